@@ -1,0 +1,68 @@
+"""The one family of errors: a message for the user and what to do about it."""
+
+from __future__ import annotations
+
+
+class ParastratError(Exception):
+    """A failure the user can act on.
+
+    ``hint`` says what to change. The command line prints both lines and exits with ``exit_code``.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(ParastratError):
+    """Flags or arguments that cannot be meant."""
+
+
+class ModelError(ParastratError):
+    """A model that is unknown, cannot be read or cannot be built."""
+
+
+class ProfileError(ParastratError):
+    """A hardware, stack or model profile that is unknown or malformed."""
+
+
+class ProbeError(ParastratError):
+    """A device or file that is present but cannot be read."""
+
+
+class PlanFileError(ParastratError):
+    """A plan file that is unreadable, malformed or incomplete."""
+
+
+class MismatchError(ParastratError):
+    """A plan made for another world or another model than the one at hand."""
+
+
+class WrapError(ParastratError):
+    """A model that cannot be wrapped as the plan says without changing what it computes."""
+
+
+class LaunchError(ParastratError):
+    """Processes that could not be started, or that failed."""
+
+    exit_code = 1
+
+
+class InfeasibleError(ParastratError):
+    """The answer is no: nothing fits, or the given plan breaks a rule."""
+
+    exit_code = 1
+
+
+class UnknownFactError(Exception):
+    """Raised on reading a fact that nobody stated; whoever asked must leave its question open.
+
+    Not a user error: rules that need the fact are reported as not checked.
+    """
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(fact)
+        self.fact = fact

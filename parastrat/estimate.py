@@ -1,0 +1,97 @@
+"""Memory and time of one plan, in parts that add up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """Whether the peak fits. Only the first two can run."""
+
+    #: peak + margin <= usable memory
+    FITS = "fits"
+    #: peak <= usable memory < peak + margin
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """The composition at the moment of the peak on the worst rank, bytes."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    #: gathered parameters, communication buffers, working tensors of the running block
+    transient: int
+    #: context, libraries, communicators, allocator fragmentation
+    overhead: int
+    #: usable memory of the device
+    capacity: int
+    #: 95th percentile of the error
+    margin: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """The summands of ``total`` by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[:6]}
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.total + self.margin <= self.capacity:
+            return Verdict.FITS
+        return Verdict.TIGHT if self.total <= self.capacity else Verdict.DOES_NOT_FIT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeEstimate:
+    """One optimizer step on the slowest rank, seconds; ``exposed`` is what compute does not hide."""
+
+    compute: float
+    tp_exposed: float
+    cp_exposed: float
+    ep_exposed: float
+    dp_exposed: float
+    pp_bubble: float
+    pp_exposed: float
+    optimizer: float
+    #: 80 % interval of the step
+    step_low: float
+    step_high: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The summands of ``step`` by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[:8]}
+
+    @property
+    def step(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a plan needs and yields."""
+
+    memory: MemoryEstimate
+    time: TimeEstimate
+    #: tokens, or samples without tokens
+    tokens_per_s_per_gpu: float
+    #: 6 N_active + 12 L h s per token (half of the attention where causal), no recompute counted
+    model_tflops_per_gpu: float
+    #: of the device's dense datasheet rate; None without one
+    mfu: float | None
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.memory.verdict
+
+    @property
+    def fits(self) -> bool:
+        return self.verdict is not Verdict.DOES_NOT_FIT

@@ -1,0 +1,196 @@
+"""Machines as values: a device, its node, and the links inside and between the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FigureKind(StrEnum):
+    """How a hardware figure is known."""
+
+    MEASURED = "measured"
+    DERIVED = "derived"
+    ASSUMED = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """Where one figure comes from."""
+
+    #: name of the figure's field, such as ``memory_bytes``
+    field: str
+    kind: FigureKind
+    source: str
+
+
+class Vendor(StrEnum):
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    INTEL = "intel"
+    CPU = "cpu"
+
+
+class DeviceType(StrEnum):
+    """The device type's name in torch. ROCm builds call their GPUs ``cuda`` too."""
+
+    CUDA = "cuda"
+    XPU = "xpu"
+    HPU = "hpu"
+    CPU = "cpu"
+
+
+class FabricKind(StrEnum):
+    """What joins the devices of one scale-up domain (``gpu_fabric`` of a probe)."""
+
+    NVSWITCH = "nvswitch"
+    NVLINK = "nvlink"
+    NVLINK_DOMAIN = "nvlink-domain"
+    XGMI = "xgmi"
+    PCIE = "pcie"
+    NONE = "none"
+
+
+class NetworkKind(StrEnum):
+    """What joins the nodes (``network`` of a probe)."""
+
+    INFINIBAND = "infiniband"
+    ROCE = "roce"
+    EFA = "efa"
+    SLINGSHOT = "slingshot"
+    TCPX = "tcpx"
+    ETHERNET = "ethernet"
+    WIFI = "wifi"
+    NONE = "none"
+    UNKNOWN = "unknown"
+
+
+class HostSystem(StrEnum):
+    """The operating system, as far as backends depend on it."""
+
+    LINUX = "linux"
+    WINDOWS = "windows"
+    WSL2 = "wsl2"
+    DARWIN = "darwin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Dense matrix-multiply rates in FLOP/s by number format; None where the device lacks it."""
+
+    fp32: float | None = None
+    tf32: float | None = None
+    bf16: float | None = None
+    fp16: float | None = None
+    fp8: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulCurve:
+    """How a matrix multiply approaches the sustained rate as its sides grow.
+
+    rate(m, n, k) = ceiling * sustained * m/(m + m_half) * n/(n + n_half) * k/(k + k_half).
+    """
+
+    #: the fastest shapes over the sustained rate
+    ceiling: float
+    m_half: float
+    n_half: float
+    k_half: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator, or one CPU process."""
+
+    name: str
+    vendor: Vendor
+    type: DeviceType
+    #: total memory as the driver reports it
+    memory_bytes: int
+    #: what a training process can allocate, after driver and context
+    usable_memory_bytes: int
+    memory_bytes_per_s: float
+    #: datasheet rates, dense, without sparsity
+    peak: Rates
+    #: rates that long matrix multiplies reach
+    sustained: Rates
+    matmul: MatmulCurve
+    #: the bf16 formats are native, not emulated
+    bf16_native: bool
+    #: time of one kernel launch from eager Python
+    launch_s: float
+    compute_capability: str | None = None
+    power_w: float | None = None
+    provenance: tuple[Provenance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What one device sees of a fabric, in one direction.
+
+    ``bytes_per_s`` is the bus bandwidth that large ring collectives reach, as nccl-tests defines it;
+    ``nominal_bytes_per_s`` is the datasheet's.
+    """
+
+    nominal_bytes_per_s: float
+    bytes_per_s: float
+    #: one hop of a ring, or one point-to-point message
+    latency_s: float
+    #: the collectives' bandwidth relative to ``bytes_per_s`` for all-reduce (in-switch reduction)
+    all_reduce_gain: float = 1.0
+    provenance: tuple[Provenance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One node's processor side. None is unknown."""
+
+    cores: int | None = None
+    memory_bytes: int | None = None
+    numa_nodes: int | None = None
+    system: HostSystem | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What backend and network rules read. None is unknown, never a guess."""
+
+    kind: NetworkKind
+    #: rate of one node into the network, bits per second
+    node_bits_per_s: float | None = None
+    #: an IP-over-InfiniBand interface is up and has an address
+    ipoib: bool | None = None
+    #: the interface that sockets should use
+    socket_ifname: str | None = None
+    #: network cards read and write device memory directly
+    gpudirect: bool | None = None
+    #: the NCCL plugin that this network needs is installed
+    plugin: bool | None = None
+    #: RDMA cards of the training network
+    compute_hcas: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """A whole cluster of equal nodes."""
+
+    #: as the user would name it, such as ``dgx-h100:8``
+    name: str
+    device: Device
+    devices_per_node: int
+    num_nodes: int
+    #: devices that share the fast fabric; may exceed the node (72 on NVL72)
+    scale_up_devices: int
+    scale_up_kind: FabricKind
+    scale_up: Link | None
+    scale_out: Link | None
+    host: Host
+    network: Network
+    #: physical accelerators in a node when ranks share them; None when each rank has its own
+    accelerators_per_node: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Devices of the cluster."""
+        return self.devices_per_node * self.num_nodes

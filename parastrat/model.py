@@ -1,0 +1,217 @@
+"""A model as a chain of blocks: what each holds, computes and keeps, for one sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from parastrat.plan import Recompute
+from parastrat.workload import Precision
+
+
+class Split(StrEnum):
+    """Which axis divides a quantity."""
+
+    #: the same on every rank
+    REPLICATED = "replicated"
+    #: divided by tp
+    TENSOR = "tensor"
+    #: divided by tp, with sequence parallelism only
+    SEQUENCE = "sequence"
+    #: divided by ep
+    EXPERT = "expert"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Parameters of one block that are treated alike."""
+
+    trainable: int = 0
+    frozen: int = 0
+    split: Split = Split.REPLICATED
+    #: blocks that name the same group share these parameters; they count once in the model
+    tie_group: str | None = None
+
+    @property
+    def count(self) -> int:
+        return self.trainable + self.frozen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """Bytes for one sample, by what divides them."""
+
+    replicated: float = 0
+    #: split by tp
+    tensor: float = 0
+    #: split by tp with sequence parallelism, else replicated
+    sequence: float = 0
+
+    @property
+    def total(self) -> float:
+        return self.replicated + self.tensor + self.sequence
+
+    def __add__(self, other: Saved) -> Saved:
+        return Saved(
+            replicated=self.replicated + other.replicated,
+            tensor=self.tensor + other.tensor,
+            sequence=self.sequence + other.sequence,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """What a block's forward keeps for its backward, per recompute policy, for one sample."""
+
+    none: Saved
+    attention: Saved
+    selective: Saved
+    full: Saved
+
+    def under(self, policy: Recompute) -> Saved:
+        """Return what is kept under one policy."""
+        saved: Saved = getattr(self, policy.value)
+        return saved
+
+
+class OperatorKind(StrEnum):
+    MATMUL = "matmul"
+    #: one matmul per expert, on the tokens routed to it
+    GROUPED_MATMUL = "grouped_matmul"
+    CONVOLUTION = "convolution"
+    ATTENTION = "attention"
+    #: norms, activations, residuals, dropout: bound by memory traffic
+    ELEMENTWISE = "elementwise"
+    #: a table look-up
+    EMBEDDING = "embedding"
+    RECURRENT = "recurrent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """One operator of a block's forward, for one sample."""
+
+    kind: OperatorKind
+    #: multiply-accumulates count twice; causal attention counts its lower half
+    flops: float
+    #: least bytes read and written
+    bytes: float
+    #: rows for one sample, and the two other sides; 0 where there is no such shape
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    split: Split = Split.REPLICATED
+    #: the side that a tensor split divides: "n" is column parallel, "k" row parallel
+    split_side: str = ""
+    #: passes of this operator in one forward of the block
+    count: int = 1
+    #: backward needs the gradients of the weights as well as of the input
+    weighted: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A stretch of the chain that pipeline stages never cut, repeated ``repeat`` times.
+
+    Activations and operators hold for one sample at the model's ``sequence_length`` and ``precision``;
+    both are linear in the micro-batch.
+    """
+
+    name: str
+    repeat: int
+    parameters: tuple[Parameters, ...]
+    operators: tuple[Operator, ...]
+    activations: Activations
+    #: alive only while this block's forward and backward run
+    working: Saved
+    #: all tensors alive across the cut behind one repeat
+    boundary_bytes: float
+    #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``
+    tensor_parallel_collectives: int = 0
+    tensor_parallel_bytes: float = 0
+    #: bytes that every rank sends to the experts in one forward, and gets back
+    expert_parallel_bytes: float = 0
+
+    @property
+    def parameter_count(self) -> int:
+        """Parameters of one repeat."""
+        return sum(group.count for group in self.parameters)
+
+    @property
+    def flops(self) -> float:
+        """Forward FLOPs of one repeat for one sample."""
+        return sum(operator.flops * operator.count for operator in self.operators)
+
+
+class Family(StrEnum):
+    """Transformer families with a closed form, and other modules."""
+
+    DECODER = "decoder"
+    ENCODER = "encoder"
+    ENCODER_DECODER = "encoder-decoder"
+    VISION_TRANSFORMER = "vision-transformer"
+    CONVOLUTIONAL = "convolutional"
+    #: built and traced, of no known family
+    MODULE = "module"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A model at one sequence length and precision.
+
+    None means that the model has no such thing (a CNN has no heads) or that it is unknown.
+    """
+
+    #: MODEL as the user typed it
+    ref: str
+    name: str
+    family: Family
+    blocks: tuple[Block, ...]
+    #: parameters, ties counted once
+    parameters: int
+    #: parameters that one token uses; equals ``parameters`` without experts
+    active_parameters: int
+    #: tokens of one sample that the blocks hold for; None without tokens
+    sequence_length: int | None
+    precision: Precision
+    causal: bool
+    #: repeated blocks, as the runtime finds them in the module
+    layers: int
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    vocab: int | None = None
+    experts: int | None = None
+    max_sequence_length: int | None = None
+    #: where architecture and parameter count come from
+    source: str = ""
+    #: what the estimate leaves out or assumes, in sentences for the report
+    caveats: tuple[str, ...] = ()
+
+    @property
+    def flops(self) -> float:
+        """Forward FLOPs of one sample."""
+        return sum(block.flops * block.repeat for block in self.blocks)
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Trainable parameters, ties counted once."""
+        ties: dict[str, int] = {}
+        untied = 0
+        for block in self.blocks:
+            for group in block.parameters:
+                if group.tie_group is None:
+                    untied += group.trainable * block.repeat
+                else:
+                    ties[group.tie_group] = group.trainable
+        return untied + sum(ties.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingDefaults:
+    """What a preset's published training used; stands in for flags that were not given."""
+
+    sequence_length: int | None = None
+    global_batch_size: int | None = None
+    optimizer: str | None = None
+    source: str = ""

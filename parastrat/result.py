@@ -1,0 +1,82 @@
+"""What a search answers: the chosen plan, the ladder it was chosen on, and what was left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parastrat.case import Case, Facts
+    from parastrat.finding import Finding
+
+
+class RungStatus(StrEnum):
+    TAKEN = "taken"
+    SLOWER = "slower"
+    DOES_NOT_FIT = "does_not_fit"
+    NOT_APPLICABLE = "not_applicable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One rung of the ladder with its best plan, or why it has none."""
+
+    #: strategy of the best plan; the rung's own strategies where it has none
+    strategy: str
+    rung: int
+    status: RungStatus
+    #: the finding or number that took or left it
+    reason: str
+    case: Case | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """Plans that one rule removed from the search."""
+
+    code: str
+    title: str
+    count: int
+    #: the message for one of them
+    example: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestFit:
+    """A plan that would fit if the user made these changes."""
+
+    changes: tuple[str, ...]
+    case: Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """The answer of ``recommend``. ``chosen`` is None when nothing fits; then ``nearest_fit`` says more."""
+
+    facts: Facts
+    chosen: Case | None
+    rungs: tuple[Rung, ...]
+    #: the best plan of every other strategy that fits, fastest first
+    alternatives: tuple[Case, ...]
+    rejected: tuple[Rejection, ...]
+    nearest_fit: tuple[NearestFit, ...]
+    #: findings of the chosen plan
+    findings: tuple[Finding, ...]
+    #: share by which a lower rung may be slower than the fastest and still be taken
+    tolerance: float
+    #: plans that were compared
+    considered: int
+    #: the fastest plan of all rungs; differs from ``chosen`` within the tolerance
+    fastest: Case | None = None
+    #: the strategy that the user fixed, with what would have been chosen
+    forced_strategy: str | None = None
+    unforced: Case | None = None
+
+    @property
+    def may_be_a_tie(self) -> bool:
+        """The 80 % intervals of the chosen and the fastest plan overlap."""
+        if self.chosen is None or self.fastest is None or self.chosen == self.fastest:
+            return False
+        chosen, fastest = self.chosen.estimate.time, self.fastest.estimate.time
+        return chosen.step_low <= fastest.step_high and fastest.step_low <= chosen.step_high

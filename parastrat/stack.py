@@ -1,0 +1,56 @@
+"""The software that runs a plan, as physical parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from parastrat.plan import Recompute
+
+
+class Kernels(StrEnum):
+    """Which kernels compute norms, rotary embeddings and activations; decides what backward keeps."""
+
+    #: one kernel per tensor operation, as Hugging Face models run
+    EAGER = "eager"
+    #: fused by a compiler, block by block
+    COMPILED = "compiled"
+    #: hand-fused, as Megatron-Core with Transformer Engine
+    FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Where the bytes live and what runs at once. Overlaps are shares of communication hidden, 0 to 1."""
+
+    name: str
+    kernels: Kernels
+    #: bytes of an fp32 copy kept beside short-format weights under mixed precision (0: none)
+    master_weight_bytes: int
+    #: bytes of one weight element as the forward reads it under mixed precision, before any gather
+    mixed_parameter_bytes: int
+    #: bytes of one accumulated gradient element under mixed precision
+    mixed_gradient_bytes: int
+    dp_overlap: float
+    fsdp_overlap: float
+    tp_overlap: float
+    pp_overlap: float
+    #: share of a link's bus bandwidth that collectives reach inside a training step
+    network_efficiency: float
+    #: traffic of elementwise kernels over the least possible
+    elementwise_factor: float
+    #: kernels launched per operator of a block, forward
+    launches_per_operator: float
+    #: time of a step outside blocks, collectives and optimizer
+    step_constant_s: float
+    #: what is recomputed where a source does not say
+    default_recompute: Recompute
+    #: 95th percentile of this stack's memory error, as a share of the estimate
+    memory_margin: float
+    #: allocated bytes that the caching allocator cannot use, as a share of the peak
+    fragmentation: float
+    #: CUDA context, libraries and communicator buffers of one process, bytes
+    context_bytes: int
+    #: 80 % of measured step times lie within exp(+-this) of the estimate
+    time_spread: float
+    source: str

@@ -1,0 +1,31 @@
+"""Unit names for signatures, and the factors between file units and SI.
+
+A formula takes plain numbers for one plan and numpy arrays for many. Inside Python, sizes are bytes,
+times are seconds and rates are per second; GiB, TFLOP/s and GB/s exist in TOML keys and reports only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Numbers: TypeAlias = int | float | NDArray[Any]
+    Mask: TypeAlias = bool | np.bool_ | NDArray[np.bool_]
+else:
+    Numbers = Any
+    Mask = Any
+
+Bytes: TypeAlias = Numbers
+Seconds: TypeAlias = Numbers
+Flops: TypeAlias = Numbers
+Ranks: TypeAlias = Numbers
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+GB = 10**9
+TERA = 10**12
+MICRO = 1e-6
