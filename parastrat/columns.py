@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from enum import StrEnum
 
+    from parastrat.case import Facts
+    from parastrat.plan import Plan
     from parastrat.units import Numbers
 
 
@@ -97,3 +99,58 @@ class Columns:
     def known(self) -> Mapping[str, Any]:
         """Return the columns by name; unknown ones are None or absent."""
         return self._known
+
+
+def facts_columns(facts: Facts) -> dict[str, Any]:
+    """Return the columns that do not depend on the plan; unknown facts are None."""
+    model, hardware, workload = facts.model, facts.hardware, facts.workload
+    device = hardware.device
+    return {
+        "global_batch_size": workload.global_batch_size,
+        "sequence_length": workload.sequence_length,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "vocab": model.vocab,
+        "experts": model.experts,
+        "max_sequence_length": model.max_sequence_length,
+        "devices": hardware.world_size,
+        "devices_per_node": hardware.devices_per_node,
+        "num_nodes": hardware.num_nodes,
+        "scale_up_devices": hardware.scale_up_devices,
+        "scale_up_kind": code_of(hardware.scale_up_kind),
+        "device_type": code_of(device.type),
+        "bf16_native": device.bf16_native,
+        "has_fp8": device.peak.fp8 is not None,
+    }
+
+
+def plan_columns(plan: Plan) -> dict[str, Any]:
+    """Return one plan's columns as plain numbers."""
+    mesh = plan.mesh
+    return {
+        "pp": mesh.pp,
+        "dp_replicate": mesh.dp_replicate,
+        "dp_shard": mesh.dp_shard,
+        "cp": mesh.cp,
+        "tp": mesh.tp,
+        "ep": mesh.ep,
+        "dp": mesh.dp,
+        "world_size": mesh.world_size,
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "virtual_stages": plan.virtual_stages,
+        "shard": code_of(plan.shard),
+        "reshard_after_forward": plan.reshard_after_forward,
+        "sequence_parallel": plan.sequence_parallel,
+        "loss_parallel": plan.loss_parallel,
+        "async_tp": plan.async_tp,
+        "cp_method": code_of(plan.cp_method),
+        "recompute": code_of(plan.recompute),
+        "offload": code_of(plan.offload),
+        "precision": code_of(plan.precision),
+        "compile": code_of(plan.compile),
+        "pp_schedule": -1 if plan.pp_schedule is None else code_of(plan.pp_schedule),
+        "backend": code_of(plan.backend),
+    }

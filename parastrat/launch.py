@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +19,7 @@ class Launch:
     #: rendezvous store: ``tcp``, ``file`` or ``hash``
     store: str = "tcp"
     #: environment variables that every rank needs
-    env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:

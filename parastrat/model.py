@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
 
 from parastrat.plan import Recompute
-from parastrat.workload import Precision
+from parastrat.workload import Optimizer, Precision
+
+if TYPE_CHECKING:
+    from parastrat.stack import Kernels
 
 
 class Split(StrEnum):
@@ -213,5 +217,32 @@ class TrainingDefaults:
 
     sequence_length: int | None = None
     global_batch_size: int | None = None
-    optimizer: str | None = None
+    optimizer: Optimizer | None = None
     source: str = ""
+
+
+class ModelSource(Protocol):
+    """Something that yields a model for any sequence length: a preset, a config file, a traced module."""
+
+    @property
+    def ref(self) -> str:
+        """MODEL as the user typed it."""
+
+    @property
+    def defaults(self) -> TrainingDefaults:
+        """What the published training used, where known."""
+
+    @property
+    def family(self) -> Family:
+        """The transformer family, or another kind of module."""
+
+    @property
+    def has_tokens(self) -> bool:
+        """Samples are sequences of tokens."""
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        """The longest sequence that positions allow; None when unknown or without tokens."""
+
+    def at(self, sequence_length: int | None, precision: Precision, kernels: Kernels) -> ModelSpec:
+        """Return the model's blocks for one sequence length, number format and set of kernels."""
