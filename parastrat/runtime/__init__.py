@@ -1,0 +1,46 @@
+"""Plans applied to live models: the one part of parastrat that imports torch.
+
+Names are resolved on first use, so that ``parastrat.runtime.blocks`` loads without the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parastrat.runtime.apply import auto_parallelize
+    from parastrat.runtime.batches import shard_dataloader
+    from parastrat.runtime.checkpoints import load_checkpoint, save_checkpoint
+    from parastrat.runtime.evaluation import evaluate
+    from parastrat.runtime.gradients import clip_grad_norm_
+    from parastrat.runtime.step import forward_backward
+    from parastrat.runtime.wrapping import explain_wrapping
+
+__all__ = [
+    "auto_parallelize",
+    "clip_grad_norm_",
+    "evaluate",
+    "explain_wrapping",
+    "forward_backward",
+    "load_checkpoint",
+    "save_checkpoint",
+    "shard_dataloader",
+]
+
+_HOMES = {
+    "auto_parallelize": "apply",
+    "clip_grad_norm_": "gradients",
+    "evaluate": "evaluation",
+    "explain_wrapping": "wrapping",
+    "forward_backward": "step",
+    "load_checkpoint": "checkpoints",
+    "save_checkpoint": "checkpoints",
+    "shard_dataloader": "batches",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"parastrat.runtime.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'parastrat.runtime' has no attribute {name!r}")

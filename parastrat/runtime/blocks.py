@@ -1,0 +1,151 @@
+"""The repeated blocks of a module never seen before, found by its structure.
+
+Transformers repeat one layer, CNNs repeat residual blocks in stages. FSDP2 gathers one block at a time,
+recompute and compile work per block, and a plan's fingerprint counts them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from torch import nn
+
+#: stacks with less than this share of the largest stack's parameters stay outside (heads, adapters)
+LEAST_SHARE = 0.05
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Repeated blocks in the order of ``named_modules``."""
+
+    #: names of the modules that hold the blocks, such as ``model.layers``
+    containers: tuple[str, ...]
+    #: names of the blocks, such as ``model.layers.0``
+    names: tuple[str, ...]
+    modules: tuple[nn.Module, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.modules)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stack:
+    """The blocks in one container."""
+
+    container: str
+    names: tuple[str, ...]
+    modules: tuple[nn.Module, ...]
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter_count(module) for module in self.modules)
+
+    @property
+    def kind(self) -> frozenset[type[nn.Module]]:
+        return frozenset(type(module) for module in self.modules)
+
+    @property
+    def composite(self) -> bool:
+        """The blocks have parts of their own; a row of single layers is a poor stack."""
+        return any(_is_composite(module) for module in self.modules)
+
+
+def repeated_blocks(module: nn.Module) -> Blocks:
+    """Return the repeated blocks of ``module``; none if nothing repeats.
+
+    A stack is a ModuleList, ModuleDict or Sequential with children of a class that repeats: two children
+    of one container share that class and all parameter shapes. Only outermost stacks count, so the
+    experts inside a layer are not blocks. Several stacks count (encoder and decoder, the stages of a
+    CNN) unless they are small. Hugging Face's ``_no_split_modules`` decides where it names a repeated
+    class. Rows of single layers (a plain MLP) count only where nothing else repeats.
+    """
+    classes = _repeated_classes(module)
+    hinted = _stacks(module, frozenset(cls for cls in classes if cls.__name__ in _hints(module)))
+    stacks = hinted + [
+        stack
+        for stack in _stacks(module, classes)
+        if not any(_overlap(stack.container, known.container) for known in hinted)
+    ]
+    stacks = _without_small([stack for stack in stacks if stack.composite] or stacks)
+    found = {
+        name: (part, stack.container)
+        for stack in stacks
+        for name, part in zip(stack.names, stack.modules, strict=True)
+    }
+    names = tuple(name for name, _ in module.named_modules() if name in found)
+    return Blocks(
+        containers=tuple(dict.fromkeys(found[name][1] for name in names)),
+        names=names,
+        modules=tuple(found[name][0] for name in names),
+    )
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Return the number of parameters; tied ones count once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _hints(module: nn.Module) -> frozenset[str]:
+    return frozenset(getattr(module, "_no_split_modules", None) or ())
+
+
+def _shapes(module: nn.Module) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())
+
+
+def _repeated_classes(module: nn.Module) -> frozenset[type[nn.Module]]:
+    """Return the classes that occur twice in one container with the same parameters."""
+    repeated: set[type[nn.Module]] = set()
+    for container in module.modules():
+        if isinstance(container, _CONTAINERS):
+            kinds = Counter((type(child), _shapes(child)) for child in container.children())
+            repeated |= {cls for (cls, shapes), count in kinds.items() if count > 1 and shapes}
+    return frozenset(repeated - set(_CONTAINERS))
+
+
+def _stacks(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Stack]:
+    """Return the outermost containers of these classes."""
+    stacks: list[_Stack] = []
+    for path, container in module.named_modules():
+        if not isinstance(container, _CONTAINERS):
+            continue
+        if any(path.startswith(f"{name}.") or path == name for stack in stacks for name in stack.names):
+            continue
+        if not any(type(child) in classes for child in container.children()):
+            continue
+        members = {
+            f"{path}.{key}" if path else key: child
+            for key, child in container.named_children()
+            # a list holds layers of several kinds (hybrids); a Sequential also embeddings and heads
+            if type(child) in classes or (_is_list(container) and _is_composite(child))
+        }
+        stacks.append(_Stack(container=path, names=tuple(members), modules=tuple(members.values())))
+    return stacks
+
+
+def _is_list(container: nn.Module) -> bool:
+    return not isinstance(container, nn.Sequential)
+
+
+def _is_composite(module: nn.Module) -> bool:
+    """Return whether the module has parts of its own and parameters."""
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def _overlap(path: str, other: str) -> bool:
+    """Return whether one of two module names is inside the other, or they are equal."""
+    first, second = f"{path}." if path else "", f"{other}." if other else ""
+    return first.startswith(second) or second.startswith(first)
+
+
+def _without_small(stacks: list[_Stack]) -> list[_Stack]:
+    """Drop kinds of blocks with few parameters; the stages of a CNN are one kind."""
+    totals: Counter[frozenset[type[nn.Module]]] = Counter()
+    for stack in stacks:
+        totals[stack.kind] += stack.parameters
+    least = LEAST_SHARE * max(totals.values(), default=0)
+    return [stack for stack in stacks if totals[stack.kind] >= least]

@@ -1,0 +1,155 @@
+"""The repeated blocks of many architectures."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from parastrat.runtime.blocks import parameter_count, repeated_blocks
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, inner: int | None = None) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, inner or 4 * width)
+        self.down = nn.Linear(inner or 4 * width, width)
+
+
+class Expert(Layer):
+    pass
+
+
+class MixtureLayer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = nn.Linear(width, width)
+        self.experts = nn.ModuleList(Expert(width) for _ in range(8))
+
+
+def model(**parts: nn.Module) -> nn.Module:
+    module = nn.Module()
+    for name, part in parts.items():
+        module.add_module(name, part)
+    return module
+
+
+def test_finds_the_layers_of_a_list() -> None:
+    found = repeated_blocks(
+        model(embed=nn.Embedding(9, 4), layers=nn.ModuleList(Layer(4) for _ in range(3)))
+    )
+    assert found.containers == ("layers",)
+    assert found.names == ("layers.0", "layers.1", "layers.2")
+    assert found.count == 3
+
+
+def test_finds_the_layers_of_a_dictionary() -> None:
+    layers = nn.ModuleDict({str(index): Layer(4) for index in range(3)})
+    assert repeated_blocks(model(layers=layers)).count == 3
+
+
+def test_takes_layers_of_several_kinds_from_one_list() -> None:
+    layers = nn.ModuleList([Layer(4), MixtureLayer(4), Layer(4), Layer(4, 8)])
+    assert repeated_blocks(model(layers=layers)).count == 4
+
+
+def test_leaves_embedding_and_head_of_a_sequential_outside() -> None:
+    module = nn.Sequential(
+        nn.Embedding(9, 4), Layer(4), Layer(4), nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 9))
+    )
+    assert repeated_blocks(module).names == ("1", "2")
+
+
+def test_experts_inside_a_layer_are_not_blocks() -> None:
+    found = repeated_blocks(model(layers=nn.ModuleList(MixtureLayer(4) for _ in range(2))))
+    assert found.names == ("layers.0", "layers.1")
+
+
+def test_takes_both_stacks_of_an_encoder_decoder() -> None:
+    found = repeated_blocks(
+        model(
+            encoder=model(layers=nn.ModuleList(Layer(4) for _ in range(2))),
+            decoder=model(layers=nn.ModuleList(MixtureLayer(4) for _ in range(3))),
+        )
+    )
+    assert found.containers == ("encoder.layers", "decoder.layers")
+    assert found.count == 5
+
+
+def test_small_stacks_stay_outside() -> None:
+    found = repeated_blocks(
+        model(
+            layers=nn.ModuleList(Layer(64) for _ in range(4)),
+            adapters=nn.ModuleList(MixtureLayer(1) for _ in range(2)),
+        )
+    )
+    assert found.containers == ("layers",)
+
+
+def test_descends_into_stages_of_different_widths() -> None:
+    stages = nn.ModuleList(
+        model(blocks=nn.ModuleList(Layer(width) for _ in range(2))) for width in (4, 8, 16)
+    )
+    assert repeated_blocks(model(stages=stages)).names == tuple(
+        f"stages.{stage}.blocks.{block}" for stage in range(3) for block in range(2)
+    )
+
+
+def test_takes_every_residual_block_of_a_cnn() -> None:
+    widths = ((4, 4), (4, 8), (8, 16))
+    stages = {
+        f"layer{index}": nn.Sequential(*(Layer(a if first == 0 else b, b) for first in range(3)))
+        for index, (a, b) in enumerate(widths)
+    }
+    assert repeated_blocks(model(**stages, head=nn.Linear(16, 2))).count == 9
+
+
+def test_single_layers_count_only_where_nothing_else_repeats() -> None:
+    row = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    assert repeated_blocks(row).names == ("0", "2")
+    found = repeated_blocks(model(row=row, layers=nn.ModuleList(Layer(1) for _ in range(2))))
+    assert found.containers == ("layers",)
+
+
+def test_nothing_repeats_in_a_single_layer() -> None:
+    assert repeated_blocks(nn.Linear(4, 4)).count == 0
+
+
+def test_hints_of_hugging_face_decide() -> None:
+    """Two equal stages look like blocks; the hint names the layers inside."""
+    stages = nn.ModuleList(model(blocks=nn.ModuleList(Layer(4) for _ in range(3))) for _ in range(2))
+    module = model(stages=stages)
+    assert repeated_blocks(module).count == 2
+    module._no_split_modules = ["Layer", "Absent"]  # type: ignore[assignment]
+    assert repeated_blocks(module).count == 6
+
+
+def test_tied_parameters_count_once() -> None:
+    embed, head = nn.Embedding(9, 4), nn.Linear(4, 9, bias=False)
+    head.weight = embed.weight
+    assert parameter_count(model(embed=embed, head=head)) == 36
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "overrides"),
+    [
+        ("llama", 3, {"num_hidden_layers": 3}),
+        ("gpt2", 3, {"n_layer": 3, "n_embd": 32, "n_head": 2}),
+        ("bert", 3, {"num_hidden_layers": 3}),
+        ("vit", 3, {"num_hidden_layers": 3}),
+        ("mixtral", 2, {"num_hidden_layers": 2, "num_local_experts": 4, "num_key_value_heads": 2}),
+        ("t5", 5, {"num_layers": 2, "num_decoder_layers": 3, "d_model": 32, "d_ff": 64, "d_kv": 16}),
+        ("resnet", 16, {}),
+        ("swin", 12, {}),
+        ("whisper", 5, {"encoder_layers": 2, "decoder_layers": 3}),
+    ],
+)
+def test_counts_the_layers_of_hugging_face_models(kind: str, count: int, overrides: dict[str, int]) -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 99}
+    if kind in {"gpt2", "t5", "resnet", "swin", "whisper"}:
+        small = {}
+    with torch.device("meta"):
+        config = transformers.AutoConfig.for_model(kind, **small, **overrides)
+        module = transformers.AutoModel.from_config(config)
+    assert repeated_blocks(module).count == count
