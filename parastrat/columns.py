@@ -96,6 +96,15 @@ class Columns:
         """Return these columns with further ones."""
         return Columns({**self._known, **more})
 
+    def at(self, rows: Any) -> Columns:
+        """Return the chosen rows; plain numbers hold for every row and stay."""
+        return Columns(
+            {
+                name: column[rows] if getattr(column, "shape", ()) else column
+                for name, column in self._known.items()
+            }
+        )
+
     def known(self) -> Mapping[str, Any]:
         """Return the columns by name; unknown ones are None or absent."""
         return self._known

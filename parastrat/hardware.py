@@ -120,6 +120,10 @@ class Device:
     bf16_native: bool
     #: time of one kernel launch from eager Python
     launch_s: float
+    #: flash-attention forward's share of the sustained rate of matrix multiplies
+    attention_efficiency: float = 0.5
+    #: host memory to device, one direction; None where there is no such link or it is unknown
+    host_bytes_per_s: float | None = None
     compute_capability: str | None = None
     power_w: float | None = None
     provenance: tuple[Provenance, ...] = ()

@@ -31,7 +31,10 @@ class Stack:
     mixed_parameter_bytes: int
     #: bytes of one accumulated gradient element under mixed precision
     mixed_gradient_bytes: int
+    #: DDP's all-reduce
     dp_overlap: float
+    #: ZeRO-1 and ZeRO-2
+    zero_overlap: float
     fsdp_overlap: float
     tp_overlap: float
     pp_overlap: float

@@ -1,0 +1,102 @@
+"""Facts and a plan to a judged case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.case import Case
+from parastrat.columns import Columns, facts_columns, plan_columns
+from parastrat.cost import time_columns, time_estimate
+from parastrat.estimate import Estimate
+from parastrat.launch import Launch
+from parastrat.memory import memory_columns, memory_estimate
+from parastrat.rules.backend import decide_backend
+from parastrat.units import TERA
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.estimate import TimeEstimate
+    from parastrat.hardware import Device, Hardware
+    from parastrat.plan import Plan
+
+
+def assess(facts: Facts, plan: Plan) -> Case:
+    """Estimate one plan; any mesh of positive degrees gets numbers.
+
+    Raises:
+        ProfileError: the plan crosses a link that the hardware does not state.
+    """
+    one = {name: np.array([value]) for name, value in plan_columns(plan).items()}
+    columns = Columns({**facts_columns(facts), **one})
+    memory = memory_estimate(memory_columns(facts, columns), 0)
+    time = time_estimate(time_columns(facts, columns), 0)
+    return Case(
+        model=facts.model,
+        hardware=facts.hardware,
+        workload=facts.workload,
+        stack=facts.stack,
+        plan=plan,
+        estimate=_estimate(facts, plan, time, memory),
+        launch=launch_of(facts.hardware, plan),
+    )
+
+
+def columns_of(case: Case) -> Columns:
+    """Return a case's columns as plain numbers, with its memory."""
+    memory = case.estimate.memory
+    return Columns(
+        {
+            **facts_columns(case.facts),
+            **plan_columns(case.plan),
+            "memory_total": memory.total,
+            "memory_margin": memory.margin,
+            "memory_capacity": memory.capacity,
+        }
+    )
+
+
+def launch_of(hardware: Hardware, plan: Plan) -> Launch:
+    """Return how the plan's processes are started on this hardware."""
+    world = plan.mesh.world_size
+    decision = decide_backend(hardware)
+    env = dict(decision.env)
+    cores = hardware.host.cores
+    if cores is not None and world > 1:
+        # torchrun sets one thread where nothing is said; ranks that share a host share its cores
+        env["OMP_NUM_THREADS"] = str(max(1, cores // hardware.devices_per_node))
+    ranks = min(world, hardware.devices_per_node)
+    return Launch(
+        nodes=-(-world // ranks),
+        ranks_per_node=ranks,
+        backend=decision.init if world > 1 else "",
+        device=hardware.device.type.value,
+        env=env,
+    )
+
+
+def peak_flops_per_s(device: Device, precision: Precision) -> float | None:
+    """Return the dense datasheet rate that MFU is a share of."""
+    if precision is Precision.FP32:
+        return device.peak.fp32
+    if precision is Precision.FP8:
+        return device.peak.fp8
+    return device.peak.fp16 if precision is Precision.FP16_MIXED else device.peak.bf16
+
+
+def _estimate(facts: Facts, plan: Plan, time: TimeEstimate, memory: Any) -> Estimate:
+    samples = plan.global_batch_size
+    units = samples * (facts.model.sequence_length or 1)
+    world = plan.mesh.world_size
+    # backward computes twice the forward's products
+    model_flops_per_s = 3 * facts.model.flops * samples / time.step / world
+    peak = peak_flops_per_s(facts.hardware.device, plan.precision)
+    return Estimate(
+        memory=memory,
+        time=time,
+        tokens_per_s_per_gpu=units / time.step / world,
+        model_tflops_per_gpu=model_flops_per_s / TERA,
+        mfu=model_flops_per_s / peak if peak else None,
+    )

@@ -1,0 +1,173 @@
+"""Seconds of one optimizer step on the slowest pipeline rank, in parts."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s, send_s
+from parastrat.cost.compute import block_times
+from parastrat.cost.data_parallel import data_parallel_s
+from parastrat.estimate import TimeEstimate
+from parastrat.hardware import FigureKind
+from parastrat.memory import element_bytes, local, pipeline_groups, shard_ranks
+from parastrat.plan import Offload, Shard
+from parastrat.columns import code_of
+from parastrat.stages import RankLoad, pipeline_ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.cost.communication import Fabric
+    from parastrat.model import Block
+    from parastrat.units import Seconds
+
+PARTS = (
+    "compute",
+    "tp_exposed",
+    "cp_exposed",
+    "ep_exposed",
+    "dp_exposed",
+    "pp_bubble",
+    "pp_exposed",
+    "optimizer",
+)
+
+#: figures of a device on which a step's time rests
+_RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
+
+#: ln of the factor by which a step may be off when a rate is assumed: an assumed rate is known to a factor 2
+_ASSUMED_SPREAD = math.log(2)
+
+
+def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
+    """Return the parts of ``TimeEstimate`` for every row, seconds; ``columns`` holds equal-length arrays."""
+    rows = len(columns.pp)
+    out = {part: np.zeros(rows) for part in PARTS}
+    fabric = fabric_of(facts) if facts.hardware.world_size > 1 else None
+    for (pp, virtual_stages), chosen, some in pipeline_groups(columns):
+        slowest: dict[str, Any] | None = None
+        parts_of_blocks = [_block_parts(facts, block, some, fabric) for block in facts.model.blocks]
+        for load in pipeline_ranks(facts.model, pp, virtual_stages):
+            slowest = _slower(slowest, _rank_step(facts, some, load, parts_of_blocks, fabric))
+        for part in PARTS:
+            out[part][chosen] = slowest[part] if slowest else 0.0
+    step = sum(out[part] for part in PARTS)
+    spread = time_spread(facts)
+    return {**out, "step": step, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
+
+
+def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
+    """Return one row of ``time_columns`` as a value."""
+    names = (*PARTS, "step_low", "step_high")
+    return TimeEstimate(**{name: float(time[name][row]) for name in names})
+
+
+def time_spread(facts: Facts) -> float:
+    """Return the ln of the factor within which 80 % of measured steps lie.
+
+    The stack's own spread; wider where a rate of the device is assumed, not measured or derived.
+    """
+    assumed = any(
+        entry.kind is FigureKind.ASSUMED and entry.field.split(".")[0] in _RATE_FIELDS
+        for entry in facts.hardware.device.provenance
+    )
+    return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
+
+
+def _slower(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
+    if one is None:
+        return other
+    slower = sum(other[part] for part in PARTS) > sum(one[part] for part in PARTS)
+    return {part: np.where(slower, other[part], one[part]) for part in PARTS}
+
+
+def _block_parts(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) -> dict[str, Seconds]:
+    """Return the seconds of one repeat for one micro-batch, forward and backward."""
+    times = block_times(facts, block, c)
+    parts = {
+        "compute": times.forward + times.backward + times.recomputed(c),
+        "backward": times.backward,
+        "tp_exposed": 0.0,
+        "cp_exposed": 0.0,
+        "ep_exposed": 0.0,
+    }
+    if fabric is None:
+        return parts
+    samples = c.micro_batch_size / c.cp
+    tensor = all_reduce_s(block.tensor_parallel_bytes * samples, Group(ranks=c.tp, stride=1), fabric)
+    shown = 1 - np.where(c.async_tp, facts.stack.tp_overlap, 0.0)
+    parts["tp_exposed"] = 2 * block.tensor_parallel_collectives * tensor * shown
+    gathered = block.context_parallel_bytes * c.micro_batch_size / c.tp
+    # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
+    parts["cp_exposed"] = 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric) * (gathered > 0)
+    routed = all_to_all_s(block.expert_parallel_bytes * samples, Group(ranks=c.ep, stride=1), fabric)
+    # dispatch and combine, each forward and backward
+    parts["ep_exposed"] = 4 * routed * (block.expert_parallel_bytes > 0)
+    return parts
+
+
+def _rank_step(
+    facts: Facts,
+    c: Columns,
+    load: RankLoad,
+    parts_of_blocks: list[dict[str, Seconds]],
+    fabric: Fabric | None,
+) -> dict[str, Any]:
+    """Return the parts of the step if this pipeline rank is the slowest."""
+    steps = c.gradient_accumulation_steps
+    one: dict[str, Any] = {
+        part: sum(
+            parts[part] * count for parts, count in zip(parts_of_blocks, load.repeats, strict=True) if count
+        )
+        for part in ("compute", "backward", "tp_exposed", "cp_exposed", "ep_exposed")
+    }
+    micro_batch = one["compute"] + one["tp_exposed"] + one["cp_exposed"] + one["ep_exposed"]
+    dp = data_parallel_s(facts, c, load, fabric) if fabric else {}
+    zero = np.zeros(len(c.pp))
+    hidden = zero
+    if dp:
+        beside = np.where(c.shard == code_of(Shard.PARAMETERS), steps * one["compute"], one["backward"])
+        hidden = dp["overlap"] * np.minimum(dp["total"], beside)
+    return {
+        "compute": steps * one["compute"] + facts.stack.step_constant_s,
+        "tp_exposed": steps * one["tp_exposed"] + zero,
+        "cp_exposed": steps * one["cp_exposed"] + zero,
+        "ep_exposed": steps * one["ep_exposed"] + zero,
+        "dp_exposed": dp.get("total", zero) - hidden,
+        "pp_bubble": (c.pp - 1) / c.virtual_stages * micro_batch,
+        "pp_exposed": _pipeline_sends(facts, c, fabric) if fabric else zero,
+        "optimizer": _optimizer_s(facts, c, load),
+    }
+
+
+def _pipeline_sends(facts: Facts, c: Columns, fabric: Fabric) -> Seconds:
+    """Return the exposed activations' and gradients' transfers of one rank over a step."""
+    boundary = max((block.boundary_bytes for block in facts.model.blocks), default=0.0)
+    sequence = np.where(c.sequence_parallel, c.tp, 1)
+    payload = boundary * c.micro_batch_size / (c.cp * sequence)
+    one = send_s(payload, c.dp * c.cp * c.tp, fabric)
+    count = 2 * c.gradient_accumulation_steps * c.virtual_stages
+    return np.where(c.pp > 1, (1 - facts.stack.pp_overlap) * count * one, 0.0)
+
+
+def _optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
+    """Return the optimizer's memory traffic: gradients read, weights and states read and written.
+
+    Offloaded states stay on the host: gradients go down and weights come up through the host link.
+    """
+    element, device = element_bytes(facts), facts.hardware.device
+    sharded = c.shard >= code_of(Shard.OPTIMIZER)
+    updated = sum(
+        part / np.where(sharded, over, 1)
+        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
+    )
+    moved = element.gradient + 2 * (element.parameter + element.optimizer)
+    seconds = updated * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
+    link = device.host_bytes_per_s or device.memory_bytes_per_s
+    offloaded = updated * (element.gradient + element.parameter) / link
+    return seconds + np.where(c.offload == code_of(Offload.NONE), 0.0, offloaded)

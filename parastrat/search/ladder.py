@@ -1,0 +1,112 @@
+"""Which rung to stand on: the lowest that is not slower than the fastest by more than the tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parastrat.estimate import Verdict
+from parastrat.result import Rung, RungStatus
+from parastrat.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parastrat.case import Case
+
+#: the strategies of each rung, as the report names an empty one
+RUNG_STRATEGIES = {
+    0: "single",
+    1: "ddp",
+    2: "fsdp2, hsdp",
+    3: "one of tp, cp, ep",
+    4: "two or three of tp, cp, ep",
+    5: "any with pp",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """The best of one rung: a plan, or what speaks against every plan."""
+
+    case: Case | None
+    #: the plan that came nearest to fitting, where none did
+    nearest: Case | None = None
+    #: why the rung has no plan at all
+    absent: str = ""
+
+
+def eligible(standings: Mapping[int, Standing]) -> dict[int, Case]:
+    """Return the rungs' plans that may be taken: tight ones only where nothing fits with its margin."""
+    found = {rung: standing.case for rung, standing in standings.items() if standing.case is not None}
+    roomy = {rung: case for rung, case in found.items() if case.estimate.verdict is Verdict.FITS}
+    return roomy or found
+
+
+def choose_rung(standings: Mapping[int, Standing], tolerance: float) -> int | None:
+    """Return the rung to stand on; None when nothing fits.
+
+    One device of several is taken only where it is faster than all of them together.
+    """
+    cases = eligible(standings)
+    if not cases:
+        return None
+    fastest = min(case.estimate.time.step for case in cases.values())
+    for rung in sorted(cases):
+        step = cases[rung].estimate.time.step
+        if rung == 0 and step > fastest:
+            continue
+        if step <= (1 + tolerance) * fastest:
+            return rung
+    raise AssertionError("the fastest rung is within any tolerance of itself")
+
+
+def rung_reports(standings: Mapping[int, Standing], chosen: int | None, tolerance: float) -> tuple[Rung, ...]:
+    """Return every rung with the number that took or left it."""
+    cases = eligible(standings)
+    fastest = min((case.estimate.time.step for case in cases.values()), default=0.0)
+    return tuple(
+        _report(rung, standings[rung], cases, chosen, (fastest, tolerance)) for rung in sorted(standings)
+    )
+
+
+def _report(
+    rung: int,
+    standing: Standing,
+    cases: Mapping[int, Case],
+    chosen: int | None,
+    pace: tuple[float, float],
+) -> Rung:
+    case = standing.case or standing.nearest
+    strategy = case.plan.strategy if case else RUNG_STRATEGIES[rung]
+    status, reason = _judgement(rung, standing, cases, chosen, pace)
+    return Rung(strategy=strategy, rung=rung, status=status, reason=reason, case=case)
+
+
+def _judgement(
+    rung: int,
+    standing: Standing,
+    cases: Mapping[int, Case],
+    chosen: int | None,
+    pace: tuple[float, float],
+) -> tuple[RungStatus, str]:
+    fastest, tolerance = pace
+    if standing.case is None:
+        if standing.nearest is None:
+            return RungStatus.NOT_APPLICABLE, standing.absent
+        memory = standing.nearest.estimate.memory
+        return RungStatus.DOES_NOT_FIT, f"needs {memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB"
+    if rung not in cases:
+        memory = standing.case.estimate.memory
+        spare = (memory.capacity - memory.total) / GIB
+        margin = memory.margin / GIB
+        return RungStatus.DOES_NOT_FIT, f"tight: {spare:.1f} GiB spare, the margin of error is {margin:.1f}"
+    step = standing.case.estimate.time.step
+    if rung == chosen:
+        if step == fastest:
+            return RungStatus.TAKEN, "the fastest"
+        return RungStatus.TAKEN, f"{step / fastest - 1:.1%} behind the fastest, tolerance {tolerance:.0%}"
+    ratio = step / cases[chosen].estimate.time.step if chosen is not None else 1.0
+    if ratio < 1:
+        return RungStatus.SLOWER, f"{1 - ratio:.1%} faster, less than the tolerance of {tolerance:.0%}"
+    return RungStatus.SLOWER, f"{ratio:.2f} times the step time"

@@ -1,0 +1,175 @@
+"""Every plan of a space judged: what rules reject, what does not fit, how fast the rest is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.assess import assess
+from parastrat.cost import time_columns
+from parastrat.memory import memory_columns
+from parastrat.result import Rejection
+from parastrat.rules import rejection_masks
+from parastrat.search.space import (
+    Constraints,
+    batch_columns,
+    mesh_columns,
+    option_columns,
+    plain_options,
+    plan_at,
+    rungs_of,
+    strategies_of,
+    with_facts,
+)
+
+if TYPE_CHECKING:
+    from parastrat.case import Case, Facts
+    from parastrat.columns import Columns
+    from parastrat.rules import PlanRule
+
+#: codes of rules about memory, whose rows may come near to fitting
+_MEMORY_CODES = "PS1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Rows that one rule removed."""
+
+    rule: PlanRule
+    columns: Columns
+    rows: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A judged space. ``columns`` hold the plans that can run, ``step`` their seconds."""
+
+    facts: Facts
+    columns: Columns
+    step: Any
+    #: the plan fits with its margin
+    roomy: Any
+    rungs: Any
+    strategies: Any
+    rejected: tuple[Rejected, ...]
+    considered: int
+
+    def case(self, row: int) -> Case:
+        """Return one plan assessed."""
+        return assess(self.facts, plan_at(self.columns, row))
+
+    def best(self, rows: Any) -> int:
+        """Return the fastest of some rows; of plans within 0.5 % the simplest."""
+        near = rows[self.step[rows] <= 1.005 * self.step[rows].min()]
+        columns = self.columns.at(near)
+        axes = sum(
+            (degree > 1).astype(int)
+            for degree in (columns.pp, columns.dp_replicate, columns.dp_shard, columns.cp, columns.tp, columns.ep)
+        )
+        # the last key sorts first
+        order = np.lexsort(
+            (
+                self.step[near],
+                columns.ep,
+                columns.pp,
+                columns.cp,
+                columns.tp,
+                columns.virtual_stages,
+                columns.recompute,
+                axes,
+            )
+        )
+        return int(near[order[0]])
+
+
+def survey(facts: Facts, fixed: Constraints) -> Survey:
+    """Judge every plan that the constraints allow."""
+    table = batch_columns(facts, fixed, mesh_columns(facts, fixed))
+    columns = _of_strategy(with_facts(facts, fixed, plain_options(table)), fixed)
+    columns, rejected = _obeying(columns)
+    kept = {name: column for name, column in columns.known().items() if name in table}
+    columns = with_facts(facts, fixed, option_columns(fixed, kept))
+    considered = len(columns.pp) + sum(len(entry.rows) for entry in rejected)
+    columns, more = _obeying(columns)
+    memory = memory_columns(facts, columns)
+    names = {"memory_total": "total", "memory_margin": "margin", "memory_capacity": "capacity"}
+    columns = columns.joined({name: memory[part] for name, part in names.items()})
+    columns, unfit = _obeying(columns)
+    return Survey(
+        facts=facts,
+        columns=columns,
+        step=time_columns(facts, columns)["step"] if len(columns.pp) else np.zeros(0),
+        roomy=columns.memory_total + columns.memory_margin <= columns.memory_capacity,
+        rungs=rungs_of(columns),
+        strategies=strategies_of(columns),
+        rejected=(*rejected, *more, *unfit),
+        considered=considered,
+    )
+
+
+def _of_strategy(columns: Columns, fixed: Constraints) -> Columns:
+    """Return the rows of the strategy that the user named, if any."""
+    if fixed.strategy is None:
+        return columns
+    codes = strategies_of(columns)
+    wanted = [
+        code for code in np.unique(codes) if plan_at(columns, int(np.argmax(codes == code))).strategy == fixed.strategy
+    ]
+    return columns.at(np.flatnonzero(np.isin(codes, wanted)))
+
+
+def _obeying(columns: Columns) -> tuple[Columns, tuple[Rejected, ...]]:
+    """Return the rows that no error rule rejects, and per rule those that it rejected first."""
+    alive = np.ones(len(columns.pp), dtype=bool)
+    rejected = []
+    for rule, mask in rejection_masks(columns):
+        rows = np.flatnonzero(alive & mask)
+        if len(rows):
+            rejected.append(Rejected(rule=rule, columns=columns, rows=rows))
+            alive[rows] = False
+    return columns.at(np.flatnonzero(alive)), tuple(rejected)
+
+
+def rejections(judged: Survey) -> tuple[Rejection, ...]:
+    """Return what each rule removed, most first, with the message for one of its plans."""
+    found = [
+        Rejection(
+            code=entry.rule.code,
+            title=entry.rule.title,
+            count=len(entry.rows),
+            example=example(judged.facts, entry, int(entry.rows[0])),
+        )
+        for entry in judged.rejected
+    ]
+    return tuple(sorted(found, key=lambda rejection: -rejection.count))
+
+
+def example(facts: Facts, entry: Rejected, row: int) -> str:
+    """Return a rule's message for one plan that it rejected."""
+    return entry.rule.hit(assess(facts, plan_at(entry.columns, row))).message
+
+
+def nearest_row(judged: Survey, rung: int) -> tuple[Rejected, int] | None:
+    """Return the plan of a rung that comes nearest to fitting among those that rules of memory removed."""
+    best: tuple[Rejected, int] | None = None
+    least = np.inf
+    for entry in judged.rejected:
+        if not entry.rule.code.startswith(_MEMORY_CODES):
+            continue
+        here = entry.rows[rungs_of(entry.columns)[entry.rows] == rung]
+        if len(here):
+            totals = entry.columns.memory_total[here]
+            if totals.min() < least:
+                least, best = totals.min(), (entry, int(here[totals.argmin()]))
+    return best
+
+
+def objection(judged: Survey, rung: int) -> str | None:
+    """Return the message of the rule that removed most plans of a rung; None where there was none."""
+    counts = [
+        (entry, entry.rows[rungs_of(entry.columns)[entry.rows] == rung]) for entry in judged.rejected
+    ]
+    entry, rows = max(counts, key=lambda pair: len(pair[1]), default=(None, ()))
+    return example(judged.facts, entry, int(rows[0])) if entry is not None and len(rows) else None

@@ -1,0 +1,131 @@
+"""How a model's chain of blocks is cut over the pipeline ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parastrat.model import Split
+
+if TYPE_CHECKING:
+    from parastrat.model import Block, ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterTotals:
+    """Parameters of one pipeline rank by what divides them, ties on the rank counted once."""
+
+    replicated: int = 0
+    tensor: int = 0
+    expert: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.replicated + self.tensor + self.expert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """The blocks of one pipeline rank."""
+
+    rank: int
+    #: repeats of each block of the model on this rank, over all its virtual stages
+    repeats: tuple[int, ...]
+    trainable: ParameterTotals
+    frozen: ParameterTotals
+    #: parameters outside repeated blocks, which FSDP2 keeps in the root unit
+    root: ParameterTotals
+
+
+def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
+    """Cut the chain into contiguous stages so that the one with the most FLOPs has the fewest.
+
+    Stages are filled from the end: where they cannot be equal, the first ones, which hold the most
+    micro-batches in flight, get less. Llama 3 405B on 16 stages comes out as published (arXiv:2407.21783,
+    section 3.3.2): one layer less on the first and on the last stage. With more stages than blocks the
+    first stages are empty.
+
+    Returns:
+        For each stage the repeats of each block.
+    """
+    chain = [(index, block.flops) for index, block in enumerate(model.blocks) for _ in range(block.repeat)]
+    limit = _least_limit([flops for _, flops in chain], stages)
+    filled = [[0] * len(model.blocks) for _ in range(stages)]
+    stage, load, left = stages - 1, 0.0, len(chain)
+    for index, flops in reversed(chain):
+        full = load > 0 and load + flops > limit
+        if stage > 0 and (full or left <= stage):
+            stage, load = stage - 1, 0.0
+        filled[stage][index] += 1
+        load += flops
+        left -= 1
+    return tuple(tuple(repeats) for repeats in filled)
+
+
+def _least_limit(flops: list[float], stages: int) -> float:
+    """Return the smallest load such that contiguous stages of at most that load suffice."""
+    low, high = max(max(flops), sum(flops) / stages), sum(flops)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if _stages_needed(flops, middle) <= stages:
+            high = middle
+        else:
+            low = middle
+        if high - low <= 1e-6 * high:
+            break
+    return high
+
+
+def _stages_needed(flops: list[float], limit: float) -> int:
+    needed, load = 1, 0.0
+    for item in reversed(flops):
+        if load > 0 and load + item > limit:
+            needed, load = needed + 1, 0.0
+        load += item
+    return needed
+
+
+def pipeline_ranks(model: ModelSpec, pp: int, virtual_stages: int) -> tuple[RankLoad, ...]:
+    """Return the distinct pipeline ranks; of equal ones the first, which holds most in flight.
+
+    Virtual stage i of rank r is stage ``i * pp + r`` of the chain.
+    """
+    stages = cut(model, pp * virtual_stages)
+    loads: dict[tuple[int, ...], RankLoad] = {}
+    for rank in range(pp):
+        chunks = stages[rank::pp]
+        repeats = tuple(sum(counts) for counts in zip(*chunks, strict=True))
+        if repeats not in loads:
+            loads[repeats] = _load(model.blocks, rank, repeats)
+    return tuple(loads.values())
+
+
+def _load(blocks: tuple[Block, ...], rank: int, repeats: tuple[int, ...]) -> RankLoad:
+    trainable, frozen, root = dict.fromkeys(Split, 0), dict.fromkeys(Split, 0), dict.fromkeys(Split, 0)
+    ties: set[str] = set()
+    for block, count in zip(blocks, repeats, strict=True):
+        for group in block.parameters if count else ():
+            if group.tie_group in ties:
+                continue
+            if group.tie_group is not None:
+                ties.add(group.tie_group)
+            held = count if group.tie_group is None else 1
+            trainable[group.split] += group.trainable * held
+            frozen[group.split] += group.frozen * held
+            if not block.unit:
+                root[group.split] += group.count * held
+    return RankLoad(
+        rank=rank,
+        repeats=repeats,
+        trainable=_totals(trainable),
+        frozen=_totals(frozen),
+        root=_totals(root),
+    )
+
+
+def _totals(counts: dict[Split, int]) -> ParameterTotals:
+    return ParameterTotals(
+        replicated=counts[Split.REPLICATED] + counts[Split.SEQUENCE],
+        tensor=counts[Split.TENSOR],
+        expert=counts[Split.EXPERT],
+    )
