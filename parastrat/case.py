@@ -41,9 +41,7 @@ class Case:
 
     @property
     def facts(self) -> Facts:
-        return Facts(
-            model=self.model, hardware=self.hardware, workload=self.workload, stack=self.stack
-        )
+        return Facts(model=self.model, hardware=self.hardware, workload=self.workload, stack=self.stack)
 
 
 class Unknown:

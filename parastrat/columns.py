@@ -107,7 +107,8 @@ class Columns:
 
     def known(self) -> Mapping[str, Any]:
         """Return the columns by name; unknown ones are None or absent."""
-        return self._known
+        known: Mapping[str, Any] = self._known
+        return known
 
 
 def facts_columns(facts: Facts) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _FP32 = 4
 
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
-    """Return the parts of ``MemoryEstimate`` for every row, int64 bytes; ``columns`` holds equal-length arrays."""
+    """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
     rows = len(columns.pp)
     out = {part: np.zeros(rows) for part in PARTS}
     for (pp, virtual_stages), chosen, some in pipeline_groups(columns):
@@ -174,9 +174,7 @@ def _rank_peak(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
     element = element_bytes(facts)
     states = _states(load, c, element)
     kept = {
-        index: kept_bytes(block, c)
-        for index, block in enumerate(facts.model.blocks)
-        if load.repeats[index]
+        index: kept_bytes(block, c) for index, block in enumerate(facts.model.blocks) if load.repeats[index]
     }
     held = in_flight(c, load.rank) * sum(kept[index] * load.repeats[index] for index in kept)
     peak = _optimizer_step(facts, states, load, c, element)
@@ -185,7 +183,9 @@ def _rank_peak(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
         block = facts.model.blocks[index]
         transient = _gathered(facts.model, load, index, c, element) + _running(block, kept[index], c)
         dynamic = held - freed + transient
-        no_gradient_yet = (moment_number == 0) & (c.gradient_accumulation_steps == 1) & _shards_parameters(c)
+        no_gradient_yet = (
+            (moment_number == 0) & (c.gradient_accumulation_steps == 1) & _shards_parameters(c)
+        )
         moment = {
             "parameters": states["parameters"],
             "gradients": np.where(no_gradient_yet, 0, states["gradients"]),

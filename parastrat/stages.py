@@ -64,7 +64,7 @@ def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
 
 def _least_limit(flops: list[float], stages: int) -> float:
     """Return the smallest load such that contiguous stages of at most that load suffice."""
-    low, high = max(max(flops), sum(flops) / stages), sum(flops)
+    low, high = max(*flops, sum(flops) / stages), sum(flops)
     for _ in range(40):
         middle = (low + high) / 2
         if _stages_needed(flops, middle) <= stages:

@@ -6,17 +6,12 @@ times are seconds and rates are per second; GiB, TFLOP/s and GB/s exist in TOML 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Numbers: TypeAlias = int | float | NDArray[Any]
-    Mask: TypeAlias = bool | np.bool_ | NDArray[np.bool_]
-else:
-    Numbers = Any
-    Mask = Any
+#: int, float or numpy array of either; numpy's own types cannot say "the same for both"
+Numbers: TypeAlias = Any
+#: bool or array of bool
+Mask: TypeAlias = Any
 
 Bytes: TypeAlias = Numbers
 Seconds: TypeAlias = Numbers

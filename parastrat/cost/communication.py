@@ -91,7 +91,10 @@ def ring_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
 
 
 def all_reduce_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
-    """Return the time of one all-reduce: two rings; across domains a tree's latency; in-switch gain inside."""
+    """Return the time of one all-reduce: two rings' traffic.
+
+    Latency is a tree's across domains; inside one, the switch may reduce (``all_reduce_gain``).
+    """
     n, here = group.ranks, group.inside(fabric.domain)
     domains = n / here
     up, out = fabric.scale_up, fabric.scale_out

@@ -49,9 +49,7 @@ class BlockTimes:
     def backward(self) -> Seconds:
         """Without recompute: twice the matmuls, 2.5 times the attention, twice the traffic and launches."""
         kernels = (
-            self.matmul_backward
-            + _ATTENTION_BACKWARD * self.attention_forward
-            + 2 * self.traffic_forward
+            self.matmul_backward + _ATTENTION_BACKWARD * self.attention_forward + 2 * self.traffic_forward
         )
         return _joined(kernels, 2 * self.launch_forward)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.columns import code_of
 from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s, send_s
 from parastrat.cost.compute import block_times
 from parastrat.cost.data_parallel import data_parallel_s
@@ -14,7 +15,6 @@ from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.memory import element_bytes, local, pipeline_groups, shard_ranks
 from parastrat.plan import Offload, Shard
-from parastrat.columns import code_of
 from parastrat.stages import RankLoad, pipeline_ranks
 
 if TYPE_CHECKING:
@@ -40,12 +40,12 @@ PARTS = (
 #: figures of a device on which a step's time rests
 _RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
 
-#: ln of the factor by which a step may be off when a rate is assumed: an assumed rate is known to a factor 2
+#: ln of the factor by which a step may be off when a rate is assumed: that is known to a factor of two
 _ASSUMED_SPREAD = math.log(2)
 
 
 def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
-    """Return the parts of ``TimeEstimate`` for every row, seconds; ``columns`` holds equal-length arrays."""
+    """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays."""
     rows = len(columns.pp)
     out = {part: np.zeros(rows) for part in PARTS}
     fabric = fabric_of(facts) if facts.hardware.world_size > 1 else None

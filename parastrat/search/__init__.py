@@ -1,7 +1,7 @@
 """The best plan on every rung of the ladder, and the rung to stand on."""
 
-from parastrat.search.ladder import RUNG_STRATEGIES
 from parastrat.search.choice import find_plan
+from parastrat.search.ladder import RUNG_STRATEGIES
 from parastrat.search.space import Constraints
 
 __all__ = ["RUNG_STRATEGIES", "Constraints", "find_plan"]

@@ -61,7 +61,9 @@ def choose_rung(standings: Mapping[int, Standing], tolerance: float) -> int | No
     raise AssertionError("the fastest rung is within any tolerance of itself")
 
 
-def rung_reports(standings: Mapping[int, Standing], chosen: int | None, tolerance: float) -> tuple[Rung, ...]:
+def rung_reports(
+    standings: Mapping[int, Standing], chosen: int | None, tolerance: float
+) -> tuple[Rung, ...]:
     """Return every rung with the number that took or left it."""
     cases = eligible(standings)
     fastest = min((case.estimate.time.step for case in cases.values()), default=0.0)

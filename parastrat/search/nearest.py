@@ -69,7 +69,9 @@ def _shorter(
         )
         case = _fitting(replace(facts, model=model_at(short), workload=workload), fixed)
         if case is not None:
-            return [NearestFit(changes=(f"sequences of {short:,} tokens instead of {length:,}",), case=case)]
+            return [
+                NearestFit(changes=(f"sequences of {short:,} tokens instead of {length:,}",), case=case)
+            ]
     return []
 
 

@@ -26,7 +26,7 @@ from parastrat.workload import Precision
 if TYPE_CHECKING:
     from parastrat.case import Facts
 
-_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 #: micro-batches beyond this change kernels' efficiency by less than their curves' error
 _LARGEST_MICRO_BATCH = 64
@@ -71,7 +71,13 @@ def mesh_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
         rows = np.column_stack([left, np.tile(choices, len(rows))])
         rows = rows[world % np.prod(rows, axis=1) == 0]
     pp, cp, tp, dp_shard = rows.T
-    table = {"pp": pp, "cp": cp, "tp": tp, "dp_shard": dp_shard, "dp_replicate": world // np.prod(rows, axis=1)}
+    table = {
+        "pp": pp,
+        "cp": cp,
+        "tp": tp,
+        "dp_shard": dp_shard,
+        "dp_replicate": world // np.prod(rows, axis=1),
+    }
     if fixed.dp_replicate is not None:
         kept = table["dp_replicate"] == fixed.dp_replicate
         table = {name: column[kept] for name, column in table.items()}
@@ -243,7 +249,7 @@ def plan_at(columns: Columns, row: int) -> Plan:
 
     schedule = number("pp_schedule")
     return Plan(
-        mesh=Mesh(**{axis: number(axis) for axis in _AXES}),
+        mesh=Mesh(**{axis: number(axis) for axis in AXES}),
         micro_batch_size=number("micro_batch_size"),
         gradient_accumulation_steps=number("gradient_accumulation_steps"),
         precision=choice(Precision, "precision"),

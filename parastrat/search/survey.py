@@ -66,7 +66,14 @@ class Survey:
         columns = self.columns.at(near)
         axes = sum(
             (degree > 1).astype(int)
-            for degree in (columns.pp, columns.dp_replicate, columns.dp_shard, columns.cp, columns.tp, columns.ep)
+            for degree in (
+                columns.pp,
+                columns.dp_replicate,
+                columns.dp_shard,
+                columns.cp,
+                columns.tp,
+                columns.ep,
+            )
         )
         # the last key sorts first
         order = np.lexsort(
@@ -115,7 +122,9 @@ def _of_strategy(columns: Columns, fixed: Constraints) -> Columns:
         return columns
     codes = strategies_of(columns)
     wanted = [
-        code for code in np.unique(codes) if plan_at(columns, int(np.argmax(codes == code))).strategy == fixed.strategy
+        code
+        for code in np.unique(codes)
+        if plan_at(columns, int(np.argmax(codes == code))).strategy == fixed.strategy
     ]
     return columns.at(np.flatnonzero(np.isin(codes, wanted)))
 
@@ -168,8 +177,6 @@ def nearest_row(judged: Survey, rung: int) -> tuple[Rejected, int] | None:
 
 def objection(judged: Survey, rung: int) -> str | None:
     """Return the message of the rule that removed most plans of a rung; None where there was none."""
-    counts = [
-        (entry, entry.rows[rungs_of(entry.columns)[entry.rows] == rung]) for entry in judged.rejected
-    ]
+    counts = [(entry, entry.rows[rungs_of(entry.columns)[entry.rows] == rung]) for entry in judged.rejected]
     entry, rows = max(counts, key=lambda pair: len(pair[1]), default=(None, ()))
     return example(judged.facts, entry, int(rows[0])) if entry is not None and len(rows) else None
