@@ -1,0 +1,282 @@
+"""Device, node and link profiles to hardware values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from parastrat.errors import ProfileError
+from parastrat.hardware import (
+    Device,
+    DeviceType,
+    FabricKind,
+    FigureKind,
+    Hardware,
+    Host,
+    HostSystem,
+    Link,
+    MatmulCurve,
+    Network,
+    NetworkKind,
+    Provenance,
+    Rates,
+    Vendor,
+)
+from parastrat.profile_file import ProfileFile, read_profile
+from parastrat.units import GB, GIB, MIB, MICRO, TERA
+
+#: profile key -> field of the type and the factor from the file's unit to SI
+_Fields = Mapping[str, tuple[str, float]]
+
+_DEVICE: _Fields = {
+    "memory_mib": ("memory_bytes", MIB),
+    "usable_memory_gib": ("usable_memory_bytes", GIB),
+    "memory_gb_per_s": ("memory_bytes_per_s", GB),
+    "host_gb_per_s": ("host_bytes_per_s", GB),
+    "launch_us": ("launch_s", MICRO),
+    "attention_efficiency": ("attention_efficiency", 1.0),
+    "power_w": ("power_w", 1.0),
+}
+_RATES: _Fields = {name: (name, TERA) for name in ("fp32", "tf32", "bf16", "fp16", "fp8")}
+LINK: _Fields = {
+    "nominal_gb_per_s": ("nominal_bytes_per_s", GB),
+    "gb_per_s": ("bytes_per_s", GB),
+    "latency_us": ("latency_s", MICRO),
+    "all_reduce_gain": ("all_reduce_gain", 1.0),
+}
+_HOST_COUNTS: _Fields = {
+    "cores": ("cores", 1),
+    "memory_gib": ("memory_bytes", GIB),
+    "numa_nodes": ("numa_nodes", 1),
+}
+_COUNTS = frozenset({"memory_bytes", "usable_memory_bytes", "cores", "numa_nodes"})
+
+
+def read_values(
+    file: ProfileFile, section: str, known: _Fields
+) -> tuple[dict[str, Any], tuple[Provenance, ...]]:
+    """Return a section's figures as field values in SI units, and where they come from.
+
+    Raises:
+        ProfileError: for a key that the section does not have, or a figure without kind or source.
+    """
+    values: dict[str, Any] = {}
+    provenance = []
+    for key in file.section(section):
+        if key in known:
+            field, factor = known[key]
+            number = file.number(f"{section}.{key}") * factor
+            values[field] = round(number) if field in _COUNTS else number
+            provenance.append(file.figure(f"{section}.{key}").provenance(field))
+    return values, tuple(provenance)
+
+
+def _require(file: ProfileFile, section: str, known: _Fields, optional: frozenset[str]) -> None:
+    """Refuse a section with a key that is unknown, or without one that is needed."""
+    keys = file.section(section).keys()
+    for key in sorted(known.keys() - optional - keys):
+        raise file.error(f"{section}.{key} is missing")
+    for key in sorted(keys - known.keys()):
+        raise file.error(f"unknown key {section}.{key}")
+
+
+def read_device(file: ProfileFile) -> Device:
+    """Make an accelerator of its profile and its curve.
+
+    Raises:
+        ProfileError: for a profile that is incomplete.
+    """
+    _require(file, "figures", _DEVICE, frozenset({"power_w", "host_gb_per_s"}))
+    for section in ("peak_tflops", "sustained_tflops"):
+        _require(file, section, _RATES, frozenset(_RATES) - {"bf16"})
+    values, provenance = read_values(file, "figures", _DEVICE)
+    peak, peak_provenance = read_values(file, "peak_tflops", _RATES)
+    sustained, sustained_provenance = read_values(file, "sustained_tflops", _RATES)
+    curve, curve_provenance = _read_curve(file)
+    return Device(
+        name=file.text("name"),
+        vendor=Vendor(file.text("vendor")),
+        type=DeviceType(file.text("type")),
+        compute_capability=file.table.get("compute_capability"),
+        bf16_native=bool(file.table.get("bf16_native")),
+        peak=Rates(**peak),
+        sustained=Rates(**sustained),
+        matmul=curve,
+        provenance=(
+            *provenance,
+            *(replace(entry, field=f"peak.{entry.field}") for entry in peak_provenance),
+            *(replace(entry, field=f"sustained.{entry.field}") for entry in sustained_provenance),
+            curve_provenance,
+        ),
+        **values,
+    )
+
+
+def _read_curve(device: ProfileFile) -> tuple[MatmulCurve, Provenance]:
+    """Return the curve that a device's profile names, as ``scripts/fit_matmul.py`` wrote it."""
+    name = device.text("curve")
+    file = read_profile("curves", name)
+    if file is None:
+        raise device.error(f"curve {name!r} is not in profiles/curves")
+    sides = {key: file.section("matmul").get(key) for key in ("ceiling", "m_half", "n_half", "k_half")}
+    absent = [key for key, value in sides.items() if not isinstance(value, int | float)]
+    if absent:
+        raise file.error(f"matmul.{absent[0]} is missing")
+    source = (
+        f"{file.text('source')}; {file.text('gpu')}, {file.table.get('rows')} kernels, "
+        f"error {file.table.get('error_percent')} %; divided by {file.number('long_run_factor')}: "
+        f"{file.figure('long_run_factor').source}"
+    )
+    curve = MatmulCurve(**{key: float(value or 0) for key, value in sides.items()})
+    return curve, Provenance(field="matmul", kind=FigureKind.DERIVED, source=source)
+
+
+def read_link(file: ProfileFile, section: str) -> Link | None:
+    """Return one of a node's links; None when the profile has none.
+
+    Raises:
+        ProfileError: for a link that is incomplete.
+    """
+    keys = file.section(section).keys() - {"kind", "devices"}
+    if not keys:
+        return None
+    for key in sorted(LINK.keys() - {"all_reduce_gain"} - keys):
+        raise file.error(f"{section}.{key} is missing")
+    for key in sorted(keys - LINK.keys()):
+        raise file.error(f"unknown key {section}.{key}")
+    values, provenance = read_values(file, section, LINK)
+    return Link(provenance=provenance, **values)
+
+
+def read_network(file: ProfileFile) -> Network:
+    """Return a node's network; what the profile does not state is None, unknown."""
+    section = file.section("network")
+    rate = file.number("network.node_gbit_per_s") if "node_gbit_per_s" in section else None
+    return Network(
+        kind=NetworkKind(file.figure("network.kind").value) if "kind" in section else NetworkKind.UNKNOWN,
+        node_bits_per_s=None if rate is None else rate * GB,
+        gpudirect=bool(file.figure("network.gpudirect").value) if "gpudirect" in section else None,
+    )
+
+
+def read_host(file: ProfileFile) -> Host:
+    """Return a node's processor side; what the profile does not state is None, unknown."""
+    values, _ = read_values(file, "host", _HOST_COUNTS)
+    system = HostSystem(file.figure("host.system").value) if "system" in file.section("host") else None
+    return Host(system=system, **values)
+
+
+def read_node(file: ProfileFile, device: Device, num_nodes: int) -> Hardware:
+    """Make a cluster of equal nodes of a node's profile.
+
+    Raises:
+        ProfileError: for a profile that is incomplete.
+    """
+    counts = (file.table.get("devices_per_node"), file.section("scale_up").get("devices"))
+    devices_per_node, scale_up_devices = counts
+    if not (isinstance(devices_per_node, int) and isinstance(scale_up_devices, int)):
+        raise file.error("devices_per_node and scale_up.devices must be whole numbers")
+    name = file.text("name")
+    return Hardware(
+        name=named(name, num_nodes),
+        device=device,
+        devices_per_node=devices_per_node,
+        num_nodes=num_nodes,
+        scale_up_devices=scale_up_devices,
+        scale_up_kind=FabricKind(file.section("scale_up").get("kind", "unstated")),
+        scale_up=read_link(file, "scale_up"),
+        scale_out=read_link(file, "scale_out"),
+        host=read_host(file),
+        network=read_network(file),
+    )
+
+
+def named(name: str, num_nodes: int) -> str:
+    """Return a cluster's name as a user would write it."""
+    return name if num_nodes == 1 else f"{name}:{num_nodes}"
+
+
+def generic_node(device: ProfileFile, per_node: int, num_nodes: int) -> Hardware:
+    """Make nodes of so many devices, whose links are assumed as in the device's usual machine.
+
+    Host and network are unknown. Links are per device, so that they hold for any number of devices.
+    """
+    typical = read_profile("nodes", device.text("typical_node"))
+    if typical is None:
+        raise device.error(f"typical_node {device.text('typical_node')!r} is not in profiles/nodes")
+    model = read_node(typical, read_device(device), num_nodes)
+    own_domain = model.scale_up_kind is FabricKind.NVLINK_DOMAIN
+    alone = per_node == 1 and not own_domain
+    return replace(
+        model,
+        name=named(f"{device.text('name')}x{per_node}", num_nodes),
+        devices_per_node=per_node,
+        scale_up_devices=model.scale_up_devices * per_node // model.devices_per_node,
+        scale_up_kind=FabricKind.NONE if alone else model.scale_up_kind,
+        scale_up=None if alone else _assumed(model.scale_up, typical.text("name")),
+        scale_out=_assumed(model.scale_out, typical.text("name")),
+        host=Host(),
+        network=Network(kind=NetworkKind.UNKNOWN),
+    )
+
+
+def _assumed(link: Link | None, node: str) -> Link | None:
+    """Return a link whose figures are assumed, because another machine has them."""
+    if link is None:
+        return None
+    provenance = tuple(
+        replace(entry, kind=FigureKind.ASSUMED, source=f"assumed as in {node}: {entry.source}")
+        for entry in link.provenance
+    )
+    return replace(link, provenance=provenance)
+
+
+def with_ranks(hardware: Hardware, ranks: int) -> Hardware:
+    """Run so many ranks on each node: fewer than devices leave some idle, more share them evenly.
+
+    Raises:
+        ProfileError: for a number below 1, or one that does not share the devices evenly.
+    """
+    physical = hardware.accelerators_per_node or hardware.devices_per_node
+    if ranks < 1 or (ranks > physical and ranks % physical):
+        raise ProfileError(
+            f"{ranks} ranks cannot share the {physical} devices of a node evenly",
+            hint=f"use --ranks-per-node {physical}, fewer, or a multiple of it",
+        )
+    scale_up_devices = max(1, hardware.scale_up_devices * ranks // hardware.devices_per_node)
+    kept = replace(hardware, devices_per_node=ranks, scale_up_devices=scale_up_devices)
+    if ranks <= physical:
+        return kept
+    share = ranks // physical
+    return replace(
+        kept,
+        accelerators_per_node=physical,
+        device=_shared_device(hardware.device, share),
+        scale_up=_shared_link(hardware.scale_up, share),
+        scale_out=_shared_link(hardware.scale_out, share),
+    )
+
+
+def scaled_rates(rates: Rates, factor: float) -> Rates:
+    """Return rates times a factor; what the device lacks stays absent."""
+    values = {field.name: getattr(rates, field.name) for field in fields(Rates)}
+    return Rates(**{name: value * factor for name, value in values.items() if value is not None})
+
+
+def _shared_device(device: Device, ranks: int) -> Device:
+    return replace(
+        device,
+        memory_bytes=device.memory_bytes // ranks,
+        usable_memory_bytes=device.usable_memory_bytes // ranks,
+        memory_bytes_per_s=device.memory_bytes_per_s / ranks,
+        peak=scaled_rates(device.peak, 1 / ranks),
+        sustained=scaled_rates(device.sustained, 1 / ranks),
+    )
+
+
+def _shared_link(link: Link | None, ranks: int) -> Link | None:
+    if link is None:
+        return None
+    nominal, achieved = link.nominal_bytes_per_s / ranks, link.bytes_per_s / ranks
+    return replace(link, nominal_bytes_per_s=nominal, bytes_per_s=achieved)

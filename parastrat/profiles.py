@@ -1,0 +1,226 @@
+"""Names to facts: hardware, stacks and the raw tables of models, out of the shipped profiles.
+
+One file is read for each name, never the folder, except to answer a name that is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from parastrat.cpu_profile import cpu_hardware, this_host
+from parastrat.errors import ProfileError
+from parastrat.hardware import DeviceType, Hardware
+from parastrat.hardware_file import hardware_toml, read_hardware_file
+from parastrat.hardware_profiles import generic_node, named, read_device, read_node, with_ranks
+from parastrat.profile_file import ProfileFile, profiles_root, read_profile
+from parastrat.records import build
+from parastrat.stack import Stack
+
+__all__ = [
+    "cpu_hardware",
+    "device_names",
+    "hardware_toml",
+    "load_hardware",
+    "load_stack",
+    "model_names",
+    "model_table",
+    "nearest",
+    "node_names",
+    "profiles_root",
+    "read_hardware_file",
+    "stack_names",
+]
+
+_GENERIC = re.compile(r"(?P<device>.+)x(?P<per_node>\d+)")
+_ALIASES = "aliases"
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    paths = (profiles_root() / folder).glob("*.toml")
+    return tuple(sorted(path.stem for path in paths if path.stem != _ALIASES))
+
+
+def node_names() -> tuple[str, ...]:
+    """Return the names of the node profiles, without aliases."""
+    return _names("nodes")
+
+
+def device_names() -> tuple[str, ...]:
+    """Return the names of the device profiles, without aliases."""
+    return _names("devices")
+
+
+def stack_names() -> tuple[str, ...]:
+    """Return the names of the software stacks."""
+    return _names("stacks")
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the model presets, without aliases."""
+    return _names("models")
+
+
+def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return up to three of the names that a mistyped one may mean, best first."""
+    import difflib  # noqa: PLC0415 - only errors need it
+
+    known = {candidate.lower(): candidate for candidate in names}
+    return tuple(known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5))
+
+
+def load_hardware(ref: str, *, ranks_per_node: int | None = None) -> Hardware:
+    """Return the hardware that a user named: ``NAME[:N]``, ``DEVICExM[:N]`` or ``FILE[:N]``.
+
+    Args:
+        ref: a node profile or its alias, so many devices of a kind in a node, or the path of a file
+            that ``probe -o`` wrote; N is the number of nodes, 1 when left out.
+        ranks_per_node: processes on a node; None: one a device, and on CPU hosts one a NUMA node.
+
+    Raises:
+        ProfileError: for an unknown name (the hint has the nearest), a malformed number of nodes or
+            devices, and a file that is unreadable or malformed.
+    """
+    name, num_nodes = _split(ref)
+    if _is_path(name):
+        return _stored(name, num_nodes, ranks_per_node)
+    if name == DeviceType.CPU:
+        host = this_host()
+        return cpu_hardware(
+            cores=host.cores,
+            memory_bytes=host.memory_bytes,
+            numa_nodes=host.numa_nodes,
+            ranks_per_node=ranks_per_node,
+            num_nodes=num_nodes or 1,
+            network=None,
+            name=name,
+        )
+    hardware = _node(name, num_nodes or 1) or _generic(name, num_nodes or 1)
+    if hardware is None:
+        raise _unknown_hardware(name)
+    return hardware if ranks_per_node is None else with_ranks(hardware, ranks_per_node)
+
+
+def load_stack(name: str) -> Stack:
+    """Return a software stack by its name.
+
+    Raises:
+        ProfileError: for an unknown name (the hint has the nearest), or a malformed profile.
+    """
+    file = _read("stacks", name)
+    if file is None:
+        raise ProfileError(f"unknown stack {name!r}", hint=_did_you_mean(name, stack_names()))
+    try:
+        return build(Stack, file.table)
+    except (TypeError, ValueError) as error:
+        raise file.error(str(error)) from error
+
+
+def model_table(name: str) -> dict[str, Any] | None:
+    """Return the raw table of a model preset or of the preset that an alias names; None when unknown.
+
+    Raises:
+        ProfileError: for a preset that cannot be read.
+    """
+    file = _read("models", name)
+    return None if file is None else dict(file.table)
+
+
+def _split(ref: str) -> tuple[str, int | None]:
+    """Return the name and the number of nodes that follows the last colon."""
+    name, colon, count = ref.rpartition(":")
+    if not colon or "/" in count or "\\" in count:
+        return ref, None
+    if not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise ProfileError(
+            f"{ref!r}: {count!r} is not a number of nodes", hint=f"write a whole number from 1: {name}:8"
+        )
+    return name, int(count)
+
+
+def _is_path(name: str) -> bool:
+    return "/" in name or "\\" in name or name.endswith(".toml")
+
+
+def _read(folder: str, name: str) -> ProfileFile | None:
+    """Read a profile by its name or by an alias of it."""
+    if name == _ALIASES:
+        return None
+    file = read_profile(folder, name)
+    if file is None:
+        aliases = read_profile(folder, _ALIASES)
+        own = aliases.table.get(name) if aliases else None
+        file = read_profile(folder, own) if isinstance(own, str) else None
+    return file
+
+
+def _node(name: str, num_nodes: int) -> Hardware | None:
+    node = _read("nodes", name)
+    if node is None:
+        return None
+    device = _read("devices", node.text("device"))
+    if device is None:
+        raise node.error(f"device {node.text('device')!r} is not in profiles/devices")
+    try:
+        return read_node(node, read_device(device), num_nodes)
+    except ValueError as error:  # a name outside its enumeration
+        raise node.error(str(error)) from error
+
+
+def _generic(name: str, num_nodes: int) -> Hardware | None:
+    """Return nodes of M devices for ``DEVICExM``; None when that is not what the name says."""
+    match = _GENERIC.fullmatch(name)
+    device = _read("devices", match["device"]) if match else None
+    if match is None or device is None:
+        return None
+    per_node = int(match["per_node"])
+    if per_node < 1:
+        raise ProfileError(f"{name!r}: a node has at least one device", hint=f"write {match['device']}x8")
+    if device.table.get("type") == DeviceType.CPU:
+        raise ProfileError(
+            f"{name!r}: on CPU hosts a device is a process",
+            hint=f"use cpu with --ranks-per-node {per_node}",
+        )
+    return generic_node(device, per_node, num_nodes)
+
+
+def _stored(name: str, num_nodes: int | None, ranks_per_node: int | None) -> Hardware:
+    """Return a file's hardware, with another number of nodes or ranks where they are given."""
+    hardware = read_hardware_file(Path(name))
+    if num_nodes is not None:
+        hardware = replace(hardware, num_nodes=num_nodes, name=named(name, num_nodes))
+    if ranks_per_node is None:
+        return hardware
+    host = hardware.host
+    if hardware.device.type is not DeviceType.CPU or host.cores is None or host.memory_bytes is None:
+        return with_ranks(hardware, ranks_per_node)
+    return cpu_hardware(
+        cores=host.cores,
+        memory_bytes=host.memory_bytes,
+        numa_nodes=host.numa_nodes or 1,
+        ranks_per_node=ranks_per_node,
+        num_nodes=hardware.num_nodes,
+        network=hardware.network,
+        name=name,
+    )
+
+
+def _unknown_hardware(name: str) -> ProfileError:
+    if _read("devices", name):
+        return ProfileError(f"{name!r} is a device, not a node", hint=f"say how many a node has: {name}x8")
+    known = (*node_names(), *device_names(), *_aliases("nodes"), *_aliases("devices"))
+    return ProfileError(f"unknown hardware {name!r}", hint=_did_you_mean(name, known))
+
+
+def _aliases(folder: str) -> tuple[str, ...]:
+    file = read_profile(folder, _ALIASES)
+    return tuple(file.table) if file else ()
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    names = tuple(known)
+    close = nearest(name, names)
+    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(sorted(names))}"

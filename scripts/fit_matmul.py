@@ -1,0 +1,202 @@
+# ruff: noqa: INP001, T201 - a script, which reports by printing
+"""Fit the matrix-multiply curve of a device to measured kernels and write ``profiles/curves``.
+
+    rate(m, n, k) = R * m/(m + m_half) * n/(n + n_half) * k/(k + k_half)
+
+is fitted to bf16 kernels of at least 17 GFLOP (smaller ones are launch-bound) whose arithmetic
+intensity is above the device's ridge (the others are memory-bound; the cost model counts both
+elsewhere), by minimising the Huber loss of the log rate. The error is printed as MAPE over five folds
+of (n, k): no shape of a fold's weights was seen in its fit.
+
+The kernels ran warm and alone, in short runs. A training step holds the device at its power limit for
+hours and is slower; free fits of published training runs give the factor (``LONG_RUN``). So
+
+    ceiling = R / (LONG_RUN * sustained.bf16)
+
+and ``ceiling * sustained`` is what a large multiply reaches inside a long step. ``sustained`` is the
+public table's best shape; the ceiling may be above 1, because R is an asymptote that no shape reaches.
+
+Usage: python scripts/fit_matmul.py kernels_gemm.csv
+The table's columns: gpu, dtype, m, n, k, latency_ms, kernel (ai-dynamo/aiconfigurator, Apache-2.0).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+SOURCE = "ai-dynamo/aiconfigurator systems/data @095f58a, Apache-2.0: bf16 GEMM latencies through vLLM"
+PROFILES = Path(__file__).resolve().parents[1] / "profiles"
+LEAST_FLOPS = 17e9
+#: residuals of the log rate beyond this count linearly
+HUBER = 0.05
+FOLDS = 5
+FREE_FIT = "free fit of published training runs, long-run over short-run kernel time"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One curve: the table's GPU, and how much slower long training is than its kernels."""
+
+    gpu: str
+    #: profile whose sustained bf16 rate the ceiling is relative to; None: the table's fastest kernel
+    device: str | None
+    #: datasheet bf16 FLOP/s over memory bytes/s
+    ridge: float
+    long_run: float
+    long_run_source: str
+
+
+TARGETS = {
+    "a100-sxm4": Target(
+        gpu="A100-80GB-SXM",
+        device="a100-sxm4-80",
+        ridge=312 / 2.039,
+        long_run=1.18,
+        long_run_source=FREE_FIT,
+    ),
+    "h100-sxm5": Target(
+        gpu="H100-80GB-SXM",
+        device="h100-sxm5",
+        ridge=989.4 / 3.352,
+        long_run=1.22,
+        long_run_source=FREE_FIT,
+    ),
+    "h200-sxm": Target(
+        gpu="H200",
+        device="h200-sxm",
+        ridge=989.4 / 4.8,
+        long_run=1.22,
+        long_run_source="the H100's factor: same chip and power limit",
+    ),
+    "b200": Target(
+        gpu="B200",
+        device="b200",
+        ridge=2250 / 7.7,
+        long_run=1.18,
+        long_run_source=f"{FREE_FIT}, on fp8 runs: no bf16 run was at hand",
+    ),
+    "l40s": Target(
+        gpu="L40S",
+        device=None,
+        ridge=362 / 0.864,
+        long_run=1.18,
+        long_run_source="the A100's factor: no training run was at hand",
+    ),
+}
+
+
+def read_kernels(path: Path, target: Target) -> tuple[Floats, Floats]:
+    """Return the sides, as rows (m, n, k), and the rates in FLOP/s of compute-bound kernels."""
+    with path.open(newline="") as file:
+        rows = [
+            (float(row["m"]), float(row["n"]), float(row["k"]), float(row["latency_ms"]))
+            for row in csv.DictReader(file)
+            if row["gpu"] == target.gpu and row["dtype"] == "bf16"
+        ]
+    table = np.array(rows)
+    sides, seconds = table[:, :3], table[:, 3] / 1e3
+    flops = 2 * sides.prod(axis=1)
+    m, n, k = sides.T
+    moved_bytes = 2 * (m * n + n * k + m * k)
+    kept = (flops >= LEAST_FLOPS) & (flops > target.ridge * moved_bytes)
+    return sides[kept], flops[kept] / seconds[kept]
+
+
+def log_rate(parameters: Floats, sides: Floats) -> Floats:
+    """Return the curve's log rate; ``parameters`` are logs of (R, m_half, n_half, k_half)."""
+    rate: Floats = parameters[0] - np.log1p(np.exp(parameters[1:]) / sides).sum(axis=1)
+    return rate
+
+
+def fit(sides: Floats, rates: Floats) -> Floats:
+    """Return the parameters of least Huber loss, by reweighted Gauss-Newton steps with damping."""
+    target = np.log(rates)
+    parameters = np.array([target.max(), *np.log([30.0, 30.0, 30.0])])
+    for _ in range(200):
+        residual = target - log_rate(parameters, sides)
+        weight = np.minimum(1.0, HUBER / np.maximum(np.abs(residual), 1e-12))
+        halves = np.exp(parameters[1:])
+        jacobian = np.hstack([np.ones((len(sides), 1)), -halves / (sides + halves)])
+        normal = jacobian.T @ (weight[:, None] * jacobian) + 1e-6 * len(sides) * np.eye(4)
+        step = np.linalg.solve(normal, jacobian.T @ (weight * residual))
+        parameters = parameters + np.clip(step, -0.5, 0.5)
+        # a side without any effect drifts to minus infinity; one thousandth of a row is none
+        parameters[1:] = np.maximum(parameters[1:], np.log(1e-3))
+    return parameters
+
+
+def percent_error(parameters: Floats, sides: Floats, rates: Floats) -> Floats:
+    """Return |predicted time / measured time - 1| in percent."""
+    error: Floats = np.abs(rates / np.exp(log_rate(parameters, sides)) - 1) * 100
+    return error
+
+
+def cross_validated(sides: Floats, rates: Floats) -> float:
+    """Return the MAPE of the time over folds of (n, k), in percent."""
+    _, group = np.unique(sides[:, 1:], axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    order = np.random.default_rng(0).permutation(group.max() + 1) % FOLDS
+    errors = []
+    for fold in range(FOLDS):
+        held = order[group] == fold
+        errors.append(percent_error(fit(sides[~held], rates[~held]), sides[held], rates[held]))
+    return float(np.concatenate(errors).mean())
+
+
+def sustained_bf16(device: str) -> float:
+    """Return a device profile's sustained bf16 rate, FLOP/s."""
+    table = tomllib.loads((PROFILES / "devices" / f"{device}.toml").read_text())
+    return float(table["sustained_tflops"]["bf16"]["value"]) * 1e12
+
+
+def curve_toml(name: str, target: Target, sides: Floats, rates: Floats) -> str:
+    """Fit one curve and return its file."""
+    parameters = fit(sides, rates)
+    top, m_half, n_half, k_half = np.exp(parameters)
+    error = cross_validated(sides, rates)
+    inside = percent_error(parameters, sides, rates)
+    sustained = sustained_bf16(target.device) if target.device else float(rates.max())
+    ceiling = top / (target.long_run * sustained)
+    print(
+        f"{name:10s} rows {len(rates):5d}  five folds {error:5.2f} %  in-sample {inside.mean():5.2f} %  "
+        f"R {top / 1e12:7.1f} TFLOP/s  halves {m_half:.0f} {n_half:.0f} {k_half:.0f}  ceiling {ceiling:.4f}"
+    )
+    return f"""# Written by scripts/fit_matmul.py; not by hand.
+source = "{SOURCE}; fitted by scripts/fit_matmul.py"
+gpu = "{target.gpu}"
+rows = {len(rates)}
+# mean absolute error of the time, five folds over (n, k)
+error_percent = {error:.2f}
+# the short kernels' asymptote
+short_run_tflops = {top / 1e12:.1f}
+long_run_factor = {{ value = {target.long_run}, kind = "derived", source = "{target.long_run_source}" }}
+
+[matmul]
+ceiling = {ceiling:.4f}
+m_half = {m_half:.1f}
+n_half = {n_half:.1f}
+k_half = {k_half:.1f}
+"""
+
+
+def main() -> None:
+    """Fit and write every curve that rests on kernels of its own."""
+    parser = argparse.ArgumentParser(description="Fit profiles/curves to a table of measured kernels.")
+    parser.add_argument("kernels", type=Path, help="kernels_gemm.csv")
+    kernels: Path = parser.parse_args().kernels
+    for name, target in TARGETS.items():
+        sides, rates = read_kernels(kernels, target)
+        (PROFILES / "curves" / f"{name}.toml").write_text(curve_toml(name, target, sides, rates))
+
+
+if __name__ == "__main__":
+    main()
