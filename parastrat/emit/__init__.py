@@ -1,0 +1,1 @@
+"""Cases to text: the plan file, launchers' scripts, plain torch code."""

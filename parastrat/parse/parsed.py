@@ -1,0 +1,40 @@
+"""What a file says, part by part; a part that it does not state is None."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parastrat.estimate import Estimate
+from parastrat.hardware import Hardware
+from parastrat.launch import Launch
+from parastrat.plan import Plan
+from parastrat.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFingerprint:
+    """Enough of a model to tell that a plan was made for another one."""
+
+    #: MODEL as the user typed it; a path stands relative to the plan file
+    ref: str
+    #: parameters, ties counted once
+    parameters: int
+    #: repeated blocks, as the runtime finds them
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """One file, read and checked for form; whether the plan is any good is for the rules to say."""
+
+    plan: Plan | None = None
+    workload: Workload | None = None
+    model: ModelFingerprint | None = None
+    hardware: Hardware | None = None
+    #: name of the stack that the estimate holds for
+    stack: str | None = None
+    launch: Launch | None = None
+    estimate: Estimate | None = None
+    #: dotted key (``plan.tp``, ``launch.env.NCCL_DEBUG``) to line and column, both from 1
+    positions: Mapping[str, tuple[int, int]] = field(default_factory=dict)

@@ -1,0 +1,66 @@
+"""What is wrong in a file, gathered, then raised as one error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parastrat.errors import PlanFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+#: problems that one message spells out; more would bury the first
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing that is wrong in a file."""
+
+    #: dotted key
+    key: str
+    #: completes a sentence that begins with the key
+    text: str
+    #: the mend, imperative
+    hint: str
+    #: line and column, both from 1; None for what concerns the whole file
+    position: tuple[int, int] | None = None
+
+
+class MalformedPlanError(PlanFileError):
+    """A plan file with wrong keys or values; ``problems`` lists all of them in the file's order."""
+
+    def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
+        lines = [_line(path, problem) for problem in problems[:_SHOWN]]
+        if len(problems) > _SHOWN:
+            lines.append(f"and {len(problems) - _SHOWN} more")
+        super().__init__("\n".join(lines), hint=problems[0].hint)
+        self.problems = tuple(problems)
+
+
+def located(problem: Problem, positions: Mapping[str, tuple[int, int]]) -> Problem:
+    """Return the problem with the position of its key, or of the nearest table around it."""
+    key = problem.key
+    while key not in positions and "." in key:
+        key = key.rpartition(".")[0]
+    return Problem(key=problem.key, text=problem.text, hint=problem.hint, position=positions.get(key))
+
+
+def raise_problems(
+    path: Path, problems: Sequence[Problem], positions: Mapping[str, tuple[int, int]]
+) -> None:
+    """Raise what was found, in the file's order; return when nothing was.
+
+    Raises:
+        MalformedPlanError: for one problem or more.
+    """
+    if problems:
+        placed = [located(problem, positions) for problem in problems]
+        raise MalformedPlanError(path, sorted(placed, key=lambda found: found.position or (0, 0)))
+
+
+def _line(path: Path, problem: Problem) -> str:
+    place = f"{path}, line {problem.position[0]}" if problem.position else str(path)
+    return f"{place}: {problem.key} {problem.text}"
