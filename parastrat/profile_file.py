@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Any
 
 from parastrat.errors import ProfileError
 from parastrat.hardware import FigureKind, Provenance
+
+#: what may stand in a profile's name; anything else is no name, and never a path
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 
 
 @cache
@@ -99,7 +103,7 @@ def read_profile(folder: str, name: str) -> ProfileFile | None:
     Raises:
         ProfileError: for a file that is unreadable, not TOML or empty.
     """
-    if not name or set(name) & set('/\\:"') or name.startswith("."):
+    if not _NAME.fullmatch(name):
         return None
     path = profiles_root() / folder / f"{name}.toml"
     try:

@@ -221,6 +221,6 @@ def _aliases(folder: str) -> tuple[str, ...]:
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    names = tuple(known)
+    names = sorted(set(known))
     close = nearest(name, names)
-    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(sorted(names))}"
+    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}"
