@@ -63,7 +63,7 @@ _POSITIVE: Mapping[type, tuple[str, ...]] = {
     Workload: ("global_batch_size", "sequence_length"),
     Launch: ("nodes", "ranks_per_node"),
     ModelFingerprint: ("parameters",),
-    Hardware: ("devices_per_node", "num_nodes", "scale_up_devices", "accelerators_per_node"),
+    Hardware: ("accelerators_per_node",),
 }
 
 _NOUNS = {
@@ -99,10 +99,13 @@ def record_of(cls: type[T], table: Any, key: str) -> T | list[Problem]:
     if not isinstance(table, dict):
         hint = f"write a line [{key}] and its keys below"
         return [Problem(key=key, text=f"must be a table, not {written(table)}", hint=hint)]
-    problems = list(_unknown_keys(cls, table, key))
+    unknown = list(_unknown_keys(cls, table, key))
+    problems = [problem for problem, _ in unknown]
     record = _checked(cls, table, key)
     if isinstance(record, list):
-        return problems + record
+        # a misspelt key is one mistake: it is not missing as well
+        misspelt = {(meant, "is missing") for _, meant in unknown}
+        return problems + [fault for fault in record if (fault.key, fault.text) not in misspelt]
     problems += _impossible_counts(cls, table, key)
     return problems or record
 
@@ -127,13 +130,15 @@ def keys_of(cls: type) -> list[str]:
     return [*flat, *(name for name in field_types(cls) if name not in shape.flat), *shape.derived]
 
 
-def _unknown_keys(cls: type, table: dict[str, Any], key: str) -> Iterator[Problem]:
+def _unknown_keys(cls: type, table: dict[str, Any], key: str) -> Iterator[tuple[Problem, str | None]]:
+    """Yield each unknown key with the one that was probably meant."""
     known = keys_of(cls)
     for name, item in table.items():
         if name not in known:
             near = did_you_mean(name, known)
             hint = f"did you mean {near}?" if near else f"the keys of [{key}] are {', '.join(known)}"
-            yield Problem(key=f"{key}.{name}", text="is not a key of plan files", hint=hint)
+            problem = Problem(key=f"{key}.{name}", text="is not a key of plan files", hint=hint)
+            yield problem, f"{key}.{near}" if near else None
             continue
         inner = _record_type(field_types(cls).get(name))
         if inner and isinstance(item, dict):

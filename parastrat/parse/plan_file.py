@@ -7,15 +7,17 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from parastrat.errors import PlanFileError
+from parastrat.errors import PlanFileError, ProfileError
 from parastrat.estimate import Estimate
 from parastrat.hardware import Hardware
+from parastrat.hardware_file import checked_hardware
 from parastrat.launch import Launch
 from parastrat.parse.form import did_you_mean, foreign_values, record_of, written
 from parastrat.parse.parsed import ModelFingerprint, Parsed
 from parastrat.parse.positions import key_positions
 from parastrat.parse.problems import Problem, raise_problems
 from parastrat.plan import Plan
+from parastrat.records import plain, without_none
 from parastrat.workload import Workload
 
 if TYPE_CHECKING:
@@ -121,30 +123,48 @@ def _top_level(table: dict[str, Any]) -> list[Problem]:
 
 
 def _contradictions(table: dict[str, Any], records: dict[str, Any]) -> list[Problem]:
-    """Check what can be derived, or read by a shell, of sections that are right in themselves."""
+    """Check sections that are right in themselves: what is derived, and what no machine or shell takes."""
     problems = []
     if "plan" in records:
         problems += _differs("plan.strategy", table["plan"], records["plan"].strategy)
+    if "hardware" in records:
+        problems += _impossible_hardware(records["hardware"])
     if "launch" in records:
-        problems += [
-            Problem(
-                key=f"launch.env.{name}",
-                text="is no name of an environment variable",
-                hint="use letters, digits and _, not beginning with a digit",
-            )
-            for name in records["launch"].env
-            if not _ENVIRONMENT_NAME.fullmatch(name)
-        ]
+        problems += _unusable_environment(records["launch"])
     if "estimate" in records:
-        estimate, written_estimate = records["estimate"], table["estimate"]
-        problems += _differs("estimate.memory.total", written_estimate["memory"], estimate.memory.total)
-        problems += _differs("estimate.time.step", written_estimate["time"], estimate.time.step)
-        problems += [
-            Problem(key=f"estimate.{name}", text="must be text in quotes", hint=f'write {name} = "..."')
-            for name in ("parastrat", "stack")
-            if not isinstance(written_estimate.get(name, ""), str)
-        ]
+        problems += _wrong_estimate(table["estimate"], records["estimate"])
     return problems
+
+
+def _impossible_hardware(hardware: Hardware) -> list[Problem]:
+    try:
+        checked_hardware(without_none(plain(hardware)), "")
+    except ProfileError as error:
+        key, _, text = error.message.removeprefix(": ").partition(" ")
+        return [Problem(key=key, text=text, hint=error.hint)]
+    return []
+
+
+def _unusable_environment(launch: Launch) -> list[Problem]:
+    return [
+        Problem(
+            key=f"launch.env.{name}",
+            text="is no name of an environment variable",
+            hint="use letters, digits and _, not beginning with a digit",
+        )
+        for name in launch.env
+        if not _ENVIRONMENT_NAME.fullmatch(name)
+    ]
+
+
+def _wrong_estimate(table: dict[str, Any], estimate: Estimate) -> list[Problem]:
+    names = [
+        Problem(key=f"estimate.{name}", text="must be text in quotes", hint=f'write {name} = "..."')
+        for name in ("parastrat", "stack")
+        if not isinstance(table.get(name, ""), str)
+    ]
+    memory = _differs("estimate.memory.total", table["memory"], estimate.memory.total)
+    return [*names, *memory, *_differs("estimate.time.step", table["time"], estimate.time.step)]
 
 
 def _differs(key: str, table: dict[str, Any], derived: str | float) -> list[Problem]:
