@@ -89,7 +89,7 @@ def read_device(file: ProfileFile) -> Device:
     """
     _require(file, "figures", _DEVICE, frozenset({"power_w", "host_gb_per_s"}))
     for section in ("peak_tflops", "sustained_tflops"):
-        _require(file, section, _RATES, frozenset(_RATES) - {"bf16"})
+        _require(file, section, _RATES, frozenset(_RATES) - {"fp16"})
     values, provenance = read_values(file, "figures", _DEVICE)
     peak, peak_provenance = read_values(file, "peak_tflops", _RATES)
     sustained, sustained_provenance = read_values(file, "sustained_tflops", _RATES)

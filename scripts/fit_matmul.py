@@ -84,6 +84,20 @@ TARGETS = {
         long_run=1.18,
         long_run_source=f"{FREE_FIT}, on fp8 runs: no bf16 run was at hand",
     ),
+    "b300": Target(
+        gpu="B300",
+        device="b300",
+        ridge=2250 / 8,
+        long_run=1.18,
+        long_run_source="the B200's factor: no training run of dense bf16 was at hand",
+    ),
+    "gb300": Target(
+        gpu="GB300",
+        device="gb300",
+        ridge=2500 / 8,
+        long_run=1.15,
+        long_run_source=f"{FREE_FIT}, on fp8 runs",
+    ),
     "l40s": Target(
         gpu="L40S",
         device=None,

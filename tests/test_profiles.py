@@ -145,12 +145,13 @@ def test_a_device_is_plausible(name: str) -> None:
         peak, sustained = getattr(device.peak, rate.name), getattr(device.sustained, rate.name)
         assert (peak is None) == (sustained is None), rate.name
         assert peak is None or 0.5 * peak < sustained <= peak, rate.name
-    assert device.peak.bf16 is not None
+    assert device.peak.fp16 is not None
+    assert (device.peak.bf16 is not None) == device.bf16_native
     assert 0.5 < device.matmul.ceiling < 1
     assert min(device.matmul.m_half, device.matmul.n_half, device.matmul.k_half) >= 0
     assert 0.3 < device.attention_efficiency < 1
     # a step does 50 to 500 FLOP for each byte of memory traffic that it could do
-    assert 50 < device.peak.bf16 / device.memory_bytes_per_s < 500
+    assert 50 < device.peak.fp16 / device.memory_bytes_per_s < 500
 
 
 @pytest.mark.parametrize("name", GPU_NODES)
@@ -210,7 +211,12 @@ def test_what_nobody_stated_is_unknown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alias", "name"), [("aws-p4d.24xlarge", "p4d.24xlarge"), ("dgx-a100-80", "dgx-a100")]
+    ("alias", "name"),
+    [
+        ("aws-p4d.24xlarge", "p4d.24xlarge"),
+        ("dgx-a100-80", "dgx-a100"),
+        ("h100-96gb-hbm2e-500w:8x400g", "grand-teton-h100-96gb"),
+    ],
 )
 def test_an_alias_is_the_node(alias: str, name: str) -> None:
     assert profiles.load_hardware(f"{alias}:2") == profiles.load_hardware(f"{name}:2")
@@ -222,6 +228,10 @@ def test_aliases_lead_to_profiles_and_hide_none(folder: str) -> None:
     names = {path.stem for path in (profiles.profiles_root() / folder).glob("*.toml")}
     assert set(table.values()) <= names
     assert not set(table) & names
+
+
+def test_an_alias_with_a_colon_needs_no_number_of_nodes() -> None:
+    assert profiles.load_hardware("h100-96gb-hbm2e-500w:8x400g").num_nodes == 1
 
 
 def test_no_folder_is_listed_to_load_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
