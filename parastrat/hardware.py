@@ -38,6 +38,10 @@ class DeviceType(StrEnum):
     XPU = "xpu"
     HPU = "hpu"
     CPU = "cpu"
+    #: Ascend, through torch_npu
+    NPU = "npu"
+    #: Apple
+    MPS = "mps"
 
 
 class FabricKind(StrEnum):

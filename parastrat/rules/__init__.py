@@ -1,0 +1,94 @@
+"""The catalogue of rules, and what they say of a case or of a million plans.
+
+Plan rules reject plans in search and are quoted with the same code and sentence by every report. Case
+rules judge one case. A rule that needs an unknown fact cannot be judged and stays silent.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.errors import UnknownFactError
+from parastrat.finding import Severity
+from parastrat.rules import (
+    memory,
+    mesh,
+)
+from parastrat.rules.rule import CaseRule, Guidance, PlanRule, Rule, finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+    from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.finding import Finding
+    from parastrat.units import Mask
+
+__all__ = [
+    "CASE_RULES",
+    "FAMILIES",
+    "PLAN_RULES",
+    "RULES",
+    "CaseRule",
+    "Guidance",
+    "PlanRule",
+    "Rule",
+    "findings_of",
+    "rejection_masks",
+    "rule_named",
+]
+
+#: the modules that hold rules
+FAMILIES: tuple[ModuleType, ...] = (
+    memory,
+    mesh,
+)
+
+
+def _collected() -> tuple[Rule, ...]:
+    found = (value for family in FAMILIES for value in vars(family).values() if isinstance(value, Guidance))
+    return tuple(sorted(found, key=lambda rule: rule.code))
+
+
+#: every rule, sorted by code
+RULES: tuple[Rule, ...] = _collected()
+PLAN_RULES: tuple[PlanRule, ...] = tuple(rule for rule in RULES if isinstance(rule, PlanRule))
+CASE_RULES: tuple[CaseRule, ...] = tuple(rule for rule in RULES if isinstance(rule, CaseRule))
+
+_BY_CODE = {rule.code: rule for rule in RULES}
+
+
+def rule_named(code: str) -> Rule | None:
+    """Return the rule with a code, in any case of letters; None where there is none."""
+    return _BY_CODE.get(code.upper())
+
+
+def findings_of(case: Case, columns: Columns) -> tuple[Finding, ...]:
+    """Return what the rules say of a case, by code; ``columns`` hold the same case as plain numbers."""
+    found: list[Finding] = []
+    for rule in RULES:
+        try:
+            if isinstance(rule, PlanRule):
+                hit = rule.hit(case) if rule.mask(columns) else None
+            else:
+                hit = rule.hit(case) if isinstance(rule, CaseRule) else None
+        except UnknownFactError:
+            continue
+        if hit is not None:
+            found.append(finding(rule, hit))
+    return tuple(found)
+
+
+def rejection_masks(columns: Columns) -> Iterator[tuple[PlanRule, Mask]]:
+    """Yield the rules that forbid plans, each with the rows that it forbids.
+
+    A mask is one bool where the rule reads nothing that differs between the rows.
+    """
+    for rule in PLAN_RULES:
+        if rule.severity is not Severity.ERROR:
+            continue
+        try:
+            yield rule, rule.mask(columns)
+        except UnknownFactError:
+            continue

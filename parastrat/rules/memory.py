@@ -1,0 +1,182 @@
+"""PS1xx: memory and fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.columns import code_of
+from parastrat.finding import Hit, Severity
+from parastrat.plan import Offload, Recompute, Shard
+from parastrat.rules.rule import plan_rule
+from parastrat.units import GIB
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.units import Mask
+
+#: bytes of one logit in the loss, which torch's cross entropy computes in fp32
+_LOGIT_BYTES = 4
+
+#: share of the card from which one tensor deserves a remark
+_LARGE_SHARE = 4
+
+_FULL = code_of(Recompute.FULL)
+_PARAMETERS = code_of(Shard.PARAMETERS)
+
+
+@plan_rule(
+    "PS101",
+    Severity.ERROR,
+    source="https://docs.pytorch.org/docs/stable/torch_cuda_memory.html",
+)
+def does_not_fit(p: Columns) -> Mask:
+    """A step must fit into the memory of its device.
+
+    What counts is the worst moment on the worst rank: weights, gradients and optimizer state as far as
+    they are not sharded, what the forward keeps for its backward, the buffers of the running block, and
+    what context and allocator take. A device that runs out in step 3 has wasted the start of every rank.
+    """
+    return p.memory_total > p.memory_capacity
+
+
+@does_not_fit.message
+def _(case: Case) -> Hit:
+    memory = case.estimate.memory
+    name, size = max(memory.parts.items(), key=lambda part: part[1])
+    return Hit(
+        message=f"needs {memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB on a "
+        f"{case.hardware.device.name}; the largest part is {name} with {size / GIB:.1f} GiB",
+        fix=_less_memory(case),
+    )
+
+
+@plan_rule(
+    "PS102",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+)
+def is_tight(p: Columns) -> Mask:
+    """The estimate's error must fit beside the peak.
+
+    An estimate of memory misses by a few percent: fragmentation, workspaces and communicators vary with
+    library versions. A plan whose peak fits only without that margin may run today and fail after an
+    update, or at the first long batch.
+    """
+    return (p.memory_total <= p.memory_capacity) & (p.memory_total + p.memory_margin > p.memory_capacity)
+
+
+@is_tight.message
+def _(case: Case) -> Hit:
+    memory = case.estimate.memory
+    spare = (memory.capacity - memory.total) / GIB
+    return Hit(
+        message=f"{spare:.1f} GiB spare, less than the estimate's margin of error of "
+        f"{memory.margin / GIB:.1f} GiB",
+        fix=f"{_less_memory(case)}, or run a few steps first with `parastrat verify`",
+    )
+
+
+@plan_rule(
+    "PS103",
+    Severity.INFO,
+    source="https://arxiv.org/abs/2411.09009",
+)
+def logits_are_large(p: Columns) -> Mask:
+    """Split or chunk the logits when they fill a good part of the card.
+
+    The loss needs one number per token and vocabulary entry, in fp32, and its gradient as many again. With
+    vocabularies of 128 thousand and long sequences that exceeds what all layers keep. Loss parallelism
+    keeps them split over tp; a chunked or fused cross entropy never holds all of them.
+    """
+    split = 1 + p.loss_parallel * (p.tp - 1)
+    logits = p.micro_batch_size * p.sequence_length * p.vocab * _LOGIT_BYTES / (p.cp * split)
+    return logits * _LARGE_SHARE > p.memory_capacity
+
+
+@logits_are_large.message
+def _(case: Case) -> Hit:
+    plan, tokens = case.plan, case.workload.sequence_length or 1
+    split = plan.mesh.tp if plan.loss_parallel else 1
+    vocab = case.model.vocab or 0
+    logits = plan.micro_batch_size * tokens * vocab * _LOGIT_BYTES / (plan.mesh.cp * split)
+    splittable = plan.mesh.tp > 1 and not plan.loss_parallel
+    return Hit(
+        message=f"the logits of one micro-batch ({plan.micro_batch_size} x {tokens:,} tokens x {vocab:,}) "
+        f"take {logits / GIB:.1f} GiB in fp32, and their gradient as much again",
+        fix="turn on loss_parallel" if splittable else "use a chunked or fused linear cross entropy",
+    )
+
+
+@plan_rule(
+    "PS104",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
+)
+def gathered_while_tight(p: Columns) -> Mask:
+    """Free gathered parameters after the forward where memory is short.
+
+    With `reshard_after_forward=False` every block's full parameters stay on the device from its forward to
+    its backward. That saves one all-gather per block, for the memory of the whole unsharded model.
+    """
+    tight = p.memory_total + p.memory_margin > p.memory_capacity
+    kept = (p.shard == _PARAMETERS) & (p.dp_shard > 1) & (p.reshard_after_forward == 0)
+    return tight & kept & (p.pp == 1)
+
+
+@gathered_while_tight.message
+def _(case: Case) -> Hit:
+    held = case.estimate.memory.transient + case.estimate.memory.parameters
+    return Hit(
+        message=f"parameters and gathered copies take {held / GIB:.1f} GiB while memory is short, because "
+        "blocks stay gathered after their forward",
+        fix="set reshard_after_forward = true",
+    )
+
+
+@plan_rule(
+    "PS105",
+    Severity.INFO,
+    source="https://pytorch.org/blog/activation-checkpointing-techniques/",
+)
+def recomputes_with_room_to_spare(p: Columns) -> Mask:
+    """Recompute everything only when memory asks for it.
+
+    Full recompute runs every block's forward twice, about a third more work. While half of the card is
+    free, selective recompute or none is likely to fit and faster; the search compares them.
+    """
+    return (p.recompute == _FULL) & (2 * (p.memory_total + p.memory_margin) < p.memory_capacity)
+
+
+@recomputes_with_room_to_spare.message
+def _(case: Case) -> Hit:
+    memory = case.estimate.memory
+    free = (memory.capacity - memory.total - memory.margin) / GIB
+    return Hit(
+        message=f"every block is computed again while {free:.1f} of {memory.capacity / GIB:.1f} GiB "
+        "are free",
+        fix="try --recompute selective or none, or a larger micro-batch",
+    )
+
+
+def _less_memory(case: Case) -> str:
+    """Name the cheapest step down that this plan has left."""
+    plan, world = case.plan, case.hardware.world_size
+    if (
+        plan.recompute is not Recompute.FULL
+        and case.estimate.memory.activations * 4 > case.estimate.memory.total
+    ):
+        return "recompute more (--recompute full)"
+    if plan.micro_batch_size > 1:
+        return f"use a micro-batch of {plan.micro_batch_size // 2} instead of {plan.micro_batch_size}"
+    if (
+        world > 1
+        and plan.mesh.dp > 1
+        and (plan.shard is not Shard.PARAMETERS or plan.mesh.dp_replicate > 1)
+    ):
+        return f"shard the parameters over all {plan.mesh.dp} data-parallel ranks (--strategy fsdp2)"
+    if plan.recompute is not Recompute.FULL:
+        return "recompute more (--recompute full)"
+    if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
+        return f"offload the optimizer to host memory, or use more devices than {world}"
+    return f"use more devices than {world}, or a shorter sequence"

@@ -1,0 +1,467 @@
+"""PS20x to PS22x: the mesh, what its degrees must divide, and what they cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.columns import code_of
+from parastrat.finding import Hit, Severity
+from parastrat.hardware import DeviceType, FabricKind
+from parastrat.plan import Compile, Offload, Shard
+from parastrat.rules.divisors import either, nearest_divisors
+from parastrat.rules.rule import case_rule, plan_rule
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.units import Mask
+
+_TITAN = "https://github.com/pytorch/torchtitan/blob/b5bcd76/torchtitan"
+_MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron"
+
+_NONE = code_of(Shard.NONE)
+_PARAMETERS = code_of(Shard.PARAMETERS)
+
+
+@plan_rule(
+    "PS200",
+    Severity.ERROR,
+    source=f"{_TITAN}/distributed/parallel_dims.py",
+    covers=("PIT101", "PIT102", "PIT103"),
+)
+def mesh_is_not_the_world(p: Columns) -> Mask:
+    """The degrees must multiply to the number of devices.
+
+    pp x dp_replicate x dp_shard x cp x tp is the number of ranks; ep lies inside them. A larger mesh cannot
+    be built. A smaller one is accepted silently: the ranks outside it idle, and hang in the first
+    collective over the whole world.
+    """
+    return p.world_size != p.devices
+
+
+@mesh_is_not_the_world.message
+def _(case: Case) -> Hit:
+    mesh, devices = case.plan.mesh, case.hardware.world_size
+    rest = mesh.pp * mesh.cp * mesh.tp
+    fix = (
+        f"use {devices // rest} data-parallel ranks in all"
+        if devices % rest == 0
+        else f"choose pp, cp and tp whose product, now {rest}, divides {devices}"
+    )
+    return Hit(
+        message=f"pp {mesh.pp} x dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x "
+        f"cp {mesh.cp} x tp {mesh.tp} = {mesh.world_size} ranks, but {case.hardware.name} has {devices} devices",
+        fix=fix,
+    )
+
+
+@plan_rule(
+    "PS201",
+    Severity.ERROR,
+    source=f"{_MEGATRON}/core/transformer/transformer_config.py#L1448",
+    covers=("PIT201",),
+)
+def heads_do_not_divide(p: Columns) -> Mask:
+    """The attention heads must divide evenly over tp.
+
+    Tensor parallelism gives every rank whole heads. With a remainder, the projections cannot be viewed as
+    heads on a rank: Megatron refuses, DTensor fails in the reshape of the first forward.
+    """
+    return p.heads % p.tp != 0
+
+
+@heads_do_not_divide.message
+def _(case: Case) -> Hit:
+    tp, heads = case.plan.mesh.tp, case.model.heads or 1
+    choices = nearest_divisors(tp, heads, case.hardware.world_size)
+    return Hit(
+        message=f"{heads} heads cannot be split evenly over tp={tp}",
+        fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {heads} heads",
+    )
+
+
+@plan_rule(
+    "PS202",
+    Severity.ERROR,
+    source=f"{_MEGATRON}/core/transformer/transformer_config.py#L1466",
+    covers=("PIT202",),
+)
+def kv_heads_do_not_divide(p: Columns) -> Mask:
+    """The key-value heads must divide over tp, or tp must be a multiple of them.
+
+    With grouped-query attention each rank needs the keys and values of its own query heads: whole key-value
+    heads, or a copy of one. Anything else splits a group.
+    """
+    return (p.kv_heads % p.tp != 0) & (p.tp % p.kv_heads != 0)
+
+
+@kv_heads_do_not_divide.message
+def _(case: Case) -> Hit:
+    tp, kv_heads = case.plan.mesh.tp, case.model.kv_heads or 1
+    choices = nearest_divisors(tp, kv_heads, case.hardware.world_size)
+    return Hit(
+        message=f"{kv_heads} key-value heads neither divide over tp={tp} nor divide it",
+        fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {kv_heads}",
+    )
+
+
+@plan_rule(
+    "PS203",
+    Severity.WARNING,
+    source=f"{_MEGATRON}/core/transformer/transformer_config.py#L1466",
+    covers=("PIT203",),
+)
+def kv_heads_are_copied(p: Columns) -> Mask:
+    """Beyond the number of key-value heads tp copies them.
+
+    The ranks that share a head each hold its projection and compute it again, and must keep the copies
+    equal. Megatron does that; plans written for plain DTensor fail in the view of the first forward.
+    """
+    return (p.tp > p.kv_heads) & (p.tp % p.kv_heads == 0)
+
+
+@kv_heads_are_copied.message
+def _(case: Case) -> Hit:
+    tp, kv_heads = case.plan.mesh.tp, case.model.kv_heads or 1
+    return Hit(
+        message=f"tp={tp} exceeds {kv_heads} key-value heads: each is copied to {tp // kv_heads} ranks",
+        fix=f"use tp <= {kv_heads}, or a framework that copies key-value heads",
+    )
+
+
+@plan_rule(
+    "PS206",
+    Severity.WARNING,
+    source="https://arxiv.org/abs/2104.04473",
+    covers=("PIT105",),
+)
+def tensor_parallel_leaves_the_fast_domain(p: Columns) -> Mask:
+    """Keep tensor parallelism inside one scale-up domain.
+
+    Every layer all-reduces activations on the critical path, at the slowest link's speed. Between nodes
+    that is a network card instead of NVLink; whether it pays all the same, the estimate says.
+    """
+    return p.tp > p.scale_up_devices
+
+
+@tensor_parallel_leaves_the_fast_domain.message
+def _(case: Case) -> Hit:
+    tp, limit = case.plan.mesh.tp, case.hardware.scale_up_devices
+    return Hit(
+        message=f"tp={tp} spans scale-up domains of {limit} devices",
+        fix=f"use tp <= {limit}, and fsdp2 or pp between the domains",
+    )
+
+
+@plan_rule(
+    "PS207",
+    Severity.WARNING,
+    source="https://github.com/NVIDIA/nccl-tests/issues/307",
+    covers=("PIT106",),
+)
+def tensor_parallel_over_pcie(p: Columns) -> Mask:
+    """Tensor parallelism wants NVLink, not PCIe.
+
+    PCIe moves a tenth of what NVLink moves, shared by the cards of a root, and boards without NVLink often
+    lack peer access too. Activations cross it several times per layer; FSDP and pipelines cross it less.
+    """
+    return (p.tp > 1) & (p.scale_up_kind == code_of(FabricKind.PCIE))
+
+
+@tensor_parallel_over_pcie.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"tp={case.plan.mesh.tp} all-reduces over PCIe: {case.hardware.name} has no NVLink",
+        fix="use fsdp2, or pp, instead of tp",
+    )
+
+
+@plan_rule(
+    "PS208",
+    Severity.WARNING,
+    source=f"{_MEGATRON}/core/parallel_state.py#L883",
+    covers=("PIT107",),
+)
+def tensor_groups_straddle_domains(p: Columns) -> Mask:
+    """The scale-up domain should be a multiple of tp.
+
+    Ranks are numbered with tp innermost. If the domain is no multiple of tp, some groups lie across two
+    domains, and every step waits for these.
+    """
+    return (
+        (p.tp <= p.scale_up_devices)
+        & (p.scale_up_devices % p.tp != 0)
+        & (p.world_size > p.scale_up_devices)
+    )
+
+
+@tensor_groups_straddle_domains.message
+def _(case: Case) -> Hit:
+    tp, domain = case.plan.mesh.tp, case.hardware.scale_up_devices
+    return Hit(
+        message=f"tp={tp} does not divide scale-up domains of {domain} devices: some groups span two",
+        fix=f"use tp {either(nearest_divisors(tp, domain))}",
+    )
+
+
+@plan_rule(
+    "PS210",
+    Severity.WARNING,
+    source=f"{_MEGATRON}/core/model_parallel_config.py#L504",
+    covers=("PIT211",),
+)
+def sequence_parallel_alone(p: Columns) -> Mask:
+    """Sequence parallelism is a part of tensor parallelism.
+
+    It splits the activations between tensor-parallel regions over the tp ranks. Without tp there is nothing
+    to split over; long sequences alone are what context parallelism is for.
+    """
+    return (p.sequence_parallel == 1) & (p.tp == 1)
+
+
+@sequence_parallel_alone.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"sequence_parallel is on with tp=1 ({case.plan.mesh}): it splits nothing",
+        fix="turn sequence_parallel off, or use cp for long sequences",
+    )
+
+
+@plan_rule(
+    "PS211",
+    Severity.ERROR,
+    source="https://arxiv.org/abs/2205.05198",
+    covers=("PIT210",),
+)
+def sequence_does_not_divide(p: Columns) -> Mask:
+    """With sequence parallelism the sequence must divide over cp x tp.
+
+    The reduce-scatter behind every row-parallel layer hands each tp rank an equal part of its sequence
+    chunk; a remainder is a shape error in the first forward.
+    """
+    return (p.sequence_parallel == 1) & (p.tp > 1) & (p.sequence_length % (p.cp * p.tp) != 0)
+
+
+@sequence_does_not_divide.message
+def _(case: Case) -> Hit:
+    mesh, length = case.plan.mesh, case.workload.sequence_length or 1
+    parts = mesh.cp * mesh.tp
+    return Hit(
+        message=f"a sequence of {length:,} tokens does not divide over cp {mesh.cp} x tp {mesh.tp} = "
+        f"{parts}",
+        fix=f"pad sequences to {-(-length // parts) * parts:,} tokens, or turn sequence_parallel off",
+    )
+
+
+@plan_rule(
+    "PS212",
+    Severity.INFO,
+    source="https://arxiv.org/abs/2205.05198",
+)
+def tensor_without_sequence_parallel(p: Columns) -> Mask:
+    """Tensor parallelism is better with sequence parallelism.
+
+    Norms, dropouts and residuals between the tensor-parallel regions are otherwise kept and computed in
+    full on every rank. The all-reduce becomes a reduce-scatter and an all-gather of the same total size.
+    """
+    return (p.tp > 1) & (p.sequence_parallel == 0)
+
+
+@tensor_without_sequence_parallel.message
+def _(case: Case) -> Hit:
+    tp = case.plan.mesh.tp
+    return Hit(
+        message=f"tp={tp} without sequence parallelism: each of {tp} ranks keeps the same activations "
+        "between its layers",
+        fix="turn sequence_parallel on",
+    )
+
+
+@plan_rule(
+    "PS213",
+    Severity.WARNING,
+    source="https://github.com/oumi-ai/oumi/pull/213",
+    covers=("PIT110",),
+)
+def shard_groups_straddle_domains(p: Columns) -> Mask:
+    """A shard group of HSDP should fill whole scale-up domains, or divide one.
+
+    The point of replicas is that parameters are gathered over the fast links and only gradients cross the
+    slow ones. A group of an odd size has members behind the slow link, and gathers at its speed.
+    """
+    group = p.dp_shard * p.cp * p.tp
+    straddles = (group % p.scale_up_devices != 0) & (p.scale_up_devices % group != 0)
+    return (p.shard == _PARAMETERS) & (p.dp_replicate > 1) & (p.dp_shard > 1) & straddles
+
+
+@shard_groups_straddle_domains.message
+def _(case: Case) -> Hit:
+    mesh, domain = case.plan.mesh, case.hardware.scale_up_devices
+    group = mesh.dp_shard * mesh.cp * mesh.tp
+    inner = mesh.cp * mesh.tp
+    fix = (
+        f"use dp_shard {domain // inner}, one domain"
+        if domain % inner == 0
+        else f"choose dp_shard x cp x tp = {domain}"
+    )
+    return Hit(
+        message=f"shard groups of {group} devices straddle scale-up domains of {domain}",
+        fix=fix,
+    )
+
+
+@plan_rule(
+    "PS214",
+    Severity.INFO,
+    source=f"{_MEGATRON}/training/tokenizer",
+    covers=("PIT207",),
+)
+def vocabulary_does_not_divide(p: Columns) -> Mask:
+    """A vocabulary that tp does not divide is padded or split unevenly.
+
+    It runs: Megatron pads the table, DTensor gives the last rank less. An unpadded table also misses the
+    matrix sizes that tensor cores like, and a padded one changes the checkpoint's shape.
+    """
+    return (p.tp > 1) & (p.vocab % p.tp != 0)
+
+
+@vocabulary_does_not_divide.message
+def _(case: Case) -> Hit:
+    tp, vocab = case.plan.mesh.tp, case.model.vocab or 1
+    unit = 128 * tp
+    return Hit(
+        message=f"a vocabulary of {vocab:,} does not divide over tp={tp}",
+        fix=f"pad it to {-(-vocab // unit) * unit:,}, a multiple of 128 x {tp}",
+    )
+
+
+@plan_rule(
+    "PS215",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
+)
+def nothing_to_shard_over(p: Columns) -> Mask:
+    """Sharding needs a shard axis.
+
+    What `shard` names is split over dp_shard ranks. With dp_shard = 1 each rank holds all of it, so the
+    plan costs FSDP's hooks and saves no memory; replicas alone are DDP.
+    """
+    return (p.shard != _NONE) & (p.dp_shard == 1)
+
+
+@nothing_to_shard_over.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    replicas = plan.mesh.dp_replicate
+    return Hit(
+        message=f"shard = {plan.shard.value} with dp_shard = 1 splits nothing ({plan.mesh})",
+        fix=f"use dp_shard {replicas} instead of dp_replicate {replicas}, or shard = none"
+        if replicas > 1
+        else "set shard = none, or give dp_shard more ranks",
+    )
+
+
+@plan_rule(
+    "PS216",
+    Severity.WARNING,
+    source=f"{_TITAN}/distributed/parallel_dims.py",
+)
+def replicas_on_the_shard_axis(p: Columns) -> Mask:
+    """Replicas belong on dp_replicate.
+
+    With shard = none the ranks of dp_shard hold full copies: the plan says sharded and means replicated.
+    Frameworks that read dp_shard alone will shard.
+    """
+    return (p.shard == _NONE) & (p.dp_shard > 1)
+
+
+@replicas_on_the_shard_axis.message
+def _(case: Case) -> Hit:
+    mesh = case.plan.mesh
+    return Hit(
+        message=f"shard = none, but dp_shard = {mesh.dp_shard}",
+        fix=f"use dp_replicate {mesh.dp} with dp_shard 1 (--strategy ddp), or shard = parameters",
+    )
+
+
+@plan_rule(
+    "PS217",
+    Severity.ERROR,
+    source="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
+    covers=("PIT414",),
+)
+def offload_without_a_device(p: Columns) -> Mask:
+    """Offloading moves state from an accelerator to its host.
+
+    On CPU processes the state is there already. torch's CPUOffloadPolicy asks for an accelerator to copy
+    from and fails without one.
+    """
+    return (p.offload != code_of(Offload.NONE)) & (p.device_type == code_of(DeviceType.CPU))
+
+
+@offload_without_a_device.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"offload = {case.plan.offload.value} on {case.hardware.name}, whose ranks are processes",
+        fix="set offload = none",
+    )
+
+
+@plan_rule(
+    "PS219",
+    Severity.INFO,
+    source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html#torch.distributed.tensor.parallel.loss_parallel",
+)
+def loss_parallel_alone(p: Columns) -> Mask:
+    """Loss parallelism splits the logits over tp.
+
+    They come out of the last column-parallel layer split by vocabulary. Without tp they are whole already.
+    """
+    return (p.loss_parallel == 1) & (p.tp == 1)
+
+
+@loss_parallel_alone.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"loss_parallel is on with tp=1 ({case.plan.mesh}): it splits nothing",
+        fix="turn loss_parallel off",
+    )
+
+
+@plan_rule(
+    "PS220",
+    Severity.WARNING,
+    source=f"{_TITAN}/distributed/tensor_parallel.py",
+)
+def async_tensor_parallel_is_idle(p: Columns) -> Mask:
+    """Asynchronous tensor parallelism needs tp and the compiler.
+
+    The compiler splits each matrix multiply and its collective into pieces that overlap. Eager code runs
+    them one after the other, whatever the flag says.
+    """
+    return (p.async_tp == 1) & ((p.tp == 1) | (p.compile == code_of(Compile.NONE)))
+
+
+@async_tensor_parallel_is_idle.message
+def _(case: Case) -> Hit:
+    tp, compiled = case.plan.mesh.tp, case.plan.compile.value
+    return Hit(
+        message=f"async_tp is on with tp={tp} and compile = {compiled}: nothing overlaps",
+        fix="set compile = block" if tp > 1 else "turn async_tp off",
+    )
+
+
+@case_rule("PS223", Severity.ERROR, source="https://arxiv.org/abs/1909.08053")
+def tensor_parallel_without_heads(case: Case) -> Hit | None:
+    """Tensor parallelism here means splitting attention heads and the layers around them.
+
+    A model without heads, such as a convolutional network, has no such plan: its channels could be split,
+    but no framework that parastrat knows does so. Data parallelism serves these models.
+    """
+    tp = case.plan.mesh.tp
+    if tp == 1 or case.model.heads is not None:
+        return None
+    return Hit(
+        message=f"tp={tp} for {case.model.name}, whose attention heads are unknown or absent",
+        fix=f"use tp 1, and the {tp} ranks for ddp or fsdp2",
+    )
