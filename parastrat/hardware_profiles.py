@@ -236,9 +236,17 @@ def with_ranks(hardware: Hardware, ranks: int) -> Hardware:
     """Run so many ranks on each node: fewer than devices leave some idle, more share them evenly.
 
     Raises:
-        ProfileError: for a number below 1, or one that does not share the devices evenly.
+        ProfileError: for a number below 1, one that does not share the devices evenly, or devices that
+            other ranks share already.
     """
-    physical = hardware.accelerators_per_node or hardware.devices_per_node
+    if ranks == hardware.devices_per_node:
+        return hardware
+    physical = hardware.devices_per_node
+    if hardware.accelerators_per_node is not None:
+        raise ProfileError(
+            f"{hardware.name} already runs {physical} ranks on {hardware.accelerators_per_node} devices",
+            hint="leave --ranks-per-node out, or probe again",
+        )
     if ranks < 1 or (ranks > physical and ranks % physical):
         raise ProfileError(
             f"{ranks} ranks cannot share the {physical} devices of a node evenly",

@@ -46,7 +46,7 @@ def test_only_large_compute_bound_kernels_of_the_gpu_are_read(tmp_path: Path) ->
         "H100-80GB-SXM,bf16,8192,8192,8192,1.5,torch\n"
         "H100-80GB-SXM,fp8,8192,8192,8192,1.5,torch\n"
         "H200,bf16,8192,8192,8192,1.5,torch\n"
-        "H100-80GB-SXM,bf16,128,128,128,0.01,torch\n"
+        "H100-80GB-SXM,bf16,2048,2048,1024,0.02,torch\n"
         "H100-80GB-SXM,bf16,128,65536,8192,0.5,torch\n"
     )
     sides, rates = SCRIPT["read_kernels"](table, SCRIPT["TARGETS"]["h100-sxm5"])

@@ -341,6 +341,14 @@ def test_ranks_that_cannot_share(ranks: int) -> None:
         profiles.load_hardware("dgx-h100", ranks_per_node=ranks)
 
 
+def test_devices_that_are_shared_are_not_shared_again(tmp_path: Path) -> None:
+    shared = profiles.load_hardware("dgx-h100", ranks_per_node=16)
+    path = str(stored(tmp_path, shared))
+    assert profiles.load_hardware(path, ranks_per_node=16) == shared
+    with pytest.raises(ProfileError, match="already runs 16 ranks on 8"):
+        profiles.load_hardware(path, ranks_per_node=8)
+
+
 # ---- processes of CPU hosts
 
 
