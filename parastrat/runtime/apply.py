@@ -1,0 +1,205 @@
+"""``auto_parallelize``: a plan applied to a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parastrat.errors import ParastratError
+from parastrat.plan import Compile, Plan, Recompute
+from parastrat.runtime.agreement import agree, from_first, together
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.data_parallel import data_mesh, replicate, shard, shards
+from parastrat.runtime.decide import Choice, Example, backend, decide, device_type, stated_choice
+from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
+from parastrat.runtime.plain_loop import guard_plain_loop
+from parastrat.runtime.precision import LossScale, autocast_forward, cast_weights
+from parastrat.runtime.recompute import recomputing, replace_module
+from parastrat.runtime.refusals import (
+    check_fingerprint,
+    check_model,
+    check_optimizers,
+    check_plan,
+    check_world,
+)
+from parastrat.runtime.slots import slots_of
+from parastrat.runtime.weights import load_weights
+from parastrat.runtime.world import (
+    backend_string,
+    join_process_group,
+    own_device,
+    release_at_exit,
+    world_of,
+)
+from parastrat.runtime.wrapping import Wrapping, remember
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.runtime.replay import Record
+    from parastrat.workload import Workload
+
+
+def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are optional keywords)
+    model: nn.Module | Callable[[], nn.Module],
+    *,
+    plan: Plan | str | Path | None = None,
+    sample_inputs: Any = None,
+    loss_fn: Callable[..., torch.Tensor] | None = None,
+    workload: Workload | None = None,
+    checkpoint: str | Path | None = None,
+    allow_pipeline: bool = False,
+) -> nn.Module:
+    """Return the model on this process's device, wrapped as the plan says.
+
+    Runs under torchrun, srun, mpirun, ``parastrat run`` or alone; initialises the process group if
+    nobody has. The result is torch's own: the module itself for one process, a
+    ``DistributedDataParallel``, or the module with ``FSDPModule`` mixed in.
+
+    Args:
+        model: A module, which is wrapped as it is, with rank 0's weights; or a callable without arguments
+            that builds one. The callable runs on the meta device, so that each rank only ever holds its
+            shard and one block.
+        plan: A plan or the path of a plan.toml; else ``$PARASTRAT_PLAN``; else decided now.
+        sample_inputs: One micro-batch as the forward takes it (tensor, tuple or dict); only to decide.
+        loss_fn: As ``forward_backward`` takes it; only to decide.
+        workload: The global batch and number format; only to decide.
+        checkpoint: Weights to begin with: a file of ``torch.save`` or a folder of ``save_checkpoint`` or
+            ``torch.distributed.checkpoint``. Without one, a callable's weights come from
+            ``reset_parameters``, ``init_weights`` or ``_init_weights``.
+        allow_pipeline: Reserved for plans that need ``forward_backward``: pipelines and accumulation.
+
+    Raises:
+        MismatchError: if the plan is for another world or model, or the ranks differ.
+        WrapError: if the plan cannot be applied, a weight has no initial value, or a live optimizer holds
+            parameters that would be replaced.
+    """
+    choice, failure = _stated(plan)
+    world = world_of(os.environ)
+    device = own_device(device_type(choice), world)
+    if world.world_size > 1:
+        join_process_group(backend_string(backend(choice, device.type), device.type), device)
+    if failure is not None:
+        together(lambda: _raise(failure))
+    module, record = together(lambda: _built(model))
+    if choice is None:
+        example = Example(
+            inputs=sample_inputs, loss_fn=loss_fn, workload=workload, accumulate=allow_pipeline
+        )
+        choice = from_first(lambda: decide(module, example, device))
+    decided = choice
+    together(lambda: _check(module, decided))
+    agree(decided.plan, module)
+    return _wrapped(module, decided.plan, device, Start(record=record, checkpoint=checkpoint))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where the first weights come from."""
+
+    #: how a callable built its module on the meta device; None for a module that was given
+    record: Record | None
+    checkpoint: str | Path | None
+
+
+def _stated(plan: Plan | str | Path | None) -> tuple[Choice | None, ParastratError | None]:
+    """Return the stated plan or why it cannot be read: the other ranks must hear of it first."""
+    try:
+        return stated_choice(plan), None
+    except ParastratError as error:
+        return None, error
+
+
+def _raise(error: ParastratError) -> None:
+    raise error
+
+
+def _built(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, Record | None]:
+    if isinstance(model, nn.Module) or not callable(model):
+        return check_model(model), None
+    module, record = build_on_meta(model)
+    return check_model(module), record
+
+
+def _check(module: nn.Module, choice: Choice) -> None:
+    check_world(choice.plan, dist.get_world_size() if dist.is_initialized() else 1)
+    check_plan(choice.plan)
+    if choice.fingerprint is not None:
+        check_fingerprint(module, choice.fingerprint)
+    check_optimizers(module, choice.plan)
+
+
+def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> nn.Module:
+    """Recompute, compile, shard or replicate, in this order: each must see what the ones before made."""
+    calls: list[str] = []
+    wrapping = Wrapping(
+        plan=plan,
+        device=device,
+        mesh=data_mesh(plan, device, calls),
+        blocks=repeated_blocks(module),
+        calls=calls,
+    )
+    changed = cast_weights(module, plan.precision)
+    if changed:
+        calls.append(
+            f"# {len(changed)} parameters cast to the plan's {plan.precision}, such as {changed[0]}"
+        )
+    units = _units(module, wrapping)
+    if shards(plan):
+        model = shard(module, wrapping, units)
+        _fill(module, wrapping, start)
+    else:
+        _fill(module, wrapping, start)
+        module.to(device)
+        calls.append(f"model.to({str(device)!r})")
+        if autocast_forward(module, device, plan.precision):
+            calls.append(f"model.forward = torch.autocast({device.type!r}, ...)(model.forward)")
+        model = replicate(module, wrapping) if plan.mesh.dp > 1 else module
+    if plan.precision is Precision.FP16_MIXED:
+        wrapping.loss_scale = LossScale()
+    guard_plain_loop(model, wrapping)
+    remember(model, wrapping)
+    release_at_exit(model)
+    return model
+
+
+def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
+    """Return the blocks by name, with the plan's recompute and compile on them."""
+    plan, calls, blocks = wrapping.plan, wrapping.calls, wrapping.blocks
+    units = {}
+    for name, block in zip(blocks.names, blocks.modules, strict=True):
+        unit = recomputing(block, plan.recompute)
+        if unit is not block:
+            replace_module(module, name, unit)
+        if plan.compile is Compile.BLOCK:
+            unit.compile()
+        units[name] = unit
+    if units and plan.recompute is not Recompute.NONE:
+        calls.append(f"# recompute {plan.recompute} in each of {tuple(units)}")
+    if units and plan.compile is Compile.BLOCK:
+        calls.append(f"for name in {tuple(units)}:\n    model.get_submodule(name).compile()")
+    return units
+
+
+def _fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
+    """Give meta tensors their values, and all persistent ones those of the checkpoint."""
+    slots = [slot for slot in slots_of(module) if slot.is_meta]
+    loaded = start.checkpoint is not None
+    fresh = [slot for slot in slots if not (loaded and slot.persistent)]
+    if loaded:
+        for slot in slots:
+            if slot.persistent:
+                slot.put(slot.allocated(wrapping.device))
+    if fresh:
+        recipe = Recipe(device=wrapping.device, blocks=wrapping.blocks.names, record=start.record)
+        initialise(module, fresh, recipe)
+        wrapping.calls.append(f"# {len(fresh)} tensors initialised on {wrapping.device}, block by block")
+    if start.checkpoint is not None:
+        load_weights(module, Path(start.checkpoint))
+        wrapping.calls.append(f"# weights loaded from {start.checkpoint}")

@@ -1,0 +1,199 @@
+"""A rank's share of a batch: splitting, counting, moving to the device, and loading it alone."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset
+
+from parastrat.errors import UsageError
+from parastrat.runtime.agreement import shared_seed
+from parastrat.runtime.wrapping import latest_wrapping
+
+if TYPE_CHECKING:
+    from parastrat.plan import Plan
+
+#: targets that losses leave out, by torch's convention
+IGNORED = -100
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return the batch with all tensors on the device."""
+    return tree_map(
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, batch
+    )
+
+
+def batch_size(inputs: Any) -> int:
+    """Return the length of the first tensor's first dimension.
+
+    Raises:
+        UsageError: without a tensor that has dimensions.
+    """
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim:
+            return int(leaf.shape[0])
+    raise UsageError("the batch holds no tensor", hint="pass a tensor, a tuple or a dict of tensors")
+
+
+def micro_batches(batch: Any, plan: Plan) -> list[Any]:
+    """Split this rank's share into micro-batches of the plan's size; the last may be smaller.
+
+    Tensors whose first dimension is not the batch (position ids of length 1) go to every micro-batch.
+
+    Raises:
+        UsageError: for more samples than the plan's share, or none.
+    """
+    samples = batch_size(batch)
+    share = plan.micro_batch_size * plan.gradient_accumulation_steps
+    if not 0 < samples <= share:
+        raise UsageError(
+            f"this rank got {samples} samples for one optimizer step; the plan has {share} "
+            f"({plan.micro_batch_size} x {plan.gradient_accumulation_steps} accumulation steps)",
+            hint=f"pass {share} samples per rank (global batch {plan.global_batch_size}), "
+            "as parastrat.shard_dataloader does, or re-plan with --global-batch",
+        )
+
+    def part(start: int) -> Any:
+        end = start + plan.micro_batch_size
+        return tree_map(
+            lambda leaf: (
+                leaf[start:end]
+                if isinstance(leaf, torch.Tensor) and leaf.ndim and leaf.shape[0] == samples
+                else leaf
+            ),
+            batch,
+        )
+
+    return [part(start) for start in range(0, samples, plan.micro_batch_size)]
+
+
+def target_count(targets: Any, ignored: int = IGNORED) -> int:
+    """Return how many targets a mean loss divides by: all but the ignored class indices."""
+    count = 0
+    for leaf in tree_leaves(targets):
+        if isinstance(leaf, torch.Tensor):
+            integral = not (leaf.is_floating_point() or leaf.is_complex())
+            count += int((leaf != ignored).sum().item()) if integral else leaf.numel()
+    return count
+
+
+def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader of this rank's share of every optimizer step, for the last model that was wrapped.
+
+    The plan sets the batch: each item has ``micro_batch_size x gradient_accumulation_steps`` samples, and
+    the shares of all data-parallel ranks make up one global batch, in the order of the loader's sampler
+    (rank 0's random order). Ranks with the same data coordinate get the same samples. A last incomplete
+    global batch is dropped if ``loader.drop_last``, else divided evenly; if it is too small to give each
+    rank a sample, it is dropped with a warning.
+
+    Args:
+        loader: Over the whole dataset, as for one process. Of an ``IterableDataset`` every rank reads all
+            samples and keeps its own.
+
+    Raises:
+        UsageError: if no model was wrapped, or the loader does not batch.
+    """
+    wrapping = latest_wrapping()
+    plan = wrapping.plan
+    share = plan.micro_batch_size * plan.gradient_accumulation_steps
+    if isinstance(loader.dataset, IterableDataset):
+        stream = _ShareOfStream(loader.dataset, wrapping.dp_rank, plan.mesh.dp, share)
+        return _rebuilt(loader, dataset=stream, batch_size=share, drop_last=loader.drop_last)
+    if loader.batch_size is None:
+        raise UsageError(
+            "this DataLoader batches by itself (no batch_size), but the plan sets the batch",
+            hint="pass a DataLoader with a batch_size and, if need be, a sampler",
+        )
+    sampler = ShareSampler(
+        loader.sampler, rank=wrapping.dp_rank, ranks=plan.mesh.dp, share=share, drop_last=loader.drop_last
+    )
+    return _rebuilt(loader, dataset=loader.dataset, batch_sampler=sampler)
+
+
+class ShareSampler:
+    """One rank's indices of every global batch."""
+
+    def __init__(self, order: Iterable[int], *, rank: int, ranks: int, share: int, drop_last: bool) -> None:
+        self._order = order
+        self._rank, self._ranks, self._share, self._drop_last = rank, ranks, share, drop_last
+
+    def __len__(self) -> int:
+        whole, rest = divmod(len(self._order), self._share * self._ranks)  # type: ignore[arg-type]
+        return whole + int(not self._drop_last and rest >= self._ranks)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for index in _same_order(self._order):
+            batch.append(index)
+            if len(batch) == self._share * self._ranks:
+                yield batch[self._rank * self._share : (self._rank + 1) * self._share]
+                batch = []
+        if not batch or self._drop_last:
+            return
+        if len(batch) < self._ranks:
+            warnings.warn(
+                f"the last {len(batch)} samples are left out: there are {self._ranks} data-parallel ranks",
+                stacklevel=2,
+            )
+            return
+        yield batch[self._rank :: self._ranks]
+
+
+class _ShareOfStream(IterableDataset[Any]):
+    """One rank's samples of a stream that every rank reads."""
+
+    def __init__(self, stream: IterableDataset[Any], rank: int, ranks: int, share: int) -> None:
+        self._stream, self._rank, self._ranks, self._share = stream, rank, ranks, share
+
+    def __iter__(self) -> Iterator[Any]:
+        # whole global batches only: nobody knows the stream's end before it comes
+        batch: list[Any] = []
+        for sample in self._stream:
+            batch.append(sample)
+            if len(batch) == self._share * self._ranks:
+                yield from batch[self._rank * self._share : (self._rank + 1) * self._share]
+                batch = []
+        if len(batch) >= self._ranks:
+            yield from batch[self._rank :: self._ranks]
+
+
+def _same_order(order: Any) -> Iterator[int]:
+    """Iterate a sampler in rank 0's random order.
+
+    torch's samplers draw one seed for an epoch as they begin, from their generator or the global one.
+    """
+    if not dist.is_initialized():
+        yield from order
+        return
+    seed = shared_seed()
+    generator = getattr(order, "generator", None)
+    if generator is not None:
+        generator.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        remaining = iter(order)
+        first = next(remaining, None)
+    if first is not None:
+        yield first
+        yield from remaining
+
+
+def _rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    kept = (
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "generator",
+        "prefetch_factor",
+        "persistent_workers",
+    )
+    return DataLoader(**{name: getattr(loader, name) for name in kept}, **changes)

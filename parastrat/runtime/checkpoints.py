@@ -1,0 +1,75 @@
+"""Training state saved under one plan and loaded under any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from parastrat.errors import UsageError
+from parastrat.runtime.wrapping import wrapping_of
+
+
+def save_checkpoint(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    path: str | Path,
+    *,
+    extra: dict[str, Any] | None = None,
+) -> None:
+    """Save weights, optimizer state and ``extra`` (step number, scheduler) into a folder; all ranks call it.
+
+    The names are those of the plain model, so that any plan, or plain torch, can load it.
+
+    Raises:
+        UsageError: for a model that ``auto_parallelize`` did not return.
+    """
+    wrapping = wrapping_of(model)
+    state = _state(model, optimizer)
+    state["extra"] = dict(extra or {})
+    if wrapping.loss_scale is not None:
+        state["loss_scale"] = wrapping.loss_scale.state_dict()
+    dcp.save(state, checkpoint_id=Path(path), no_dist=not dist.is_initialized())
+
+
+def load_checkpoint(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, path: str | Path
+) -> dict[str, Any]:
+    """Load what ``save_checkpoint`` saved, under whatever plan; all ranks call it.
+
+    Returns:
+        The ``extra`` that was saved.
+
+    Raises:
+        UsageError: for a model that ``auto_parallelize`` did not return, or a path without checkpoint.
+    """
+    wrapping = wrapping_of(model)
+    reader = dcp.FileSystemReader(Path(path))
+    if not (Path(path) / ".metadata").is_file():
+        raise UsageError(f"no checkpoint in {path}", hint="pass the folder that save_checkpoint wrote")
+    stored = reader.read_metadata().state_dict_metadata
+    state = _state(model, optimizer)
+    state["extra"] = {name.removeprefix("extra."): None for name in stored if name.startswith("extra.")}
+    if wrapping.loss_scale is not None and any(name.startswith("loss_scale") for name in stored):
+        state["loss_scale"] = wrapping.loss_scale.state_dict()
+    dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    set_state_dict(
+        model,
+        [] if optimizer is None else optimizer,
+        model_state_dict=state["model"],
+        optim_state_dict=state.get("optimizer", {}),
+    )
+    if "loss_scale" in state and wrapping.loss_scale is not None:
+        wrapping.loss_scale.load_state_dict(state["loss_scale"])
+    extra: dict[str, Any] = state["extra"]
+    return extra
+
+
+def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    weights, moments = get_state_dict(model, [] if optimizer is None else optimizer)
+    return {"model": weights} if optimizer is None else {"model": weights, "optimizer": moments}

@@ -1,0 +1,124 @@
+"""A module on one device, replicated (DDP) or sharded (FSDP2, HSDP), with torch's own wrappers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from parastrat.plan import Plan, Shard
+from parastrat.runtime.precision import policy
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.wrapping import Wrapping
+
+
+def data_mesh(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh | None:
+    """Return the mesh of the data axes that split something; None for one process."""
+    axes = {"dp_replicate": plan.mesh.dp_replicate, "dp_shard": plan.mesh.dp_shard}
+    used = {name: degree for name, degree in axes.items() if degree > 1}
+    if not used:
+        return None
+    shape, names = tuple(used.values()), tuple(used)
+    calls.append(f"mesh = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
+    return init_device_mesh(device.type, shape, mesh_dim_names=names)
+
+
+def shards(plan: Plan) -> bool:
+    """Return whether parameters become DTensors."""
+    return plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
+
+
+def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
+    """Wrap in DDP, which sends rank 0's weights to all ranks.
+
+    Buffers are sent again before every forward only where the checkpoint has some: those are running
+    statistics; the others are constants.
+    """
+    device_ids = [wrapping.device.index] if wrapping.device.type != "cpu" else None
+    # the reducer registers on gradients of the default stream's graph; views of its buckets save a copy
+    wrapped = DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
+    wrapping.calls.append(
+        f"model = DistributedDataParallel(model, device_ids={device_ids}, gradient_as_bucket_view=True)"
+    )
+    if not _persistent_buffers(module):
+        wrapped.broadcast_buffers = False
+        wrapping.calls.append("model.broadcast_buffers = False")
+    return wrapped
+
+
+def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module]) -> nn.Module:
+    """Shard in place with FSDP2: each unit alone, the rest (tied weights among it) in the root unit.
+
+    Meta parameters stay meta. Real ones become those of rank 0, one unit on the device at a time.
+    """
+    plan = wrapping.plan
+    keywords: dict[str, Any] = {"mesh": wrapping.mesh, "mp_policy": policy(plan.precision)}
+    own = _without_shared(module, units)
+    for unit in own.values():
+        _to_device_from_first_rank(unit, wrapping.device)
+        fully_shard(unit, reshard_after_forward=plan.reshard_after_forward, **keywords)
+    _to_device_from_first_rank(module, wrapping.device)
+    # backward begins with the root unit: once freed, it would be gathered again at once
+    fully_shard(module, reshard_after_forward=False, **keywords)
+    said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
+    if own:
+        wrapping.calls.append(
+            f"for name in {tuple(own)}:\n"
+            f"    fully_shard(model.get_submodule(name), "
+            f"reshard_after_forward={plan.reshard_after_forward}, {said})"
+        )
+    wrapping.calls.append(f"fully_shard(model, reshard_after_forward=False, {said})")
+    return module
+
+
+def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Leave out units without parameters, and those that share one with a part outside of them.
+
+    All owners of a tied parameter must be in one FSDP unit; what is left out falls to the root unit.
+    """
+    owners: dict[nn.Parameter, set[str]] = defaultdict(set)
+    inside = {id(part): name for name, unit in units.items() for part in unit.modules()}
+    for part in module.modules():
+        for parameter in part.parameters(recurse=False):
+            owners[parameter].add(inside.get(id(part), ""))
+    return {
+        name: unit
+        for name, unit in units.items()
+        if (held := list(unit.parameters())) and all(len(owners[parameter]) == 1 for parameter in held)
+    }
+
+
+def _persistent_buffers(module: nn.Module) -> bool:
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return not buffers.isdisjoint(module.state_dict(keep_vars=True))
+
+
+def _to_device_from_first_rank(unit: nn.Module, device: torch.device) -> None:
+    """Move what is not sharded yet to the device, and overwrite it with rank 0's values."""
+    tensors = [*unit.parameters(), *unit.buffers()]
+    plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor) and not tensor.is_meta]
+    for tensor in plain:
+        tensor.data = tensor.data.to(device)
+        # an own copy in standard layout: other layouts are sent in whatever order they are stored
+        values = tensor.data.contiguous()
+        dist.broadcast(values, src=0)
+        if values is not tensor.data:
+            tensor.data.copy_(values)
+
+
+def _policy_text(plan: Plan) -> str:
+    rule = policy(plan.precision)
+    if rule.param_dtype is None and rule.reduce_dtype is None:
+        return "MixedPrecisionPolicy()"
+    return f"MixedPrecisionPolicy(param_dtype={rule.param_dtype}, reduce_dtype={rule.reduce_dtype})"

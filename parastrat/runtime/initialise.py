@@ -1,0 +1,225 @@
+"""First weights for a module that was built on the meta device, one block at a time.
+
+Every rank runs the same initialisers from the same seed on whole blocks, takes rank 0's result and keeps
+its own share. So the weights do not depend on the plan, and no rank holds more than its share and a block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parastrat.errors import ModelError, WrapError
+from parastrat.runtime.agreement import shared_seed
+from parastrat.runtime.replay import Record, Recorder, WriteWatch
+from parastrat.runtime.slots import Slot, clean_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Where first values come from, and where they are made."""
+
+    device: torch.device
+    #: names of the repeated blocks
+    blocks: tuple[str, ...]
+    #: what the constructor did on the meta device; None if nobody recorded it
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A block, or what is outside of all blocks."""
+
+    slots: list[Slot]
+    #: its modules, children before parents
+    modules: list[nn.Module]
+
+
+def build_on_meta(build: Callable[[], Any]) -> tuple[Any, Record]:
+    """Call ``build`` on the meta device; return what it built and what it did.
+
+    Raises:
+        ModelError: if the constructor needs real values.
+    """
+    try:
+        with torch.device("meta"), Recorder() as recorder:
+            module = build()
+    except (RuntimeError, NotImplementedError) as error:
+        if "meta" not in str(error).lower():
+            raise
+        raise ModelError(
+            f"the model cannot be built on the meta device: {error}",
+            hint="keep values out of the constructor (.item(), .numpy()), or pass the built module",
+        ) from error
+    record = recorder.record
+    if isinstance(module, nn.Module):
+        named = [
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ]
+        record.origins = {name: tensor.detach() for name, tensor in named}
+    return module, record
+
+
+def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None:
+    """Give these meta slots their first values.
+
+    Raises:
+        WrapError: naming what neither an initialiser nor the constructor gives a value.
+    """
+    for slot in slots:  # plain meta tensors meanwhile: initialisers need not know of shards
+        meta = torch.empty(slot.tensor.shape, dtype=slot.tensor.dtype, device="meta")
+        slot.put(slot.standing_for(meta))
+    placed: list[tuple[Slot, torch.Tensor]] = []
+    missing: list[str] = []
+    seed = shared_seed()
+    devices = [] if recipe.device.type == "cpu" else [recipe.device]
+    with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
+        torch.manual_seed(seed)
+        for group in _groups(module, slots, recipe.blocks):
+            empty = [slot.current() for slot in group.slots]
+            missing += _fill(module, group, recipe)
+            for slot, meta in zip(group.slots, empty, strict=True):
+                full = slot.current().detach()
+                placed.append((slot, slot.placed(_from_first_rank(full))))
+                slot.put(meta)
+    if missing:
+        raise WrapError(
+            f"nothing initialises {', '.join(missing)}: memory would hold whatever was there",
+            hint="give the owning module a reset_parameters() (or the model an init_weights()) that sets it, "
+            "pass checkpoint=, or pass the built module instead of the callable",
+        )
+    for slot, tensor in placed:
+        slot.put(tensor)
+
+
+def _groups(module: nn.Module, slots: Sequence[Slot], blocks: Sequence[str]) -> list[Group]:
+    """Return the blocks in order, then the rest; a tied weight belongs where its first name is."""
+
+    def home(name: str) -> str:
+        return next((block for block in blocks if f"{name}.".startswith(f"{block}.")), "")
+
+    groups = {name: Group(slots=[], modules=[]) for name in (*blocks, "")}
+    for slot in slots:
+        groups[home(slot.name)].slots.append(slot)
+    for name, part in reversed(list(module.named_modules())):
+        groups[home(clean_name(name))].modules.append(part)
+    return [group for group in groups.values() if group.slots]
+
+
+def _fill(module: nn.Module, group: Group, recipe: Recipe) -> list[str]:
+    """Put real tensors into the group's slots and run all that sets them; return who stays without."""
+    for slot in group.slots:
+        slot.put(slot.standing_for(_poisoned(slot.tensor, recipe.device)))
+    real = {slot.name: slot.current() for slot in group.slots}
+    with WriteWatch(list(real.values())) as watch, torch.no_grad():
+        _run_initialisers(module, group.modules)
+    missing = []
+    with torch.no_grad():
+        for slot in group.slots:
+            same = slot.current() is real[slot.name]
+            if same and recipe.record is not None and slot.name in recipe.record.origins:
+                _finish(slot, watch, recipe.record)
+            written = not same or bool(watch.writes_to(slot.current()))
+            if _has_values(slot.current(), written=written):
+                continue
+            values = recipe.record.replayed(slot.name, recipe.device) if recipe.record else None
+            if values is None:
+                missing.append(f"{slot.name} ({'parameter' if slot.is_parameter else 'buffer'})")
+            else:
+                slot.current().copy_(values)
+    return missing
+
+
+def _finish(slot: Slot, watch: WriteWatch, record: Record) -> None:
+    """Repeat what the constructor wrote after the initialisers had run, as GPT-2 does with projections."""
+    done, recorded = watch.writes_to(slot.current()), record.writes_to(slot.name)
+    if len(recorded) <= len(done) or recorded[: len(done)] != done:
+        return
+    rest = recorded[len(done) :]
+    if any(write.depends for write in rest):
+        raise WrapError(
+            f"the constructor sets {slot.name} from other tensors, which cannot be repeated on one block",
+            hint="move that into an init_weights() of the model, or pass the built module",
+        )
+    with watch:
+        for write in rest:
+            write.repeat(slot.current())
+
+
+def _poisoned(like: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of not-a-numbers; formats without them are told by their writes alone."""
+    tensor = torch.zeros(like.shape, dtype=like.dtype, device=device)
+    return tensor.fill_(torch.nan) if _can_be_nan(tensor) else tensor
+
+
+def _has_values(tensor: torch.Tensor, *, written: bool) -> bool:
+    if tensor.is_meta:
+        return False
+    return not bool(tensor.isnan().any()) if _can_be_nan(tensor) else written
+
+
+def _can_be_nan(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _run_initialisers(root: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Call ``reset_parameters``, then ``init_weights``, then ``_init_weights``, as far as they exist.
+
+    Modules outside of this group are on the meta device now, so that initialisers of the whole model do
+    no harm when they run once per group.
+    """
+    for part in modules:
+        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+        if callable(reset) and _required(reset) == 0:
+            reset()
+    for whole in _outermost(root):
+        whole.init_weights()  # type: ignore[operator]  # _outermost saw that it is callable
+    chosen = set(map(id, modules))
+    for part, setter in _setters(root, None):
+        if id(part) in chosen:
+            setter(part)
+
+
+def _outermost(module: nn.Module) -> list[nn.Module]:
+    """Return the highest modules with an ``init_weights()`` for all below; Hugging Face's is for another use."""
+    own = getattr(module, "init_weights", None)
+    if callable(own) and _required(own) == 0 and not _sets_modules(module):
+        return [module]
+    return [found for child in module.children() for found in _outermost(child)]
+
+
+def _setters(
+    module: nn.Module, inherited: Callable[[nn.Module], object] | None
+) -> list[tuple[nn.Module, Callable[[nn.Module], object]]]:
+    """Pair every module, children first, with the nearest ``_init_weights(module)`` above it."""
+    setter = module._init_weights if _sets_modules(module) else inherited  # noqa: SLF001  (a convention)
+    pairs = [pair for child in module.children() for pair in _setters(child, setter)]  # type: ignore[arg-type]
+    return [*pairs, (module, setter)] if setter is not None else pairs  # type: ignore[list-item]
+
+
+def _sets_modules(module: nn.Module) -> bool:
+    setter = getattr(module, "_init_weights", None)
+    return callable(setter) and _required(setter) == 1
+
+
+def _required(function: Callable[..., object]) -> int:
+    """Return how many positional arguments a call must give."""
+    parameters = inspect.signature(function).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.default is inspect.Parameter.empty and p.kind in positional for p in parameters)
+
+
+def _from_first_rank(values: torch.Tensor) -> torch.Tensor:
+    """Return rank 0's values; other machines may draw other random numbers from the same seed."""
+    if not dist.is_initialized():
+        return values
+    values = values.contiguous()
+    dist.broadcast(values, src=0)
+    return values

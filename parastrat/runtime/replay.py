@@ -1,0 +1,217 @@
+"""What a constructor did on the meta device, recorded so that single tensors can be made for real.
+
+Constants such as ``torch.ones(n)`` or rotary frequencies have no initialiser to call: their only recipe is
+the constructor itself. So is what a constructor does after the initialisers, such as GPT-2's smaller
+residual projections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+_ATEN = torch.ops.aten
+#: operators that give memory without values
+_EMPTY = frozenset(
+    {
+        _ATEN.empty.memory_format,
+        _ATEN.empty_like.default,
+        _ATEN.empty_strided.default,
+        _ATEN.new_empty.default,
+        _ATEN.new_empty_strided.default,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One operator that ran."""
+
+    operator: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @property
+    def random(self) -> bool:
+        return torch.Tag.nondeterministic_seeded in self.operator.tags
+
+    @property
+    def changed(self) -> list[torch.Tensor]:
+        """Arguments that this operator writes in place."""
+        values = zip(self.operator._schema.arguments, self.args, strict=False)  # noqa: SLF001  (no public accessor)
+        written = [value for argument, value in values if _is_written(argument)]
+        named = {argument.name for argument in self.operator._schema.arguments if _is_written(argument)}  # noqa: SLF001
+        return _tensors([written, [value for name, value in self.kwargs.items() if name in named]])
+
+    @property
+    def read(self) -> set[int]:
+        """Storages of the arguments."""
+        return {storage_of(tensor) for tensor in _tensors([self.args, self.kwargs])}
+
+    @property
+    def written(self) -> set[int]:
+        """Storages that this operator makes or changes; a view makes none."""
+        made = {storage_of(tensor) for tensor in _tensors(self.result)} - self.read
+        return made | {storage_of(tensor) for tensor in self.changed}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """One write in place, comparable between a meta tensor and a real one."""
+
+    operator: Any
+    #: size, stride and offset of the view that was written
+    view: tuple[tuple[int, ...], tuple[int, ...], int]
+    #: arguments after the tensor that is written; a tensor among them stands for its shape
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    #: other tensors are read, so that it cannot be repeated alone
+    depends: bool
+
+    def repeat(self, tensor: torch.Tensor) -> None:
+        """Write to a real tensor what the recorded operator would have written."""
+        size, stride, offset = self.view
+        self.operator(tensor.as_strided(size, stride, offset), *self.args, **dict(self.kwargs))
+
+
+class Recorder(TorchDispatchMode):
+    """Notes every operator that runs under it. Meta tensors are kept alive; they cost nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record = Record()
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.record.steps.append(Step(operator=func, args=args, kwargs=kwargs or {}, result=result))
+        return result
+
+
+class WriteWatch(TorchDispatchMode):
+    """Notes the writes to some tensors, through whatever view."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._writes: dict[int, list[Write]] = {storage_of(tensor): [] for tensor in tensors}
+
+    def writes_to(self, tensor: torch.Tensor) -> list[Write]:
+        return self._writes.get(storage_of(tensor), [])
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        step = Step(operator=func, args=args, kwargs=kwargs or {}, result=None)
+        for tensor in step.changed:
+            if storage_of(tensor) in self._writes:
+                self._writes[storage_of(tensor)].append(_write(step, tensor))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """The operators of a constructor, in order."""
+
+    steps: list[Step] = field(default_factory=list)
+    #: parameters and buffers of the finished module by name, as the constructor made them
+    origins: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def writes_to(self, name: str) -> list[Write]:
+        """Return the writes in place to a parameter or buffer."""
+        storage = storage_of(self.origins[name])
+        return [
+            _write(step, tensor)
+            for step in self.steps
+            for tensor in step.changed
+            if storage_of(tensor) == storage
+        ]
+
+    def replayed(self, name: str, device: torch.device) -> torch.Tensor | None:
+        """Return what a parameter or buffer would hold had the constructor run on ``device``.
+
+        None if that takes random numbers, or values that left no trace on the meta device
+        (``torch.empty``; ``torch.tensor`` of a list).
+        """
+        target = self.origins[name]
+        needed = self._needed(storage_of(target))
+        if needed is None:
+            return None
+        real: dict[int, torch.Tensor] = {}
+        stored: dict[int, torch.Tensor] = {}
+
+        def substitute(value: Any) -> Any:
+            if isinstance(value, torch.device):
+                return device if value.type == "meta" else value
+            if not isinstance(value, torch.Tensor) or not value.is_meta:
+                return value
+            if id(value) not in real:
+                base = stored[storage_of(value)]
+                real[id(value)] = base.as_strided(value.size(), value.stride(), value.storage_offset())
+            return real[id(value)]
+
+        for step in needed:
+            result = step.operator(*tree_map(substitute, step.args), **tree_map(substitute, step.kwargs))
+            for meta, made in zip(tree_leaves(step.result), tree_leaves(result), strict=True):
+                if isinstance(meta, torch.Tensor):
+                    real[id(meta)] = made
+                    stored.setdefault(storage_of(meta), made)
+        replayed: torch.Tensor = substitute(target)
+        return replayed.clone()
+
+    def _needed(self, target: int) -> list[Step] | None:
+        """Return the steps that a storage's values depend on, in order."""
+        wanted = {target}
+        made: set[int] = set()
+        filled: set[int] = set()
+        needed: list[Step] = []
+        for step in reversed(self.steps):
+            written = step.written
+            if wanted.isdisjoint(written):
+                continue
+            if step.random:
+                return None
+            needed.append(step)
+            made |= written - step.read
+            if step.operator not in _EMPTY:
+                filled |= written
+            wanted |= {
+                storage_of(tensor) for tensor in _tensors([step.args, step.kwargs]) if tensor.is_meta
+            }
+        return needed[::-1] if wanted <= made & filled else None
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what all views of a tensor share while it lives; meta tensors have no address."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  (no public identity)
+
+
+def _write(step: Step, tensor: torch.Tensor) -> Write:
+    others = [value for value in _tensors([step.args, step.kwargs]) if value is not tensor]
+
+    def comparable(value: Any) -> Any:
+        return tuple(value.shape) if isinstance(value, torch.Tensor) else value
+
+    return Write(
+        operator=step.operator,
+        view=(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())),
+        args=tuple(comparable(value) for value in step.args[1:]),
+        kwargs=tuple(
+            sorted((name, comparable(value)) for name, value in step.kwargs.items() if name != "generator")
+        ),
+        depends=bool(others),
+    )
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and bool(argument.alias_info.is_write)

@@ -1,0 +1,112 @@
+"""The parameters and buffers of a module, each once, with all the places that hold it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+#: what wrappers insert into names
+_INFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """One parameter or buffer."""
+
+    #: what was there when the slot was made
+    tensor: torch.Tensor
+    #: False for buffers that checkpoints leave out
+    persistent: bool
+    #: modules and keys that hold it; several for tied weights
+    owners: list[tuple[nn.Module, str]] = field(default_factory=list)
+    #: names in the module, without what wrappers insert
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def is_parameter(self) -> bool:
+        return isinstance(self.tensor, nn.Parameter)
+
+    @property
+    def is_meta(self) -> bool:
+        return self.tensor.device.type == "meta"
+
+    def current(self) -> torch.Tensor:
+        """Return what the first owner holds now; initialisers may have put another tensor there."""
+        owner, key = self.owners[0]
+        held: torch.Tensor = getattr(owner, key)
+        return held
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Let all owners hold this tensor, so that ties stay ties."""
+        for owner, key in self.owners:
+            if isinstance(tensor, nn.Parameter):
+                owner._parameters[key] = tensor  # noqa: SLF001  (nn.Module's setattr has side effects)
+            else:
+                owner._buffers[key] = tensor  # noqa: SLF001
+
+    def standing_for(self, values: torch.Tensor) -> torch.Tensor:
+        """Return values as what this slot holds: a parameter with its attributes, or a plain buffer."""
+        if not self.is_parameter:
+            return values
+        parameter = nn.Parameter(values, requires_grad=self.tensor.requires_grad)
+        # Hugging Face marks what it has initialised; these values are new
+        parameter.__dict__.update({k: v for k, v in vars(self.tensor).items() if k != "_is_hf_initialized"})
+        return parameter
+
+    def placed(self, full: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of the full values: as the slot's tensor was laid out."""
+        if not isinstance(self.tensor, DTensor):
+            return self.standing_for(full)
+        mesh, placements = self.tensor.device_mesh, self.tensor.placements
+        local = full
+        for axis, placement in enumerate(placements):
+            if placement.is_shard():
+                local = _chunk(local, mesh.size(axis), mesh.get_local_rank(axis))
+        share = DTensor.from_local(
+            local.clone(),  # a view would keep the full values alive
+            mesh,
+            placements,
+            run_check=False,
+            shape=self.tensor.shape,
+            stride=self.tensor.stride(),
+        )
+        return self.standing_for(share)
+
+    def allocated(self, device: torch.device) -> torch.Tensor:
+        """Return memory without values, laid out as the slot's tensor."""
+        return self.standing_for(torch.empty_like(self.tensor, device=device))
+
+
+def slots_of(module: nn.Module) -> list[Slot]:
+    """Return all parameters and buffers, in the module's order."""
+    slots: dict[int, Slot] = {}
+    for path, owner in module.named_modules():
+        transient = owner._non_persistent_buffers_set  # noqa: SLF001  (no public accessor)
+        held = {**owner._parameters, **owner._buffers}  # noqa: SLF001  (the public ones drop ties)
+        for key, tensor in held.items():
+            if tensor is None:
+                continue
+            slot = slots.setdefault(id(tensor), Slot(tensor=tensor, persistent=key not in transient))
+            slot.owners.append((owner, key))
+            slot.names.append(clean_name(f"{path}.{key}" if path else key))
+    return list(slots.values())
+
+
+def clean_name(name: str) -> str:
+    """Return a parameter's or module's name as the user's module has it."""
+    for infix in _INFIXES:
+        name = f"{name}.".replace(infix, "").removesuffix(".")
+    return name
+
+
+def _chunk(tensor: torch.Tensor, parts: int, index: int) -> torch.Tensor:
+    """Return one of ``torch.chunk``'s parts, which may be fewer than asked for: then an empty one."""
+    chunks = tensor.chunk(parts)
+    return chunks[index] if index < len(chunks) else tensor[:0]

@@ -1,0 +1,182 @@
+"""One optimizer step's forward and backward: micro-batches, delayed reduction, the global mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves
+
+from parastrat.errors import UsageError
+from parastrat.runtime.batches import IGNORED, batch_size, micro_batches, target_count, to_device
+from parastrat.runtime.precision import COMPUTE
+from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
+
+LossFunction = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """One micro-batch on this rank."""
+
+    inputs: Any
+    targets: Any
+    #: targets that its mean loss divides by; 0 for one that only keeps step with the other ranks
+    count: int
+
+
+def forward_backward(
+    model: nn.Module, inputs: Any, targets: Any = None, *, loss_fn: LossFunction | None = None
+) -> torch.Tensor:
+    """Run forward and backward of this rank's share of one optimizer step.
+
+    Splits the share into the plan's micro-batches. DDP reduces gradients with the last one; FSDP2 reduces
+    into shards with each, since whole gradients would not fit, and HSDP joins its replicas with the last.
+    Gradients are those of the mean loss over all targets of the global batch, however unevenly ranks and
+    micro-batches hold them. Under fp16-mixed the loss is scaled and gradients are divided again; if any
+    overflows, all gradients become None, so that ``optimizer.step()`` changes nothing.
+
+    Args:
+        model: What ``auto_parallelize`` returned.
+        inputs: Tensor, tuple or dict for the forward; first dimension: samples.
+        targets: What ``loss_fn`` compares with; without ``loss_fn`` they are passed on as ``labels``.
+        loss_fn: ``loss_fn(output, targets)``, the mean over all targets but those equal to its
+            ``ignore_index`` (-100 without one). None: the output has ``.loss``, such a mean.
+
+    Returns:
+        The mean loss over the global batch, the same on every rank; without gradient.
+
+    Raises:
+        UsageError: for a share that the plan does not have, or a loss that is no mean.
+    """
+    wrapping = wrapping_of(model)
+    if getattr(loss_fn, "reduction", "mean") != "mean":
+        raise UsageError(
+            f"loss_fn reduces by {getattr(loss_fn, 'reduction', None)!r}; micro-batches need a mean",
+            hint='use reduction="mean"',
+        )
+    if loss_fn is None and targets is not None:
+        inputs, targets = _with_labels(inputs, targets), None
+    shares = [
+        _Share(inputs=part[0], targets=part[1], count=_count(model, part, loss_fn))
+        for part in micro_batches((inputs, targets), wrapping.plan)
+    ]
+    total, rounds = _agreed(sum(share.count for share in shares), len(shares), wrapping)
+    idle = _Share(inputs=shares[0].inputs, targets=shares[0].targets, count=0)
+    shares += [idle] * (rounds - len(shares))
+    summed = torch.zeros((), device=wrapping.device)
+    wrapping.stepping = True
+    try:
+        for index, share in enumerate(shares):
+            with _reducing(model, last=index == rounds - 1):
+                summed += _one(model, share, total, loss_fn)
+    finally:
+        wrapping.stepping = False
+    if wrapping.loss_scale is not None:
+        wrapping.loss_scale.unscale_(model)
+    if wrapping.mesh is not None:
+        dist.all_reduce(summed)
+    return summed
+
+
+def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | None) -> torch.Tensor:
+    """Run one micro-batch; return its part of the global mean loss."""
+    wrapping = wrapping_of(model)
+    inputs = to_device(share.inputs, wrapping.device)
+    output = _called(model, inputs)
+    if share.count == 0:
+        loss, weight = _nothing(output), 0.0
+    else:
+        with _loss_precision(wrapping):
+            if loss_fn is None:
+                loss = output["loss"] if isinstance(output, dict) else output.loss
+            else:
+                loss = loss_fn(output, to_device(share.targets, wrapping.device))
+        weight = share.count / total
+    scale = 1.0 if wrapping.loss_scale is None else wrapping.loss_scale.scale
+    # reduction averages over the data-parallel ranks; the weights already add up to one over all of them
+    (loss.float() * (weight * wrapping.plan.mesh.dp * scale)).backward()  # type: ignore[no-untyped-call]
+    return loss.detach().float() * weight
+
+
+def _nothing(output: Any) -> torch.Tensor:
+    """Return a zero that depends on the whole output: backward runs all its collectives, adding nothing."""
+    leaves = [
+        leaf
+        for leaf in tree_leaves(output)
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.ndim
+    ]
+    return torch.stack([(leaf * 0).float().sum() for leaf in leaves]).sum()
+
+
+def _called(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def _with_labels(inputs: Any, targets: Any) -> dict[str, Any]:
+    if not isinstance(inputs, dict):
+        raise UsageError(
+            "targets without loss_fn, and inputs are not a dict",
+            hint='pass loss_fn=, or inputs as a dict with "labels" for a model that computes its loss',
+        )
+    return {**inputs, "labels": targets}
+
+
+def _count(model: nn.Module, part: tuple[Any, Any], loss_fn: LossFunction | None) -> int:
+    """Return how many targets the mean loss of a micro-batch divides by."""
+    inputs, targets = part
+    if targets is not None:
+        return target_count(targets, getattr(loss_fn, "ignore_index", IGNORED))
+    labels = inputs.get("labels") if isinstance(inputs, dict) else None
+    if labels is None:
+        return batch_size(inputs)
+    return target_count(labels[:, 1:] if _predicts_next(model) and labels.ndim > 1 else labels)
+
+
+def _predicts_next(model: nn.Module) -> bool:
+    """Return whether this is a Hugging Face model that shifts labels, so that the first is no target."""
+    module = inner(model)
+    names = (str(getattr(module, "loss_type", "")), type(module).__name__)
+    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+
+
+def _agreed(count: int, rounds: int, wrapping: Wrapping) -> tuple[int, int]:
+    """Return the targets of all ranks, and the most micro-batches that any rank has."""
+    if wrapping.mesh is None:
+        return max(count, 1), rounds
+    own = torch.tensor([count, rounds], device=wrapping.device)
+    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, own)
+    counts, rows = torch.stack(everyone).unbind(dim=1)
+    return max(int(counts.sum().item()), 1), int(rows.max().item())
+
+
+def _loss_precision(wrapping: Wrapping) -> AbstractContextManager[Any]:
+    """Compute the loss as inside of autocast, where cross entropy takes short logits to fp32."""
+    dtype = COMPUTE.get(wrapping.plan.precision)
+    return nullcontext() if dtype is None else torch.autocast(wrapping.device.type, dtype)
+
+
+@contextmanager
+def _reducing(model: nn.Module, *, last: bool) -> Iterator[None]:
+    """Delay to the last micro-batch what reduction can be delayed."""
+    if isinstance(model, FSDPModule):
+        model.set_is_last_backward(last)
+        model.set_requires_all_reduce(last)
+        try:
+            yield
+        finally:
+            model.set_is_last_backward(True)
+            model.set_requires_all_reduce(True)
+        return
+    with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
+        yield

@@ -1,0 +1,107 @@
+"""What ``auto_parallelize`` did to a model, remembered for the functions that serve it later."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from parastrat.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.plan import Plan
+    from parastrat.runtime.blocks import Blocks
+    from parastrat.runtime.precision import LossScale
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Wrapping:
+    """One wrapped model: its plan, where it lives, and the calls that made it."""
+
+    plan: Plan
+    device: torch.device
+    #: None for one process
+    mesh: DeviceMesh | None
+    blocks: Blocks
+    #: fp16 only
+    loss_scale: LossScale | None = None
+    #: lines of plain torch, in the order in which they ran
+    calls: list[str] = field(default_factory=list)
+    #: ``forward_backward`` is running; outside of it, every backward reduces
+    stepping: bool = False
+
+    @property
+    def dp_rank(self) -> int:
+        """This rank's place among those that see different samples."""
+        if self.mesh is None:
+            return 0
+        coordinates = self.mesh.get_coordinate()
+        assert coordinates is not None, "every rank is part of the mesh"
+        place = 0
+        for coordinate, degree in zip(coordinates, self.mesh.shape, strict=True):
+            place = place * degree + coordinate
+        return place
+
+
+#: the latest wrapping: what data loaders are sharded for
+_latest: list[Wrapping] = []
+_wrappings: weakref.WeakKeyDictionary[nn.Module, Wrapping] = weakref.WeakKeyDictionary()
+
+
+def remember(model: nn.Module, wrapping: Wrapping) -> None:
+    """Note how the model was wrapped, for as long as it lives."""
+    _wrappings[model] = wrapping
+    _latest[:] = [wrapping]
+
+
+def is_wrapped(model: nn.Module) -> bool:
+    """Return whether ``auto_parallelize`` returned this model."""
+    return model in _wrappings
+
+
+def wrapping_of(model: nn.Module) -> Wrapping:
+    """Return what is known of a wrapped model.
+
+    Raises:
+        UsageError: for a model that ``auto_parallelize`` did not return.
+    """
+    if model not in _wrappings:
+        raise UsageError(
+            f"this {type(model).__name__} was not wrapped by auto_parallelize",
+            hint="pass the module that auto_parallelize returned, not the one that it was given",
+        )
+    return _wrappings[model]
+
+
+def latest_wrapping() -> Wrapping:
+    """Return the wrapping of the last ``auto_parallelize``.
+
+    Raises:
+        UsageError: if there was none.
+    """
+    if not _latest:
+        raise UsageError(
+            "no model was wrapped yet: there is no plan to shard for",
+            hint="call auto_parallelize before shard_dataloader",
+        )
+    return _latest[0]
+
+
+def inner(model: nn.Module) -> nn.Module:
+    """Return the user's module: what DDP wraps, or the model itself."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def explain_wrapping(model: nn.Module) -> None:
+    """Print the plain torch calls that ``auto_parallelize`` made for this model.
+
+    Raises:
+        UsageError: for a model that ``auto_parallelize`` did not return.
+    """
+    print("\n".join(wrapping_of(model).calls))  # noqa: T201  (printing is what it is for)

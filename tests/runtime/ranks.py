@@ -1,0 +1,69 @@
+"""Functions run on several ranks at once, each in its own process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+DEADLINE_S = 240
+
+
+def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Call ``function(*arguments)`` on every rank; return the results in the order of ranks.
+
+    Fails with the first traceback if a rank raises, dies or does not end well.
+    """
+    context = torch.multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        context.Process(target=_rank, args=(rank, world_size, port, answers, function, arguments))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    results: dict[int, Any] = {}
+    while len(results) < world_size and any(process.is_alive() for process in processes):
+        if not answers.empty():
+            rank, ok, value = answers.get()
+            if not ok:
+                for process in processes:
+                    process.kill()
+                raise AssertionError(f"rank {rank}:\n{value}")
+            results[rank] = value
+        else:
+            next(process for process in processes).join(timeout=0.05)
+    while not answers.empty():
+        rank, ok, value = answers.get()
+        assert ok, value
+        results[rank] = value
+    for process in processes:
+        process.join(timeout=DEADLINE_S)
+    assert [process.exitcode for process in processes] == [0] * world_size
+    return [results[rank] for rank in range(world_size)]
+
+
+def _rank(
+    rank: int, world_size: int, port: int, answers: Any, function: Callable[..., Any], arguments: Any
+) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
+    torch.set_num_threads(1)
+    try:
+        answers.put((rank, True, function(*arguments)))
+    except BaseException:  # the parent re-raises it
+        answers.put((rank, False, traceback.format_exc()))
+        raise
