@@ -1,0 +1,96 @@
+"""Hosts without accelerators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from parastrat import cpu_profile, profiles
+from parastrat.errors import ProfileError
+from parastrat.hardware import (
+    DeviceType,
+    FigureKind,
+    Hardware,
+    Host,
+    HostSystem,
+    Network,
+    NetworkKind,
+)
+
+GIB = 1024**3
+
+
+def host(ranks_per_node: int | None = None, network: Network | None = None) -> Hardware:
+    return profiles.cpu_hardware(
+        cores=32,
+        memory_bytes=64 * GIB,
+        numa_nodes=2,
+        ranks_per_node=ranks_per_node,
+        num_nodes=3,
+        network=network,
+        name="cpu",
+    )
+
+
+def test_a_cpu_host_runs_a_process_for_each_numa_node() -> None:
+    hardware = host()
+    assert (hardware.name, hardware.devices_per_node, hardware.world_size) == ("cpu:3", 2, 6)
+    assert hardware.device.type is DeviceType.CPU
+    assert hardware.device.memory_bytes == 32 * GIB
+    assert not hardware.device.bf16_native
+    assert hardware.host == Host(
+        cores=32, memory_bytes=64 * GIB, numa_nodes=2, system=HostSystem.LINUX
+    )  # fmt: skip
+
+
+def test_processes_split_cores_and_memory_evenly() -> None:
+    two, eight = host(2), host(8)
+    assert eight.device.memory_bytes * 4 == two.device.memory_bytes
+    assert (eight.device.sustained.fp32 or 0) * 4 == pytest.approx(two.device.sustained.fp32)
+    assert eight.device.memory_bytes_per_s * 4 == pytest.approx(two.device.memory_bytes_per_s)
+
+
+def test_one_process_has_no_fabric_and_a_share_of_ethernet() -> None:
+    alone = host(1)
+    assert alone.scale_up is None
+    assert alone.network.kind is NetworkKind.ETHERNET
+    assert alone.scale_out is not None
+    assert {e.field: e.kind for e in alone.scale_out.provenance}[
+        "nominal_bytes_per_s"
+    ] is FigureKind.ASSUMED
+
+
+def test_a_stated_network_is_shared_and_never_beats_loopback() -> None:
+    slow = host(2, Network(kind=NetworkKind.ETHERNET, node_bits_per_s=1e9)).scale_out
+    fast = host(2, Network(kind=NetworkKind.INFINIBAND, node_bits_per_s=400e9))
+    assert slow is not None
+    assert slow.nominal_bytes_per_s == 1e9 / 8 / 2
+    assert fast.network.kind is NetworkKind.INFINIBAND
+    assert fast.scale_out is not None
+    assert fast.scale_up is not None
+    assert fast.scale_out.bytes_per_s == fast.scale_up.bytes_per_s
+
+
+@pytest.mark.parametrize("ranks", [0, -2, 33])
+def test_more_processes_than_cores(ranks: int) -> None:
+    with pytest.raises(ProfileError, match="at least one core"):
+        host(ranks)
+
+
+def test_this_host_honours_the_control_group(tmp_path: Path) -> None:
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "cpu.max").write_text("100000 100000\n")
+    (group / "memory.max").write_text(f"{GIB // 2}\n")
+    for node in range(4):
+        (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
+    found = cpu_profile.this_host(tmp_path)
+    assert (found.cores, found.memory_bytes, found.numa_nodes) == (1, GIB // 2, 4)
+
+
+def test_this_host_without_limits(tmp_path: Path) -> None:
+    found = cpu_profile.this_host(tmp_path)
+    assert found.cores >= 1
+    assert found.memory_bytes > GIB // 4
+    assert found.numa_nodes == 1
