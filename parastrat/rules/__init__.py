@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.errors import UnknownFactError
 from parastrat.finding import Severity
-from parastrat.rules import (
-    memory,
-    mesh,
-)
+from parastrat.rules import batch, experts, memory, mesh, pipeline, precision
 from parastrat.rules.rule import CaseRule, Guidance, PlanRule, Rule, finding
 
 if TYPE_CHECKING:
@@ -43,6 +40,10 @@ __all__ = [
 FAMILIES: tuple[ModuleType, ...] = (
     memory,
     mesh,
+    batch,
+    precision,
+    pipeline,
+    experts,
 )
 
 

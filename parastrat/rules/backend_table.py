@@ -118,7 +118,7 @@ _DEVICE_ROWS = (
         when=device_is(DeviceType.HPU),
         backend=Backend.HCCL,
         init="cpu:gloo,hpu:hccl",
-        reason="Gaudi devices communicate through hccl, which Habana's plugin registers; not in torch",
+        reason="Gaudi devices communicate through hccl, which Habana's plugin registers",
         fallback="Gloo",
         url="https://docs.habana.ai/en/latest/PyTorch/PyTorch_Scaling_Guide/index.html",
     ),

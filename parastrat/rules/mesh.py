@@ -50,7 +50,8 @@ def _(case: Case) -> Hit:
     )
     return Hit(
         message=f"pp {mesh.pp} x dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} x "
-        f"cp {mesh.cp} x tp {mesh.tp} = {mesh.world_size} ranks, but {case.hardware.name} has {devices} devices",
+        f"cp {mesh.cp} x tp {mesh.tp} = {mesh.world_size} ranks, but "
+        f"{case.hardware.name} has {devices} devices",
         fix=fix,
     )
 

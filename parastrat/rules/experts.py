@@ -1,0 +1,177 @@
+"""PS8xx: experts and context parallelism."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.columns import code_of
+from parastrat.finding import Hit, Severity
+from parastrat.hardware import DeviceType
+from parastrat.rules.divisors import either, nearest_divisors
+from parastrat.rules.rule import case_rule, plan_rule
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.units import Mask
+
+_MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/training"
+
+_CPU = code_of(DeviceType.CPU)
+
+
+@plan_rule(
+    "PS801",
+    Severity.ERROR,
+    source="https://github.com/pytorch/torchtitan/blob/b5bcd76/torchtitan/distributed/parallel_dims.py#L190",
+    covers=("PIT108",),
+)
+def expert_groups_do_not_tile(p: Columns) -> Mask:
+    """The degree ep must divide dp_shard x cp x tp.
+
+    Expert parallelism adds no ranks: it regroups those that hold one copy of the dense layers, so that each
+    group holds the experts once.
+    """
+    return (p.dp_shard * p.cp * p.tp) % p.ep != 0
+
+
+@expert_groups_do_not_tile.message
+def _(case: Case) -> Hit:
+    mesh = case.plan.mesh
+    inner = mesh.dp_shard * mesh.cp * mesh.tp
+    return Hit(
+        message=f"ep={mesh.ep} does not divide dp_shard {mesh.dp_shard} x cp {mesh.cp} x tp {mesh.tp} "
+        f"= {inner}",
+        fix=f"use ep {either(nearest_divisors(mesh.ep, inner))}",
+    )
+
+
+@plan_rule("PS802", Severity.ERROR, source=f"{_MEGATRON}/arguments.py#L1657", covers=("PIT212",))
+def experts_do_not_divide(p: Columns) -> Mask:
+    """The experts must divide evenly over ep.
+
+    Every rank of an expert group holds equally many, so that the exchange of tokens has one shape.
+    """
+    return p.experts % p.ep != 0
+
+
+@experts_do_not_divide.message
+def _(case: Case) -> Hit:
+    ep, experts = case.plan.mesh.ep, case.model.experts or 1
+    mesh = case.plan.mesh
+    choices = nearest_divisors(ep, experts, mesh.dp_shard * mesh.cp * mesh.tp)
+    return Hit(
+        message=f"{experts} experts cannot be split evenly over ep={ep}",
+        fix=f"use ep {either(choices)}",
+    )
+
+
+@plan_rule("PS803", Severity.WARNING, source=f"{_MEGATRON}/yaml_arguments.py#L338", covers=("PIT213",))
+def experts_want_sequence_parallel(p: Columns) -> Mask:
+    """Experts with tensor parallelism want sequence parallelism.
+
+    Without it every tp rank routes the same tokens and sends them all; with it each routes its own part.
+    Megatron refuses the combination.
+    """
+    return (p.experts > 1) & (p.tp > 1) & (p.sequence_parallel == 0)
+
+
+@experts_want_sequence_parallel.message
+def _(case: Case) -> Hit:
+    tp = case.plan.mesh.tp
+    return Hit(
+        message=f"{case.model.experts} experts with tp={tp} and no sequence parallelism: {tp} ranks route "
+        "the same tokens",
+        fix="turn sequence_parallel on",
+    )
+
+
+@plan_rule("PS804", Severity.WARNING, source="https://arxiv.org/abs/2412.19437")
+def experts_leave_the_fast_domain(p: Columns) -> Mask:
+    """Tokens sent to experts on other nodes cross the network twice per layer.
+
+    The exchange is all-to-all, on the critical path in forward and backward. DeepSeek-V3 does it over 64
+    ranks, but routes each token to at most four nodes and hides the exchange behind other work.
+    """
+    return (p.experts > 1) & (p.ep > p.scale_up_devices)
+
+
+@experts_leave_the_fast_domain.message
+def _(case: Case) -> Hit:
+    ep, domain = case.plan.mesh.ep, case.hardware.scale_up_devices
+    return Hit(
+        message=f"ep={ep} spans scale-up domains of {domain} devices",
+        fix=f"use ep <= {domain}, or route each token to few nodes",
+    )
+
+
+@case_rule("PS805", Severity.ERROR, source="https://arxiv.org/abs/2101.03961")
+def expert_parallel_without_experts(case: Case) -> Hit | None:
+    """Expert parallelism is for models with experts.
+
+    ep splits the experts of a mixture; a dense model has none.
+    """
+    ep = case.plan.mesh.ep
+    if ep == 1 or case.model.experts is not None:
+        return None
+    return Hit(
+        message=f"ep={ep} for {case.model.name}, which has no experts",
+        fix="use ep 1",
+    )
+
+
+@plan_rule("PS811", Severity.ERROR, source=f"{_MEGATRON}/arguments.py#L1336", covers=("PIT209",))
+def context_chunks_are_uneven(p: Columns) -> Mask:
+    """With context parallelism the sequence must divide by 2 x cp.
+
+    Causal attention costs more for late tokens. So the sequence is cut in 2 x cp chunks, and each rank
+    takes one from the front and its mirror from the back.
+    """
+    return (p.cp > 1) & (p.sequence_length % (2 * p.cp) != 0)
+
+
+@context_chunks_are_uneven.message
+def _(case: Case) -> Hit:
+    cp, length = case.plan.mesh.cp, case.workload.sequence_length or 1
+    unit = 2 * cp
+    return Hit(
+        message=f"a sequence of {length:,} tokens does not divide by 2 x cp = {unit}",
+        fix=f"pad sequences to {-(-length // unit) * unit:,} tokens",
+    )
+
+
+@plan_rule(
+    "PS812",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/tutorials/unstable/context_parallel.html",
+)
+def context_parallel_on_cpu(p: Columns) -> Mask:
+    """Context parallelism in torch needs an accelerator.
+
+    Its attention replaces the flash and memory-efficient kernels of GPUs. The CPU kernel has no sharding
+    rule: torch 2.13 fails in the first forward.
+    """
+    return (p.cp > 1) & (p.device_type == _CPU)
+
+
+@context_parallel_on_cpu.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"cp={case.plan.mesh.cp} on {case.hardware.name}, whose ranks are CPU processes",
+        fix="use cp 1, and tp for long sequences",
+    )
+
+
+@case_rule("PS813", Severity.ERROR, source="https://arxiv.org/abs/2310.01889")
+def context_parallel_without_sequence(case: Case) -> Hit | None:
+    """Context parallelism splits sequences of tokens.
+
+    A model without tokens, such as a convolutional network, has nothing to split along.
+    """
+    cp = case.plan.mesh.cp
+    if cp == 1 or case.workload.sequence_length is not None:
+        return None
+    return Hit(
+        message=f"cp={cp} for {case.model.name}, whose samples are no sequences",
+        fix=f"use cp 1, and the {cp} ranks for ddp or fsdp2",
+    )

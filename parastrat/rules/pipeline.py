@@ -1,0 +1,338 @@
+"""PS7xx: pipelines, their stages and schedules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.columns import code_of
+from parastrat.finding import Hit, Severity
+from parastrat.plan import PipelineSchedule, Shard
+from parastrat.rules.divisors import either, nearest_divisors, nearest_multiples
+from parastrat.rules.rule import case_rule, plan_rule
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.units import Mask
+
+_SCHEDULES = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/pipelining/schedules.py"
+_MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/training/arguments.py"
+
+_GPIPE = code_of(PipelineSchedule.GPIPE)
+_ONE_F_ONE_B = code_of(PipelineSchedule.ONE_F_ONE_B)
+_INTERLEAVED = code_of(PipelineSchedule.INTERLEAVED)
+_LOOPED_BFS = code_of(PipelineSchedule.LOOPED_BFS)
+_ZERO_BUBBLE = code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
+_ZBV = code_of(PipelineSchedule.ZBV)
+_DUAL_PIPE_V = code_of(PipelineSchedule.DUAL_PIPE_V)
+
+#: share of a step that a pipeline may idle before it is remarked on
+_LARGE_BUBBLE = 0.2
+
+
+@plan_rule("PS701", Severity.ERROR, source=f"{_SCHEDULES}#L1021", covers=("PIT306",))
+def fewer_micro_batches_than_stages(p: Columns) -> Mask:
+    """A pipeline needs at least as many micro-batches as stages.
+
+    1F1B fills every stage before it drains one; torch refuses less. DualPipeV counts both of a rank's
+    stages.
+    """
+    single = (p.pp_schedule == _ONE_F_ONE_B) & (p.gradient_accumulation_steps < p.pp)
+    double = (p.pp_schedule == _DUAL_PIPE_V) & (p.gradient_accumulation_steps < p.pp * p.virtual_stages)
+    return (p.pp > 1) & (single | double)
+
+
+@fewer_micro_batches_than_stages.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    stages = plan.mesh.pp * plan.virtual_stages
+    share = plan.micro_batch_size * plan.gradient_accumulation_steps
+    smaller = f"use a micro-batch of {share // stages}" if share >= stages else f"use pp <= {share}"
+    return Hit(
+        message=f"{plan.gradient_accumulation_steps} micro-batches for {stages} stages",
+        fix=f"{smaller}, or a global batch of at least {stages * plan.micro_batch_size * plan.mesh.dp:,}",
+    )
+
+
+@plan_rule("PS702", Severity.ERROR, source=f"{_SCHEDULES}#L2938", covers=("PIT307",))
+def micro_batches_break_rounds(p: Columns) -> Mask:
+    """Interleaved schedules need micro-batches in equal rounds.
+
+    They run about pp micro-batches through one chunk before the next: n // pp rounds, which must divide the
+    number of micro-batches.
+    """
+    rounds = p.gradient_accumulation_steps // p.pp
+    uneven = p.gradient_accumulation_steps % (rounds + (rounds == 0)) != 0
+    return (p.pp > 1) & ((p.pp_schedule == _INTERLEAVED) | (p.pp_schedule == _ZERO_BUBBLE)) & uneven
+
+
+@micro_batches_break_rounds.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    count, pp = plan.gradient_accumulation_steps, plan.mesh.pp
+    return Hit(
+        message=f"{count} micro-batches do not divide into {count // pp} rounds of pp={pp}",
+        fix=f"use {either(nearest_multiples(count, pp))} micro-batches",
+    )
+
+
+@plan_rule("PS703", Severity.ERROR, source=_MEGATRON, covers=("PIT206",))
+def virtual_stages_without_pipeline(p: Columns) -> Mask:
+    """Virtual stages belong to a pipeline.
+
+    They are the chunks that one pipeline rank holds of the chain. Without pp one rank holds all of it.
+    """
+    return (p.virtual_stages > 1) & (p.pp == 1)
+
+
+@virtual_stages_without_pipeline.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"virtual_stages = {case.plan.virtual_stages} with pp=1",
+        fix="set virtual_stages = 1, or pp > 1",
+    )
+
+
+@plan_rule("PS704", Severity.ERROR, source=f"{_SCHEDULES}#L3249", covers=("PIT310",))
+def v_schedule_without_two_stages(p: Columns) -> Mask:
+    """V-shaped schedules take exactly two stages a rank.
+
+    ZBV and DualPipeV run the chain down the ranks and up again: the first rank holds the first and the last
+    stage.
+    """
+    v_shaped = (p.pp_schedule == _ZBV) | (p.pp_schedule == _DUAL_PIPE_V)
+    return (p.pp > 1) & v_shaped & (p.virtual_stages != 2)
+
+
+@v_schedule_without_two_stages.message
+def _(case: Case) -> Hit:
+    schedule = case.plan.pp_schedule
+    return Hit(
+        message=f"{schedule.value if schedule else 'no schedule'} with virtual_stages = "
+        f"{case.plan.virtual_stages}",
+        fix="set virtual_stages = 2",
+    )
+
+
+@plan_rule("PS705", Severity.WARNING, source="https://arxiv.org/abs/2104.04473", covers=("PIT308",))
+def bubble_is_large(p: Columns) -> Mask:
+    """A pipeline should not idle more than a fifth of the step.
+
+    Filling and draining cost pp - 1 slots of the n * v + pp - 1 that a rank has, for n micro-batches and v
+    chunks a rank. More micro-batches, more chunks or fewer stages shrink the share; zero-bubble schedules
+    fill most of it with the weights' gradients.
+    """
+    slots = p.gradient_accumulation_steps * p.virtual_stages + p.pp - 1
+    bubbling = (p.pp_schedule != _ZERO_BUBBLE) & (p.pp_schedule != _ZBV) & (p.pp_schedule != _DUAL_PIPE_V)
+    return bubbling & ((p.pp - 1) / slots > _LARGE_BUBBLE)
+
+
+@bubble_is_large.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    pp, chunks, count = plan.mesh.pp, plan.virtual_stages, plan.gradient_accumulation_steps
+    bubble = (pp - 1) / (count * chunks + pp - 1)
+    enough = -(-4 * (pp - 1) // chunks)
+    return Hit(
+        message=f"pp={pp} with {count} micro-batches of {chunks} chunk{'s' if chunks > 1 else ''} a rank "
+        f"idles {bubble:.0%} of the step",
+        fix=f"use at least {enough} micro-batches, or fewer stages",
+    )
+
+
+@plan_rule("PS706", Severity.ERROR, source=f"{_SCHEDULES}#L3641", covers=("PIT309",))
+def schedule_is_missing(p: Columns) -> Mask:
+    """A pipeline needs a schedule.
+
+    The order of forwards and backwards decides memory and bubble; there is no neutral one.
+    """
+    return (p.pp > 1) & (p.pp_schedule < 0)
+
+
+@schedule_is_missing.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"pp={case.plan.mesh.pp} without pp_schedule",
+        fix=f"set pp_schedule = {PipelineSchedule.ONE_F_ONE_B.value}, or "
+        f"{PipelineSchedule.INTERLEAVED.value} with virtual stages",
+    )
+
+
+@plan_rule("PS707", Severity.INFO, source=_SCHEDULES)
+def schedule_without_pipeline(p: Columns) -> Mask:
+    """A schedule means nothing without a pipeline.
+
+    With pp = 1 there is one stage, and the order of its micro-batches is their own.
+    """
+    return (p.pp == 1) & (p.pp_schedule >= 0)
+
+
+@schedule_without_pipeline.message
+def _(case: Case) -> Hit:
+    schedule = case.plan.pp_schedule
+    return Hit(
+        message=f"pp_schedule = {schedule.value if schedule else 'none'} with pp=1",
+        fix="leave pp_schedule out, or set pp > 1",
+    )
+
+
+@plan_rule("PS708", Severity.ERROR, source=f"{_SCHEDULES}#L872")
+def single_stage_schedule_with_chunks(p: Columns) -> Mask:
+    """GPipe and 1F1B run one stage a rank.
+
+    torch's single-stage schedules take one stage object; several chunks a rank need an interleaved, looped
+    or V-shaped schedule.
+    """
+    single = (p.pp_schedule == _GPIPE) | (p.pp_schedule == _ONE_F_ONE_B)
+    return (p.pp > 1) & single & (p.virtual_stages > 1)
+
+
+@single_stage_schedule_with_chunks.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    return Hit(
+        message=f"{plan.pp_schedule.value if plan.pp_schedule else 'no schedule'} with virtual_stages = "
+        f"{plan.virtual_stages}",
+        fix=f"use {PipelineSchedule.INTERLEAVED.value}, or virtual_stages = 1",
+    )
+
+
+@plan_rule("PS709", Severity.WARNING, source=f"{_SCHEDULES}#L2891")
+def interleaving_with_one_chunk(p: Columns) -> Mask:
+    """Interleaving needs at least two chunks a rank.
+
+    With one it is 1F1B, or GPipe for the breadth-first order, at the price of a more general runtime.
+    """
+    looped = (p.pp_schedule == _INTERLEAVED) | (p.pp_schedule == _LOOPED_BFS)
+    return (p.pp > 1) & looped & (p.virtual_stages == 1)
+
+
+@interleaving_with_one_chunk.message
+def _(case: Case) -> Hit:
+    schedule = case.plan.pp_schedule
+    return Hit(
+        message=f"{schedule.value if schedule else 'no schedule'} with one stage a rank "
+        f"(pp={case.plan.mesh.pp})",
+        fix=f"set virtual_stages = 2, or use {PipelineSchedule.ONE_F_ONE_B.value}",
+    )
+
+
+@plan_rule("PS710", Severity.ERROR, source=f"{_MEGATRON}#L969")
+def more_stages_than_layers(p: Columns) -> Mask:
+    """Every stage needs a layer.
+
+    pp x virtual_stages stages are cut from the chain of repeated layers. With more of them than layers some
+    ranks only pass activations on.
+    """
+    return p.pp * p.virtual_stages > p.layers
+
+
+@more_stages_than_layers.message
+def _(case: Case) -> Hit:
+    plan, layers = case.plan, case.model.layers
+    return Hit(
+        message=f"pp={plan.mesh.pp} x {plan.virtual_stages} virtual stages = "
+        f"{plan.mesh.pp * plan.virtual_stages} stages for {layers} layers",
+        fix=f"use pp x virtual_stages <= {layers}",
+    )
+
+
+@plan_rule(
+    "PS711",
+    Severity.WARNING,
+    source="https://arxiv.org/abs/2407.21783",
+    covers=("PIT204", "PIT205"),
+)
+def stages_are_uneven(p: Columns) -> Mask:
+    """Stages should hold equally many layers.
+
+    The fullest stage sets the pace of all. Embedding and head may count as a layer each: Llama 3 405B puts
+    126 layers and these two on 16 stages. parastrat cuts by FLOPs and torch takes any cut; Megatron wants
+    the layout written out and refuses a remainder otherwise.
+    """
+    stages = p.pp * p.virtual_stages
+    return (p.layers % stages != 0) & ((p.layers + 2) % stages != 0) & (p.layers > stages)
+
+
+@stages_are_uneven.message
+def _(case: Case) -> Hit:
+    plan, layers = case.plan, case.model.layers
+    stages = plan.mesh.pp * plan.virtual_stages
+    fullest = -(-layers // stages)
+    choices = either(nearest_divisors(stages, layers))
+    return Hit(
+        message=f"{layers} layers on {stages} stages: the fullest has {fullest}, the average "
+        f"{layers / stages:.1f}, so up to {fullest * stages / layers - 1:.0%} of the time is waited for",
+        fix=f"use {choices} stages (pp x virtual_stages), which divide {layers}, or write the layout out",
+    )
+
+
+@plan_rule(
+    "PS712",
+    Severity.WARNING,
+    source="https://github.com/pytorch/torchtitan/blob/b5bcd76/torchtitan/config/configs.py",
+)
+def gathers_for_every_micro_batch(p: Columns) -> Mask:
+    """Under a pipeline keep FSDP's parameters gathered between micro-batches.
+
+    Resharding after forward gathers every block twice per micro-batch, where once per step is enough.
+    torchtitan's default is never to reshard with pp.
+    """
+    sharded = (p.shard == code_of(Shard.PARAMETERS)) & (p.dp_shard > 1)
+    return (p.pp > 1) & sharded & (p.reshard_after_forward == 1)
+
+
+@gathers_for_every_micro_batch.message
+def _(case: Case) -> Hit:
+    count = case.plan.gradient_accumulation_steps
+    return Hit(
+        message=f"every block is gathered up to {2 * count} times a step, for {count} micro-batches",
+        fix="set reshard_after_forward = false",
+    )
+
+
+@plan_rule(
+    "PS713",
+    Severity.WARNING,
+    source="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
+)
+def ddp_under_chunks(p: Columns) -> Mask:
+    """Do not put DDP around several stages of one rank.
+
+    DDP rebuilds its buckets in the order of the first backward. With more than one chunk a rank torch 2.13
+    fails there ("rebuilt params size"); FSDP2, or its `replicate`, works under every schedule.
+    """
+    return (p.pp > 1) & (p.virtual_stages > 1) & (p.shard == code_of(Shard.NONE)) & (p.dp > 1)
+
+
+@ddp_under_chunks.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    return Hit(
+        message=f"DDP over {plan.mesh.dp} replicas around {plan.virtual_stages} stages a rank",
+        fix="set shard = parameters with a dp_shard axis, or virtual_stages = 1",
+    )
+
+
+@case_rule(
+    "PS714",
+    Severity.INFO,
+    source="https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/core/distributed/finalize_model_grads.py",
+)
+def tied_weights_on_two_stages(case: Case) -> Hit | None:
+    """Weights tied across stages need their gradients summed.
+
+    An embedding that is also the head lies on the first and on the last stage: two copies, one parameter.
+    Each step must add their gradients, or they drift apart without an error.
+    """
+    pp = case.plan.mesh.pp
+    groups = [
+        group.tie_group for block in case.model.blocks for group in block.parameters if group.tie_group
+    ]
+    tied = sorted({name for name in groups if groups.count(name) > 1})
+    if pp == 1 or not tied:
+        return None
+    return Hit(
+        message=f"{', '.join(tied)} is shared between blocks that pp={pp} puts on different stages",
+        fix="all-reduce its gradient between these stages, as Megatron does, or untie it",
+    )
