@@ -125,11 +125,6 @@ def case_of() -> Callable[..., Case]:
 
 
 @pytest.fixture
-def gpu_device() -> Device:
-    return GPU
-
-
-@pytest.fixture
 def cpu_device() -> Device:
     return CPU
 

@@ -1,0 +1,90 @@
+"""What the scripts of several launchers have in common."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+from parastrat.emit.text_file import EmitError
+from parastrat.plan import Backend
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.launch import Launch
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def title(case: Case) -> str:
+    """Return one line that says what a script runs; safe in a comment."""
+    plan, launch = case.plan, case.launch
+    words = (
+        f"{plan.strategy} ({plan.mesh}) on {case.hardware.name}: "
+        f"{_counted(launch.nodes, 'node')} of {_counted(launch.ranks_per_node, 'rank')}"
+    )
+    return " ".join(words.split())
+
+
+def check_launch(case: Case) -> None:
+    """Refuse a plan that torchrun cannot start.
+
+    Raises:
+        EmitError: for the backend mpi, a launch of another size than the plan, or an environment
+            variable that no shell can export.
+    """
+    plan, launch = case.plan, case.launch
+    if plan.backend is Backend.MPI:
+        raise EmitError(
+            "the plan's backend is mpi, whose processes mpirun starts, not torchrun",
+            hint="enable IP over InfiniBand and plan again: Gloo then uses that interface",
+        )
+    if launch.world_size != plan.mesh.world_size:
+        raise EmitError(
+            f"the plan is for {plan.mesh.world_size} ranks ({plan.mesh}), but [launch] starts "
+            f"{launch.nodes} x {launch.ranks_per_node} = {launch.world_size}",
+            hint="set nodes and ranks_per_node in [launch], or plan again",
+        )
+    for name in launch.env:
+        if not _NAME.fullmatch(name):
+            raise EmitError(
+                f"{name!r} in the launch's env is no name of an environment variable",
+                hint="use letters, digits and _, not beginning with a digit",
+            )
+
+
+def usage_check(script: str) -> str:
+    """Return lines that demand the training script as first argument."""
+    return f"""\
+if (( $# == 0 )); then
+    echo "usage: {script} train.py [arguments of train.py]" >&2
+    exit 2
+fi
+"""
+
+
+def plan_check(script: str, mend: str) -> str:
+    """Return lines that demand the plan file."""
+    return f"""\
+if [[ ! -f "$PARASTRAT_PLAN" ]]; then
+    echo "{script}: there is no $PARASTRAT_PLAN: {mend}" >&2
+    exit 2
+fi
+"""
+
+
+def exports(launch: Launch) -> str:
+    """Return the lines that set what every rank needs in its environment."""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
+    return "\n".join(
+        [
+            *lines,
+            "# the ranks' store apart from the agents': else a restart often finds the dead one's keys",
+            "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
+            "",
+        ]
+    )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

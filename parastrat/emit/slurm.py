@@ -1,0 +1,92 @@
+"""A batch script for Slurm: one task a node, which is torchrun's agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.emit.shell import check_launch, exports, plan_check, title, usage_check
+from parastrat.emit.text_file import TextFile
+from parastrat.hardware import DeviceType
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# {title}
+# sbatch --partition=... --account=... --time=... job.sbatch train.py [arguments of train.py]
+{directives}
+set -euo pipefail
+
+{usage_check}
+# Slurm runs a copy of this script, so the plan is sought where sbatch was called
+export PARASTRAT_PLAN="${{PARASTRAT_PLAN:-$SLURM_SUBMIT_DIR/plan.toml}}"
+{plan_check}
+if (( SLURM_NNODES != {nodes} )); then
+    echo "job.sbatch: the plan is for {nodes} nodes, the allocation has $SLURM_NNODES" >&2
+    exit 2
+fi
+
+{exports}
+# the first node by its name in Slurm; neither this host nor the one that called sbatch need be it
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=${{hosts%%$'\\n'*}}
+# jobs that share a node get ports of their own
+port=$((10000 + SLURM_JOB_ID % 50000))
+
+# srun does not inherit --cpus-per-task since Slurm 22.05. In single quotes, SLURMD_NODENAME is expanded
+# by each node for itself: the name under which the other nodes find it.
+srun --kill-on-bad-exit=1 --cpus-per-task="{cpus}" \\
+    bash -c 'exec torchrun --local-addr "$SLURMD_NODENAME" "$@"' torchrun \\
+    --nnodes {nodes} --nproc-per-node {ranks} \\
+    --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:$port" \\
+    "$@"
+"""
+
+
+def emit(case: Case) -> tuple[TextFile, ...]:
+    """Return ``job.sbatch`` for Slurm from 22.05 and torchrun of torch 2.11 to 2.13.
+
+    Partition, account and time are the site's: they are given to sbatch. ``plan.toml`` is expected in the
+    folder in which sbatch is called, or where ``PARASTRAT_PLAN`` says.
+
+    Raises:
+        EmitError: torchrun cannot start this plan.
+    """
+    check_launch(case)
+    launch = case.launch
+    text = _SCRIPT.format(
+        title=title(case),
+        directives="\n".join(f"#SBATCH {option}" for option in _options(case)),
+        usage_check=usage_check("sbatch job.sbatch"),
+        plan_check=plan_check(
+            "job.sbatch", "call sbatch in the plan's folder, or set PARASTRAT_PLAN to its absolute path"
+        ),
+        nodes=launch.nodes,
+        ranks=launch.ranks_per_node,
+        exports=exports(launch),
+        cpus="$SLURM_CPUS_ON_NODE" if _whole_nodes(case) else "$SLURM_CPUS_PER_TASK",
+    )
+    return (TextFile(path="job.sbatch", text=text, executable=False),)
+
+
+def _options(case: Case) -> list[str]:
+    launch, hardware = case.launch, case.hardware
+    options = ["--job-name=parastrat", f"--nodes={launch.nodes}", "--ntasks-per-node=1"]
+    if hardware.device.type is not DeviceType.CPU:
+        devices = hardware.accelerators_per_node if _whole_nodes(case) else None
+        options.append(f"--gpus-per-node={devices or launch.ranks_per_node}")
+    if _whole_nodes(case):
+        # an exclusive node lends its processors, but of its memory only what is asked for; 0 is all
+        return [*options, "--exclusive", "--mem=0"]
+    return [*options, f"--cpus-per-task={_share_of_cores(case)}"]
+
+
+def _whole_nodes(case: Case) -> bool:
+    return case.launch.ranks_per_node == case.hardware.devices_per_node
+
+
+def _share_of_cores(case: Case) -> int:
+    """Return the cores that the ranks of one node are due; one a rank where the host's are unknown."""
+    ranks, cores = case.launch.ranks_per_node, case.hardware.host.cores
+    return max(ranks, (cores or 0) * ranks // case.hardware.devices_per_node)

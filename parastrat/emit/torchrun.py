@@ -1,0 +1,69 @@
+"""A shell script around torchrun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.emit.shell import check_launch, exports, plan_check, title, usage_check
+from parastrat.emit.text_file import TextFile
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.launch import Launch
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# {title}
+# {usage}
+set -euo pipefail
+
+{usage_check}
+# auto_parallelize reads the plan that this variable names: the one beside this script
+PARASTRAT_PLAN="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)/plan.toml"
+export PARASTRAT_PLAN
+{plan_check}
+{exports}
+{start}"""
+
+_ONE_NODE = """\
+exec torchrun --standalone --nproc-per-node {ranks} "$@"
+"""
+
+_NODES = """\
+# without the head's name every node would wait for the others at its own door
+if [[ -z "${{HEAD:-}}" ]]; then
+    echo "run.sh: HEAD is not set: give the first node's name or address, the same on all {nodes} nodes" >&2
+    exit 2
+fi
+
+exec torchrun --nnodes {nodes} --nproc-per-node {ranks} \\
+    --rdzv-id "${{RDZV_ID:-parastrat}}" --rdzv-backend c10d --rdzv-endpoint "$HEAD:${{RDZV_PORT:-29500}}" \\
+    "$@"
+"""
+
+
+def emit(case: Case) -> tuple[TextFile, ...]:
+    """Return ``run.sh`` for torchrun of torch 2.11 to 2.13; it expects ``plan.toml`` beside it.
+
+    Raises:
+        EmitError: torchrun cannot start this plan.
+    """
+    check_launch(case)
+    launch = case.launch
+    text = _SCRIPT.format(
+        title=title(case),
+        usage=_usage(launch),
+        usage_check=usage_check("run.sh" if launch.nodes == 1 else "HEAD=node run.sh"),
+        plan_check=plan_check("run.sh", "put the plan beside run.sh"),
+        exports=exports(launch),
+        start=(_ONE_NODE if launch.nodes == 1 else _NODES).format(
+            nodes=launch.nodes, ranks=launch.ranks_per_node
+        ),
+    )
+    return (TextFile(path="run.sh", text=text, executable=True),)
+
+
+def _usage(launch: Launch) -> str:
+    if launch.nodes == 1:
+        return "./run.sh train.py [arguments of train.py]"
+    return f"on each of the {launch.nodes} nodes: HEAD=first-node ./run.sh train.py [arguments of train.py]"
