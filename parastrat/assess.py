@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,18 +30,28 @@ def assess(facts: Facts, plan: Plan) -> Case:
     Raises:
         ProfileError: the plan crosses a link that the hardware does not state.
     """
-    one = {name: np.array([value]) for name, value in plan_columns(plan).items()}
-    columns = Columns({**facts_columns(facts), **one})
-    memory = memory_estimate(memory_columns(facts, columns), 0)
-    time = time_estimate(time_columns(facts, columns), 0)
-    return Case(
-        model=facts.model,
-        hardware=facts.hardware,
-        workload=facts.workload,
-        stack=facts.stack,
-        plan=plan,
-        estimate=_estimate(facts, plan, time, memory),
-        launch=launch_of(facts.hardware, plan),
+    return assess_all(facts, (plan,))[0]
+
+
+def assess_all(facts: Facts, plans: Sequence[Plan]) -> tuple[Case, ...]:
+    """Estimate several plans of one job at once, as ``assess`` does one."""
+    if not plans:
+        return ()
+    rows = [plan_columns(plan) for plan in plans]
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    columns = Columns({**facts_columns(facts), **table})
+    memory, time = memory_columns(facts, columns), time_columns(facts, columns)
+    return tuple(
+        Case(
+            model=facts.model,
+            hardware=facts.hardware,
+            workload=facts.workload,
+            stack=facts.stack,
+            plan=plan,
+            estimate=_estimate(facts, plan, time_estimate(time, row), memory_estimate(memory, row)),
+            launch=launch_of(facts.hardware, plan),
+        )
+        for row, plan in enumerate(plans)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from parastrat.errors import UnknownFactError
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from parastrat.units import Numbers
 
 
+@cache
 def code_of(choice: StrEnum) -> int:
     """Return a choice's position in its enumeration, as columns hold it."""
     return list(type(choice)).index(choice)

@@ -39,10 +39,13 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
     rows = len(columns.pp)
     out = {part: np.zeros(rows) for part in PARTS}
+    kept = [kept_bytes(block, columns) for block in facts.model.blocks]
+    running = [_running(block, own, columns) for block, own in zip(facts.model.blocks, kept, strict=True)]
     for (pp, virtual_stages), chosen, some in pipeline_groups(columns):
         worst: dict[str, Any] | None = None
+        blocks = [(own[chosen], run[chosen]) for own, run in zip(kept, running, strict=True)]
         for load in pipeline_ranks(facts.model, pp, virtual_stages):
-            worst = _larger(worst, _rank_peak(facts, some, load))
+            worst = _larger(worst, _rank_peak(facts, some, load, blocks))
         for part in PARTS:
             out[part][chosen] = worst[part] if worst else 0
     parts = {part: np.ceil(out[part]).astype(np.int64) for part in PARTS}
@@ -169,23 +172,25 @@ def in_flight(c: Columns, rank: int) -> Numbers:
     return np.where(c.pp > 1, np.minimum(held, steps), 1)
 
 
-def _rank_peak(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
-    """Return the composition at the peak of one pipeline rank."""
+def _rank_peak(
+    facts: Facts, c: Columns, load: RankLoad, blocks: list[tuple[Bytes, Bytes]]
+) -> dict[str, Any]:
+    """Return the composition at the peak of one pipeline rank.
+
+    ``blocks`` gives for each block what one repeat keeps for backward and what exists while it runs.
+    """
     element = element_bytes(facts)
     states = _states(load, c, element)
-    kept = {
-        index: kept_bytes(block, c) for index, block in enumerate(facts.model.blocks) if load.repeats[index]
-    }
+    kept = {index: blocks[index][0] for index, count in enumerate(load.repeats) if count}
     held = in_flight(c, load.rank) * sum(kept[index] * load.repeats[index] for index in kept)
     peak = _optimizer_step(facts, states, load, c, element)
     freed: Bytes = 0
     for moment_number, index in enumerate(reversed(kept)):
-        block = facts.model.blocks[index]
-        transient = _gathered(facts.model, load, index, c, element) + _running(block, kept[index], c)
+        transient = _gathered(facts.model, load, index, c, element) + blocks[index][1]
         dynamic = held - freed + transient
-        no_gradient_yet = (
-            (moment_number == 0) & (c.gradient_accumulation_steps == 1) & _shards_parameters(c)
-        )
+        # sharded gradients come with the first reduction: after the loss, under a pipeline at the end
+        unreduced = (c.pp > 1) | ((moment_number == 0) & (c.gradient_accumulation_steps == 1))
+        no_gradient_yet = unreduced & _shards_parameters(c)
         moment = {
             "parameters": states["parameters"],
             "gradients": np.where(no_gradient_yet, 0, states["gradients"]),
@@ -252,20 +257,33 @@ def _running(block: Block, kept: Bytes, c: Columns) -> Bytes:
 def _gathered(model: ModelSpec, load: RankLoad, index: int, c: Columns, element: ElementBytes) -> Bytes:
     """Return FSDP2's gathered parameters and unsharded gradients, or autocast's cached casts.
 
-    The root unit stays gathered. With resharding two other units are gathered, the running one and the
-    prefetched next; the running one's gradients exist in the compute format and, copied, in the
-    reduction's. Under a pipeline torch gathers and reduces once a step: all units stay gathered and their
-    gradients unsharded (``torch.distributed.pipelining.stage``).
+    The root unit stays gathered from forward to the end. With resharding two other units are gathered, the
+    running one and the prefetched next; the running one's gradients exist in the compute format and,
+    copied, in the reduction's. The root's are reduced last, when the first block has run; at the loss
+    there are none yet. Under a pipeline torch gathers and reduces once a step: all units stay gathered and
+    their gradients unsharded (``torch.distributed.pipelining.stage``).
     """
-    unit = block_totals(model.blocks[index]) if model.blocks[index].unit else load.root
-    running, root = sum(local(unit, c)), sum(local(load.root, c))
+    held = [number for number, count in enumerate(load.repeats) if count]
+    block, neighbour = model.blocks[index], _unit_beside(model, held, index)
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
-    ahead = 2 * running if model.blocks[index].unit else running * 0
+    root, beside = sum(local(load.root, c)), sum(local(neighbour, c))
+    if block.unit:
+        ahead, reduced = 2 * beside, beside
+    elif index == held[0]:
+        ahead, reduced = 0 * beside, root
+    else:
+        ahead, reduced = beside, 0 * beside
     units = np.where(c.reshard_after_forward & (c.pp == 1), ahead, everything - root)
-    gradients = element.compute * running + element.reduce * np.where(c.pp > 1, everything, running)
-    gathered = element.compute * (root + units) + gradients
+    unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
+    gathered = element.compute * (root + units + reduced) + unreduced
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
     return np.where(_shards_parameters(c), gathered * several, element.cast * everything)
+
+
+def _unit_beside(model: ModelSpec, held: list[int], index: int) -> ParameterTotals:
+    """Return the block itself, or for a block of the root the unit that runs backward after it."""
+    behind = [number for number in held if number <= index and model.blocks[number].unit]
+    return block_totals(model.blocks[behind[-1]]) if behind else ParameterTotals()
 
 
 def block_totals(block: Block) -> ParameterTotals:

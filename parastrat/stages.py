@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from parastrat.model import Split
@@ -48,7 +49,10 @@ def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
     Returns:
         For each stage the repeats of each block.
     """
-    chain = [(index, block.flops) for index, block in enumerate(model.blocks) for _ in range(block.repeat)]
+    weights = [block.flops for block in model.blocks]
+    chain = [
+        (index, weights[index]) for index, block in enumerate(model.blocks) for _ in range(block.repeat)
+    ]
     limit = _least_limit([flops for _, flops in chain], stages)
     filled = [[0] * len(model.blocks) for _ in range(stages)]
     stage, load, left = stages - 1, 0.0, len(chain)
@@ -85,6 +89,7 @@ def _stages_needed(flops: list[float], limit: float) -> int:
     return needed
 
 
+@lru_cache(maxsize=256)
 def pipeline_ranks(model: ModelSpec, pp: int, virtual_stages: int) -> tuple[RankLoad, ...]:
     """Return the distinct pipeline ranks; of equal ones the first, which holds most in flight.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost.communication import Group, all_reduce_s, ring_s
-from parastrat.memory import block_totals, element_bytes, local, shard_ranks
+from parastrat.memory import element_bytes, local, shard_ranks
 from parastrat.plan import Shard
 
 if TYPE_CHECKING:
@@ -19,14 +19,25 @@ if TYPE_CHECKING:
     from parastrat.units import Numbers, Seconds
 
 
-def data_parallel_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> dict[str, Any]:
-    """Return ``total`` seconds of data-parallel collectives in a step and the share that can overlap."""
+def data_parallel_s(
+    facts: Facts, c: Columns, load: RankLoad, fabric: Fabric, units_s: Seconds
+) -> dict[str, Any]:
+    """Return ``total`` seconds of data-parallel collectives in a step and the share that can overlap.
+
+    Args:
+        facts: the job.
+        c: the plans.
+        load: what one pipeline rank holds.
+        fabric: the links.
+        units_s: one micro-batch's collectives of the rank's FSDP units, as ``fsdp_unit_s`` gives each.
+    """
     fsdp = c.shard == code_of(Shard.PARAMETERS)
-    some = c.shard >= code_of(Shard.OPTIMIZER)
     stack = facts.stack
+    replicated = np.where(c.shard >= code_of(Shard.OPTIMIZER), stack.zero_overlap, stack.dp_overlap)
+    sharded_s = _fsdp_s(facts, c, load, fabric, units_s)
     return {
-        "total": np.where(fsdp, _fsdp_s(facts, c, load, fabric), _replicated_s(facts, c, load, fabric)),
-        "overlap": np.where(fsdp, stack.fsdp_overlap, np.where(some, stack.zero_overlap, stack.dp_overlap)),
+        "total": np.where(fsdp, sharded_s, _replicated_s(facts, c, load, fabric)),
+        "overlap": np.where(fsdp, stack.fsdp_overlap, replicated),
     }
 
 
@@ -45,20 +56,21 @@ def _replicated_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> S
     return np.where(c.shard >= code_of(Shard.OPTIMIZER), split, whole)
 
 
-def _fsdp_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds:
+def _fsdp_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric, units_s: Seconds) -> Seconds:
     """FSDP2's gathers and reduce-scatters unit by unit, and HSDP's all-reduce of the shards.
 
-    Each micro-batch gathers for forward and, after resharding, again for backward (the root unit stays),
-    and reduce-scatters; the all-reduce over replicas waits for the last one. Under a pipeline torch
-    gathers once and reduces once a step.
+    Every micro-batch gathers and reduce-scatters; the all-reduce over replicas waits for the last one.
+    Under a pipeline torch gathers once and reduces once a step.
     """
-    total: Seconds = _unit_s(facts, c, load.root, fabric, gathers=1)
-    again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
-    for block, count in zip(facts.model.blocks, load.repeats, strict=True):
-        if block.unit and count:
-            total = total + count * _unit_s(facts, c, block_totals(block), fabric, gathers=again)
+    root = _unit_s(facts, c, load.root, fabric, gathers=1)
     repeats = np.where(c.pp > 1, 1, c.gradient_accumulation_steps)
-    return total * repeats + _replica_s(facts, c, load, fabric)
+    return (root + units_s) * repeats + _replica_s(facts, c, load, fabric)
+
+
+def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
+    """Return one unit's collectives: gathered for forward, after resharding again, and reduce-scattered."""
+    again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
+    return _unit_s(facts, c, unit, fabric, gathers=again)
 
 
 def _unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gathers: Numbers) -> Seconds:

@@ -10,10 +10,10 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s, send_s
 from parastrat.cost.compute import block_times
-from parastrat.cost.data_parallel import data_parallel_s
+from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
-from parastrat.memory import element_bytes, local, pipeline_groups, shard_ranks
+from parastrat.memory import block_totals, element_bytes, local, pipeline_groups, shard_ranks
 from parastrat.plan import Offload, Shard
 from parastrat.stages import RankLoad, pipeline_ranks
 
@@ -49,11 +49,12 @@ def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     rows = len(columns.pp)
     out = {part: np.zeros(rows) for part in PARTS}
     fabric = fabric_of(facts) if facts.hardware.world_size > 1 else None
+    of_blocks = [_block_parts(facts, block, columns, fabric) for block in facts.model.blocks]
     for (pp, virtual_stages), chosen, some in pipeline_groups(columns):
         slowest: dict[str, Any] | None = None
-        parts_of_blocks = [_block_parts(facts, block, some, fabric) for block in facts.model.blocks]
+        parts = [{name: part[chosen] for name, part in block.items()} for block in of_blocks]
         for load in pipeline_ranks(facts.model, pp, virtual_stages):
-            slowest = _slower(slowest, _rank_step(facts, some, load, parts_of_blocks, fabric))
+            slowest = _slower(slowest, _rank_step(facts, some, load, parts, fabric))
         for part in PARTS:
             out[part][chosen] = slowest[part] if slowest else 0.0
     step = sum(out[part] for part in PARTS)
@@ -89,12 +90,14 @@ def _slower(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]
 def _block_parts(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) -> dict[str, Seconds]:
     """Return the seconds of one repeat for one micro-batch, forward and backward."""
     times = block_times(facts, block, c)
+    zero = np.zeros(len(c.pp))
     parts = {
-        "compute": times.forward + times.backward + times.recomputed(c),
-        "backward": times.backward,
-        "tp_exposed": 0.0,
-        "cp_exposed": 0.0,
-        "ep_exposed": 0.0,
+        "compute": times.forward + times.backward + times.recomputed(c) + zero,
+        "backward": times.backward + zero,
+        "tp_exposed": zero,
+        "cp_exposed": zero,
+        "ep_exposed": zero,
+        "fsdp": zero,
     }
     if fabric is None:
         return parts
@@ -108,6 +111,8 @@ def _block_parts(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) 
     routed = all_to_all_s(block.expert_parallel_bytes * samples, Group(ranks=c.ep, stride=1), fabric)
     # dispatch and combine, each forward and backward
     parts["ep_exposed"] = 4 * routed * (block.expert_parallel_bytes > 0)
+    if block.unit:
+        parts["fsdp"] = fsdp_unit_s(facts, c, block_totals(block), fabric)
     return parts
 
 
@@ -124,10 +129,10 @@ def _rank_step(
         part: sum(
             parts[part] * count for parts, count in zip(parts_of_blocks, load.repeats, strict=True) if count
         )
-        for part in ("compute", "backward", "tp_exposed", "cp_exposed", "ep_exposed")
+        for part in ("compute", "backward", "tp_exposed", "cp_exposed", "ep_exposed", "fsdp")
     }
     micro_batch = one["compute"] + one["tp_exposed"] + one["cp_exposed"] + one["ep_exposed"]
-    dp = data_parallel_s(facts, c, load, fabric) if fabric else {}
+    dp = data_parallel_s(facts, c, load, fabric, one["fsdp"]) if fabric else {}
     zero = np.zeros(len(c.pp))
     hidden = zero
     if dp:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.assess import assess, columns_of
+from parastrat.assess import assess, assess_all, columns_of
 from parastrat.hardware import DeviceType
-from parastrat.result import SearchResult
+from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
-from parastrat.search.space import Constraints, plan_at
-from parastrat.search.survey import Survey, nearest_row, objection, rejections, survey
+from parastrat.search.space import Constraints
+from parastrat.search.survey import Survey, nearest_plan, objection, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.hardware import Hardware
     from parastrat.model import ModelSpec
+    from parastrat.plan import Plan
+    from parastrat.rules import PlanRule
 
 #: a report of more strategies than this is not read
 _MOST_ALTERNATIVES = 8
@@ -46,7 +48,7 @@ def find_plan(
     """
     fixed = fixed or Constraints()
     judged = survey(facts, fixed)
-    standings = {rung: _standing(judged, rung) for rung in _RUNGS}
+    standings, alternatives, rejected = _assessed(judged)
     standings[0] = _one_device(facts, fixed, standings[0])
     taken = choose_rung(standings, tolerance)
     cases = eligible(standings)
@@ -58,8 +60,8 @@ def find_plan(
         facts=facts,
         chosen=chosen,
         rungs=rung_reports(standings, taken, tolerance),
-        alternatives=_alternatives(judged, chosen),
-        rejected=rejections(judged),
+        alternatives=tuple(case for case in alternatives if chosen is None or case.plan != chosen.plan),
+        rejected=rejected,
         nearest_fit=() if chosen else nearest_fits(facts, fixed, model_at),
         findings=findings_of(chosen, columns_of(chosen)) if chosen else (),
         tolerance=tolerance,
@@ -70,18 +72,52 @@ def find_plan(
     )
 
 
-def _standing(judged: Survey, rung: int) -> Standing:
+def _assessed(judged: Survey) -> tuple[dict[int, Standing], tuple[Case, ...], tuple[Rejection, ...]]:
+    """Return each rung's best plan, the best of every strategy, and what each rule removed.
+
+    All plans that the answer shows are assessed together: one by one would take longer than the search.
+    """
+    picks = {rung: _pick(judged, rung) for rung in _RUNGS}
+    others = _best_by_strategy(judged)
+    examples = [entry.example for entry in judged.rejected]
+    plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples])
+    cases = dict(zip(plans, assess_all(judged.facts, tuple(plans)), strict=True))
+    standings = {
+        rung: _standing(judged, cases[plan] if plan else None, fits=fits, rule=rule)
+        for rung, (plan, fits, rule) in picks.items()
+    }
+    rejected = [
+        Rejection(
+            code=entry.rule.code,
+            title=entry.rule.title,
+            count=len(entry.rows),
+            example=entry.rule.hit(cases[plan]).message,
+        )
+        for entry, plan in zip(judged.rejected, examples, strict=True)
+    ]
+    rejected.sort(key=lambda rejection: -rejection.count)
+    return standings, tuple(cases[plan] for plan in others), tuple(rejected)
+
+
+def _pick(judged: Survey, rung: int) -> tuple[Plan | None, bool, PlanRule | None]:
+    """Return a rung's best plan; else the nearest to fitting; else one that the named rule removed."""
     rows = np.flatnonzero(judged.rungs == rung)
     if len(rows):
         roomy = rows[judged.roomy[rows]]
-        return Standing(case=judged.case(judged.best(roomy if len(roomy) else rows)))
-    near = nearest_row(judged, rung)
-    if near is not None:
-        entry, row = near
-        return Standing(case=None, nearest=assess(judged.facts, plan_at(entry.columns, row)))
-    devices = judged.facts.hardware.world_size
-    absent = objection(judged, rung) or f"no such mesh over {devices} devices was asked for or exists"
-    return Standing(case=None, absent=absent)
+        return judged.plan(judged.best(roomy if len(roomy) else rows)), True, None
+    nearest = nearest_plan(judged, rung)
+    if nearest is not None:
+        return nearest, False, None
+    objected = objection(judged, rung)
+    return (None, False, None) if objected is None else (objected[1], False, objected[0])
+
+
+def _standing(judged: Survey, case: Case | None, *, fits: bool, rule: PlanRule | None) -> Standing:
+    if case is None:
+        return Standing(case=None, absent=f"no such plan over {judged.facts.hardware.world_size} devices")
+    if rule is not None:
+        return Standing(case=None, absent=rule.hit(case).message)
+    return Standing(case=case) if fits else Standing(case=None, nearest=case)
 
 
 def _one_device(facts: Facts, fixed: Constraints, standing: Standing) -> Standing:
@@ -93,7 +129,8 @@ def _one_device(facts: Facts, fixed: Constraints, standing: Standing) -> Standin
         return Standing(case=None, absent="another plan was asked for")
     alone = replace(facts, hardware=single_device(facts.hardware))
     judged = survey(alone, replace(fixed, strategy=None))
-    return _standing(judged, 0)
+    plan, fits, rule = _pick(judged, 0)
+    return _standing(judged, assess(alone, plan) if plan else None, fits=fits, rule=rule)
 
 
 def single_device(hardware: Hardware) -> Hardware:
@@ -119,14 +156,12 @@ def single_device(hardware: Hardware) -> Hardware:
     return replace(hardware, device=device, devices_per_node=1, num_nodes=1, scale_up_devices=1)
 
 
-def _alternatives(judged: Survey, chosen: Case | None) -> tuple[Case, ...]:
-    """Return the best plan of every other strategy that fits, fastest first."""
+def _best_by_strategy(judged: Survey) -> list[Plan]:
+    """Return the best plan of every strategy that fits, fastest first, as many as a report can show."""
     fitting = np.flatnonzero(judged.roomy)
     best = [
         judged.best(fitting[judged.strategies[fitting] == strategy])
         for strategy in np.unique(judged.strategies[fitting])
     ]
     best.sort(key=lambda row: float(judged.step[row]))
-    taken = chosen.plan.strategy if chosen else None
-    cases = (judged.case(row) for row in best[: _MOST_ALTERNATIVES + 1])
-    return tuple(case for case in cases if case.plan.strategy != taken)[:_MOST_ALTERNATIVES]
+    return [judged.plan(row) for row in best[:_MOST_ALTERNATIVES]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from parastrat.assess import assess
 from parastrat.plan import Offload
 from parastrat.result import NearestFit
 from parastrat.search.survey import survey
@@ -96,4 +97,4 @@ def _fitting(facts: Facts, fixed: Constraints) -> Case | None:
     rows = np.flatnonzero(judged.roomy)
     if not len(rows):
         rows = np.arange(len(judged.step))
-    return judged.case(judged.best(rows)) if len(rows) else None
+    return assess(facts, judged.plan(judged.best(rows))) if len(rows) else None

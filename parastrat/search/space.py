@@ -56,7 +56,7 @@ class Constraints:
     #: a plan's ``strategy``, such as ``fsdp2`` or ``hsdp+tp``
     strategy: str | None = None
     offload: Offload = Offload.NONE
-    #: only what ``auto_parallelize`` applies in a loop that it does not know: no pp, cp, tp, ep, accumulation
+    #: only what ``auto_parallelize`` applies in a loop that it does not know: data axes, no accumulation
     plain_loop: bool = False
 
 

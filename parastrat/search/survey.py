@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.assess import assess
 from parastrat.cost import time_columns
 from parastrat.memory import memory_columns
-from parastrat.result import Rejection
 from parastrat.rules import rejection_masks
 from parastrat.search.space import (
     Constraints,
@@ -25,8 +23,9 @@ from parastrat.search.space import (
 )
 
 if TYPE_CHECKING:
-    from parastrat.case import Case, Facts
+    from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.plan import Plan
     from parastrat.rules import PlanRule
 
 #: codes of rules about memory, whose rows may come near to fitting
@@ -40,6 +39,11 @@ class Rejected:
     rule: PlanRule
     columns: Columns
     rows: Any
+
+    @property
+    def example(self) -> Plan:
+        """The first of the plans."""
+        return plan_at(self.columns, int(self.rows[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +60,9 @@ class Survey:
     rejected: tuple[Rejected, ...]
     considered: int
 
-    def case(self, row: int) -> Case:
-        """Return one plan assessed."""
-        return assess(self.facts, plan_at(self.columns, row))
+    def plan(self, row: int) -> Plan:
+        """Return one of the plans that can run."""
+        return plan_at(self.columns, row)
 
     def best(self, rows: Any) -> int:
         """Return the fastest of some rows; of plans within 0.5 % the simplest."""
@@ -141,28 +145,9 @@ def _obeying(columns: Columns) -> tuple[Columns, tuple[Rejected, ...]]:
     return columns.at(np.flatnonzero(alive)), tuple(rejected)
 
 
-def rejections(judged: Survey) -> tuple[Rejection, ...]:
-    """Return what each rule removed, most first, with the message for one of its plans."""
-    found = [
-        Rejection(
-            code=entry.rule.code,
-            title=entry.rule.title,
-            count=len(entry.rows),
-            example=example(judged.facts, entry, int(entry.rows[0])),
-        )
-        for entry in judged.rejected
-    ]
-    return tuple(sorted(found, key=lambda rejection: -rejection.count))
-
-
-def example(facts: Facts, entry: Rejected, row: int) -> str:
-    """Return a rule's message for one plan that it rejected."""
-    return entry.rule.hit(assess(facts, plan_at(entry.columns, row))).message
-
-
-def nearest_row(judged: Survey, rung: int) -> tuple[Rejected, int] | None:
-    """Return the plan of a rung that comes nearest to fitting among those that rules of memory removed."""
-    best: tuple[Rejected, int] | None = None
+def nearest_plan(judged: Survey, rung: int) -> Plan | None:
+    """Return the plan of a rung that comes nearest to fitting, of those that rules of memory removed."""
+    best: Plan | None = None
     least = np.inf
     for entry in judged.rejected:
         if not entry.rule.code.startswith(_MEMORY_CODES):
@@ -171,12 +156,14 @@ def nearest_row(judged: Survey, rung: int) -> tuple[Rejected, int] | None:
         if len(here):
             totals = entry.columns.memory_total[here]
             if totals.min() < least:
-                least, best = totals.min(), (entry, int(here[totals.argmin()]))
+                least, best = totals.min(), plan_at(entry.columns, int(here[totals.argmin()]))
     return best
 
 
-def objection(judged: Survey, rung: int) -> str | None:
-    """Return the message of the rule that removed most plans of a rung; None where there was none."""
+def objection(judged: Survey, rung: int) -> tuple[PlanRule, Plan] | None:
+    """Return the rule that removed most plans of a rung, with one of them; None where none did."""
     counts = [(entry, entry.rows[rungs_of(entry.columns)[entry.rows] == rung]) for entry in judged.rejected]
     entry, rows = max(counts, key=lambda pair: len(pair[1]), default=(None, ()))
-    return example(judged.facts, entry, int(rows[0])) if entry is not None and len(rows) else None
+    if entry is None or not len(rows):
+        return None
+    return entry.rule, plan_at(entry.columns, int(rows[0]))

@@ -1,0 +1,141 @@
+"""Recommended strategies beside those of published recipes: agreement, and the numbers of each disagreement.
+
+Usage: python benchmarks/decisions.py
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parastrat.assess import assess
+from parastrat.case import Case, Facts
+from parastrat.plan import Mesh, PipelineSchedule, Recompute, Shard
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.result import SearchResult
+from parastrat.search import Constraints, find_plan
+from parastrat.sources import load_source
+from parastrat.units import GIB
+from parastrat.workload import Optimizer, Precision, Workload
+
+DECISIONS = Path(__file__).resolve().parents[1] / "tests" / "golden" / "decisions.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One published choice and what we say."""
+
+    entry: dict[str, Any]
+    result: SearchResult
+    #: the published mesh with its best micro-batch and recompute; None where no micro-batch divides
+    published: Case | None
+
+    @property
+    def recommended(self) -> str:
+        return self.result.chosen.plan.strategy if self.result.chosen else "nothing fits"
+
+    @property
+    def agrees(self) -> bool:
+        return self.recommended in self.entry["strategies"]
+
+
+def facts_of(entry: dict[str, Any]) -> Facts:
+    """Return the job of an entry."""
+    source = load_source(entry["model"])
+    assert source is not None
+    precision, stack = Precision(entry["precision"]), load_stack(entry["stack"])
+    length = entry.get("sequence_length")
+    convolutional = source.family.value == "convolutional"
+    return Facts(
+        model=source.at(length, precision, stack.kernels),
+        hardware=load_hardware(entry["on"]),
+        workload=Workload(
+            global_batch_size=entry["global_batch"],
+            sequence_length=length,
+            optimizer=Optimizer.SGD_MOMENTUM if convolutional else Optimizer.ADAMW,
+            precision=precision,
+        ),
+        stack=stack,
+    )
+
+
+def published_case(facts: Facts, entry: dict[str, Any]) -> Case | None:
+    """Return the published mesh assessed with the micro-batch and recompute that are fastest and fit."""
+    mesh = Mesh(**entry["mesh"])
+    if facts.workload.global_batch_size % mesh.dp:
+        return None
+    share = facts.workload.global_batch_size // mesh.dp
+    cases = [
+        assess(facts, plan)
+        for size in (1, 2, 4, 8, 16, 32, 64)
+        if share % size == 0 and (mesh.pp == 1 or share // size >= mesh.pp)
+        for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+        for plan in [published_plan(facts, entry, mesh, (size, share // size), recompute)]
+    ]
+    return min(cases, key=lambda case: (not case.estimate.fits, case.estimate.time.step), default=None)
+
+
+def published_plan(
+    facts: Facts, entry: dict[str, Any], mesh: Mesh, batch: tuple[int, int], recompute: Recompute
+) -> Any:
+    """Return the published mesh as a plan."""
+    from parastrat.plan import Backend, Plan
+
+    return Plan(
+        mesh=mesh,
+        micro_batch_size=batch[0],
+        gradient_accumulation_steps=batch[1],
+        precision=facts.workload.precision,
+        backend=Backend.NCCL,
+        shard=Shard(entry["shard"]),
+        reshard_after_forward=mesh.pp == 1,
+        sequence_parallel=mesh.tp > 1,
+        loss_parallel=mesh.tp > 1,
+        recompute=recompute,
+        pp_schedule=PipelineSchedule.ONE_F_ONE_B if mesh.pp > 1 else None,
+    )
+
+
+def decide(entry: dict[str, Any]) -> Decision:
+    """Return one entry's decision."""
+    facts = facts_of(entry)
+    return Decision(
+        entry=entry,
+        result=find_plan(facts, Constraints()),
+        published=published_case(facts, entry),
+    )
+
+
+def decisions() -> list[dict[str, Any]]:
+    """Return the entries of the golden file."""
+    entries: list[dict[str, Any]] = tomllib.loads(DECISIONS.read_text())["decision"]
+    return entries
+
+
+def summary(case: Case | None) -> str:
+    """Return a plan in one cell: strategy, mesh, step time, memory."""
+    if case is None:
+        return "-"
+    plan, memory = case.plan, case.estimate.memory
+    return (
+        f"{plan.strategy} ({plan.mesh}; micro-batch {plan.micro_batch_size}, {plan.recompute}) "
+        f"{case.estimate.time.step:.2f} s, {memory.total / GIB:.0f}/{memory.capacity / GIB:.0f} GiB"
+    )
+
+
+def main() -> None:
+    """Print every decision and the count."""
+    made = [decide(entry) for entry in decisions()]
+    for decision in made:
+        print(f"{'agrees  ' if decision.agrees else 'DIFFERS '} {decision.entry['id']}")
+        print(f"    ours       {summary(decision.result.chosen)}")
+        print(f"    published  {summary(decision.published)}")
+    agreed = sum(decision.agrees for decision in made)
+    refuted = [d.entry["id"] for d in made if d.recommended in d.entry["refuted"]]
+    print(f"\n{agreed} of {len(made)} agree; recommended although refuted: {refuted or 'none'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parastrat.cost.communication import Fabric, Group, all_reduce_s, all_to_all_s, ring_s, send_s
+from parastrat.hardware import Link
+
+GB = 1e9
+
+
+def fabric(domain: int = 8, *, gain: float = 1.0, efficiency: float = 1.0) -> Fabric:
+    return Fabric(
+        scale_up=Link(nominal_bytes_per_s=450 * GB, bytes_per_s=400 * GB, latency_s=1e-6, all_reduce_gain=gain),
+        scale_out=Link(nominal_bytes_per_s=50 * GB, bytes_per_s=40 * GB, latency_s=5e-6),
+        domain=domain,
+        efficiency=efficiency,
+    )
+
+
+def test_a_ring_inside_a_domain_moves_all_but_one_share() -> None:
+    # 7/8 of 4 GB at 400 GB/s, and 7 hops
+    assert ring_s(4 * GB, Group(ranks=8, stride=1), fabric()) == pytest.approx(7 / 8 * 4 / 400 + 7e-6)
+
+
+def test_a_ring_over_nodes_leaves_each_through_all_its_cards() -> None:
+    # 16 of 2 nodes: 8/16 of the buffer comes in through 8 cards of 40 GB/s; inside, 15/16 at 400
+    seconds = ring_s(4 * GB, Group(ranks=16, stride=1), fabric())
+    assert seconds == pytest.approx(max(15 / 16 * 4 / 400, 8 / 16 * 4 / (8 * 40)) + 14e-6 + 5e-6)
+
+
+def test_one_member_a_node_has_one_card() -> None:
+    # stride 8: each node holds one member, 3/4 of the buffer comes through one card
+    seconds = ring_s(4 * GB, Group(ranks=4, stride=8), fabric())
+    assert seconds == pytest.approx(3 / 4 * 4 / 40 + 3 * 5e-6)
+
+
+def test_an_all_reduce_is_two_rings_and_the_switch_helps_inside_only() -> None:
+    inside = Group(ranks=8, stride=1)
+    assert all_reduce_s(4 * GB, inside, fabric(gain=2.0)) == pytest.approx(2 * 7 / 8 * 4 / 800 + 14e-6)
+    across = Group(ranks=2, stride=8)
+    assert all_reduce_s(4 * GB, across, fabric(gain=2.0)) == pytest.approx(2 / 2 * 4 / 40 + 2 * 5e-6)
+
+
+def test_an_all_to_all_crosses_nodes_at_its_own_cards_rate() -> None:
+    seconds = all_to_all_s(1.6 * GB, Group(ranks=16, stride=1), fabric())
+    assert seconds == pytest.approx(8 / 16 * 1.6 / 40 + 7e-6 + 8 * 5e-6)
+
+
+@pytest.mark.parametrize(("stride", "rate"), [(1, 400), (8, 40)])
+def test_a_message_takes_the_link_between_its_ends(stride: int, rate: float) -> None:
+    latency = 1e-6 if rate == 400 else 5e-6
+    assert send_s(4 * GB, stride, fabric()) == pytest.approx(4 / rate + latency)
+
+
+def test_a_group_of_one_costs_nothing() -> None:
+    alone = Group(ranks=1, stride=1)
+    assert ring_s(GB, alone, fabric()) == all_reduce_s(GB, alone, fabric()) == 0
+    assert all_to_all_s(GB, alone, fabric()) == 0
+
+
+def test_a_step_reaches_its_share_of_the_bus_bandwidth() -> None:
+    group = Group(ranks=8, stride=1)
+    half = ring_s(400 * GB, group, fabric(efficiency=0.5))
+    assert half == pytest.approx(2 * ring_s(400 * GB, group, fabric()), rel=1e-4)
+
+
+@given(st.integers(0, 6), st.integers(0, 4), st.floats(1e3, 1e11))
+def test_arrays_give_what_numbers_give(ranks: int, stride: int, payload: float) -> None:
+    group = Group(ranks=2**ranks, stride=2**stride)
+    many = Group(ranks=np.array([2**ranks] * 2), stride=np.array([2**stride] * 2))
+    for formula in (ring_s, all_reduce_s, all_to_all_s):
+        assert formula(np.array([payload] * 2), many, fabric())[1] == pytest.approx(
+            float(formula(payload, group, fabric()))
+        )

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parastrat.model import (
+    Activations,
+    Block,
+    Family,
+    ModelSpec,
+    Operator,
+    OperatorKind,
+    Parameters,
+    Saved,
+    Split,
+)
+from parastrat.stages import cut, pipeline_ranks
+from parastrat.workload import Precision
+
+NOTHING = Activations(none=Saved(), attention=Saved(), selective=Saved(), full=Saved())
+
+
+def block(name: str, repeat: int, flops: float, *groups: Parameters, unit: bool = True) -> Block:
+    matmul = Operator(kind=OperatorKind.MATMUL, flops=flops, bytes=0)
+    return Block(
+        name=name,
+        repeat=repeat,
+        parameters=groups,
+        operators=(matmul,),
+        activations=NOTHING,
+        working=Saved(),
+        boundary_bytes=0,
+        unit=unit,
+    )
+
+
+def chain(*blocks: Block) -> ModelSpec:
+    return ModelSpec(
+        ref="chain",
+        name="chain",
+        family=Family.DECODER,
+        blocks=blocks,
+        parameters=0,
+        active_parameters=0,
+        sequence_length=1,
+        precision=Precision.FP32,
+        causal=True,
+        layers=sum(item.repeat for item in blocks),
+    )
+
+
+def decoder(layers: int, head_flops: float, *, tied: bool = False) -> ModelSpec:
+    group = "embedding" if tied else None
+    return chain(
+        block("embedding", 1, 0, Parameters(trainable=100, split=Split.TENSOR, tie_group=group), unit=False),
+        block("layer", layers, 1.0, Parameters(trainable=10, split=Split.TENSOR), Parameters(trainable=1)),
+        block("head", 1, head_flops, Parameters(trainable=100, split=Split.TENSOR, tie_group=group), unit=False),
+    )
+
+
+def test_equal_layers_are_cut_evenly() -> None:
+    assert [stage[1] for stage in cut(decoder(32, 0.01), 4)] == [8, 8, 8, 8]
+
+
+def test_llama_405b_is_cut_as_published() -> None:
+    # 126 layers on 16 stages, one less on the first and the last: arXiv:2407.21783, section 3.3.2
+    assert [stage[1] for stage in cut(decoder(126, 0.66), 16)] == [7] + [8] * 14 + [7]
+
+
+def test_a_heavy_head_gets_fewer_layers_beside_it() -> None:
+    layers = [stage[1] for stage in cut(decoder(30, 2.0), 4)]
+    assert layers[-1] == 6
+    assert max(layers[:-1]) == 8
+
+
+@given(st.integers(1, 60), st.floats(0, 5), st.integers(1, 70))
+def test_a_cut_loses_nothing_and_keeps_the_order(layers: int, head: float, stages: int) -> None:
+    model = decoder(layers, head)
+    pieces = cut(model, stages)
+    assert len(pieces) == stages
+    assert [sum(column) for column in zip(*pieces, strict=True)] == [1, layers, 1]
+    held = [number for stage in pieces for number, count in enumerate(stage) for _ in range(count)]
+    assert held == sorted(held)
+
+
+@given(st.integers(4, 60), st.floats(0, 3), st.integers(1, 4))
+def test_no_cut_has_a_lighter_heaviest_stage(layers: int, head: float, stages: int) -> None:
+    weights = [0.0] + [1.0] * layers + [head]
+    heaviest = max(
+        stage[1] + stage[2] * head for stage in cut(decoder(layers, head), stages)
+    )
+    assert heaviest <= best_by_dynamic_programming(weights, stages) + 1e-3
+
+
+def best_by_dynamic_programming(weights: list[float], stages: int) -> float:
+    sums = [0.0]
+    for weight in weights:
+        sums.append(sums[-1] + weight)
+    best = list(sums)
+    for _ in range(stages - 1):
+        best = [
+            min((max(best[cut_at], sums[end] - sums[cut_at]) for cut_at in range(end)), default=0.0)
+            for end in range(len(sums))
+        ]
+    return best[-1]
+
+
+def test_equal_ranks_are_told_once_and_the_first_stands_for_them() -> None:
+    ranks = pipeline_ranks(decoder(32, 0.01), 8, 1)
+    assert [(load.rank, load.repeats) for load in ranks] == [(0, (1, 4, 0)), (1, (0, 4, 0)), (7, (0, 4, 1))]
+
+
+def test_virtual_stages_are_dealt_round_robin() -> None:
+    ranks = pipeline_ranks(decoder(16, 0.01), 4, 2)
+    assert ranks[0].repeats == (1, 4, 0)
+    assert ranks[-1].repeats == (0, 4, 1)
+
+
+@pytest.mark.parametrize(("pp", "held"), [(1, (100, 100)), (2, (100, 0))])
+def test_tied_parameters_count_once_on_a_rank_and_again_on_another(pp: int, held: tuple[int, int]) -> None:
+    ranks = pipeline_ranks(decoder(4, 0.01, tied=True), pp, 1)
+    assert ranks[0].root.total == held[0]
+    assert sum(load.root.total for load in ranks) == (100 if pp == 1 else 200)
+
+
+def test_parameters_are_counted_by_what_divides_them() -> None:
+    load = pipeline_ranks(decoder(4, 0.01), 1, 1)[0]
+    assert (load.trainable.tensor, load.trainable.replicated, load.trainable.expert) == (240, 4, 0)
