@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[1] / "scripts/fit_matmul.py"))
+SCRIPT = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts/fit_matmul.py"))
 TRUTH = np.array([np.log(800e12), *np.log([60.0, 20.0, 180.0])])
 
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from parastrat.cpu_profile import cpu_hardware, this_host
 from parastrat.errors import ProfileError
 from parastrat.hardware import DeviceType, Hardware
-from parastrat.hardware_file import hardware_toml, read_hardware_file
-from parastrat.hardware_profiles import generic_node, named, read_device, read_node, with_ranks
-from parastrat.profile_file import ProfileFile, profiles_root, read_profile
+from parastrat.parse.hardware_file import hardware_toml, read_hardware_file
+from parastrat.profiles.cpu import cpu_hardware, this_host
+from parastrat.profiles.files import ProfileFile, profiles_root, read_profile
+from parastrat.profiles.nodes import generic_node, named, read_device, read_node, with_ranks
 from parastrat.records import build
 from parastrat.stack import Stack
 

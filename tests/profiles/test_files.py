@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from parastrat import profile_file, profiles
+from parastrat import profiles
 from parastrat.errors import ProfileError
+from parastrat.profiles import files
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source = profiles.profiles_root()
     for name in ("nodes/dgx-h100", "devices/h100-sxm5", "curves/h100-sxm5", "stacks/torch"):
         (tmp_path / f"{name}.toml").write_text((source / f"{name}.toml").read_text(encoding="utf-8"))
-    monkeypatch.setattr(profile_file, "profiles_root", lambda: tmp_path)
+    monkeypatch.setattr(files, "profiles_root", lambda: tmp_path)
     return tmp_path
 
 

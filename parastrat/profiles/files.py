@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,99}")
 @cache
 def profiles_root() -> Path:
     """Return the folder of the shipped profiles: in the wheel, else in the repository."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     packed = here / "_profiles"
     return packed if packed.is_dir() else here.parent / "profiles"
 

@@ -23,8 +23,8 @@ from parastrat.hardware import (
     Rates,
     Vendor,
 )
-from parastrat.hardware_profiles import named, read_link
-from parastrat.profile_file import ProfileFile, read_profile
+from parastrat.profiles.files import ProfileFile, read_profile
+from parastrat.profiles.nodes import named, read_link
 from parastrat.units import GB, MICRO
 
 

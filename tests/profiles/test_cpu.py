@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from parastrat import cpu_profile, profiles
+from parastrat import profiles
 from parastrat.errors import ProfileError
 from parastrat.hardware import (
     DeviceType,
@@ -17,6 +17,7 @@ from parastrat.hardware import (
     Network,
     NetworkKind,
 )
+from parastrat.profiles import cpu
 
 GIB = 1024**3
 
@@ -85,12 +86,12 @@ def test_this_host_honours_the_control_group(tmp_path: Path) -> None:
     (group / "memory.max").write_text(f"{GIB // 2}\n")
     for node in range(4):
         (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
-    found = cpu_profile.this_host(tmp_path)
+    found = cpu.this_host(tmp_path)
     assert (found.cores, found.memory_bytes, found.numa_nodes) == (1, GIB // 2, 4)
 
 
 def test_this_host_without_limits(tmp_path: Path) -> None:
-    found = cpu_profile.this_host(tmp_path)
+    found = cpu.this_host(tmp_path)
     assert found.cores >= 1
     assert found.memory_bytes > GIB // 4
     assert found.numa_nodes == 1

@@ -23,7 +23,7 @@ from parastrat.hardware import (
     Rates,
     Vendor,
 )
-from parastrat.profile_file import ProfileFile, read_profile
+from parastrat.profiles.files import ProfileFile, read_profile
 from parastrat.units import GB, GIB, MIB, MICRO, TERA
 
 #: profile key -> field of the type and the factor from the file's unit to SI
