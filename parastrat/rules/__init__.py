@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING
 
 from parastrat.errors import UnknownFactError
 from parastrat.finding import Severity
-from parastrat.rules import batch, experts, memory, mesh, pipeline, precision
+from parastrat.rules import (
+    axes,
+    backend_rules,
+    batch,
+    components,
+    environment,
+    experts,
+    launcher,
+    memory,
+    mesh,
+    network,
+    pipeline,
+    precision,
+    runtime_support,
+)
 from parastrat.rules.rule import CaseRule, Guidance, PlanRule, Rule, finding
 
 if TYPE_CHECKING:
@@ -40,8 +54,15 @@ __all__ = [
 FAMILIES: tuple[ModuleType, ...] = (
     memory,
     mesh,
+    axes,
+    runtime_support,
+    backend_rules,
+    network,
+    components,
     batch,
     precision,
+    launcher,
+    environment,
     pipeline,
     experts,
 )

@@ -59,7 +59,8 @@ _ASKED_ROWS = (
         reason="for a dry run: every collective returns at once, so one process checks a mesh of any size "
         "and computes nothing that means anything",
         fallback="",
-        url="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/testing/_internal/distributed/fake_pg.py",
+        url=""
+        "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/testing/_internal/distributed/fake_pg.py",
     ),
     BackendRow(
         row="cpu_ibverbs",
@@ -147,7 +148,7 @@ _DEVICE_ROWS = (
         when=lambda hardware: is_gpu(hardware) and shares_devices(hardware),
         backend=Backend.GLOO,
         init="gloo",
-        reason="NCCL refuses two ranks on one GPU ('Duplicate GPU detected'); Gloo runs them, for debugging",
+        reason="NCCL refuses two ranks on one GPU (Duplicate GPU detected); Gloo runs them, to debug",
         fallback="",
         url="https://github.com/NVIDIA/Megatron-LM/issues/661",
     ),

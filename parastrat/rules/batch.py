@@ -45,7 +45,8 @@ def _(case: Case) -> Hit:
 @plan_rule(
     "PS402",
     Severity.ERROR,
-    source="https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/core/num_microbatches_calculator.py",
+    source=""
+    "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/core/num_microbatches_calculator.py",
     covers=("PIT301", "PIT302"),
 )
 def global_batch_does_not_divide(p: Columns) -> Mask:

@@ -23,7 +23,8 @@ _CPU = code_of(DeviceType.CPU)
 @plan_rule(
     "PS801",
     Severity.ERROR,
-    source="https://github.com/pytorch/torchtitan/blob/b5bcd76/torchtitan/distributed/parallel_dims.py#L190",
+    source=""
+    "https://github.com/pytorch/torchtitan/blob/b5bcd76/torchtitan/distributed/parallel_dims.py#L190",
     covers=("PIT108",),
 )
 def expert_groups_do_not_tile(p: Columns) -> Mask:

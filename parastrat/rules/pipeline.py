@@ -317,7 +317,8 @@ def _(case: Case) -> Hit:
 @case_rule(
     "PS714",
     Severity.INFO,
-    source="https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/core/distributed/finalize_model_grads.py",
+    source=""
+    "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/core/distributed/finalize_model_grads.py",
 )
 def tied_weights_on_two_stages(case: Case) -> Hit | None:
     """Weights tied across stages need their gradients summed.

@@ -130,6 +130,20 @@ def case_rule(
     return make
 
 
+def guidance(
+    code: str, *, source: str, covers: tuple[str, ...] = ()
+) -> Callable[[Callable[[], None]], Guidance]:
+    """Make advice of a docstring; the function below it is never called."""
+
+    def make(topic: Callable[[], None]) -> Guidance:
+        title, rationale = _teaching(topic)
+        return Guidance(
+            code=code, severity=Severity.INFO, title=title, rationale=rationale, url=source, covers=covers
+        )
+
+    return make
+
+
 def finding(rule: Guidance, hit: Hit) -> Finding:
     """Join a hit with its rule's own facts."""
     return Finding(code=rule.code, severity=rule.severity, message=hit.message, fix=hit.fix, url=rule.url)

@@ -1,0 +1,210 @@
+"""PS38x and PS39x: when a component of ``torch.distributed`` is, or is no longer, the answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.columns import code_of
+from parastrat.finding import Hit, Severity
+from parastrat.hardware import DeviceType
+from parastrat.plan import Shard
+from parastrat.rules.rule import case_rule, guidance, plan_rule
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.units import Mask
+
+_DOCS = "https://docs.pytorch.org/docs/stable"
+_OVERVIEW = "https://docs.pytorch.org/tutorials/beginner/dist_overview.html"
+
+_CUDA = code_of(DeviceType.CUDA)
+_NONE = code_of(Shard.NONE)
+_OPTIMIZER = code_of(Shard.OPTIMIZER)
+_PARAMETERS = code_of(Shard.PARAMETERS)
+
+
+@plan_rule("PS390", Severity.INFO, source=f"{_DOCS}/generated/torch.nn.DataParallel.html")
+def replicas_in_one_node(p: Columns) -> Mask:
+    """Several GPUs of one node are a case for DDP, not for DataParallel.
+
+    DataParallel runs all GPUs from one Python process: it copies the model out in every forward and
+    waits for one interpreter lock. DDP has a process per GPU and overlaps its reduction with backward.
+    It is faster even on two GPUs, and the only one that goes beyond a node.
+    """
+    replicas = (p.shard == _NONE) & (p.dp > 1) & (p.tp == 1) & (p.pp == 1) & (p.cp == 1)
+    return replicas & (p.device_type == _CUDA) & (p.num_nodes == 1)
+
+
+@replicas_in_one_node.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"{case.plan.mesh.dp} replicas on one node: DistributedDataParallel, one process per GPU",
+        fix="leave torch.nn.DataParallel out; auto_parallelize wraps the model",
+    )
+
+
+@plan_rule("PS391", Severity.INFO, source=_OVERVIEW)
+def shards_in_one_node(p: Columns) -> Mask:
+    """A model too large for one GPU of a node is a case for FSDP2, not for layers spread over devices.
+
+    Moving layers to different GPUs of one process (`model.to` per layer, `device_map="auto"`) fits the
+    model but runs one GPU at a time. It is for inference. FSDP2 fits it and keeps all GPUs busy.
+    """
+    sharded = (p.shard == _PARAMETERS) & (p.dp_shard > 1)
+    return sharded & (p.device_type == _CUDA) & (p.num_nodes == 1)
+
+
+@shards_in_one_node.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"{case.plan.strategy} over {case.plan.mesh.dp_shard} GPUs of one node",
+        fix='load the model without device_map="auto", so that every rank can shard it',
+    )
+
+
+@plan_rule(
+    "PS392",
+    Severity.INFO,
+    source=f"{_DOCS}/distributed.optim.html#torch.distributed.optim.ZeroRedundancyOptimizer",
+)
+def optimizer_alone_is_sharded(p: Columns) -> Mask:
+    """ZeroRedundancyOptimizer shards the optimizer of a DDP model, and nothing else.
+
+    It is the answer when gradients and weights fit on every device and the optimizer's state is what does
+    not. It still works. FSDP2 without resharding shards all three for the same traffic, so new code starts
+    there.
+    """
+    return (p.shard == _OPTIMIZER) & (p.dp_shard > 1)
+
+
+@optimizer_alone_is_sharded.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"the optimizer's state alone is split over {case.plan.mesh.dp_shard} ranks (ZeRO-1)",
+        fix="use fsdp2 with reshard_after_forward = false; ZeroRedundancyOptimizer around DDP where "
+        "code has it",
+    )
+
+
+@case_rule("PS393", Severity.WARNING, source=f"{_DOCS}/fsdp.html", covers=("PIT413", "PIT419"))
+def fsdp1_is_legacy(case: Case) -> Hit | None:
+    """New code uses fully_shard (FSDP2), not FullyShardedDataParallel (FSDP1).
+
+    FSDP1 flattens parameters, so that dtype, frozen parts and checkpoints are all or nothing per unit.
+    FSDP2 keeps them as DTensors and needs less memory. FSDP1 refuses CPU, and its NO_SHARD is
+    deprecated in favour of DDP.
+    """
+    if case.stack.name != "fsdp1" or case.plan.mesh.world_size == 1:
+        return None
+    return Hit(
+        message=f"{case.plan.strategy} with FullyShardedDataParallel (FSDP1)",
+        fix="use --stack torch: torch.distributed.fsdp.fully_shard",
+    )
+
+
+@guidance("PS380", source=f"{_DOCS}/rpc.html")
+def rpc() -> None:
+    """Remote procedure calls are for existing CPU code, not for new work.
+
+    torch.distributed.rpc works in 2.13, over TensorPipe alone, which nobody maintains; every start
+    warns. Use it where parameter-server or actor code on CPUs exists. New actor code is better served
+    by Ray or Monarch, and models too large for a GPU by FSDP2: RPC was never the way to split one.
+    """
+
+
+@guidance("PS381", source="https://docs.pytorch.org/tutorials/intermediate/rpc_param_server_tutorial.html")
+def parameter_server() -> None:
+    """A parameter server is no longer the answer to synchronous training.
+
+    All traffic meets at the servers, while a ring all-reduce uses every link alike. It remains for huge
+    sparse embeddings that are updated asynchronously, where TorchRec's sharded tables are today's form.
+    """
+
+
+@guidance(
+    "PS382",
+    source=f"{_DOCS}/distributed.algorithms.join.html",
+    covers=("PIT312",),
+)
+def join() -> None:
+    """Join is for ranks with different numbers of batches, under DDP.
+
+    A rank that runs out of data leaves the others waiting in a collective. Padding or dropping the last
+    batch is simpler and works with every strategy; where neither is acceptable, the Join context
+    shadows the collectives of ranks that are done. It works with DDP, ZeroRedundancyOptimizer and
+    LocalSGD, and not with FSDP, tp or pp, whose forward communicates too.
+    """
+
+
+@guidance("PS383", source=f"{_DOCS}/elastic/run.html", covers=("PIT522",))
+def distributed_launch() -> None:
+    """Use torchrun, not torch.distributed.launch.
+
+    The old launcher is deprecated. It passes --local-rank as an argument, which scripts must parse;
+    torchrun sets LOCAL_RANK, restarts failed workers and reports the first failure.
+    """
+
+
+@guidance("PS384", source=f"{_DOCS}/distributed.html#distributed-key-value-store")
+def stores() -> None:
+    """Ranks meet at a TCPStore, unless something speaks for another.
+
+    TCPStore is the default, with libuv. FileStore serves where no port may be opened and the file system is
+    shared and locks soundly; its file must be gone before the next run. HashStore is for threads of one
+    process, that is for tests. PrefixStore lets several groups share one store.
+    """
+
+
+@guidance(
+    "PS385",
+    source=f"{_DOCS}/elastic/run.html#elastic-min-1-max-4-tolerates-up-to-3-membership-changes-or-failures",
+)
+def elastic() -> None:
+    """Elastic node counts suit replicas, not fixed meshes.
+
+    `--nnodes min:max` restarts the workers with another world size. Replicated plans go on after that
+    from a checkpoint; a mesh with tp, pp or a shard axis of a fixed size no longer multiplies to the
+    world and must be planned again (`parastrat run --replan`).
+    """
+
+
+@guidance(
+    "PS386",
+    source="https://docs.pytorch.org/tutorials/intermediate/process_group_cpp_extension_tutorial.html",
+)
+def custom_backend() -> None:
+    """A backend of your own is for new hardware, and for tests.
+
+    Backend.register_backend takes one from Python or C++. The interface is experimental; users of existing
+    networks have no need for it.
+    """
+
+
+@guidance(
+    "PS387", source="https://github.com/pytorch/pytorch/tree/v2.13.0/torch/testing/_internal/distributed"
+)
+def fake_backend() -> None:
+    """The fake backend checks a mesh of any size in one process.
+
+    Its collectives return at once and move nothing: shapes, divisibility and schedules are true,
+    numbers are not. `parastrat verify` runs on it.
+    """
+
+
+@guidance("PS388", source="https://github.com/meta-pytorch/torchcomms")
+def torchcomms() -> None:
+    """Experimental communication layers are for experiments.
+
+    torchcomms is opt-in through TORCH_DISTRIBUTED_USE_TORCHCOMMS and a package of its own, `_dist2` a
+    private module, UCC on its way out of torch. None belongs into a default configuration.
+    """
+
+
+@guidance("PS389", source="https://github.com/pytorch/torchft")
+def fault_tolerance() -> None:
+    """Replicas of HSDP can survive the loss of one with torchft.
+
+    It keeps the other replicas training while one restarts. NCCL's shrink (`shrink_group`) is the same idea
+    inside one process group. Both need replicas: a single shard group dies with its first rank.
+    """

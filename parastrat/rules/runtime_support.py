@@ -1,0 +1,148 @@
+"""PS29x: what ``auto_parallelize`` applies today; other plans are estimated and emitted all the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parastrat.case import Case, Unknown
+from parastrat.columns import Columns, code_of, plan_columns
+from parastrat.finding import Hit, Severity
+from parastrat.plan import Compile, Offload, Recompute, Shard
+from parastrat.rules.rule import PlanRule, finding, plan_rule
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.finding import Finding
+    from parastrat.plan import Plan
+    from parastrat.units import Mask
+
+_FSDP2 = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+
+_OPTIMIZER = code_of(Shard.OPTIMIZER)
+_GRADIENTS = code_of(Shard.GRADIENTS)
+
+
+@plan_rule(
+    "PS290",
+    Severity.INFO,
+    source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
+)
+def axes_are_planned_only(p: Columns) -> Mask:
+    """Model-parallel axes are planned, not applied, by this version.
+
+    `auto_parallelize` applies single, ddp, fsdp2 and hsdp. Plans with pp, cp, tp or ep are searched,
+    estimated and written all the same, for they may be the right answer; another framework must run
+    them.
+    """
+    return (p.pp > 1) | (p.cp > 1) | (p.tp > 1) | (p.ep > 1)
+
+
+@axes_are_planned_only.message
+def _(case: Case) -> Hit:
+    mesh = case.plan.mesh
+    axes = [f"{axis} {degree}" for axis in ("pp", "cp", "tp", "ep") if (degree := getattr(mesh, axis)) > 1]
+    return Hit(
+        message=f"auto_parallelize does not apply {', '.join(axes)} yet ({case.plan.strategy})",
+        fix="run this plan with torchtitan or Megatron-LM, or take the nearest that auto_parallelize "
+        "applies: "
+        "--pp 1 --cp 1 --tp 1 --ep 1",
+    )
+
+
+@plan_rule("PS291", Severity.INFO, source=_FSDP2)
+def sharded_state_without_parameters(p: Columns) -> Mask:
+    """Sharding optimizer or gradients alone is left to Megatron and DeepSpeed.
+
+    ZeRO-1 and ZeRO-2 are FSDP2 that keeps its parameters gathered. FSDP2 with
+    `reshard_after_forward=False` shards the same states, communicates no more, and in addition frees the
+    parameters between steps; so `auto_parallelize` offers that one alone.
+    """
+    return (p.shard == _OPTIMIZER) | (p.shard == _GRADIENTS)
+
+
+@sharded_state_without_parameters.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    stage = 1 if plan.shard is Shard.OPTIMIZER else 2
+    return Hit(
+        message=f"the plan shards the {plan.shard.value} alone (ZeRO-{stage}) over "
+        f"{plan.mesh.dp_shard} ranks",
+        fix=f"use the FSDP2 plan that needs no more memory: shard = parameters, reshard_after_forward = "
+        f"false, {plan.mesh}",
+    )
+
+
+@plan_rule("PS292", Severity.INFO, source=_FSDP2)
+def offload_is_planned_only(p: Columns) -> Mask:
+    """Offload is planned, not applied, by this version.
+
+    State in host memory frees the card and costs the host link twice a step. The estimate knows it;
+    `auto_parallelize` does not do it yet.
+    """
+    return p.offload != code_of(Offload.NONE)
+
+
+@offload_is_planned_only.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"auto_parallelize does not apply offload = {case.plan.offload.value} yet",
+        fix="plan with offload = none; recompute or more devices save memory too",
+    )
+
+
+@plan_rule("PS293", Severity.INFO, source="https://github.com/pytorch/ao/tree/main/torchao/float8")
+def fp8_is_planned_only(p: Columns) -> Mask:
+    """Training in fp8 is planned, not applied, by this version.
+
+    It replaces the linear layers by ones that scale and cast (torchao, Transformer Engine), which changes
+    the model; `auto_parallelize` changes none.
+    """
+    return p.precision == code_of(Precision.FP8)
+
+
+@fp8_is_planned_only.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"auto_parallelize does not apply precision = {case.plan.precision.value} yet",
+        fix="use --precision bf16-mixed, or convert the linear layers with torchao beforehand",
+    )
+
+
+@plan_rule("PS294", Severity.INFO, source="https://arxiv.org/abs/2205.05198")
+def attention_recompute_under_compile(p: Columns) -> Mask:
+    """Recompute of attention alone is not applied to compiled blocks.
+
+    It is found by the modules around the attention core, which a compiled block fuses. Per-operator
+    selective recompute works there.
+    """
+    return (p.recompute == code_of(Recompute.ATTENTION)) & (p.compile == code_of(Compile.BLOCK))
+
+
+@attention_recompute_under_compile.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    return Hit(
+        message=f"auto_parallelize does not apply recompute = {plan.recompute.value} with compile = "
+        f"{plan.compile.value}",
+        fix="use --recompute selective, or compile = none",
+    )
+
+
+#: what ``auto_parallelize`` refuses, whatever the severity elsewhere
+RUNTIME_RULES: tuple[PlanRule, ...] = (
+    axes_are_planned_only,
+    sharded_state_without_parameters,
+    offload_is_planned_only,
+    fp8_is_planned_only,
+    attention_recompute_under_compile,
+)
+
+
+def refusals_of(plan: Plan) -> tuple[Finding, ...]:
+    """Return why ``auto_parallelize`` does not apply a plan; empty where it does."""
+    columns = Columns(plan_columns(plan))
+    unknown: dict[str, Any] = {
+        part: Unknown(part) for part in ("model", "hardware", "workload", "stack", "estimate", "launch")
+    }
+    case = Case(plan=plan, **unknown)
+    return tuple(finding(rule, rule.hit(case)) for rule in RUNTIME_RULES if rule.mask(columns))
