@@ -85,9 +85,7 @@ def block_times(facts: Facts, block: Block, c: Columns) -> BlockTimes:
             forward = forward + flops / _matmul_rate(device, facts.workload.precision, *sides)
             backward = backward + _backward_s(facts, operator, flops, sides)
         elif operator.kind is OperatorKind.ATTENTION:
-            attention = attention + flops / (
-                sustained_flops_per_s(device, facts.workload.precision) * device.attention_efficiency
-            )
+            attention = attention + flops / _attention_rate(device, facts.workload.precision)
         else:
             moved = operator.bytes * operator.count * c.micro_batch_size * share
             traffic = traffic + moved * stack.elementwise_factor / device.memory_bytes_per_s
@@ -124,6 +122,12 @@ def sustained_flops_per_s(device: Device, precision: Precision) -> float:
         Precision.FP32: (rates.fp32,),
     }.get(precision, (rates.bf16, rates.fp16, rates.fp32))
     return next((rate for rate in ladder if rate), device.peak.fp32 or 1.0)
+
+
+def _attention_rate(device: Device, precision: Precision) -> float:
+    """Return flash attention's forward rate; under fp8 attention stays in bf16."""
+    own = Precision.BF16_MIXED if precision is Precision.FP8 else precision
+    return sustained_flops_per_s(device, own) * device.attention_efficiency
 
 
 def _matmul_rate(device: Device, precision: Precision, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
