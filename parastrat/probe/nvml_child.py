@@ -1,0 +1,90 @@
+"""Asks the NVIDIA driver for its GPUs and prints the answer as JSON.
+
+Run as a process of its own, because a sick driver can block its caller for ever. Every fact is asked for
+by itself, so that one that is missing does not hide the others: it is null then. The format is that of a
+recorded host's ``nvml.json``. Calls and traps: nvidia-ml-py 13.615.71.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_LINK_REMOTES = {0: "GPU", 1: "NPU", 2: "SWITCH"}
+
+
+def main() -> None:
+    """Print the facts, or why there are none."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        json.dump({"gpus": [], "trouble": type(error).__name__, "message": str(error)}, sys.stdout)
+        return
+    count = pynvml.nvmlDeviceGetCount()
+    gpus = [_gpu(pynvml, index) for index in range(count)]
+    json.dump({"driver": _ask(pynvml, pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}, sys.stdout)
+
+
+def _ask(pynvml: Any, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    try:
+        return call(*arguments, **keywords)
+    except pynvml.NVMLError:
+        return None
+
+
+def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
+    handle = _ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        return {"name": None}
+    memory = _ask(pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
+    links, remote = _links(pynvml, handle)
+    return {
+        "name": _ask(pynvml, pynvml.nvmlDeviceGetName, handle),
+        "uuid": _ask(pynvml, pynvml.nvmlDeviceGetUUID, handle),
+        "memory_total_bytes": memory.total if memory is not None else None,
+        "cuda_cc": _ask(pynvml, pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "mig": _ask(pynvml, pynvml.nvmlDeviceGetMigMode, handle),
+        "nvlink_active": links,
+        "nvlink_remote_type": remote,
+        "fabric": _fabric(pynvml, handle),
+    }
+
+
+def _links(pynvml: Any, handle: Any) -> tuple[int, str | None]:
+    """Return the number of active NVLinks and what is at their other end."""
+    active, remotes = 0, set()
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        state = _ask(pynvml, pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:  # not supported, or past the last link
+            break
+        if state == pynvml.NVML_FEATURE_ENABLED:
+            active += 1
+            remotes.add(_ask(pynvml, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link))
+    return active, _LINK_REMOTES.get(remotes.pop()) if len(remotes) == 1 else None
+
+
+def _fabric(pynvml: Any, handle: Any) -> dict[str, Any] | None:
+    """Return the NVLink domain that spans nodes; None on machines without one."""
+    from ctypes import byref  # noqa: PLC0415 - in the child only
+
+    if hasattr(pynvml, "c_nvmlGpuFabricInfo_v3_t"):
+        info, version = pynvml.c_nvmlGpuFabricInfo_v3_t(), pynvml.nvmlGpuFabricInfo_v3
+    else:  # nvidia-ml-py before 13
+        info, version = pynvml.c_nvmlGpuFabricInfoV_t(), pynvml.nvmlGpuFabricInfo_v2
+    info.version = version  # some releases of the binding do not set it
+    if _ask(pynvml, pynvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
+        return None
+    return {
+        "state": info.state,
+        "status": info.status,
+        "clusterUuid": bytes(info.clusterUuid).hex(),
+        "cliqueId": info.cliqueId,
+    }
+
+
+if __name__ == "__main__":
+    main()
