@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset
 
 from parastrat.errors import UsageError
-from parastrat.runtime.agreement import shared_seed
+from parastrat.runtime.agreement import from_first, shared_seed
 from parastrat.runtime.wrapping import latest_wrapping
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
     if isinstance(loader.dataset, IterableDataset):
         stream = _ShareOfStream(loader.dataset, wrapping.dp_rank, plan.mesh.dp, share)
-        return _rebuilt(loader, dataset=stream, batch_size=share, drop_last=loader.drop_last)
+        return rebuilt(loader, dataset=stream, batch_size=share, drop_last=loader.drop_last)
     if loader.batch_size is None:
         raise UsageError(
             "this DataLoader batches by itself (no batch_size), but the plan sets the batch",
@@ -113,7 +113,7 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
     sampler = ShareSampler(
         loader.sampler, rank=wrapping.dp_rank, ranks=plan.mesh.dp, share=share, drop_last=loader.drop_last
     )
-    return _rebuilt(loader, dataset=loader.dataset, batch_sampler=sampler)
+    return rebuilt(loader, dataset=loader.dataset, batch_sampler=sampler)
 
 
 class ShareSampler:
@@ -129,7 +129,7 @@ class ShareSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         batch: list[int] = []
-        for index in _same_order(self._order):
+        for index in same_order(self._order):
             batch.append(index)
             if len(batch) == self._share * self._ranks:
                 yield batch[self._rank * self._share : (self._rank + 1) * self._share]
@@ -163,7 +163,7 @@ class _ShareOfStream(IterableDataset[Any]):
             yield from batch[self._rank :: self._ranks]
 
 
-def _same_order(order: Any) -> Iterator[int]:
+def same_order(order: Any) -> Iterator[Any]:
     """Iterate a sampler in rank 0's random order.
 
     torch's samplers draw one seed for an epoch as they begin, from their generator or the global one.
@@ -171,12 +171,12 @@ def _same_order(order: Any) -> Iterator[int]:
     if not dist.is_initialized():
         yield from order
         return
-    seed = shared_seed()
-    generator = getattr(order, "generator", None)
+    sampler = getattr(order, "sampler", order)  # a batch sampler has one
+    generator = getattr(sampler, "generator", None)
     if generator is not None:
-        generator.manual_seed(seed)
+        generator.set_state(from_first(generator.get_state))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(shared_seed())
         remaining = iter(order)
         first = next(remaining, None)
     if first is not None:
@@ -184,7 +184,15 @@ def _same_order(order: Any) -> Iterator[int]:
         yield from remaining
 
 
-def _rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+def called(model: Any, inputs: Any) -> Any:
+    """Call the model with a tensor, the items of a tuple, or the keywords of a dict."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """Return a loader with the same workers and collation, but other samples."""
     kept = (
         "num_workers",
         "collate_fn",

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from parastrat.errors import UsageError
 from parastrat.runtime.wrapping import wrapping_of
@@ -34,7 +36,7 @@ def save_checkpoint(
     state["extra"] = dict(extra or {})
     if wrapping.loss_scale is not None:
         state["loss_scale"] = wrapping.loss_scale.state_dict()
-    dcp.save(state, checkpoint_id=Path(path), no_dist=not dist.is_initialized())
+    save(state, checkpoint_id=Path(path), no_dist=not dist.is_initialized())
 
 
 def load_checkpoint(
@@ -49,7 +51,7 @@ def load_checkpoint(
         UsageError: for a model that ``auto_parallelize`` did not return, or a path without checkpoint.
     """
     wrapping = wrapping_of(model)
-    reader = dcp.FileSystemReader(Path(path))
+    reader = FileSystemReader(Path(path))
     if not (Path(path) / ".metadata").is_file():
         raise UsageError(f"no checkpoint in {path}", hint="pass the folder that save_checkpoint wrote")
     stored = reader.read_metadata().state_dict_metadata
@@ -57,7 +59,7 @@ def load_checkpoint(
     state["extra"] = {name.removeprefix("extra."): None for name in stored if name.startswith("extra.")}
     if wrapping.loss_scale is not None and any(name.startswith("loss_scale") for name in stored):
         state["loss_scale"] = wrapping.loss_scale.state_dict()
-    dcp.load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     set_state_dict(
         model,
         [] if optimizer is None else optimizer,

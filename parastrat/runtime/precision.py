@@ -50,7 +50,7 @@ def autocast_forward(module: nn.Module, device: torch.device, precision: Precisi
     if precision not in COMPUTE:
         return False
     # under torch's own name the method stays inspectable (signatures are read by Hugging Face)
-    module.forward = torch.autocast(device.type, COMPUTE[precision])(module.forward)  # type: ignore[method-assign]
+    module.forward = torch.autocast(device.type, COMPUTE[precision])(module.forward)
     return True
 
 
@@ -77,7 +77,7 @@ class LossScale:
         if not gradients:
             return True
         found = torch.zeros((), device=gradients[0].device)
-        torch._amp_foreach_non_finite_check_and_unscale_(  # noqa: SLF001  (GradScaler's own kernel)
+        torch._amp_foreach_non_finite_check_and_unscale_(
             gradients, found, torch.full_like(found, 1.0 / self.scale)
         )
         if dist.is_initialized():

@@ -40,7 +40,7 @@ def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
     if policy is Recompute.NONE:
         return block
     if policy is Recompute.ATTENTION:
-        block.forward = _recomputing_attention(block.forward)  # type: ignore[method-assign]
+        block.forward = _recomputing_attention(block.forward)
         return block
     keywords: dict[str, Any] = {"checkpoint_impl": CheckpointImpl.NO_REENTRANT, "preserve_rng_state": True}
     if policy is Recompute.SELECTIVE:
@@ -58,7 +58,7 @@ def replace_module(root: nn.Module, name: str, module: nn.Module) -> None:
 def _selective_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     contexts: tuple[AbstractContextManager[None], AbstractContextManager[None]]
     seen: dict[bool, int] = defaultdict(int)  # forward and recomputation count apart
-    contexts = create_selective_checkpoint_contexts(partial(_selected, seen))
+    contexts = create_selective_checkpoint_contexts(partial(_selected, seen))  # type: ignore[no-untyped-call]
     return contexts
 
 

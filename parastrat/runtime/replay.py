@@ -7,7 +7,6 @@ residual projections.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,11 +79,11 @@ class Write:
         self.operator(tensor.as_strided(size, stride, offset), *self.args, **dict(self.kwargs))
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Notes every operator that runs under it. Meta tensors are kept alive; they cost nothing."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.record = Record()
 
     def __torch_dispatch__(
@@ -95,11 +94,11 @@ class Recorder(TorchDispatchMode):
         return result
 
 
-class WriteWatch(TorchDispatchMode):
+class WriteWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Notes the writes to some tensors, through whatever view."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._writes: dict[int, list[Write]] = {storage_of(tensor): [] for tensor in tensors}
 
     def writes_to(self, tensor: torch.Tensor) -> list[Write]:

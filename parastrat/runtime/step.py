@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import UsageError
-from parastrat.runtime.batches import IGNORED, batch_size, micro_batches, target_count, to_device
+from parastrat.runtime.batches import IGNORED, batch_size, called, micro_batches, target_count, to_device
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
 
@@ -90,7 +90,7 @@ def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | No
     """Run one micro-batch; return its part of the global mean loss."""
     wrapping = wrapping_of(model)
     inputs = to_device(share.inputs, wrapping.device)
-    output = _called(model, inputs)
+    output = called(model, inputs)
     if share.count == 0:
         loss, weight = _nothing(output), 0.0
     else:
@@ -114,12 +114,6 @@ def _nothing(output: Any) -> torch.Tensor:
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.ndim
     ]
     return torch.stack([(leaf * 0).float().sum() for leaf in leaves]).sum()
-
-
-def _called(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, dict):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
 
 def _with_labels(inputs: Any, targets: Any) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
@@ -50,12 +51,12 @@ def _load_file(slots: list[Slot], path: Path) -> None:
 
 
 def _load_folder(slots: list[Slot], path: Path) -> None:
-    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    entries = FileSystemReader(path).read_metadata().state_dict_metadata
     shapes = {name: _shape(entry) for name, entry in entries.items()}
     prefix = "" if any(name in shapes for name in slots[0].names) else "model."
     stored = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
     chosen = _matched(slots, stored, path)
-    dcp.load({prefix + name: slot.current().detach() for slot, name in chosen}, checkpoint_id=path)
+    load({prefix + name: slot.current().detach() for slot, name in chosen}, checkpoint_id=path)
 
 
 def _matched(

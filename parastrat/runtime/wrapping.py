@@ -41,11 +41,9 @@ class Wrapping:
         """This rank's place among those that see different samples."""
         if self.mesh is None:
             return 0
-        coordinates = self.mesh.get_coordinate()
-        assert coordinates is not None, "every rank is part of the mesh"
         place = 0
-        for coordinate, degree in zip(coordinates, self.mesh.shape, strict=True):
-            place = place * degree + coordinate
+        for axis, degree in enumerate(self.mesh.shape):
+            place = place * degree + self.mesh.get_local_rank(axis)
         return place
 
 

@@ -78,4 +78,4 @@ def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def tokens(step: int, samples: int, vocab: int = 61) -> tuple[torch.Tensor, torch.Tensor]:
     """The global batch of one step, the same wherever it is asked for."""
     drawn = torch.randint(vocab, (samples, 17), generator=torch.Generator().manual_seed(step))
-    return drawn[:, :-1], drawn[:, 1:]
+    return drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
