@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from builders import codes, cpu_hosts
+
+
+def test_expert_groups_do_not_tile() -> None:
+    assert "PS801" in codes(ep=8, dp_shard=4, experts=8)
+    assert "PS801" not in codes(ep=8, dp_shard=4, tp=2, experts=8)
+    assert "PS801" not in codes(ep=8, dp_shard=4, cp=2, experts=8)
+
+
+def test_experts_do_not_divide() -> None:
+    assert "PS802" in codes(ep=8, dp_shard=8, experts=12)
+    assert "PS802" not in codes(ep=8, dp_shard=8, experts=16)
+
+
+def test_experts_want_sequence_parallel() -> None:
+    assert "PS803" in codes(tp=2, experts=8)
+    assert "PS803" not in codes(tp=2, experts=8, sequence_parallel=True)
+    assert "PS803" not in codes(tp=1, experts=8)
+    assert "PS803" not in codes(tp=2, experts=1)
+
+
+def test_experts_leave_the_fast_domain() -> None:
+    assert "PS804" in codes(ep=16, dp_shard=16, experts=16)
+    assert "PS804" not in codes(ep=8, dp_shard=16, experts=16)
+
+
+def test_expert_parallel_without_experts() -> None:
+    assert "PS805" in codes(ep=2, dp_shard=2)
+    assert "PS805" not in codes(ep=2, dp_shard=2, experts=8)
+    assert "PS805" not in codes(dp_shard=2)
+
+
+def test_context_chunks_are_uneven() -> None:
+    assert "PS811" in codes(cp=4, sequence_length=1020)
+    assert "PS811" not in codes(cp=4, sequence_length=1024)
+    assert "PS811" not in codes(cp=1, sequence_length=1021)
+
+
+def test_context_parallel_on_cpu() -> None:
+    assert "PS812" in codes(**cpu_hosts(cp=2, dp_replicate=1))
+    assert "PS812" not in codes(**cpu_hosts())
+    assert "PS812" not in codes(cp=2)
+
+
+def test_context_parallel_without_sequence() -> None:
+    assert "PS813" in codes(cp=2, sequence_length=None)
+    assert "PS813" not in codes(cp=1, sequence_length=None)
+    assert "PS813" not in codes(cp=2)

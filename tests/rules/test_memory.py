@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from builders import case, codes
+
+from parastrat.assess import columns_of
+from parastrat.plan import Recompute, Shard
+from parastrat.rules import findings_of
+from parastrat.units import GIB
+
+
+def test_does_not_fit() -> None:
+    assert "PS101" in codes(capacity=40 * GIB - 1)
+    assert "PS101" not in codes(capacity=40 * GIB)
+
+
+def test_does_not_fit_states_the_numbers_and_the_next_step_down() -> None:
+    made = case(capacity=30 * GIB, micro_batch_size=4)
+    (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS101")
+    assert finding.message.startswith("needs 40.0 of 30.0 GiB on a gpu; the largest part is parameters")
+    assert finding.fix == "use a micro-batch of 2 instead of 4"
+
+
+def test_is_tight() -> None:
+    assert "PS102" in codes(capacity=42 * GIB)
+    assert "PS102" not in codes(capacity=44 * GIB)
+    assert "PS102" not in codes(capacity=39 * GIB)
+
+
+def test_logits_are_large() -> None:
+    large = {"vocab": 131072, "sequence_length": 8192, "micro_batch_size": 8}
+    assert "PS103" in codes(**large)
+    assert "PS103" not in codes(**(large | {"vocab": 8192}))
+    assert "PS103" not in codes(**large, tp=8, loss_parallel=True)
+    assert "PS103" in codes(**large, tp=8, loss_parallel=False)
+
+
+def test_gathered_while_tight() -> None:
+    gathered = {"shard": Shard.PARAMETERS, "dp_shard": 8, "reshard_after_forward": False}
+    assert "PS104" in codes(**gathered, capacity=42 * GIB)
+    assert "PS104" not in codes(**gathered)
+    assert "PS104" not in codes(**(gathered | {"reshard_after_forward": True}), capacity=42 * GIB)
+
+
+def test_recomputes_with_room_to_spare() -> None:
+    assert "PS105" in codes(recompute=Recompute.FULL, capacity=89 * GIB)
+    assert "PS105" not in codes(recompute=Recompute.FULL, capacity=88 * GIB)
+    assert "PS105" not in codes(recompute=Recompute.SELECTIVE, capacity=89 * GIB)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from builders import case, codes
+
+from parastrat.plan import Compile, Offload, Plan, Recompute, Shard
+from parastrat.rules.runtime_support import refusals_of
+from parastrat.workload import Precision
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp", "tp"])
+def test_axes_are_planned_only(axis: str) -> None:
+    assert "PS290" in codes(**{axis: 2})
+    assert "PS290" not in codes(dp_shard=2, dp_replicate=2)
+
+
+def test_expert_parallelism_is_planned_only() -> None:
+    assert "PS290" in codes(ep=2, dp_shard=2)
+
+
+def test_sharded_state_without_parameters() -> None:
+    assert "PS291" in codes(shard=Shard.OPTIMIZER, dp_shard=2)
+    assert "PS291" in codes(shard=Shard.GRADIENTS, dp_shard=2)
+    assert "PS291" not in codes(shard=Shard.PARAMETERS, dp_shard=2)
+
+
+def test_sharded_state_names_the_fsdp2_plan_with_the_same_memory() -> None:
+    (finding,) = refusals_of(case(shard=Shard.OPTIMIZER, dp_shard=8).plan)
+    assert "ZeRO-1" in finding.message
+    assert "shard = parameters, reshard_after_forward = false, dp_shard 8" in finding.fix
+
+
+def test_offload_is_planned_only() -> None:
+    assert "PS292" in codes(offload=Offload.PARAMETERS)
+    assert "PS292" not in codes()
+
+
+def test_fp8_is_planned_only() -> None:
+    assert "PS293" in codes(precision=Precision.FP8)
+    assert "PS293" not in codes(precision=Precision.BF16)
+
+
+def test_attention_recompute_under_compile() -> None:
+    assert "PS294" in codes(recompute=Recompute.ATTENTION, compile=Compile.BLOCK)
+    assert "PS294" not in codes(recompute=Recompute.ATTENTION)
+    assert "PS294" not in codes(recompute=Recompute.FULL, compile=Compile.BLOCK)
+
+
+def test_refuses_nothing_that_it_applies() -> None:
+    plan: Plan = case(dp_shard=4, dp_replicate=2, shard=Shard.PARAMETERS).plan
+    assert refusals_of(plan) == ()
+    assert refusals_of(replace(plan, recompute=Recompute.FULL, compile=Compile.BLOCK)) == ()
+
+
+def test_refuses_with_every_reason() -> None:
+    plan = case(tp=2, offload=Offload.OPTIMIZER, precision=Precision.FP8).plan
+    assert [finding.code for finding in refusals_of(plan)] == ["PS290", "PS292", "PS293"]
