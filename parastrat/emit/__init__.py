@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from parastrat.emit import slurm, torchrun
+from parastrat.emit import python, slurm, torchrun
 from parastrat.emit.plan_toml import plan_table, plan_toml
 from parastrat.emit.text_file import EmitError, TextFile
 
 if TYPE_CHECKING:
     from parastrat.case import Case
-    from parastrat.parse import ModelFingerprint
 
 __all__ = [
     "EMITTERS",
+    "READ_THE_PLAN",
     "EmitError",
     "Emitter",
     "Target",
@@ -39,25 +39,22 @@ class Target(StrEnum):
 EMITTERS: Mapping[Target, Emitter] = {
     Target.TORCHRUN: torchrun.emit,
     Target.SLURM: slurm.emit,
+    Target.PYTHON: python.emit,
 }
 
+#: targets whose files expect ``plan.toml`` beside them
+READ_THE_PLAN = frozenset({Target.TORCHRUN, Target.SLURM})
 
-def emitted(
-    target: Target,
-    case: Case,
-    *,
-    stored_ref: str | None = None,
-    fingerprint: ModelFingerprint | None = None,
-) -> tuple[TextFile, ...]:
-    """Return a target's files, and for launchers the ``plan.toml`` that their scripts expect beside them.
 
-    The keywords are those of ``plan_toml``.
+def emitted(target: Target, case: Case, *, stored_ref: str | None = None) -> tuple[TextFile, ...]:
+    """Return a target's files, and with them the ``plan.toml`` that their scripts read, if they do.
+
+    ``stored_ref`` is MODEL as that file shall store it. The model may be a ``FingerprintedModel``.
 
     Raises:
         EmitError: the target cannot express this plan.
     """
     files = EMITTERS[target](case)
-    if target is Target.PYTHON:
+    if target not in READ_THE_PLAN:
         return files
-    text = plan_toml(case, stored_ref=stored_ref, fingerprint=fingerprint)
-    return (*files, TextFile(path="plan.toml", text=text))
+    return (*files, TextFile(path="plan.toml", text=plan_toml(case, stored_ref=stored_ref)))

@@ -15,25 +15,23 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
 
 
-def plan_toml(
-    case: Case, *, stored_ref: str | None = None, fingerprint: ModelFingerprint | None = None
-) -> str:
+def plan_toml(case: Case, *, stored_ref: str | None = None) -> str:
     """Return the text of a plan file, schema ``parastrat.plan/1``, that ``read_plan`` reads back, equal.
 
     Args:
-        case: the plan with its facts. ``case.model`` is read only without a fingerprint.
+        case: the plan with its facts. To write a plan again that was read, ``case.model`` may be a
+            ``FingerprintedModel``.
         stored_ref: MODEL as the file shall store it (see ``relative_ref``); None stores it as it is.
-        fingerprint: stands in for the model when a plan that was read is written again.
     """
     import tomli_w  # noqa: PLC0415 - only writing needs it
 
-    model = fingerprint or ModelFingerprint(
-        ref=case.model.ref, parameters=case.model.parameters, blocks=case.model.layers
+    model = ModelFingerprint(
+        ref=stored_ref or case.model.ref, parameters=case.model.parameters, blocks=case.model.layers
     )
     hardware = plain(case.hardware)
     table = {
         "schema": SCHEMA,
-        "model": {**plain(model), "ref": stored_ref or model.ref},
+        "model": plain(model),
         "hardware": {"ref": hardware.pop("name"), **hardware},
         "workload": plain(case.workload),
         "plan": plan_table(case.plan),

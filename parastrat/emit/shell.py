@@ -21,7 +21,7 @@ def title(case: Case) -> str:
     plan, launch = case.plan, case.launch
     words = (
         f"{plan.strategy} ({plan.mesh}) on {case.hardware.name}: "
-        f"{_counted(launch.nodes, 'node')} of {_counted(launch.ranks_per_node, 'rank')}"
+        f"{counted(launch.nodes, 'node')} of {counted(launch.ranks_per_node, 'rank')}"
     )
     return " ".join(words.split())
 
@@ -86,5 +86,6 @@ def exports(launch: Launch) -> str:
     )
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from parastrat.case import Unknown
 from parastrat.estimate import Estimate
 from parastrat.hardware import Hardware
 from parastrat.launch import Launch
@@ -22,6 +23,18 @@ class ModelFingerprint:
     parameters: int
     #: repeated blocks, as the runtime finds them
     blocks: int
+
+
+class FingerprintedModel(Unknown):
+    """Stands for the model of a plan file in a ``Case``; of it only the fingerprint can be read."""
+
+    __slots__ = ("layers", "parameters", "ref")
+
+    def __init__(self, fingerprint: ModelFingerprint) -> None:
+        super().__init__("model")
+        self.ref = fingerprint.ref
+        self.parameters = fingerprint.parameters
+        self.layers = fingerprint.blocks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

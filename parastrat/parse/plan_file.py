@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from parastrat.errors import PlanFileError, ProfileError
 from parastrat.estimate import Estimate
 from parastrat.hardware import Hardware
-from parastrat.hardware_file import checked_hardware
 from parastrat.launch import Launch
 from parastrat.parse.form import did_you_mean, foreign_values, record_of, written
+from parastrat.parse.hardware_file import checked_hardware
 from parastrat.parse.parsed import ModelFingerprint, Parsed
 from parastrat.parse.positions import key_positions
 from parastrat.parse.problems import Problem, raise_problems

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parastrat.case import Unknown
 from parastrat.emit.plan_toml import plan_toml
 from parastrat.errors import UnknownFactError
-from parastrat.parse import ModelFingerprint, read_plan
+from parastrat.parse import FingerprintedModel, ModelFingerprint, read_plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +29,9 @@ def test_stores_the_path_that_it_is_given(case_of: Callable[..., Case], tmp_path
 
 
 def test_a_fingerprint_stands_in_for_an_unknown_model(case_of: Callable[..., Case]) -> None:
-    case = replace(case_of(), model=Unknown("model"))  # type: ignore[arg-type]
     fingerprint = ModelFingerprint(ref="llama-3.1-8b", parameters=8_030_261_248, blocks=32)
-    assert plan_toml(case, fingerprint=fingerprint) == plan_toml(case_of())
-    with pytest.raises(UnknownFactError):
-        plan_toml(case)
+    model = FingerprintedModel(fingerprint)
+    case = replace(case_of(), model=model)  # type: ignore[arg-type]
+    assert plan_toml(case) == plan_toml(case_of())
+    with pytest.raises(UnknownFactError, match=r"model\.heads"):
+        _ = model.heads

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from parastrat.case import Case, Unknown
+from parastrat.case import Case
 from parastrat.emit.plan_toml import plan_toml
 from parastrat.estimate import Estimate
 from parastrat.hardware import Hardware
 from parastrat.launch import Launch
-from parastrat.parse import ModelFingerprint, read_plan
+from parastrat.parse import FingerprintedModel, ModelFingerprint, read_plan
 from parastrat.parse.model_ref import relative_ref, resolved_ref
 from parastrat.plan import Plan
 from parastrat.records import field_types
@@ -74,7 +74,7 @@ def test_every_part_comes_back_equal(
     stack: str,
 ) -> None:
     case = Case(
-        model=Unknown("model"),  # type: ignore[arg-type]
+        model=FingerprintedModel(model),  # type: ignore[arg-type]
         hardware=hardware,
         workload=workload,
         stack=types.SimpleNamespace(name=stack),  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def test_every_part_comes_back_equal(
         launch=launch,
     )
     path = tmp_path / "plan.toml"
-    path.write_bytes(plan_toml(case, fingerprint=model).encode())
+    path.write_bytes(plan_toml(case).encode())
     parsed = read_plan(path)
     assert parsed.plan == plan
     assert parsed.workload == workload

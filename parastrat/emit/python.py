@@ -1,0 +1,173 @@
+"""The plan as a few lines of plain torch, to read, keep and change; nothing in them needs parastrat."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from parastrat.emit import python_text as text
+from parastrat.emit.shell import counted, title
+from parastrat.emit.text_file import EmitError, TextFile
+from parastrat.errors import UnknownFactError
+from parastrat.plan import Compile, Offload, Recompute, Shard
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.plan import Plan
+
+STRATEGIES = ("single", "ddp", "fsdp2", "hsdp")
+
+_COMPUTE = {Precision.BF16_MIXED: "torch.bfloat16", Precision.FP16_MIXED: "torch.float16"}
+
+
+def emit(case: Case) -> tuple[TextFile, ...]:
+    """Return ``parallelize.py`` for torch 2.11 to 2.13: ``build_mesh`` and ``parallelize(model, mesh)``.
+
+    Raises:
+        EmitError: the plan is not one of single, ddp, fsdp2 and hsdp, or asks for offload or fp8.
+    """
+    plan = case.plan
+    _check(plan)
+    blocks = _has_blocks(plan)
+    imports, definitions = _head(case, blocks=blocks)
+    body = [
+        text.SIGNATURE.format(
+            count=counted(plan.mesh.world_size, "rank"),
+            mesh="torch.device" if plan.mesh.world_size == 1 else "DeviceMesh",
+        ),
+        text.WEIGHTS.format(dtype="bfloat16" if plan.precision is Precision.BF16 else "float32"),
+        *([text.BLOCKS, _count_check(case)] if blocks else []),
+        text.RECOMPUTE[plan.recompute],
+        text.COMPILE if plan.compile is Compile.BLOCK else "",
+        _sharded(plan) if _shards(plan) else _whole(plan),
+    ]
+    lines = [
+        text.HEADER.format(title=_heading(case), loop=_loop(plan)),
+        imports,
+        *definitions,
+        "".join(body),
+    ]
+    return (TextFile(path="parallelize.py", text="\n".join(lines)),)
+
+
+def _check(plan: Plan) -> None:
+    if plan.strategy not in STRATEGIES:
+        raise EmitError(
+            f"plain torch can be emitted for {', '.join(STRATEGIES)}; this plan is {plan.strategy}",
+            hint="plan again with --strategy and one of these names, or emit for torchrun or slurm",
+        )
+    refused = {
+        f"offload = {plan.offload.value}": plan.offload is not Offload.NONE,
+        f"precision = {plan.precision.value}": plan.precision is Precision.FP8,
+        "recompute = attention together with compile = block": plan.recompute is Recompute.ATTENTION
+        and plan.compile is Compile.BLOCK,
+    }
+    for what, is_so in refused.items():
+        if is_so:
+            raise EmitError(
+                f"plain torch cannot be emitted for {what}",
+                hint=f"plan again without {what.partition(' ')[0]}",
+            )
+
+
+def _heading(case: Case) -> str:
+    """Return the title, safe in a docstring."""
+    return title(case).replace("\\", "/").replace('"', "'")
+
+
+def _shards(plan: Plan) -> bool:
+    return plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
+
+
+def _has_blocks(plan: Plan) -> bool:
+    """Whether anything is done block by block."""
+    return _shards(plan) or plan.recompute is not Recompute.NONE or plan.compile is not Compile.NONE
+
+
+def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
+    """Return the imports, and the functions before ``parallelize``."""
+    plan, mesh = case.plan, case.plan.mesh
+    imports = ["import torch", "from torch import nn"]
+    definitions = []
+    if mesh.world_size > 1:
+        imports += ["import os", "import torch.distributed as dist"]
+        imports.append("from torch.distributed.device_mesh import DeviceMesh, init_device_mesh")
+        axes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
+        used = {name: degree for name, degree in axes.items() if degree > 1}
+        definitions.append(
+            text.BUILD_MESH.format(
+                device=json.dumps(case.launch.device),
+                backend=json.dumps(case.launch.backend),
+                shape=_tuple_of([str(degree) for degree in used.values()]),
+                names=_tuple_of([json.dumps(name) for name in used]),
+            )
+        )
+    else:
+        definitions.append(text.BUILD_NO_MESH.format(device=json.dumps(case.launch.device)))
+    if blocks:
+        imports.append("from collections import Counter")
+        definitions.append(text.REPEATED_BLOCKS)
+    imports += text.RECOMPUTE_IMPORTS[plan.recompute]
+    definitions += text.RECOMPUTE_DEFINITIONS[plan.recompute]
+    if _shards(plan):
+        imports += text.FSDP_IMPORTS
+        definitions += [text.OWNS_PARAMETERS, text.FROM_FIRST_RANK]
+    elif mesh.world_size > 1:
+        imports.append("from torch.nn.parallel import DistributedDataParallel")
+    return _sorted_imports(imports), definitions
+
+
+def _tuple_of(items: list[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _sorted_imports(imports: list[str]) -> str:
+    standard = [line for line in imports if "torch" not in line]
+    rest = sorted((line for line in imports if "torch" in line), key=_import_order)
+    parts = [sorted(standard, key=_import_order), rest]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _import_order(line: str) -> tuple[bool, str]:
+    return line.startswith("from"), line
+
+
+def _count_check(case: Case) -> str:
+    """Return the comparison with the number of blocks that the plan was made for, where it is known."""
+    try:
+        return text.COUNT_CHECK.format(count=case.model.layers)
+    except UnknownFactError:
+        return ""
+
+
+def _sharded(plan: Plan) -> str:
+    compute = _COMPUTE.get(plan.precision)
+    settings = [f"param_dtype={compute}"] if compute else []
+    if plan.precision is not Precision.FP32:
+        settings.append("reduce_dtype=torch.float32")
+    return text.SHARD.format(policy=", ".join(settings), reshard=plan.reshard_after_forward)
+
+
+def _whole(plan: Plan) -> str:
+    compute = _COMPUTE.get(plan.precision)
+    autocast = text.AUTOCAST.format(dtype=compute) if compute else ""
+    is_alone = plan.mesh.world_size == 1
+    return (text.MOVE_ALONE if is_alone else text.MOVE) + autocast + (text.RETURN if is_alone else text.DDP)
+
+
+def _loop(plan: Plan) -> str:
+    """Return what the training loop must do for the plan's batch and precision."""
+    steps, samples = plan.gradient_accumulation_steps, plan.micro_batch_size
+    count = "one micro-batch" if steps == 1 else f"{steps} micro-batches"
+    batch = f"a global batch of {plan.global_batch_size}"
+    lines = [f"One optimizer step of a rank is {count} of {counted(samples, 'sample')}, {batch}."]
+    if steps > 1:
+        lines.append(f"Divide each loss by {steps}.")
+        if _shards(plan):
+            lines.append("Call model.set_requires_gradient_sync(is_last) before each backward.")
+        elif plan.mesh.world_size > 1:
+            lines.append("Run all micro-batches but the last under model.no_sync().")
+    if plan.precision is Precision.FP16_MIXED:
+        lines.append("Scale the loss with torch.amp.GradScaler: fp16 gradients vanish below 6e-8.")
+    return "\n".join(lines)

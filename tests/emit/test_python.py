@@ -1,0 +1,253 @@
+"""``parallelize.py``: reads well, never imports parastrat, and does what auto_parallelize does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from parastrat.case import Unknown
+from parastrat.emit import EMITTERS, EmitError, Target, emitted, plan_toml
+from parastrat.plan import Compile, Mesh, Offload, Recompute, Shard
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parastrat.case import Case
+    from parastrat.hardware import Device
+
+DDP = {"mesh": Mesh(dp_replicate=2), "shard": Shard.NONE}
+FSDP = {"mesh": Mesh(dp_shard=2)}
+HSDP = {"mesh": Mesh(dp_replicate=2, dp_shard=2)}
+COLLECTIVES = Path(__file__).parent / "collectives.py"
+
+
+def text_of(case: Case) -> str:
+    (file,) = EMITTERS[Target.PYTHON](case)
+    assert file.path == "parallelize.py"
+    return file.text
+
+
+def names_in(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(text, "parallelize.py", "exec"), names)  # noqa: S102 - the emitted code is what is tested
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("fsdp2", {"recompute": Recompute.FULL, "compile": Compile.BLOCK}),
+        (
+            "hsdp",
+            {
+                "mesh": Mesh(dp_replicate=2, dp_shard=4),
+                "precision": Precision.BF16,
+                "recompute": Recompute.SELECTIVE,
+                "reshard_after_forward": False,
+                "gradient_accumulation_steps": 4,
+            },
+        ),
+        (
+            "ddp",
+            {
+                "mesh": Mesh(dp_replicate=8),
+                "shard": Shard.NONE,
+                "gradient_accumulation_steps": 4,
+                "precision": Precision.FP16_MIXED,
+            },
+        ),
+        (
+            "single",
+            {
+                "mesh": Mesh(),
+                "shard": Shard.NONE,
+                "precision": Precision.FP32,
+                "recompute": Recompute.ATTENTION,
+            },
+        ),
+    ],
+)
+def test_goldens(
+    name: str,
+    fields: dict[str, Any],
+    case_of: Callable[..., Case],
+    golden: Callable[[str, str], None],
+) -> None:
+    text = text_of(case_of(ranks=1 if name == "single" else 8, **fields))
+    assert "parastrat" not in text
+    assert "torch.torch" not in text
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert 20 <= len(lines) <= (110 if name == "hsdp" else 85), "readable at one sitting"
+    golden(f"{name}.parallelize.py.txt", text)  # .txt keeps linters off
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mesh": Mesh(dp_shard=4, tp=2)}, r"for single, ddp, fsdp2, hsdp; this plan is fsdp2\+tp"),
+        ({"shard": Shard.OPTIMIZER}, "this plan is zero1"),
+        ({"offload": Offload.PARAMETERS}, "offload = parameters"),
+        ({"precision": Precision.FP8}, "precision = fp8"),
+        (
+            {"recompute": Recompute.ATTENTION, "compile": Compile.BLOCK},
+            "recompute = attention together with compile = block",
+        ),
+    ],
+)
+def test_refuses_what_it_cannot_express(
+    fields: dict[str, Any], message: str, case_of: Callable[..., Case]
+) -> None:
+    with pytest.raises(EmitError, match=message):
+        EMITTERS[Target.PYTHON](case_of(**fields))
+
+
+def test_emitting_imports_nothing_heavy() -> None:
+    code = "import parastrat.emit, sys; print(*{'torch', 'pydantic', 'tomli_w', 'numpy', 'rich'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_no_plan_file_comes_with_it(case_of: Callable[..., Case]) -> None:
+    assert [file.path for file in emitted(Target.PYTHON, case_of())] == ["parallelize.py"]
+
+
+def test_text_from_a_plan_file_stays_text(case_of: Callable[..., Case]) -> None:
+    case = case_of()
+    evil = '"""\nraise SystemExit(1)\n"\\'
+    names_in(
+        text_of(
+            replace(
+                case,
+                hardware=replace(case.hardware, name=evil),
+                launch=replace(case.launch, backend=evil, device=evil),
+            )
+        )
+    )
+
+
+def test_another_model_is_an_error(case_of: Callable[..., Case]) -> None:
+    model = nn.Module()
+    model.layers = nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))
+    with pytest.raises(ValueError, match="planned for 32 blocks, found 0"):
+        names_in(text_of(case_of()))["parallelize"](model, None)
+    unknown = replace(case_of(), model=Unknown("model"))  # type: ignore[arg-type]
+    assert "planned for" not in text_of(unknown)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(first, second, 3), nn.Conv2d(second, second, 3)
+
+
+def layer() -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, 16)
+
+
+def moe_layer() -> nn.Module:
+    module = layer()
+    module.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)) for _ in range(4))
+    return module
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "transformer": lambda: nn.Transformer(8, 2, 3, 2, 16, batch_first=True),
+    "experts": lambda: nn.ModuleDict(
+        {"embed": nn.Embedding(4, 8), "h": nn.ModuleList([moe_layer(), moe_layer()])}
+    ),
+    "stages": lambda: nn.Sequential(
+        nn.Conv2d(3, 4, 3),
+        nn.Sequential(Bottleneck(4, 4), Bottleneck(4, 4)),
+        nn.Sequential(Bottleneck(4, 8), Bottleneck(8, 8), Bottleneck(8, 8)),
+    ),
+    "itself a stack": lambda: nn.Sequential(layer(), layer(), nn.Linear(8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_finds_the_blocks_that_the_runtime_finds(name: str, case_of: Callable[..., Case]) -> None:
+    model = MODELS[name]()
+    found = names_in(text_of(case_of()))["repeated_blocks"](model)
+    assert found
+    assert sorted(found) == sorted(repeated_blocks(model).names)
+
+
+def answers(how: str, folder: Path, ranks: int) -> list[dict[str, Any]]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+    ]
+    command += [str(COLLECTIVES), how, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((folder / f"{how}{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {**FSDP, "precision": Precision.BF16_MIXED, "recompute": Recompute.FULL},
+        {
+            "mesh": Mesh(dp_replicate=2, dp_shard=2),
+            "precision": Precision.BF16,
+            "reshard_after_forward": False,
+        },
+        {**DDP, "precision": Precision.BF16_MIXED, "recompute": Recompute.SELECTIVE},
+    ],
+    ids=["fsdp2-full", "hsdp-gathered", "ddp-selective"],
+)
+def test_makes_the_collectives_of_auto_parallelize(
+    fields: dict[str, Any], case_of: Callable[..., Case], cpu_device: Device, tmp_path: Path
+) -> None:
+    ranks = fields["mesh"].world_size
+    case = case_of(ranks=ranks, device=cpu_device, **fields)
+    case = replace(case, model=SimpleNamespace(ref="gpt", parameters=1, layers=3))  # type: ignore[arg-type]
+    (tmp_path / "plan.toml").write_text(plan_toml(case))
+    (tmp_path / "parallelize.py").write_text(text_of(case))
+    plain, ours = answers("plain", tmp_path, ranks), answers("parastrat", tmp_path, ranks)
+    for rank in range(ranks):
+        assert not plain[rank]["parastrat"]
+        assert plain[rank]["steps"] == ours[rank]["steps"]
+        assert plain[rank]["losses"] == ours[rank]["losses"]
+        assert plain[rank]["keys"] == ours[rank]["keys"]
+        # auto_parallelize lets the ranks agree on the plan first; then both send rank 0's weights
+        sent = plain[rank]["wrapping"]
+        assert sent == ours[rank]["wrapping"][-len(sent) :]
+
+
+def test_one_process_trains_with_every_recompute(case_of: Callable[..., Case], cpu_device: Device) -> None:
+    gradients = []
+    for recompute in Recompute:
+        case = case_of(
+            ranks=1, device=cpu_device, mesh=Mesh(), shard=Shard.NONE, precision=Precision.FP32,
+            recompute=recompute,
+        )  # fmt: skip
+        names = names_in(text_of(replace(case, model=SimpleNamespace(layers=2))))  # type: ignore[arg-type]
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.TransformerEncoderLayer(8, 2, 16, 0.0), nn.TransformerEncoderLayer(8, 2, 16, 0.0)
+        )
+        keys = list(model.state_dict())
+        model = names["parallelize"](model, names["build_mesh"]())
+        assert list(model.state_dict()) == keys
+        model(torch.ones(3, 2, 8)).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for recomputed in gradients[1:]:
+        for first, second in zip(gradients[0], recomputed, strict=True):
+            torch.testing.assert_close(first, second)
