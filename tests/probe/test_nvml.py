@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -130,6 +131,7 @@ def test_profile_of_a_gpu(name: str, mib: int, capability: str, profile: str) ->
         ("NVIDIA H200 NVL", 143771, "9.0", "h200-sxmx8"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, "8.9", "rtx-4090x8"),
         ("NVIDIA GeForce RTX 4090 D", 24564, "8.9", "rtx-4090x8"),
+        ("NVIDIA H100 80GB HBM3", 81559, "9.9", "h100"),
         ("NVIDIA H20", 97871, "9.0", "h100-96gb"),
         ("NVIDIA RTX PRO 6000 Blackwell", 97887, "12.0", "x8"),
     ],
@@ -198,15 +200,14 @@ def fake_pynvml(**answers: Any) -> SimpleNamespace:
         def __getattr__(self, name: str) -> Any:
             return refuse
 
-    calls = {name: (lambda value: lambda *_, **__: value)(value) for name, value in answers.items()}
-    constants = {"NVML_NVLINK_MAX_LINKS": 36, "NVML_FEATURE_ENABLED": 1, "nvmlMemory_v2": 2}
-    return Fake(
-        NVMLError=NVMLError, c_nvmlGpuFabricInfo_v3_t=_Info, nvmlGpuFabricInfo_v3=3, **constants, **calls
-    )
+    def answering(value: Any) -> Any:
+        return lambda *_, **__: value
 
-
-class _Info(__import__("ctypes").Structure):
-    pass
+    driver = Fake(NVMLError=NVMLError, c_nvmlGpuFabricInfo_v3_t=ctypes.Structure, nvmlGpuFabricInfo_v3=3)
+    driver.NVML_NVLINK_MAX_LINKS, driver.NVML_FEATURE_ENABLED, driver.nvmlMemory_v2 = 36, 1, 2
+    for name, value in answers.items():
+        setattr(driver, name, answering(value))
+    return driver
 
 
 def test_one_fact_that_is_missing_does_not_hide_the_others() -> None:

@@ -102,6 +102,15 @@ def test_amd_accelerators_are_not_taken_for_a_cpu_host(tmp_path: Path) -> None:
         probe_hardware(root=tmp_path)
 
 
+def test_a_driver_in_trouble_stops_the_probe(tmp_path: Path) -> None:
+    _minimal_host(tmp_path)
+    (tmp_path / "nvml.json").write_text(
+        '{"gpus": [], "trouble": "NVMLError_Unknown", "message": "Unknown"}'
+    )
+    with pytest.raises(ProbeError, match="NVML: Unknown"):
+        probe_hardware(root=tmp_path)
+
+
 def test_a_host_without_any_interface_has_no_network(tmp_path: Path) -> None:
     _minimal_host(tmp_path)
     assert probe_hardware(root=tmp_path).network.kind is NetworkKind.NONE
