@@ -1,0 +1,100 @@
+"""What a preset or a config file says of a transformer, before any sequence length is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from parastrat.model import Family
+
+
+class Norm(StrEnum):
+    RMS = "rms"
+    LAYER = "layer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): low-rank q, k and v."""
+
+    q_rank: int
+    kv_rank: int
+    #: per head: without and with rotary position, and of the values
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the feed-forward layer."""
+
+    count: int
+    top_k: int
+    ffn: int
+    #: experts that every token passes, as one feed-forward of this width together; 0 for none
+    shared_ffn: int = 0
+    #: first layers that keep a dense feed-forward
+    dense_layers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """The input of a vision transformer."""
+
+    size: int
+    patch: int
+    channels: int
+    classes: int
+
+    @property
+    def tokens(self) -> int:
+        """Patches and the class token."""
+        return (self.size // self.patch) ** 2 + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A transformer of one of the families with a closed form."""
+
+    name: str
+    family: Family
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    kv_heads: int
+    head_dim: int
+    norm: Norm
+    #: the feed-forward multiplies a gate (SwiGLU, GeGLU)
+    gated: bool
+    tied: bool
+    #: biases on q, k, v; on the attention's output; in the feed-forward
+    qkv_bias: bool = False
+    output_bias: bool = False
+    ffn_bias: bool = False
+    #: q, k and v come from one matrix (GPT-2)
+    fused_qkv: bool = False
+    #: the activation is a chain of elementwise kernels in eager mode (GPT-2's tanh GELU)
+    composite_activation: bool = False
+    #: norms on queries and keys, per head
+    qk_norm: bool = False
+    #: rows of a learned position table; 0 for rotary or relative positions
+    positions: int = 0
+    #: rows of a segment table (BERT)
+    segments: int = 0
+    #: a masked-language-model head: a matrix, its bias, a norm, and a bias per token of the vocabulary
+    transform_head: bool = False
+    #: a pooler and a two-way classifier over it (BERT's next-sentence head)
+    pooler: bool = False
+    #: buckets of a relative position table for each stack (T5); attention then keeps its scores
+    relative_buckets: int = 0
+    #: layers of the encoder beside ``layers`` decoder layers (T5)
+    encoder_layers: int = 0
+    latent: LatentAttention | None = None
+    experts: Experts | None = None
+    image: Image | None = None
+    dropout: bool = False
+    max_sequence_length: int | None = None
+    source: str = ""

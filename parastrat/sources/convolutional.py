@@ -1,0 +1,210 @@
+"""Closed form of residual convolutional networks with bottleneck blocks (He et al., arXiv:1512.03385)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parastrat.model import (
+    Activations,
+    Block,
+    Family,
+    ModelSpec,
+    Operator,
+    OperatorKind,
+    Parameters,
+    Saved,
+)
+from parastrat.stack import Kernels
+
+if TYPE_CHECKING:
+    from parastrat.workload import Precision
+
+#: outputs of a bottleneck over its inner width
+_EXPANSION = 4
+_STEM_WIDTH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualNetwork:
+    """A ResNet of bottleneck blocks."""
+
+    name: str
+    #: bottlenecks of the four stages
+    depths: tuple[int, ...]
+    image_size: int
+    channels: int
+    classes: int
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Convolution:
+    """A convolution with its batch norm, and a ReLU behind it or not."""
+
+    inputs: int
+    outputs: int
+    kernel: int
+    #: output side, pixels
+    side: int
+    #: input side, pixels
+    input_side: int
+    relu: bool = True
+
+    @property
+    def parameters(self) -> int:
+        return self.inputs * self.outputs * self.kernel**2 + 2 * self.outputs
+
+    @property
+    def operator(self) -> Operator:
+        m, k = self.side**2, self.inputs * self.kernel**2
+        return Operator(
+            kind=OperatorKind.CONVOLUTION, flops=2 * m * self.outputs * k, bytes=0, m=m, n=self.outputs, k=k
+        )
+
+    @property
+    def output_elements(self) -> int:
+        return self.outputs * self.side**2
+
+
+def residual_network(
+    network: ResidualNetwork, precision: Precision, kernels: Kernels, ref: str
+) -> ModelSpec:
+    """Return the network on square images of its size."""
+    b = precision.compute_bytes
+    side = network.image_size // 4
+    blocks = [_stem(network, b, kernels)]
+    inputs = _STEM_WIDTH
+    for stage, depth in enumerate(network.depths):
+        width = _STEM_WIDTH * 2**stage
+        stride = 1 if stage == 0 else 2
+        blocks.append(
+            _bottleneck(f"stage {stage + 1} first", 1, (inputs, width), (side, stride), (b, kernels))
+        )
+        side //= stride
+        inputs = _EXPANSION * width
+        if depth > 1:
+            blocks.append(
+                _bottleneck(f"stage {stage + 1}", depth - 1, (inputs, width), (side, 1), (b, kernels))
+            )
+    blocks.append(_classifier(inputs, network.classes, side, b))
+    total = sum(block.parameter_count * block.repeat for block in blocks)
+    return ModelSpec(
+        ref=ref,
+        name=network.name,
+        family=Family.CONVOLUTIONAL,
+        blocks=tuple(blocks),
+        parameters=total,
+        active_parameters=total,
+        sequence_length=None,
+        precision=precision,
+        causal=False,
+        layers=sum(network.depths),
+        source=network.source,
+    )
+
+
+def _bottleneck(
+    name: str, repeat: int, widths: tuple[int, int], sides: tuple[int, int], setting: tuple[int, Kernels]
+) -> Block:
+    """Return a bottleneck; the first of a stage projects its input, and strides in its 3x3."""
+    inputs, width = widths
+    side, stride = sides
+    out = side // stride
+    chain = [
+        _Convolution(inputs=inputs, outputs=width, kernel=1, side=side, input_side=side),
+        _Convolution(inputs=width, outputs=width, kernel=3, side=out, input_side=side),
+        _Convolution(
+            inputs=width, outputs=_EXPANSION * width, kernel=1, side=out, input_side=out, relu=False
+        ),
+    ]
+    if inputs != _EXPANSION * width or stride > 1:
+        chain.append(
+            _Convolution(
+                inputs=inputs, outputs=_EXPANSION * width, kernel=1, side=out, input_side=side, relu=False
+            )
+        )
+    # the sum's ReLU keeps its own output, which is the next block's input
+    return _convolutions(
+        name, repeat, chain, setting, last=_EXPANSION * width * out**2, first=inputs * side**2
+    )
+
+
+def _convolutions(
+    name: str,
+    repeat: int,
+    chain: list[_Convolution],
+    setting: tuple[int, Kernels],
+    *,
+    last: int,
+    first: int,
+) -> Block:
+    """Return a block of convolutions, each with batch norm.
+
+    Eager kernels keep each convolution's output (batch norm's input) and each ReLU's output (the next
+    convolution's input); compiled ones compute batch norm and ReLU again from the former.
+    """
+    b, kernels = setting
+    outputs = sum(convolution.output_elements for convolution in chain)
+    rectified = sum(convolution.output_elements for convolution in chain if convolution.relu)
+    kept = b * (outputs + last + (rectified if kernels is Kernels.EAGER else 0))
+    moved = b * (5 * outputs + 3 * last)
+    full = Saved(replicated=b * first)
+    none = Saved(replicated=kept)
+    selective = Saved(replicated=b * (first + outputs))
+    return Block(
+        name=name,
+        repeat=repeat,
+        parameters=(Parameters(trainable=sum(convolution.parameters for convolution in chain)),),
+        operators=(
+            *(convolution.operator for convolution in chain),
+            Operator(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, weighted=False),
+        ),
+        activations=Activations(none=none, attention=none, selective=selective, full=full),
+        working=Saved(replicated=2 * b * max(last, max(c.output_elements for c in chain))),
+        boundary_bytes=b * last,
+        unit=name != "stem",
+    )
+
+
+def _stem(network: ResidualNetwork, b: int, kernels: Kernels) -> Block:
+    half, quarter = network.image_size // 2, network.image_size // 4
+    first = _Convolution(
+        inputs=network.channels,
+        outputs=_STEM_WIDTH,
+        kernel=7,
+        side=half,
+        input_side=network.image_size,
+    )
+    pixels = network.channels * network.image_size**2
+    # max pooling keeps an index of 8 bytes for each output beside the output
+    pooled = _STEM_WIDTH * quarter**2 * (b + 8) // b
+    block = _convolutions("stem", 1, [first], (b, kernels), last=pooled + pixels, first=pixels)
+    kept = block.activations.none
+    return Block(
+        name="stem",
+        repeat=1,
+        parameters=block.parameters,
+        operators=block.operators,
+        activations=Activations(none=kept, attention=kept, selective=kept, full=kept),
+        working=block.working,
+        boundary_bytes=b * _STEM_WIDTH * quarter**2,
+        unit=False,
+    )
+
+
+def _classifier(inputs: int, classes: int, side: int, b: int) -> Block:
+    kept = Saved(replicated=b * (inputs + classes))
+    dense = Operator(
+        kind=OperatorKind.MATMUL, flops=2 * inputs * classes, bytes=0, m=1, n=classes, k=inputs
+    )
+    return Block(
+        name="head",
+        repeat=1,
+        parameters=(Parameters(trainable=inputs * classes + classes),),
+        operators=(dense,),
+        activations=Activations(none=kept, attention=kept, selective=kept, full=kept),
+        working=Saved(replicated=b * inputs * side**2),
+        boundary_bytes=0,
+        unit=False,
+    )

@@ -1,0 +1,98 @@
+"""Closed form of dense feed-forward layers and of mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.model import Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.sources.layers import Part, Setting, elementwise, joined, matmul
+from parastrat.stack import Kernels
+
+if TYPE_CHECKING:
+    from parastrat.sources.architecture import Architecture
+
+#: intermediates of the tanh GELU as a chain of kernels: input, cube, tanh, one plus it, half the input
+_COMPOSITE = 5
+
+
+def feed_forward(setting: Setting, width: int | None = None) -> Part:
+    """Return a dense feed-forward of the architecture's width, or of another."""
+    a, tokens, b = setting.architecture, setting.tokens, setting.element
+    ffn = width or a.ffn
+    inner = 2 * ffn if a.gated else ffn
+    groups = [
+        Parameters(
+            trainable=a.hidden * inner + ffn * a.hidden + (inner if a.ffn_bias else 0), split=Split.TENSOR
+        )
+    ]
+    if a.ffn_bias:
+        groups.append(Parameters(trainable=a.hidden))
+    count = _kept_tensors(a, setting.kernels)
+    # every second matmul: of gate, up and down the first and the last; of two the first
+    selective = Saved(tensor=b * ffn * tokens, sequence=b * a.hidden * tokens if a.gated else 0)
+    return Part(
+        parameters=tuple(groups),
+        operators=(
+            matmul(tokens, ffn, a.hidden, "n", count=2 if a.gated else 1),
+            matmul(tokens, a.hidden, ffn, "k"),
+            elementwise(b * (5 if a.gated else 2) * ffn * tokens, Split.TENSOR),
+        ),
+        saved=Saved(tensor=b * count * ffn * tokens),
+        selective=selective,
+    )
+
+
+def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
+    """Return how many tensors of the inner width backward reads.
+
+    Eager: gate, its activation, up, their product; or input and output of the activation.
+    """
+    if kernels is Kernels.EAGER:
+        return 4 if a.gated else 1 + (_COMPOSITE if a.composite_activation else 1)
+    if kernels is Kernels.COMPILED:
+        return 2 if a.gated else 1
+    return 3 if a.gated else 2
+
+
+def mixture(setting: Setting) -> Part:
+    """Return a router, the experts on the tokens routed to them, and shared experts."""
+    a, tokens, b = setting.architecture, setting.tokens, setting.element
+    experts = a.experts
+    if experts is None:
+        raise ValueError("the architecture has no experts")
+    routed = tokens * experts.top_k
+    inner = (2 if a.gated else 1) * experts.ffn
+    weights = a.hidden * (inner + experts.ffn)
+    # tokens in expert order before and after, and the experts' inner tensors
+    kept = routed * b * (2 * a.hidden + _kept_tensors(a, setting.kernels) * experts.ffn)
+    router = Part(
+        parameters=(Parameters(trainable=a.hidden * experts.count),),
+        operators=(matmul(tokens, experts.count, a.hidden, ""),),
+        saved=Saved(sequence=4 * 2 * experts.count * tokens),
+    )
+    own = Part(
+        parameters=(Parameters(trainable=experts.count * weights, split=Split.EXPERT),),
+        operators=(
+            _grouped(routed, inner, a.hidden, "n"),
+            _grouped(routed, a.hidden, experts.ffn, "k"),
+            elementwise(b * routed * (5 * experts.ffn + 4 * a.hidden), Split.EXPERT),
+        ),
+        saved=Saved(tensor=kept),
+        selective=Saved(tensor=routed * b * (experts.ffn + a.hidden)),
+    )
+    if not experts.shared_ffn:
+        return joined(router, own)
+    return joined(router, own, feed_forward(setting, experts.shared_ffn))
+
+
+def _grouped(rows: int, n: int, k: int, side: str) -> Operator:
+    return Operator(
+        kind=OperatorKind.GROUPED_MATMUL,
+        flops=2 * rows * n * k,
+        bytes=0,
+        m=rows,
+        n=n,
+        k=k,
+        split=Split.EXPERT,
+        split_side=side,
+    )

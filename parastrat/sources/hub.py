@@ -1,0 +1,32 @@
+"""Models of the Hugging Face hub that are already on this machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from parastrat.errors import ModelError
+from parastrat.sources.hf_config import load_config
+
+if TYPE_CHECKING:
+    from parastrat.model import ModelSource
+
+
+def load_cached(ref: str) -> ModelSource:
+    """Return ``hf:org/name`` from the local cache; nothing is downloaded.
+
+    Raises:
+        ModelError: the cache holds no config of this model.
+    """
+    name = ref.removeprefix("hf:")
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    snapshots = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    configs = sorted(snapshots.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    if not configs:
+        raise ModelError(
+            f"{ref}: no config of {name!r} in {cache}",
+            hint=f"fetch it with: hf download {name} config.json, or name a config.json",
+        )
+    return load_config(ref, configs[-1])

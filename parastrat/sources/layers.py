@@ -1,0 +1,214 @@
+"""Closed form of transformer layers: parameters, operators and what backward keeps.
+
+Bytes are those of one sample. ``b`` is the bytes of an activation element; eager kernels compute norms in
+fp32 and keep each intermediate, compiled ones keep the inputs of matrix multiplies and of norms and compute
+the elementwise rest again, fused ones are Megatron-Core's.
+
+Sources: Korthikanti et al., arXiv:2205.05198, section 4.1 (34 s b h of a fused GPT layer, which the FUSED
+form reproduces without dropout's masks); the eager form was derived from Hugging Face's modules and is
+checked against tensors that autograd saves (tests/sources/test_saved_tensors.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parastrat.model import Activations, Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.sources.architecture import Norm
+from parastrat.stack import Kernels
+
+if TYPE_CHECKING:
+    from parastrat.sources.architecture import Architecture
+
+#: fp32 statistics of norms and of flash attention's softmax
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a closed form is evaluated for."""
+
+    architecture: Architecture
+    #: tokens of one sample in this stack of layers
+    tokens: int
+    #: bytes of an activation element
+    element: int
+    kernels: Kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a layer: attention, a feed-forward, a norm."""
+
+    parameters: tuple[Parameters, ...] = ()
+    operators: tuple[Operator, ...] = ()
+    #: kept for backward without recompute
+    saved: Saved = Saved()
+    #: what the ``selective`` policy keeps of it: every second matmul's output, and flash attention's
+    selective: Saved = Saved()
+    #: freed when the attention core is computed again
+    core: Saved = Saved()
+
+
+def joined(*parts: Part) -> Part:
+    """Return parts in sequence as one."""
+    return Part(
+        parameters=tuple(group for part in parts for group in part.parameters),
+        operators=tuple(operator for part in parts for operator in part.operators),
+        saved=sum((part.saved for part in parts), Saved()),
+        selective=sum((part.selective for part in parts), Saved()),
+        core=sum((part.core for part in parts), Saved()),
+    )
+
+
+def activations(part: Part, input_bytes: float) -> Activations:
+    """Return a block's activations under every policy; a checkpoint keeps the block's input."""
+    kept = Saved(sequence=input_bytes)
+    without_core = Saved(
+        replicated=part.saved.replicated,
+        tensor=part.saved.tensor - part.core.tensor,
+        sequence=part.saved.sequence,
+    )
+    return Activations(none=part.saved, attention=without_core, selective=kept + part.selective, full=kept)
+
+
+def matmul(tokens: int, n: int, k: int, side: str, *, count: int = 1) -> Operator:
+    """Return a weight's product with every token; ``side`` is what tensor parallelism divides."""
+    return Operator(
+        kind=OperatorKind.MATMUL,
+        flops=2 * tokens * n * k,
+        bytes=0,
+        m=tokens,
+        n=n,
+        k=k,
+        split=Split.TENSOR if side else Split.REPLICATED,
+        split_side=side,
+        count=count,
+    )
+
+
+def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
+    """Return kernels that move bytes and compute next to nothing."""
+    return Operator(
+        kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, split=split, count=count, weighted=False
+    )
+
+
+def norm(setting: Setting, *, added: bool) -> Part:
+    """Return a norm over the width, with the residual addition before it if ``added``."""
+    a, b, tokens = setting.architecture, setting.element, setting.tokens
+    rms = a.norm is Norm.RMS
+    if setting.kernels is Kernels.EAGER and rms:
+        # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input
+        kept = (_FP32 + 2 * b) * a.hidden
+    elif setting.kernels is Kernels.COMPILED:
+        kept = b * a.hidden + _FP32
+    else:
+        kept = 2 * b * a.hidden + 2 * _FP32
+    passes = 4 if setting.kernels is Kernels.EAGER and rms else 1
+    moved = 2 * b * passes + (3 * b if added else 0)
+    return Part(
+        parameters=(Parameters(trainable=a.hidden * (1 if rms else 2)),),
+        operators=(elementwise(moved * a.hidden * tokens, Split.SEQUENCE),),
+        saved=Saved(sequence=kept * tokens),
+    )
+
+
+def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = None) -> Part:
+    """Return self-attention, or attention to ``memory_tokens`` of another stack.
+
+    Flash attention keeps q, k, v, its output and one fp32 a row and head. With relative positions the
+    scores exist: eager T5 keeps the softmax, in fp32 and cast.
+    """
+    a = setting.architecture
+    if a.latent is not None:
+        return _latent_attention(setting)
+    tokens, b = setting.tokens, setting.element
+    keys = tokens if memory_tokens is None else memory_tokens
+    q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    weights = a.hidden * (q + 2 * kv) + q * a.hidden
+    inner_bias = (q + 2 * kv) if a.qkv_bias else 0
+    groups = [Parameters(trainable=weights + inner_bias, split=Split.TENSOR)]
+    replicated = (a.hidden if a.output_bias else 0) + (2 * a.head_dim if a.qk_norm else 0)
+    if replicated:
+        groups.append(Parameters(trainable=replicated))
+    statistics = _FP32 * a.heads * tokens
+    if a.relative_buckets:
+        statistics = (_FP32 + (0 if b == _FP32 else b)) * a.heads * tokens * keys
+    rotary = 0 if a.positions or a.relative_buckets else 2 * b * (q + kv) * tokens
+    kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
+    if a.qk_norm and setting.kernels is Kernels.EAGER:
+        kept += (_FP32 + b) * (q * tokens + kv * keys)
+    selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
+    return Part(
+        parameters=tuple(groups),
+        operators=(
+            *_projections(a, tokens, keys, (q, kv)),
+            _core(tokens, keys, q, 2 if causal and memory_tokens is None else 1),
+            elementwise(rotary + b * q * tokens, Split.TENSOR),
+        ),
+        saved=Saved(tensor=kept),
+        selective=Saved(tensor=selective + _FP32 * a.heads * tokens),
+        core=Saved(tensor=statistics),
+    )
+
+
+def _projections(a: Architecture, tokens: int, keys: int, widths: tuple[int, int]) -> tuple[Operator, ...]:
+    q, kv = widths
+    out = matmul(tokens, a.hidden, q, "k")
+    if a.fused_qkv:
+        return matmul(tokens, q + 2 * kv, a.hidden, "n"), out
+    return matmul(tokens, q, a.hidden, "n"), matmul(keys, kv, a.hidden, "n", count=2), out
+
+
+def _core(tokens: int, keys: int, width: int, halves: int) -> Operator:
+    """Return q k^T and its product with v; a causal mask leaves half."""
+    return Operator(
+        kind=OperatorKind.ATTENTION,
+        flops=4 * tokens * keys * width / halves,
+        bytes=0,
+        split=Split.TENSOR,
+        weighted=False,
+    )
+
+
+def _latent_attention(setting: Setting) -> Part:
+    """Return multi-head latent attention as it is trained: k and v are expanded per head."""
+    a, tokens, b = setting.architecture, setting.tokens, setting.element
+    latent = a.latent
+    if latent is None:
+        raise ValueError("the architecture has no latent attention")
+    qk = a.heads * (latent.nope_dim + latent.rope_dim)
+    v = a.heads * latent.v_dim
+    down = a.hidden * latent.q_rank + a.hidden * (latent.kv_rank + latent.rope_dim)
+    norms = latent.q_rank + latent.kv_rank
+    up = latent.q_rank * qk + latent.kv_rank * a.heads * (latent.nope_dim + latent.v_dim)
+    low_rank = (_FP32 + 2 * b) * norms if setting.kernels is Kernels.EAGER else 2 * b * norms
+    statistics = _FP32 * a.heads * tokens
+    kept = b * (2 * qk + 2 * v) * tokens + statistics
+    return Part(
+        parameters=(
+            Parameters(trainable=up + v * a.hidden, split=Split.TENSOR),
+            Parameters(trainable=down + norms),
+        ),
+        operators=(
+            matmul(tokens, latent.q_rank, a.hidden, ""),
+            matmul(tokens, latent.kv_rank + latent.rope_dim, a.hidden, ""),
+            matmul(tokens, qk, latent.q_rank, "n"),
+            matmul(tokens, a.heads * (latent.nope_dim + latent.v_dim), latent.kv_rank, "n"),
+            matmul(tokens, a.hidden, v, "k"),
+            _core(tokens, tokens, (qk + v) // 2, 2),
+            elementwise(3 * b * (qk + norms) * tokens, Split.TENSOR),
+        ),
+        saved=Saved(replicated=low_rank * tokens, tensor=kept),
+        selective=Saved(tensor=b * (qk + v) * tokens + statistics, replicated=b * latent.q_rank * tokens),
+        core=Saved(tensor=statistics),
+    )
+
+
+def dropout_masks(setting: Setting) -> Part:
+    """Return the byte masks of dropout on attention's and the feed-forward's output."""
+    if not setting.architecture.dropout:
+        return Part()
+    return Part(saved=Saved(sequence=2 * setting.architecture.hidden * setting.tokens))

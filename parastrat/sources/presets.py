@@ -1,0 +1,98 @@
+"""Model presets: ``profiles/models/*.toml`` as model sources."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from parastrat.errors import ModelError
+from parastrat.model import Family, ModelSource, TrainingDefaults
+from parastrat.profiles import model_names, model_table, nearest
+from parastrat.records import build
+from parastrat.sources.architecture import Architecture
+from parastrat.sources.convolutional import ResidualNetwork, residual_network
+from parastrat.sources.transformer import transformer
+
+if TYPE_CHECKING:
+    from parastrat.model import ModelSpec
+    from parastrat.stack import Kernels
+    from parastrat.workload import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformerSource:
+    """A transformer whose architecture is known."""
+
+    ref: str
+    architecture: Architecture
+    defaults: TrainingDefaults = TrainingDefaults()
+
+    @property
+    def family(self) -> Family:
+        return self.architecture.family
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.architecture.image is None
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        return self.architecture.max_sequence_length
+
+    def at(self, sequence_length: int | None, precision: Precision, kernels: Kernels) -> ModelSpec:
+        """Return the closed form at a sequence length."""
+        return transformer(self.architecture, sequence_length, precision, kernels, self.ref)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidualNetworkSource:
+    """A ResNet on images of its published size."""
+
+    ref: str
+    network: ResidualNetwork
+    defaults: TrainingDefaults = TrainingDefaults()
+
+    @property
+    def family(self) -> Family:
+        return Family.CONVOLUTIONAL
+
+    @property
+    def has_tokens(self) -> bool:
+        return False
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        return None
+
+    def at(self, sequence_length: int | None, precision: Precision, kernels: Kernels) -> ModelSpec:
+        """Return the closed form; images have no sequence."""
+        if sequence_length is not None:
+            raise ModelError(f"{self.network.name} takes images, not sequences", hint="leave --seq-len out")
+        return residual_network(self.network, precision, kernels, self.ref)
+
+
+def load_preset(name: str) -> ModelSource | None:
+    """Return a preset by name or alias; None where there is none of that name."""
+    table = model_table(name)
+    if table is None:
+        return None
+    training = build(TrainingDefaults, table.get("training", {}))
+    if "residual_network" in table:
+        network = build(ResidualNetwork, _named(table, "residual_network"))
+        return ResidualNetworkSource(ref=name, network=network, defaults=training)
+    architecture = build(Architecture, _named(table, "architecture"))
+    return TransformerSource(ref=name, architecture=architecture, defaults=training)
+
+
+def unknown_model(ref: str) -> ModelError:
+    """Return the error for a name that is no preset, with the nearest ones."""
+    near = nearest(ref, model_names())
+    return ModelError(
+        f"unknown model {ref!r}",
+        hint=(f"did you mean {' or '.join(near)}? " if near else "")
+        + "a model is a preset, an HF config.json or its folder, package.module:callable or path.py:callable",
+    )
+
+
+def _named(table: dict[str, Any], section: str) -> dict[str, Any]:
+    return {"name": table["name"], "source": table["source"], **table[section]}
