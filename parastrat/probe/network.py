@@ -191,8 +191,9 @@ def _sum_of_known(rates: Iterable[float | None]) -> float | None:
 def _socket_interface(
     over_infiniband: Sequence[Interface], reachable: Sequence[Interface], default: str | None
 ) -> str | None:
-    """Return the interface for sockets: IP over InfiniBand where sockets carry the data, or the default
-    route's, or the only one that there is; None where there are several and nothing tells them apart.
+    """Return the interface for sockets; None where there are several and nothing tells them apart.
+
+    It is IP over InfiniBand where sockets carry the data, or the default route's, or the only one.
     """
     if over_infiniband:
         return over_infiniband[0].name

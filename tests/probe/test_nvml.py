@@ -187,6 +187,10 @@ def test_slices_are_refused() -> None:
         gpu_hardware([like(H100, mig=True)], 1, NETWORK)
 
 
+class _FabricInfo(ctypes.Structure):
+    pass
+
+
 def fake_pynvml(**answers: Any) -> SimpleNamespace:
     """Return a driver that answers with these values and refuses all else."""
 
@@ -203,7 +207,7 @@ def fake_pynvml(**answers: Any) -> SimpleNamespace:
     def answering(value: Any) -> Any:
         return lambda *_, **__: value
 
-    driver = Fake(NVMLError=NVMLError, c_nvmlGpuFabricInfo_v3_t=ctypes.Structure, nvmlGpuFabricInfo_v3=3)
+    driver = Fake(NVMLError=NVMLError, c_nvmlGpuFabricInfo_v3_t=_FabricInfo, nvmlGpuFabricInfo_v3=3)
     driver.NVML_NVLINK_MAX_LINKS, driver.NVML_FEATURE_ENABLED, driver.nvmlMemory_v2 = 36, 1, 2
     for name, value in answers.items():
         setattr(driver, name, answering(value))
