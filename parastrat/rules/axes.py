@@ -170,6 +170,7 @@ def _(case: Case) -> Hit:
     "PS219",
     Severity.INFO,
     source=""
+    ""
     "https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html#torch.distributed.tensor.parallel.loss_parallel",
 )
 def loss_parallel_alone(p: Columns) -> Mask:

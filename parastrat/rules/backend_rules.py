@@ -41,7 +41,8 @@ _SPECIAL = {
 def nccl_without_gpus(p: Columns) -> Mask:
     """NCCL moves tensors between GPUs only.
 
-    CPU processes need Gloo, or MPI where torch was built with it.
+    It has no collective for CPU tensors, and CPU wheels of torch do not contain it. CPU processes need
+    Gloo, or MPI where torch was built with it.
     """
     return (p.backend == _NCCL) & (p.device_type == _CPU) & (p.world_size > 1)
 
@@ -132,7 +133,8 @@ def _(case: Case) -> Hit:
 def several_apple_devices(p: Columns) -> Mask:
     """Plan one device on Apple GPUs.
 
-    A Mac has one GPU, and torch offers no backend that joins several.
+    A Mac has one GPU, and torch offers no backend that moves its tensors between machines: Gloo would copy
+    each through the host.
     """
     return (p.device_type == code_of(DeviceType.MPS)) & (p.world_size > 1)
 

@@ -157,7 +157,7 @@ _DEVICE_ROWS = (
         when=lambda hardware: is_gpu(hardware) and hardware.host.system is HostSystem.WINDOWS,
         backend=Backend.GLOO,
         init="gloo",
-        reason="NCCL does not exist on Windows",
+        reason="NCCL does not exist on Windows; Gloo does",
         fallback="WSL2 with NCCL",
         url=_DOCS,
     ),
@@ -196,7 +196,7 @@ _GPU_ROWS = (
         when=lambda hardware: is_gpu(hardware) and hardware.num_nodes == 1,
         backend=Backend.NCCL,
         init=_GPU_INIT,
-        reason="GPUs of one node: NCCL",
+        reason="GPUs of one node: NCCL, over NVLink or PCIe",
         fallback="NCCL_P2P_DISABLE=1 if it hangs (some boards promise peer access and lack it), then Gloo "
         "where no pipeline runs",
         url="https://github.com/NVIDIA/nccl-tests/issues/117",

@@ -155,7 +155,8 @@ def gid_index_is_pinned(case: Case) -> Hit | None:
 def variable_was_renamed(case: Case) -> Hit | None:
     """Use the current names of variables.
 
-    Old ones are aliases for some versions and then ignored without a word.
+    Old ones are aliases for some versions and then ignored without a word, so that a timeout or a tuning
+    that once worked is silently gone after an update.
     """
     found = [name for name in _RENAMED if name in case.launch.env]
     if not found:
@@ -227,7 +228,8 @@ def one_connection_under_fsdp(case: Case) -> Hit | None:
 def ranks_may_share_a_gpu(case: Case) -> Hit | None:
     """NCCL_MULTI_RANK_GPU_ENABLE is experimental.
 
-    It lets several ranks share a GPU, which NCCL refuses otherwise, and may hang.
+    It lets several ranks share a GPU, which NCCL refuses otherwise. Their kernels wait for one another on
+    the same device, and the guide says that this may lock up.
     """
     if case.launch.env.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
         return None
@@ -261,7 +263,8 @@ def multi_node_nvlink_is_forced(case: Case) -> Hit | None:
 def collectives_are_checked(case: Case) -> Hit | None:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL checks every collective with another one.
 
-    It finds ranks that disagree, at a multiple of the communication time.
+    It wraps each group and compares shapes and order between all ranks first. That finds ranks that
+    disagree, at a multiple of the communication time, and is for finding bugs only.
     """
     if case.launch.env.get("TORCH_DISTRIBUTED_DEBUG", "").upper() != "DETAIL":
         return None

@@ -110,7 +110,8 @@ def _(case: Case) -> Hit:
 def expert_parallel_without_experts(case: Case) -> Hit | None:
     """Expert parallelism is for models with experts.
 
-    ep splits the experts of a mixture; a dense model has none.
+    The degree ep regroups ranks to split the experts of a mixture. A dense model has none, so its ranks
+    would be grouped for nothing.
     """
     ep = case.plan.mesh.ep
     if ep == 1 or case.model.experts is not None:

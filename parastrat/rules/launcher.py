@@ -95,7 +95,8 @@ def threads_exceed_cores(case: Case) -> Hit | None:
 def threads_are_no_number(case: Case) -> Hit | None:
     """OMP_NUM_THREADS is a positive number.
 
-    Anything else is ignored by OpenMP, which then takes all cores for each rank.
+    OpenMP ignores anything else, and then takes all cores for each rank: as many times too many threads as
+    the node has ranks.
     """
     threads = case.launch.env.get("OMP_NUM_THREADS")
     if threads is None or (threads.isdecimal() and int(threads) > 0):

@@ -133,7 +133,8 @@ def network_bypasses_nothing(case: Case) -> Hit | None:
 def nodes_over_wifi(case: Case) -> Hit | None:
     """Wireless links are for tests.
 
-    They are slow, shared and lose packets; a collective waits for the last one.
+    They are slow, shared and lose packets. A collective is done when the slowest rank is, so every
+    hiccup of one link is a hiccup of the whole step.
     """
     if case.hardware.network.kind is not NetworkKind.WIFI or case.hardware.num_nodes == 1:
         return None

@@ -162,7 +162,8 @@ def _(case: Case) -> Hit:
 def schedule_without_pipeline(p: Columns) -> Mask:
     """A schedule means nothing without a pipeline.
 
-    With pp = 1 there is one stage, and the order of its micro-batches is their own.
+    With pp = 1 there is one stage: its micro-batches run one after the other, and nothing is ordered. A
+    plan that names a schedule was probably meant to have stages.
     """
     return (p.pp == 1) & (p.pp_schedule >= 0)
 
