@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +39,8 @@ def save_checkpoint(
     state["extra"] = dict(extra or {})
     if wrapping.loss_scale is not None:
         state["loss_scale"] = wrapping.loss_scale.state_dict()
-    save(state, checkpoint_id=Path(path), no_dist=not dist.is_initialized())
+    with quiet_alone():
+        save(state, checkpoint_id=Path(path), no_dist=not dist.is_initialized())
 
 
 def load_checkpoint(
@@ -59,7 +63,8 @@ def load_checkpoint(
     state["extra"] = {name.removeprefix("extra."): None for name in stored if name.startswith("extra.")}
     if wrapping.loss_scale is not None and any(name.startswith("loss_scale") for name in stored):
         state["loss_scale"] = wrapping.loss_scale.state_dict()
-    load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    with quiet_alone():
+        load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     set_state_dict(
         model,
         [] if optimizer is None else optimizer,
@@ -75,3 +80,11 @@ def load_checkpoint(
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     weights, moments = get_state_dict(model, [] if optimizer is None else optimizer)
     return {"model": weights} if optimizer is None else {"model": weights, "optimizer": moments}
+
+
+@contextmanager
+def quiet_alone() -> Iterator[None]:
+    """Drop torch's remark that there is one process: that is known here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
+        yield

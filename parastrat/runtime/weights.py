@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
+from parastrat.runtime.checkpoints import quiet_alone
 from parastrat.runtime.slots import Slot, slots_of
 
 
@@ -56,7 +57,8 @@ def _load_folder(slots: list[Slot], path: Path) -> None:
     prefix = "" if any(name in shapes for name in slots[0].names) else "model."
     stored = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
     chosen = _matched(slots, stored, path)
-    load({prefix + name: slot.current().detach() for slot, name in chosen}, checkpoint_id=path)
+    with quiet_alone():
+        load({prefix + name: slot.current().detach() for slot, name in chosen}, checkpoint_id=path)
 
 
 def _matched(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
@@ -38,13 +39,13 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> 
                 for process in processes:
                     process.kill()
                 raise AssertionError(f"rank {rank}:\n{value}")
-            results[rank] = value
+            results[rank] = pickle.loads(value)
         else:
             next(process for process in processes).join(timeout=0.05)
     while not answers.empty():
         rank, ok, value = answers.get()
         assert ok, value
-        results[rank] = value
+        results[rank] = pickle.loads(value)
     for process in processes:
         process.join(timeout=DEADLINE_S)
     assert [process.exitcode for process in processes] == [0] * world_size
@@ -63,7 +64,8 @@ def _rank(
     )
     torch.set_num_threads(1)
     try:
-        answers.put((rank, True, function(*arguments)))
+        # pickled here: torch's own way shares memory that ends with this process
+        answers.put((rank, True, pickle.dumps(function(*arguments))))
     except BaseException:  # the parent re-raises it
         answers.put((rank, False, traceback.format_exc()))
         raise

@@ -1,0 +1,201 @@
+"""First weights of models that were built on the meta device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from runtime.models import Gpt, plan
+from torch import nn
+
+import parastrat
+from parastrat.errors import WrapError
+
+
+def built(build: object, **keywords: object) -> nn.Module:
+    torch.manual_seed(0)
+    return parastrat.auto_parallelize(build, plan=plan(), **keywords)  # type: ignore[arg-type]
+
+
+class Holder(nn.Module):
+    """A linear layer and whatever a test adds to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+
+def test_values_follow_the_seed_and_not_each_other() -> None:
+    first, again = built(Gpt), built(Gpt)
+    for (name, one), other in zip(first.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other), name
+    assert not torch.equal(first.layers[0].qkv.weight, first.layers[1].qkv.weight)
+
+
+def test_two_models_of_one_seed_differ() -> None:
+    first = built(Gpt)
+    second = parastrat.auto_parallelize(Gpt, plan=plan())
+    assert not torch.equal(first.embed.weight, second.embed.weight)
+
+
+def test_ties_stay_ties() -> None:
+    model = built(Gpt)
+    assert model.head.weight is model.embed.weight
+
+
+def test_initialisers_of_the_model_win_over_those_of_its_layers() -> None:
+    """_init_weights: std 0.02; reset_parameters of an embedding: std 1."""
+    model = built(Gpt)
+    assert model.embed.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_what_the_constructor_writes_last_is_repeated() -> None:
+    model = built(Gpt)
+    assert model.layers[0].down.weight.std().item() == pytest.approx(0.01, rel=0.1)
+    assert model.layers[0].up.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_init_weights_of_the_whole_model_reaches_every_block() -> None:
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Holder() for _ in range(3))
+
+        def init_weights(self) -> None:
+            for index, layer in enumerate(self.layers):
+                nn.init.constant_(layer.linear.weight, float(index))
+                nn.init.zeros_(layer.linear.bias)
+
+    model = built(Stack)
+    assert [layer.linear.weight.mean().item() for layer in model.layers] == [0.0, 1.0, 2.0]
+
+
+def test_constants_come_from_the_constructor() -> None:
+    class Scaled(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((4,), 0.5))
+            rates = 1.0 / 10_000 ** (torch.arange(0, 8, 2).float() / 8)
+            self.register_buffer("rates", rates, persistent=False)
+            self.register_buffer(
+                "mask", torch.tril(torch.ones(3, 3)).bool().view(1, 3, 3), persistent=False
+            )
+            self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    model, real = built(Scaled), Scaled()
+    assert torch.equal(model.scale, real.scale)
+    assert torch.equal(model.rates, real.rates)
+    assert torch.equal(model.mask, real.mask)
+    assert model.seen.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (lambda: nn.Parameter(torch.empty(4)), "parameter"),
+        (lambda: nn.Parameter(torch.randn(4)), "parameter"),
+        (lambda: nn.Parameter(torch.empty(4)[:2].view(2, 1)), "parameter"),
+        (lambda: torch.empty(4), "buffer"),
+        (lambda: torch.empty(4, dtype=torch.int64), "buffer"),
+        (lambda: torch.tensor([1.0, 2.0]), "buffer"),
+    ],
+)
+def test_what_nothing_initialises_is_named(values: object, kind: str) -> None:
+    class Partial(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Module()
+            made = values()  # type: ignore[operator]
+            if kind == "parameter":
+                self.inner.forgotten = made
+            else:
+                self.inner.register_buffer("forgotten", made, persistent=False)
+
+    with pytest.raises(WrapError, match=rf"nothing initialises inner\.forgotten \({kind}\)"):
+        built(Partial)
+
+
+def test_half_initialised_is_not_initialised() -> None:
+    class Half(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.empty(4, 2))
+
+        def reset_parameters(self) -> None:
+            nn.init.ones_(self.table[:2])
+
+    with pytest.raises(WrapError, match="nothing initialises table"):
+        built(Half)
+
+
+def test_a_forgotten_parameter_in_a_block_is_named() -> None:
+    class Layer(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate = nn.Parameter(torch.empty(4))
+
+    with pytest.raises(WrapError, match=r"0\.gate \(parameter\), 1\.gate \(parameter\)"):
+        built(lambda: nn.Sequential(Layer(), Layer()))
+
+
+def test_real_buffers_of_a_meta_model_are_kept() -> None:
+    class Table(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(3, device="cpu"), persistent=False)
+
+    assert built(Table).table.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_attributes_of_parameters_are_kept() -> None:
+    class Marked(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear.weight.no_decay = True
+            self.linear.bias.requires_grad_(False)
+
+    model = built(Marked)
+    assert model.linear.weight.no_decay
+    assert not model.linear.bias.requires_grad
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_weights_come_from_a_file(tmp_path: Path, *, nested: bool) -> None:
+    source = Gpt()
+    state = source.state_dict()
+    torch.save({"model": state} if nested else state, tmp_path / "weights.pt")
+    model = built(Gpt, checkpoint=tmp_path / "weights.pt")
+    for name, value in source.named_parameters():
+        assert torch.equal(model.get_parameter(name), value), name
+    assert model.steps.tolist() == list(range(16))
+    assert model.head.weight is model.embed.weight
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    torch.save(Gpt(layers=3).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(WrapError, match=r"has besides layers\.2\.norm1\.weight, .* and \d+ more"):
+        built(Gpt, checkpoint=tmp_path / "weights.pt")
+    torch.save(Gpt(layers=1).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(WrapError, match=r"lacks layers\.1\.norm1\.weight"):
+        built(Gpt, checkpoint=tmp_path / "weights.pt")
+    torch.save(Gpt(vocab=62).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(WrapError, match=r"other shapes: embed\.weight \(62, 32\) for \(61, 32\)"):
+        built(Gpt, checkpoint=tmp_path / "weights.pt")
+    with pytest.raises(WrapError, match="no checkpoint at"):
+        built(Gpt, checkpoint=tmp_path / "absent.pt")
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert", "vit"])
+def test_hugging_face_models_start_as_their_authors_meant(kind: str) -> None:
+    """Each parameter has the spread that it has in a model built for real."""
+    from runtime.training import MODELS
+
+    build = MODELS[kind][0]
+    model, real = built(build), build()
+    for name, expected in real.named_parameters():
+        value = model.get_parameter(name)
+        assert value.mean().item() == pytest.approx(expected.mean().item(), abs=0.01), name
+        assert value.std().item() == pytest.approx(expected.std().item(), rel=0.35, abs=1e-3), name
+    for name, expected in real.named_buffers():
+        assert torch.equal(model.get_buffer(name), expected), name
