@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parastrat import __version__
-from parastrat.parse import ModelFingerprint
-from parastrat.parse.plan_file import SCHEMA
+from parastrat.parse.parsed import SCHEMA, ModelFingerprint
 from parastrat.records import plain, without_none
 
 if TYPE_CHECKING:

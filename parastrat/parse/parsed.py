@@ -12,6 +12,9 @@ from parastrat.launch import Launch
 from parastrat.plan import Plan
 from parastrat.workload import Workload
 
+#: of plan files
+SCHEMA = "parastrat.plan/1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFingerprint:

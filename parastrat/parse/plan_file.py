@@ -13,7 +13,7 @@ from parastrat.hardware import Hardware
 from parastrat.launch import Launch
 from parastrat.parse.form import did_you_mean, foreign_values, record_of, written
 from parastrat.parse.hardware_file import checked_hardware
-from parastrat.parse.parsed import ModelFingerprint, Parsed
+from parastrat.parse.parsed import SCHEMA, ModelFingerprint, Parsed
 from parastrat.parse.positions import key_positions
 from parastrat.parse.problems import Problem, raise_problems
 from parastrat.plan import Plan
@@ -22,8 +22,6 @@ from parastrat.workload import Workload
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-SCHEMA = "parastrat.plan/1"
 
 SECTIONS: dict[str, type[Any]] = {
     "model": ModelFingerprint,
