@@ -192,7 +192,7 @@ def _(case: Case) -> Hit:
 @plan_rule(
     "PS220",
     Severity.WARNING,
-    source=f"{_TITAN}/distributed/tensor_parallel.py",
+    source="https://discuss.pytorch.org/t/distributed-w-torchtitan-introducing-async-tensor-parallelism-in-pytorch/209487",
 )
 def async_tensor_parallel_is_idle(p: Columns) -> Mask:
     """Asynchronous tensor parallelism needs tp and the compiler.

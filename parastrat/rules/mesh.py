@@ -240,7 +240,7 @@ def _(case: Case) -> Hit:
 @plan_rule(
     "PS214",
     Severity.INFO,
-    source=f"{_MEGATRON}/training/tokenizer",
+    source="https://arxiv.org/abs/1909.08053",
     covers=("PIT207",),
 )
 def vocabulary_does_not_divide(p: Columns) -> Mask:

@@ -76,6 +76,12 @@ def test_gloo_beside_infiniband() -> None:
     assert "PS308" not in codes(**cpu_hosts(ipoib=True))
 
 
+def test_gloo_beside_infiniband_names_the_interface() -> None:
+    made = case(**cpu_hosts(ipoib=False, socket_ifname="eno1"))
+    (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS308")
+    assert "runs over eno1" in finding.message
+
+
 def test_no_backend_for_cpu_tensors() -> None:
     assert "PS309" in codes(dp_replicate=2, launch_backend="nccl")
     assert "PS309" not in codes(dp_replicate=2, launch_backend="cpu:gloo,cuda:nccl")

@@ -39,6 +39,8 @@ def test_gathered_while_tight() -> None:
     assert "PS104" in codes(**gathered, capacity=42 * GIB)
     assert "PS104" not in codes(**gathered)
     assert "PS104" not in codes(**(gathered | {"reshard_after_forward": True}), capacity=42 * GIB)
+    assert "PS104" not in codes(**(gathered | {"shard": Shard.GRADIENTS}), capacity=42 * GIB)
+    assert "PS104" not in codes(**(gathered | {"dp_shard": 1}), capacity=42 * GIB)
 
 
 def test_recomputes_with_room_to_spare() -> None:

@@ -116,6 +116,8 @@ def test_gathers_for_every_micro_batch() -> None:
     assert "PS712" not in piped(**sharded, reshard_after_forward=False)
     assert "PS712" not in codes(**sharded)
     assert "PS712" not in piped(dp_replicate=2)
+    assert "PS712" not in piped(shard=Shard.GRADIENTS, dp_shard=2)
+    assert "PS712" not in piped(shard=Shard.PARAMETERS, dp_replicate=2)
 
 
 def test_ddp_under_chunks() -> None:
