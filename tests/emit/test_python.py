@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from collectives import LENGTH, WIDTH, Layer
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.case import Unknown
 from parastrat.emit import EMITTERS, EmitError, Target, emitted, plan_toml
 from parastrat.plan import Compile, Mesh, Offload, Recompute, Shard
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.recompute import recomputing, replace_module
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -232,23 +235,51 @@ def test_makes_the_collectives_of_auto_parallelize(
         assert sent == ours[rank]["wrapping"][-len(sent) :]
 
 
-def test_one_process_trains_with_every_recompute(case_of: Callable[..., Case], cpu_device: Device) -> None:
-    gradients = []
-    for recompute in Recompute:
-        case = case_of(
-            ranks=1, device=cpu_device, mesh=Mesh(), shard=Shard.NONE, precision=Precision.FP32,
-            recompute=recompute,
-        )  # fmt: skip
-        names = names_in(text_of(replace(case, model=SimpleNamespace(layers=2))))  # type: ignore[arg-type]
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            nn.TransformerEncoderLayer(8, 2, 16, 0.0), nn.TransformerEncoderLayer(8, 2, 16, 0.0)
-        )
-        keys = list(model.state_dict())
-        model = names["parallelize"](model, names["build_mesh"]())
-        assert list(model.state_dict()) == keys
-        model(torch.ones(3, 2, 8)).square().sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for recomputed in gradients[1:]:
-        for first, second in zip(gradients[0], recomputed, strict=True):
-            torch.testing.assert_close(first, second)
+class Operators(TorchDispatchMode):
+    """Notes every operator that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def layers() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Layer(), Layer())
+
+
+def trained(model: nn.Module) -> tuple[list[str], list[torch.Tensor | None]]:
+    """Return the operators of one forward and backward, and the gradients."""
+    with Operators() as operators:
+        model(torch.ones(2, LENGTH, WIDTH)).square().sum().backward()
+    return operators.names, [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+def test_recomputes_what_the_runtime_recomputes(
+    recompute: Recompute, case_of: Callable[..., Case], cpu_device: Device
+) -> None:
+    case = case_of(
+        ranks=1,
+        device=cpu_device,
+        mesh=Mesh(),
+        shard=Shard.NONE,
+        precision=Precision.FP32,
+        recompute=recompute,
+    )
+    names = names_in(text_of(replace(case, model=SimpleNamespace(layers=2))))  # type: ignore[arg-type]
+    emitted_model, ours = layers(), layers()
+    keys = list(emitted_model.state_dict())
+    emitted_model = names["parallelize"](emitted_model, names["build_mesh"]())
+    assert list(emitted_model.state_dict()) == keys
+    for name in ("0", "1"):
+        replace_module(ours, name, recomputing(ours.get_submodule(name), recompute))
+    operators, gradients = trained(emitted_model)
+    assert operators == trained(ours)[0]
+    plain_operators, plain_gradients = trained(layers())
+    assert (len(operators) > len(plain_operators)) == (recompute is not Recompute.NONE)
+    torch.testing.assert_close(gradients, plain_gradients)

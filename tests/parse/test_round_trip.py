@@ -17,7 +17,6 @@ from parastrat.estimate import Estimate
 from parastrat.hardware import Hardware
 from parastrat.launch import Launch
 from parastrat.parse import FingerprintedModel, ModelFingerprint, read_plan
-from parastrat.parse.model_ref import relative_ref, resolved_ref
 from parastrat.plan import Plan
 from parastrat.records import field_types
 from parastrat.workload import Workload
@@ -92,16 +91,3 @@ def test_every_part_comes_back_equal(
     assert parsed.estimate == estimate
     assert parsed.stack == stack
     assert parsed.model == model
-
-
-@settings(deadline=None)
-@given(st.lists(st.sampled_from(["a", "b", "..", "model.json", "llama"]), min_size=1, max_size=5))
-def test_a_stored_path_leads_back_to_the_same_file(parts: list[str]) -> None:
-    import os
-    from pathlib import Path
-
-    typed = "./" + "/".join(parts)
-    for plan in (Path("plan.toml"), Path("a/b/plan.toml"), Path("../x/plan.toml")):
-        stored = relative_ref(typed, plan)
-        assert not stored.startswith("/")
-        assert resolved_ref(stored, plan) == os.path.normpath(Path.cwd() / typed)
