@@ -1,0 +1,1 @@
+"""The command line: flags are parsed, functions called, answers printed."""

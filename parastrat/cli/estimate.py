@@ -1,0 +1,38 @@
+"""``parastrat estimate``."""
+
+from __future__ import annotations
+
+import typer
+
+from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
+
+
+def estimate(job: JobFlags, fixed: FixedFlags, output: OutputFlags) -> None:
+    """Estimate memory and time of one given plan.
+
+    Axes that no flag fixes are 1; the data axes take the other ranks. What else is left out (micro-batch,
+    recompute, schedule) is chosen: the fastest that fits.
+    """
+    from parastrat.assess import columns_of
+    from parastrat.cli.facts import resolved
+    from parastrat.cli.given_plan import given_case
+    from parastrat.cli.output import paper, show, show_json, write_plan
+    from parastrat.finding import Severity
+    from parastrat.rules import findings_of
+
+    found = resolved(job)
+    case = given_case(found.facts, fixed)
+    findings = findings_of(case, columns_of(case))
+    if output.output is not None:
+        write_plan(case, output.output)
+    if output.as_json:
+        from parastrat.report.json import estimate_json
+
+        show_json(estimate_json(case, findings))
+    else:
+        from parastrat.cli.typed import report_context
+        from parastrat.report.recommendation import estimate_text
+
+        show(estimate_text(case, findings, report_context(found, job, fixed, output), paper()))
+    if not case.estimate.fits or any(finding.severity is Severity.ERROR for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,64 @@
+"""``parastrat explain``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from parastrat.errors import UsageError
+
+if TYPE_CHECKING:
+    from parastrat.rules import Rule
+
+Code = Annotated[
+    str | None, typer.Argument(metavar="[CODE]", help="Such as PS101; all are listed without it.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def explain(code: Code = None, *, as_json: AsJson = False) -> None:
+    """Say what a rule demands, why, and where that is written."""
+    from parastrat.cli.output import paper, show, show_json
+    from parastrat.report.rule_page import rule_list_text, rule_text
+    from parastrat.rules import RULES
+
+    if code is None:
+        if as_json:
+            show_json({"rules": [_rule_table(rule) for rule in RULES]})
+        else:
+            show(rule_list_text(RULES, paper()))
+        return
+    rule = _named(code)
+    if as_json:
+        show_json(_rule_table(rule))
+    else:
+        show(rule_text(rule, paper()))
+
+
+def _named(code: str) -> Rule:
+    """Return a rule by its code.
+
+    Raises:
+        UsageError: there is none; the hint has the nearest.
+    """
+    from parastrat.profiles import nearest
+    from parastrat.rules import RULES, rule_named
+
+    rule = rule_named(code)
+    if rule is None:
+        near = nearest(code, [rule.code for rule in RULES])
+        hint = f"did you mean {', '.join(near)}?" if near else "`parastrat explain` lists all codes"
+        raise UsageError(f"there is no rule {code!r}", hint=hint)
+    return rule
+
+
+def _rule_table(rule: Rule) -> dict[str, Any]:
+    return {
+        "code": rule.code,
+        "severity": rule.severity.value,
+        "title": rule.title,
+        "rationale": rule.rationale,
+        "url": rule.url,
+        "covers": list(rule.covers),
+    }

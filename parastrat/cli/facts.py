@@ -1,0 +1,188 @@
+"""From flags to facts: names are looked up, and what was not stated is assumed by one function each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import gcd, log2
+from typing import TYPE_CHECKING
+
+from parastrat.case import Facts
+from parastrat.errors import ModelError, UsageError
+from parastrat.hardware import DeviceType
+from parastrat.model import Family
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.sources import load_source
+from parastrat.workload import Optimizer, Precision, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parastrat.cli.flags import JobFlags
+    from parastrat.hardware import Device, Hardware
+    from parastrat.model import ModelSource, ModelSpec
+
+AUTO = "auto"
+
+#: samples of one step where nothing says more
+_TOKENS_PER_STEP = 4 * 2**20
+_SAMPLES_PER_DEVICE = 32
+#: longer sequences are a choice that somebody makes
+_LONGEST_ASSUMED = 4096
+
+_CALLABLE = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_][\w.]*)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The facts, and the model at other lengths."""
+
+    facts: Facts
+    source: ModelSource
+
+    @property
+    def model_at(self) -> Callable[[int], ModelSpec] | None:
+        """The model at another sequence length; None for samples without tokens."""
+        if not self.source.has_tokens:
+            return None
+        precision, kernels = self.facts.workload.precision, self.facts.stack.kernels
+        return lambda length: self.source.at(length, precision, kernels)
+
+
+def resolved(flags: JobFlags) -> Job:
+    """Return the job that the flags describe, defaults filled in.
+
+    Raises:
+        ParastratError: for names that are unknown, files that cannot be read, and sizes that do not go
+            together.
+    """
+    hardware = hardware_of(flags.on, flags.ranks_per_node)
+    stack = load_stack(flags.stack)
+    source = source_of(flags.model)
+    workload = workload_of(flags, source, hardware)
+    model = source.at(workload.sequence_length, workload.precision, stack.kernels)
+    return Job(
+        facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack),
+        source=source,
+    )
+
+
+def hardware_of(ref: str, ranks_per_node: int | None) -> Hardware:
+    """Return named hardware, or this machine for ``auto``.
+
+    Raises:
+        ProfileError: unknown or malformed.
+        ProbeError: this machine cannot be read.
+    """
+    if ref == AUTO:
+        from parastrat.probe import probe_hardware
+
+        return probe_hardware(ranks_per_node=ranks_per_node)
+    return load_hardware(ref, ranks_per_node=ranks_per_node)
+
+
+def source_of(ref: str) -> ModelSource:
+    """Return a model by name or file; one that only torch can build is built and traced.
+
+    Raises:
+        ModelError: unknown, unreadable, or torch is needed and missing.
+    """
+    if not ref.strip():
+        raise ModelError("MODEL is empty", hint="name a preset such as llama-3.1-8b, or path.py:callable")
+    source = load_source(ref)
+    if source is not None:
+        return source
+    if _CALLABLE.fullmatch(ref) is None:
+        raise ModelError(
+            f"{ref} is of no family that parastrat knows in closed form",
+            hint="write a function that builds it and name that: path.py:callable",
+        )
+    if find_spec("torch") is None:
+        raise ModelError(f"{ref} has to be built, which needs torch", hint="pip install torch")
+    from parastrat.runtime.trace import traced_source
+
+    return traced_source(ref)
+
+
+def workload_of(flags: JobFlags, source: ModelSource, hardware: Hardware) -> Workload:
+    """Return what the flags say of the training, and assume the rest.
+
+    Raises:
+        UsageError: a sequence length for samples without tokens.
+    """
+    if flags.seq_len is not None and not source.has_tokens:
+        raise UsageError(
+            f"--seq-len {flags.seq_len}: a sample of {source.ref} has no tokens", hint="leave --seq-len out"
+        )
+    length = flags.seq_len or default_sequence_length(source)
+    batch = flags.global_batch or default_global_batch(source, length, hardware)
+    stated = {
+        "sequence_length": flags.seq_len,
+        "global_batch_size": flags.global_batch,
+        "precision": flags.precision,
+        "optimizer": flags.optimizer,
+    }
+    return Workload(
+        global_batch_size=batch,
+        sequence_length=length,
+        optimizer=flags.optimizer or default_optimizer(source),
+        precision=flags.precision or default_precision(hardware.device),
+        assumed=tuple(
+            name
+            for name, value in stated.items()
+            if value is None and (length is not None or name != "sequence_length")
+        ),
+    )
+
+
+def default_sequence_length(source: ModelSource) -> int | None:
+    """Return the published training's length, else what positions allow, at most 4,096."""
+    if not source.has_tokens:
+        return None
+    return source.defaults.sequence_length or min(
+        source.max_sequence_length or _LONGEST_ASSUMED, _LONGEST_ASSUMED
+    )
+
+
+def default_global_batch(source: ModelSource, sequence_length: int | None, hardware: Hardware) -> int:
+    """Return the published batch, else 4 Mi tokens or 32 samples a device, that all devices can share.
+
+    It is a power of two times the odd part of the number of devices: three nodes cannot share 512 samples.
+    """
+    world = hardware.world_size
+    if source.defaults.global_batch_size is not None:
+        batch = source.defaults.global_batch_size
+    elif sequence_length is None:
+        batch = _SAMPLES_PER_DEVICE * world
+    else:
+        batch = 2 ** round(log2(max(1, _TOKENS_PER_STEP / sequence_length)))
+    least = world if source.family is Family.CONVOLUTIONAL else _fewest_data_ranks(hardware)
+    return _shareable(max(batch, least), world)
+
+
+def _fewest_data_ranks(hardware: Hardware) -> int:
+    """Return the data-parallel ranks of all devices where tensor parallelism fills every fast domain."""
+    return hardware.world_size // gcd(hardware.world_size, hardware.scale_up_devices)
+
+
+def _shareable(batch: int, world: int) -> int:
+    """Return the batch, or the nearest power-of-two multiple of the odd part of ``world``."""
+    odd = world // (world & -world)
+    if batch % odd == 0:
+        return batch
+    return odd * 2 ** max(0, round(log2(batch / odd)))
+
+
+def default_precision(device: Device) -> Precision:
+    """Return mixed precision in the short format that the device computes natively; fp32 on CPUs."""
+    if device.type is DeviceType.CPU:
+        return Precision.FP32
+    return Precision.BF16_MIXED if device.bf16_native else Precision.FP16_MIXED
+
+
+def default_optimizer(source: ModelSource) -> Optimizer:
+    """Return the published training's optimizer, else AdamW; for convolutions SGD with momentum."""
+    if source.defaults.optimizer is not None:
+        return source.defaults.optimizer
+    return Optimizer.SGD_MOMENTUM if source.family is Family.CONVOLUTIONAL else Optimizer.ADAMW

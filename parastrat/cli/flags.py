@@ -1,0 +1,145 @@
+"""Flags in groups: what is trained on what, what is fixed beforehand, and where the answer goes."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from parastrat.plan import Recompute
+from parastrat.workload import Optimizer, Precision
+
+_Flags = TypeVar("_Flags")
+
+#: beyond these, products of degrees and sizes would leave 64 bits
+_MOST_RANKS = 2**20
+_MOST_SAMPLES = 2**30
+_MOST_TOKENS = 2**30
+
+_Degree = typer.Option(min=1, max=_MOST_RANKS, metavar="N", show_default=False)
+_Model = typer.Argument(
+    metavar="MODEL",
+    help="A preset (llama-3.1-70b), an HF config.json or its folder, package.module:callable, "
+    "path.py:callable, or hf:org/name.",
+    show_default=False,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFlags:
+    """What is trained, on what."""
+
+    model: Annotated[str, _Model]
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="HARDWARE",
+            help="auto (this machine), NAME:N (dgx-h100:8 is 8 nodes), DEVICExM:N (h100-sxm5x4:2), cpu:N, "
+            "or a file from probe -o.",
+        ),
+    ] = "auto"
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=_MOST_RANKS, metavar="N", help="Processes on a CPU host [default: its NUMA nodes]."
+        ),
+    ] = None
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, max=_MOST_TOKENS, metavar="N", help="Tokens of one sample.")
+    ] = None
+    global_batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=_MOST_SAMPLES, metavar="N", help="Samples of one optimizer step, over all devices."
+        ),
+    ] = None
+    precision: Annotated[Precision | None, typer.Option(help="Number format.")] = None
+    optimizer: Annotated[Optimizer | None, typer.Option(help="Decides the size of its states.")] = None
+    stack: Annotated[
+        str, typer.Option(metavar="NAME", help="The software that runs it: torch, torch-compile, ...")
+    ] = "torch"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedFlags:
+    """What the user settles; the rest is searched."""
+
+    pp: Annotated[int | None, _Degree] = None
+    dp_replicate: Annotated[int | None, _Degree] = None
+    dp_shard: Annotated[int | None, _Degree] = None
+    cp: Annotated[int | None, _Degree] = None
+    tp: Annotated[int | None, _Degree] = None
+    ep: Annotated[int | None, _Degree] = None
+    strategy: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="single, ddp, fsdp2, hsdp, or with axes: fsdp2+tp, hsdp+tp+pp."),
+    ] = None
+    micro_batch: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MOST_SAMPLES, metavar="N", help="Samples of one forward on one rank."),
+    ] = None
+    recompute: Annotated[
+        Recompute | None, typer.Option(help="What backward computes again instead of keeping it.")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """Where the answer goes."""
+
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write the plan here.", show_default=False),
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
+
+
+def flat(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with one parameter for each flag of its groups, as typer wants it.
+
+    Parameters whose type is not a group stay as they are.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+
+    @functools.wraps(command)
+    def called(**values: Any) -> None:
+        arguments = {name: _taken(kind, values) for name, kind in groups.items()}
+        command(**arguments, **values)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _parameters(groups[name])
+        else:
+            kind = inspect.Parameter.KEYWORD_ONLY
+            parameters.append(parameter.replace(annotation=hints[name], kind=kind))
+    # arguments in typer's order: those without a default first
+    parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return called
+
+
+def _taken(kind: Callable[..., _Flags], values: dict[str, Any]) -> _Flags:
+    """Make a group of its values, and take them out of the others."""
+    return kind(**{field.name: values.pop(field.name) for field in fields(kind)})  # type: ignore[arg-type]
+
+
+def _parameters(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(group)
+    ]

@@ -1,0 +1,85 @@
+"""The command line: commands are put together here, and errors are told."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, NoReturn
+
+import typer
+
+from parastrat.cli.emit import emit
+from parastrat.cli.estimate import estimate
+from parastrat.cli.explain import explain
+from parastrat.cli.flags import flat
+from parastrat.cli.recommend import recommend
+from parastrat.cli.run import run
+from parastrat.cli.why_not import why_not
+from parastrat.errors import ParastratError
+
+_INTERRUPTED = 130
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    name="parastrat",
+    add_completion=False,
+    no_args_is_help=True,
+    # rich would be imported for help and errors
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings=_HELP,
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        from parastrat import __version__
+
+        typer.echo(f"parastrat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _parastrat(
+    version: Annotated[  # noqa: ARG001 - its callback answers
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """How should this model be trained in parallel on these machines?
+
+    Exit codes: 0 done; 1 the answer is no (nothing fits, a bad plan, a failed run); 2 bad usage or input.
+    """
+
+
+app.command()(flat(recommend))
+app.command()(flat(estimate))
+app.command("why-not")(flat(why_not))
+app.command()(explain)
+app.command()(emit)
+# what follows the script is the script's
+app.command(
+    context_settings={**_HELP, "ignore_unknown_options": True, "allow_interspersed_args": False},
+)(run)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a command and leave with its exit code.
+
+    Args:
+        arguments: without the program's name; None: those of this process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # a name that the terminal cannot show is no reason to fail
+        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    try:
+        app(args=arguments, prog_name="parastrat")
+    except ParastratError as error:
+        _tell(error)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    raise AssertionError("typer leaves by SystemExit")
+
+
+def _tell(error: ParastratError) -> None:
+    sys.stderr.write(f"error: {error.message}\nhint: {error.hint}\n")

@@ -1,0 +1,91 @@
+"""``parastrat recommend``."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
+from parastrat.errors import UsageError
+
+if TYPE_CHECKING:
+    from parastrat.hardware import Hardware
+    from parastrat.search import Constraints
+
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SHARE",
+        help="A lower rung is taken when it is slower than the fastest by at most this share.",
+    ),
+]
+
+
+def recommend(
+    job: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: Tolerance = 0.05
+) -> None:
+    """Find the plan for a model on some hardware, and say why."""
+    from parastrat.cli.facts import resolved
+    from parastrat.cli.output import paper, show, show_json, write_plan
+    from parastrat.search import find_plan
+
+    check_tolerance(tolerance)
+    found = resolved(job)
+    constraints = constraints_of(fixed, found.facts.hardware)
+    result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
+    if output.output is not None and result.chosen is not None:
+        write_plan(result.chosen, output.output)
+    if output.as_json:
+        from parastrat.report.json import recommendation_json
+
+        show_json(recommendation_json(result))
+    else:
+        from parastrat.cli.typed import report_context
+        from parastrat.report.recommendation import recommendation_text
+
+        show(recommendation_text(result, report_context(found, job, fixed, output), paper()))
+    if result.chosen is None:
+        raise typer.Exit(1)
+
+
+def check_tolerance(tolerance: float) -> None:
+    """Check what ``--tolerance`` was given; ranges let nan and inf pass.
+
+    Raises:
+        UsageError: not a finite number.
+    """
+    if not isfinite(tolerance):
+        raise UsageError(f"--tolerance {tolerance} is not a share", hint="write 0.05 for 5 %")
+
+
+def constraints_of(fixed: FixedFlags, hardware: Hardware) -> Constraints:
+    """Return what the flags fix, for the search.
+
+    Raises:
+        UsageError: flags that contradict, degrees that do not divide the number of devices, or a strategy
+            that the search leaves out.
+    """
+    from parastrat.cli.strategies import DataStrategy, check_degrees, strategy_of
+    from parastrat.search import Constraints
+
+    strategy = strategy_of(fixed)
+    check_degrees(fixed, hardware)
+    if strategy is not None and strategy.data in (DataStrategy.ZERO1, DataStrategy.ZERO2):
+        raise UsageError(
+            f"--strategy {fixed.strategy}: {strategy.data} is estimated, never recommended",
+            hint="use fsdp2, which shards all that it does and more, or `parastrat estimate`",
+        )
+    return Constraints(
+        pp=fixed.pp,
+        dp_replicate=fixed.dp_replicate,
+        dp_shard=fixed.dp_shard,
+        cp=fixed.cp,
+        tp=fixed.tp,
+        ep=fixed.ep,
+        micro_batch_size=fixed.micro_batch,
+        recompute=fixed.recompute,
+        strategy=None if strategy is None else strategy.name,
+    )

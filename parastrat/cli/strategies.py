@@ -1,0 +1,179 @@
+"""``--strategy`` and the axis flags: what they mean together, and what contradicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from parastrat.errors import UsageError
+from parastrat.plan import Mesh, Shard
+
+if TYPE_CHECKING:
+    from parastrat.cli.flags import FixedFlags
+    from parastrat.hardware import Hardware
+
+#: model axes in the order in which ``Plan.strategy`` names them
+_MODEL_AXES = ("cp", "tp", "ep", "pp")
+
+SINGLE = "single"
+
+
+class DataStrategy(StrEnum):
+    """What the data axes do."""
+
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    FSDP2 = "fsdp2"
+    HSDP = "hsdp"
+
+
+_SHARDS = {
+    DataStrategy.DDP: Shard.NONE,
+    DataStrategy.ZERO1: Shard.OPTIMIZER,
+    DataStrategy.ZERO2: Shard.GRADIENTS,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A strategy's name, taken apart."""
+
+    #: None: no data axis
+    data: DataStrategy | None
+    model_axes: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The name as ``Plan.strategy`` writes it."""
+        return "+".join([*([self.data.value] if self.data else []), *self.model_axes]) or SINGLE
+
+
+def strategy_of(fixed: FixedFlags) -> Strategy | None:
+    """Return what ``--strategy`` names, checked against the axis flags; None without it.
+
+    Raises:
+        UsageError: an unknown name, or flags that contradict it.
+    """
+    if fixed.strategy is None:
+        return None
+    strategy = _parsed(fixed.strategy)
+    contradiction = _contradiction(strategy, fixed)
+    if contradiction:
+        raise UsageError(
+            f"--strategy {fixed.strategy} and {contradiction} contradict", hint="leave one of them out"
+        )
+    return strategy
+
+
+def _parsed(text: str) -> Strategy:
+    words = [word.strip() for word in text.lower().split("+")]
+    if words == [SINGLE]:
+        return Strategy(data=None, model_axes=())
+    data = [DataStrategy(word) for word in words if word in list(DataStrategy)]
+    axes = tuple(axis for axis in _MODEL_AXES if axis in words)
+    if len(data) + len(axes) != len(words) or len(data) > 1:
+        raise UsageError(
+            f"unknown strategy {text!r}",
+            hint=f"{SINGLE}, or one of {', '.join(DataStrategy)} and any of {', '.join(_MODEL_AXES)}, joined "
+            "with +, such as fsdp2+tp",
+        )
+    return Strategy(data=data[0] if data else None, model_axes=axes)
+
+
+def _contradiction(strategy: Strategy, fixed: FixedFlags) -> str:
+    """Return the flag that contradicts a strategy; empty when none does."""
+    wanted = {axis: axis in strategy.model_axes for axis in _MODEL_AXES}
+    data = strategy.data
+    if data is None or data is DataStrategy.DDP:
+        wanted["dp_shard"] = False
+    if data is not DataStrategy.HSDP and data is not DataStrategy.DDP:
+        wanted["dp_replicate"] = False
+    for axis, is_wanted in wanted.items():
+        degree = getattr(fixed, axis)
+        if degree is not None and (degree > 1) is not is_wanted:
+            return f"--{axis.replace('_', '-')} {degree}"
+    return ""
+
+
+def given_mesh(fixed: FixedFlags, hardware: Hardware) -> tuple[Mesh, Shard]:
+    """Return the mesh over all devices that flags describe, and what its ``dp_shard`` splits.
+
+    Of the axes that no flag fixes, pp, cp, tp and ep are 1, and the data axes take the other ranks: as
+    ``dp_shard``, with ``--strategy ddp`` as ``dp_replicate``, with ``hsdp`` sharded inside the fast domain.
+
+    Raises:
+        UsageError: the product cannot be the world size; the factors are written out.
+    """
+    strategy = strategy_of(fixed)
+    for axis in strategy.model_axes if strategy else ():
+        if getattr(fixed, axis) is None:
+            raise UsageError(
+                f"--strategy {fixed.strategy}: how large is {axis}?", hint=f"add --{axis} and its degree"
+            )
+    pp, cp, tp = fixed.pp or 1, fixed.cp or 1, fixed.tp or 1
+    ranks, rest = divmod(hardware.world_size, pp * cp * tp)
+    replicate, shard = (
+        (fixed.dp_replicate or 1, fixed.dp_shard or 1)
+        if rest
+        else _data_axes(fixed, strategy, hardware, ranks)
+    )
+    mesh = Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=fixed.ep or 1)
+    check_world(mesh, hardware)
+    data = strategy.data if strategy else None
+    shards = Shard.PARAMETERS if data is None else _SHARDS.get(data, Shard.PARAMETERS)
+    return mesh, shards if mesh.dp_shard > 1 else Shard.NONE
+
+
+def check_world(mesh: Mesh, hardware: Hardware) -> None:
+    """Check that a mesh has as many ranks as there are devices.
+
+    Raises:
+        UsageError: it has not; the message writes the factors out.
+    """
+    world = hardware.world_size
+    if mesh.world_size == world:
+        return
+    relation = f"do not divide {world:,}" if world % mesh.world_size else f"are not {world:,}"
+    raise UsageError(
+        f"{mesh}: {mesh.world_size:,} ranks {relation} devices ({hardware.name})",
+        hint="change the degrees or the number of nodes; a data axis that is left out takes the rest",
+    )
+
+
+def check_degrees(fixed: FixedFlags, hardware: Hardware) -> None:
+    """Check that the fixed axes can be part of a mesh over all devices.
+
+    Raises:
+        UsageError: their product does not divide the number of devices.
+    """
+    mesh = Mesh(
+        pp=fixed.pp or 1,
+        dp_replicate=fixed.dp_replicate or 1,
+        dp_shard=fixed.dp_shard or 1,
+        cp=fixed.cp or 1,
+        tp=fixed.tp or 1,
+    )
+    if hardware.world_size % mesh.world_size:
+        check_world(mesh, hardware)
+
+
+def _data_axes(
+    fixed: FixedFlags, strategy: Strategy | None, hardware: Hardware, ranks: int
+) -> tuple[int, int]:
+    """Return dp_replicate and dp_shard for the ranks that the model axes leave."""
+    replicate, shard = fixed.dp_replicate, fixed.dp_shard
+    data = strategy.data if strategy else None
+    if strategy is not None and data is None:
+        return replicate or 1, shard or 1
+    if data is DataStrategy.DDP:
+        return replicate or ranks, 1
+    if data is DataStrategy.HSDP and replicate is None and shard is None:
+        inner = (fixed.cp or 1) * (fixed.tp or 1)
+        shard = max(1, min(hardware.scale_up_devices // inner, ranks))
+        while ranks % shard:
+            shard -= 1
+    if shard is None:
+        shard = max(1, ranks // (replicate or 1))
+    return replicate or max(1, ranks // shard), shard
