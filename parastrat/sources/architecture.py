@@ -78,6 +78,8 @@ class Architecture:
     fused_qkv: bool = False
     #: the activation is a chain of elementwise kernels in eager mode (GPT-2's tanh GELU)
     composite_activation: bool = False
+    #: the activation is a ReLU, whose output alone backward needs
+    rectified: bool = False
     #: norms on queries and keys, per head
     qk_norm: bool = False
     #: rows of a learned position table; 0 for rotary or relative positions
@@ -88,7 +90,7 @@ class Architecture:
     transform_head: bool = False
     #: a pooler and a two-way classifier over it (BERT's next-sentence head)
     pooler: bool = False
-    #: buckets of a relative position table for each stack (T5); attention then keeps its scores
+    #: buckets of a relative position table for each stack (T5)
     relative_buckets: int = 0
     #: layers of the encoder beside ``layers`` decoder layers (T5)
     encoder_layers: int = 0

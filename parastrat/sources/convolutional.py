@@ -151,7 +151,7 @@ def _convolutions(
     moved = b * (5 * outputs + 3 * last)
     full = Saved(replicated=b * first)
     none = Saved(replicated=kept)
-    selective = Saved(replicated=b * (first + outputs))
+    selective = Saved(replicated=min(kept, b * (first + outputs)))
     return Block(
         name=name,
         repeat=repeat,
@@ -161,7 +161,7 @@ def _convolutions(
             Operator(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, weighted=False),
         ),
         activations=Activations(none=none, attention=none, selective=selective, full=full),
-        working=Saved(replicated=2 * b * max(last, max(c.output_elements for c in chain))),
+        working=Saved(replicated=2 * b * max(last, *(c.output_elements for c in chain))),
         boundary_bytes=b * last,
         unit=name != "stem",
     )

@@ -11,8 +11,8 @@ from parastrat.stack import Kernels
 if TYPE_CHECKING:
     from parastrat.sources.architecture import Architecture
 
-#: intermediates of the tanh GELU as a chain of kernels: input, cube, tanh, one plus it, half the input
-_COMPOSITE = 5
+#: intermediates of the tanh GELU as a chain of kernels: its input, half of it, the tanh, and one plus it
+_COMPOSITE = 4
 
 
 def feed_forward(setting: Setting, width: int | None = None) -> Part:
@@ -47,6 +47,8 @@ def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
 
     Eager: gate, its activation, up, their product; or input and output of the activation.
     """
+    if a.rectified:
+        return 1
     if kernels is Kernels.EAGER:
         return 4 if a.gated else 1 + (_COMPOSITE if a.composite_activation else 1)
     if kernels is Kernels.COMPILED:

@@ -135,7 +135,7 @@ def _llama(config: Config, **differences: Any) -> Architecture:
     architecture = Architecture(**(fields | differences))
     if architecture.heads % architecture.kv_heads:
         raise ModelError(
-            f"{config.path}: {architecture.kv_heads} key-value heads do not divide {architecture.heads} heads",
+            f"{config.path}: {architecture.kv_heads} key-value heads for {architecture.heads} heads",
             hint="correct num_key_value_heads",
         )
     return architecture
@@ -165,7 +165,8 @@ def _qwen3_moe(config: Config) -> Architecture:
             hint="give a builder, path.py:callable, to be traced",
         )
     experts = Experts(
-        count=config.size("num_experts"),
+        # older files say num_experts
+        count=config.size("num_local_experts", config.table.get("num_experts")),
         top_k=config.size("num_experts_per_tok"),
         ffn=config.size("moe_intermediate_size"),
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from parastrat.model import ModelSource
 
 
-def load_cached(ref: str) -> ModelSource:
+def load_cached(ref: str) -> ModelSource | None:
     """Return ``hf:org/name`` from the local cache; nothing is downloaded.
 
     Raises:

@@ -11,7 +11,7 @@ checked against tensors that autograd saves (tests/sources/test_saved_tensors.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from parastrat.model import Activations, Operator, OperatorKind, Parameters, Saved, Split
@@ -44,11 +44,11 @@ class Part:
     parameters: tuple[Parameters, ...] = ()
     operators: tuple[Operator, ...] = ()
     #: kept for backward without recompute
-    saved: Saved = Saved()
+    saved: Saved = field(default_factory=Saved)
     #: what the ``selective`` policy keeps of it: every second matmul's output, and flash attention's
-    selective: Saved = Saved()
+    selective: Saved = field(default_factory=Saved)
     #: freed when the attention core is computed again
-    core: Saved = Saved()
+    core: Saved = field(default_factory=Saved)
 
 
 def joined(*parts: Part) -> Part:
@@ -101,7 +101,10 @@ def norm(setting: Setting, *, added: bool) -> Part:
     rms = a.norm is Norm.RMS
     if setting.kernels is Kernels.EAGER and rms:
         # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input
-        kept = (_FP32 + 2 * b) * a.hidden
+        kept = (_FP32 + 2 * b) * a.hidden + _FP32
+        if a.relative_buckets and b < _FP32:
+            # T5 multiplies the input itself, not its fp32 copy
+            kept += b * a.hidden
     elif setting.kernels is Kernels.COMPILED:
         kept = b * a.hidden + _FP32
     else:
@@ -118,8 +121,9 @@ def norm(setting: Setting, *, added: bool) -> Part:
 def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = None) -> Part:
     """Return self-attention, or attention to ``memory_tokens`` of another stack.
 
-    Flash attention keeps q, k, v, its output and one fp32 a row and head. With relative positions the
-    scores exist: eager T5 keeps the softmax, in fp32 and cast.
+    Flash and memory-efficient attention keep q, k, v, their output and one fp32 a row and head. A fused
+    projection stays whole while its queries live, beside the copies of keys and values that the
+    Hugging Face cache makes.
     """
     a = setting.architecture
     if a.latent is not None:
@@ -134,12 +138,13 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     if replicated:
         groups.append(Parameters(trainable=replicated))
     statistics = _FP32 * a.heads * tokens
-    if a.relative_buckets:
-        statistics = (_FP32 + (0 if b == _FP32 else b)) * a.heads * tokens * keys
     rotary = 0 if a.positions or a.relative_buckets else 2 * b * (q + kv) * tokens
     kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
     if a.qk_norm and setting.kernels is Kernels.EAGER:
-        kept += (_FP32 + b) * (q * tokens + kv * keys)
+        normalised = (_FP32 + b) * a.head_dim + _FP32
+        kept += normalised * (a.heads * tokens + a.kv_heads * keys)
+    if a.fused_qkv and setting.kernels is Kernels.EAGER:
+        kept += 2 * b * kv * keys
     selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
     return Part(
         parameters=tuple(groups),

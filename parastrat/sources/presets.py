@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from parastrat.errors import ModelError
@@ -25,7 +25,7 @@ class TransformerSource:
 
     ref: str
     architecture: Architecture
-    defaults: TrainingDefaults = TrainingDefaults()
+    defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
 
     @property
     def family(self) -> Family:
@@ -50,7 +50,7 @@ class ResidualNetworkSource:
 
     ref: str
     network: ResidualNetwork
-    defaults: TrainingDefaults = TrainingDefaults()
+    defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
 
     @property
     def family(self) -> Family:
@@ -90,7 +90,7 @@ def unknown_model(ref: str) -> ModelError:
     return ModelError(
         f"unknown model {ref!r}",
         hint=(f"did you mean {' or '.join(near)}? " if near else "")
-        + "a model is a preset, an HF config.json or its folder, package.module:callable or path.py:callable",
+        + "a model is a preset, an HF config.json or its folder, module:callable or path.py:callable",
     )
 
 

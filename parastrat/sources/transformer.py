@@ -213,8 +213,8 @@ def _embedding(setting: Setting) -> Block:
 def _head(setting: Setting) -> Block:
     """Return the final norm, the logits and their cross entropy.
 
-    Eager cross entropy keeps the fp32 log-softmax and in backward makes two more of its size; compiled
-    kernels keep the logits; Megatron's keep the fp32 softmax and work in place.
+    Eager cross entropy keeps the log-softmax and in backward makes two more of its size, for decoders in
+    fp32; compiled kernels keep the logits; Megatron's keep the fp32 softmax and work in place.
     """
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     parts = [_transform(setting) if a.transform_head else norm(setting, added=False)]
@@ -222,8 +222,9 @@ def _head(setting: Setting) -> Block:
     weights = [Parameters(trainable=a.vocab * a.hidden, split=Split.TENSOR, tie_group=tie)]
     if a.transform_head:
         weights.append(Parameters(trainable=a.vocab, split=Split.TENSOR))
+    loss = _FP32 if a.family is Family.DECODER else b
     kept, again = {
-        Kernels.EAGER: (_FP32, 2 * _FP32),
+        Kernels.EAGER: (loss, 2 * loss),
         Kernels.COMPILED: (b, b + _FP32),
         Kernels.FUSED: (_FP32, b),
     }[setting.kernels]
@@ -259,7 +260,7 @@ def _transform(setting: Setting) -> Part:
     dense = Part(
         parameters=(Parameters(trainable=a.hidden * a.hidden + a.hidden),),
         operators=(matmul(tokens, a.hidden, a.hidden, ""),),
-        saved=Saved(sequence=2 * b * a.hidden * tokens),
+        saved=Saved(sequence=b * a.hidden * tokens),
     )
     return joined(dense, norm(setting, added=False))
 
