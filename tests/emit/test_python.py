@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from collectives import LENGTH, WIDTH, Layer
+from emit.collectives import LENGTH, WIDTH, Layer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
