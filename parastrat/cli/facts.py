@@ -171,7 +171,7 @@ def _shareable(batch: int, world: int) -> int:
     odd = world // (world & -world)
     if batch % odd == 0:
         return batch
-    return odd * 2 ** max(0, round(log2(batch / odd)))
+    return odd << max(0, round(log2(batch / odd)))
 
 
 def default_precision(device: Device) -> Precision:

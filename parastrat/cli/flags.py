@@ -7,14 +7,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from parastrat.plan import Recompute
 from parastrat.workload import Optimizer, Precision
-
-_Flags = TypeVar("_Flags")
 
 #: beyond these, products of degrees and sizes would leave 64 bits
 _MOST_RANKS = 2**20
@@ -106,7 +104,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     Parameters whose type is not a group stay as they are.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @functools.wraps(command)
     def called(**values: Any) -> None:
@@ -127,9 +125,9 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def _taken(kind: Callable[..., _Flags], values: dict[str, Any]) -> _Flags:
+def _taken(kind: Any, values: dict[str, Any]) -> Any:
     """Make a group of its values, and take them out of the others."""
-    return kind(**{field.name: values.pop(field.name) for field in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{field.name: values.pop(field.name) for field in fields(kind)})
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:

@@ -41,7 +41,7 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _parastrat(
-    version: Annotated[  # noqa: ARG001 - its callback answers
+    version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
@@ -55,11 +55,11 @@ app.command()(flat(recommend))
 app.command()(flat(estimate))
 app.command("why-not")(flat(why_not))
 app.command()(explain)
-app.command()(emit)
+app.command()(flat(emit))
 # what follows the script is the script's
 app.command(
     context_settings={**_HELP, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)(run)
+)(flat(run))
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -88,5 +88,7 @@ def _is_plan(path: Path) -> bool:
     try:
         start = path.read_bytes()[:200]
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="name another file with -o") from error
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", hint="name another file with -o"
+        ) from error
     return not start.strip() or b"parastrat.plan/" in start

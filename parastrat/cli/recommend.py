@@ -24,9 +24,7 @@ Tolerance = Annotated[
 ]
 
 
-def recommend(
-    job: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: Tolerance = 0.05
-) -> None:
+def recommend(job: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: Tolerance = 0.05) -> None:
     """Find the plan for a model on some hardware, and say why."""
     from parastrat.cli.facts import resolved
     from parastrat.cli.output import paper, show, show_json, write_plan

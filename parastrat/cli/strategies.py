@@ -76,8 +76,8 @@ def _parsed(text: str) -> Strategy:
     if len(data) + len(axes) != len(words) or len(data) > 1:
         raise UsageError(
             f"unknown strategy {text!r}",
-            hint=f"{SINGLE}, or one of {', '.join(DataStrategy)} and any of {', '.join(_MODEL_AXES)}, joined "
-            "with +, such as fsdp2+tp",
+            hint=f"{SINGLE}, or one of {', '.join(DataStrategy)} and any of {', '.join(_MODEL_AXES)}, "
+            "joined with +, such as fsdp2+tp",
         )
     return Strategy(data=data[0] if data else None, model_axes=axes)
 

@@ -64,5 +64,9 @@ def _asked(job: Job, fixed: FixedFlags, tolerance: float) -> Case:
 def _completed(fixed: FixedFlags) -> FixedFlags:
     """Return the flags with a degree of 2 for axes that the strategy names and nobody sized."""
     axes = (fixed.strategy or "").lower().split("+")
-    missing = {axis: 2 for axis in ("cp", "tp", "ep", "pp") if axis in axes and getattr(fixed, axis) is None}
-    return replace(fixed, **missing)
+
+    def degree(axis: str) -> int | None:
+        given: int | None = getattr(fixed, axis)
+        return 2 if given is None and axis in axes else given
+
+    return replace(fixed, cp=degree("cp"), tp=degree("tp"), ep=degree("ep"), pp=degree("pp"))

@@ -1,0 +1,185 @@
+"""What else the reader should know: backend, findings, and what would change the answer."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from parastrat.finding import Severity
+from parastrat.report.commands import estimate_command
+from parastrat.report.headline import key_figures
+from parastrat.report.numbers import duration, percent
+from parastrat.report.text import Line, Span, Tone, heading, labelled, line, wrapped
+from parastrat.report.wording import strategy_name
+from parastrat.rules.backend import decide_backend
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.estimate import TimeEstimate
+    from parastrat.finding import Finding
+    from parastrat.report.commands import Context, Step
+    from parastrat.report.text import Paper
+    from parastrat.result import SearchResult
+
+_SEVERITY_TONES = {
+    Severity.ERROR: Tone.BAD,
+    Severity.WARNING: Tone.CAUTION,
+    Severity.INFO: Tone.PLAIN,
+}
+_MOST_ALTERNATIVES = 4
+
+
+def backend_lines(case: Case, paper: Paper) -> list[Line]:
+    """Return the communication backend with its reason, and the environment of every rank."""
+    decision = decide_backend(case.hardware)
+    launch = case.launch
+    lines = heading("Backend and launch")
+    name = "none, one process" if decision.backend is None else decision.backend.value
+    if not launch.backend:
+        name = "none, one process"
+    unsure = "" if decision.certain else " (some facts are unknown: run parastrat probe there)"
+    lines += labelled("backend", name + unsure, paper)
+    if launch.backend:
+        lines += labelled("because", decision.reason, paper)
+        if decision.fallback:
+            lines += labelled("in trouble", decision.fallback, paper)
+        for option in decision.options:
+            lines += labelled("or", option, paper)
+    nodes = f"{launch.nodes} {'node' if launch.nodes == 1 else 'nodes'}"
+    lines += labelled("processes", f"{nodes} x {launch.ranks_per_node}", paper)
+    for name, value in launch.env.items():
+        lines += labelled("env", f"{name}={value}", paper)
+    return lines
+
+
+def finding_lines(findings: Sequence[Finding], paper: Paper) -> list[Line]:
+    """Return findings, errors first, each with what to do."""
+    if not findings:
+        return []
+    lines = heading("Findings (parastrat explain CODE says more)")
+    order = list(Severity)
+    for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
+        tone = _SEVERITY_TONES[finding.severity]
+        label = f"  {finding.code} {finding.severity.value}: "
+        rows = wrapped(finding.message, paper, first=label, rest="      ")
+        lines.append((Span(label, tone), Span(rows[0][0].text[len(label) :])))
+        lines += rows[1:]
+        lines += wrapped(f"fix: {finding.fix}", paper, first="      ")
+    return lines
+
+
+def caveat_lines(caveats: Sequence[str], paper: Paper) -> list[Line]:
+    """Return what the estimate leaves out."""
+    if not caveats:
+        return []
+    return heading("Left out of the estimate") + [
+        row for caveat in caveats for row in wrapped(caveat, paper, first="  - ")
+    ]
+
+
+def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[Line]:
+    """Return what would change the answer: a forced strategy, the fastest rung, a tie, close alternatives."""
+    chosen = result.chosen
+    if chosen is None:
+        return []
+    sentences = [
+        *_forced(result, chosen),
+        *_faster(result, chosen),
+        *_others(result, chosen),
+        *_tie(result),
+    ]
+    if not sentences:
+        return []
+    lines = heading("What would change the answer")
+    lines += [row for sentence in sentences for row in wrapped(sentence, paper, first="  - ")]
+    if result.may_be_a_tie and result.fastest is not None:
+        lines += wrapped_command(estimate_command(context, result.fastest.plan, "other.toml"), paper)
+    return lines
+
+
+def next_lines(steps: Sequence[Step], paper: Paper) -> list[Line]:
+    """Return the next commands; one too long for a line is broken as a shell reads it."""
+    lines = heading("Next") if steps else []
+    for step in steps:
+        lines += wrapped(step.purpose, paper, first="  ", tone=Tone.FAINT)
+        lines += wrapped_command(step.command, paper)
+    return lines
+
+
+def wrapped_command(command: str, paper: Paper) -> list[Line]:
+    """Return a command that can be pasted: its lines end with a backslash, words stay whole."""
+    rows = textwrap.wrap(
+        command,
+        paper.measure - 2,
+        initial_indent="    ",
+        subsequent_indent="      ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return [line(f"{row} \\" if row is not rows[-1] else row, Tone.STRONG) for row in rows]
+
+
+def _forced(result: SearchResult, chosen: Case) -> list[str]:
+    free = result.unforced
+    if result.forced_strategy is None or free is None or free.plan == chosen.plan:
+        return []
+    ratio = chosen.estimate.time.step / free.estimate.time.step
+    if ratio > 1:
+        pace = f"{strategy_name(result.forced_strategy)} takes {ratio:.2f} times as long"
+    else:
+        pace = f"{strategy_name(result.forced_strategy)} is not slower, but stands on a higher rung"
+    free_name = strategy_name(free.plan.strategy)
+    return [
+        f"without --strategy {result.forced_strategy} the advice is {free_name} ({free.plan.mesh}): "
+        f"{key_figures(free)}; {pace}"
+    ]
+
+
+def _faster(result: SearchResult, chosen: Case) -> list[str]:
+    fastest = result.fastest
+    if fastest is not None and fastest.estimate.time.step < chosen.estimate.time.step:
+        gain = 1 - fastest.estimate.time.step / chosen.estimate.time.step
+        return [
+            f"{strategy_name(fastest.plan.strategy)} ({fastest.plan.mesh}) would take "
+            f"{duration(fastest.estimate.time.step)}, {percent(gain)} less, on a higher rung; "
+            f"the simpler plan is taken within {percent(result.tolerance)}: --tolerance 0 takes the fastest"
+        ]
+    runners = [
+        rung.case
+        for rung in result.rungs
+        if rung.case is not None and rung.case.estimate.fits and rung.case.plan != chosen.plan
+    ]
+    if not runners:
+        return []
+    second = min(runners, key=lambda case: case.estimate.time.step)
+    loss = second.estimate.time.step / chosen.estimate.time.step - 1
+    return [
+        f"the next best rung is {strategy_name(second.plan.strategy)} ({second.plan.mesh}): "
+        f"{duration(second.estimate.time.step)}, {percent(loss)} more"
+    ]
+
+
+def _tie(result: SearchResult) -> list[str]:
+    if not result.may_be_a_tie or result.fastest is None or result.chosen is None:
+        return []
+    chosen, fastest = result.chosen.estimate.time, result.fastest.estimate.time
+    return [
+        f"may be a tie: the 80 % intervals of the two overlap ({_interval(chosen)} and {_interval(fastest)}); "
+        "settle it by measuring: write the other plan to a file too, and time twenty steps of each"
+    ]
+
+
+def _interval(time: TimeEstimate) -> str:
+    return f"{duration(time.step_low)} to {duration(time.step_high)}"
+
+
+def _others(result: SearchResult, chosen: Case) -> list[str]:
+    known = {chosen.plan, result.fastest.plan if result.fastest else None}
+    others = [case for case in result.alternatives if case.plan not in known]
+    if not others:
+        return []
+    named = [
+        f"{case.plan.strategy} {duration(case.estimate.time.step)}" for case in others[:_MOST_ALTERNATIVES]
+    ]
+    return [f"other strategies that fit: {', '.join(named)}"]

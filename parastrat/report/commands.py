@@ -1,0 +1,94 @@
+"""Commands that the reader can type next, made of the plan that they are about."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from parastrat.plan import Shard
+from parastrat.rules.runtime_support import refusals_of
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.plan import Plan
+
+_DATA_AXES_ONLY = ("--pp", "1", "--cp", "1", "--tp", "1", "--ep", "1")
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What the report knows of the command line that asked for it."""
+
+    #: MODEL, --on and the workload's flags as typed
+    arguments: tuple[str, ...]
+    #: flags that fix a part of the plan, as typed
+    fixed: tuple[str, ...] = ()
+    #: the plan file that was written
+    plan_file: str | None = None
+    #: where the assumed batch and sequence length come from
+    defaults_source: str = ""
+
+
+def typed(*words: str | Sequence[str]) -> str:
+    """Return a command of words, quoted for a shell."""
+    flat = [part for word in words for part in ([word] if isinstance(word, str) else word)]
+    return shlex.join(["parastrat", *flat])
+
+
+def estimate_command(context: Context, plan: Plan, output: str | None = None) -> str:
+    """Return the ``estimate`` that gives this plan, and writes it where ``output`` is named."""
+    more = ["-o", output] if output else []
+    return typed("estimate", context.arguments, plan_flags(plan), more)
+
+
+def plan_flags(plan: Plan) -> list[str]:
+    """Return the flags that fix a plan."""
+    flags: list[str] = []
+    for axis in _AXES:
+        degree = getattr(plan.mesh, axis)
+        if degree > 1:
+            flags += [f"--{axis.replace('_', '-')}", str(degree)]
+    if plan.mesh.dp > 1 and plan.shard is not Shard.PARAMETERS:
+        flags += ["--strategy", plan.strategy]
+    flags += ["--micro-batch", str(plan.micro_batch_size), "--recompute", plan.recompute.value]
+    return flags
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A command with what it is for."""
+
+    purpose: str
+    command: str
+
+
+def next_steps(case: Case, context: Context, written_by: str) -> list[Step]:
+    """Return what to type after a plan that can run: write it, then start it.
+
+    Args:
+        case: the plan with its facts.
+        context: the command line that asked.
+        written_by: the command that writes this plan to ``plan.toml``.
+    """
+    runs = not refusals_of(case.plan)
+    if context.plan_file is None:
+        steps = [Step(purpose="write the plan to a file", command=written_by)]
+    elif runs:
+        steps = [_start(case, context.plan_file)]
+    else:
+        steps = []
+    if not runs:
+        # auto_parallelize does not apply this plan; one that it does may be the better first step
+        simpler = typed("recommend", context.arguments, _DATA_AXES_ONLY, "-o", "plan.toml")
+        steps.append(Step(purpose="or the best plan that auto_parallelize applies itself", command=simpler))
+    return steps
+
+
+def _start(case: Case, plan_file: str) -> Step:
+    if case.launch.nodes > 1:
+        command = typed("emit", plan_file, "--to", "slurm", "-o", "job")
+        return Step(purpose=f"write the job for {case.launch.nodes} nodes", command=command)
+    return Step(purpose="train", command=typed("run", plan_file, "train.py"))

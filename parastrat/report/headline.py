@@ -1,0 +1,98 @@
+"""The verdict in one sentence, and what was assumed for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.estimate import Verdict
+from parastrat.report.numbers import duration, gib, percent
+from parastrat.report.text import Line, Tone, wrapped
+from parastrat.report.wording import a_device, device_word, strategy_name, workload_terms
+
+if TYPE_CHECKING:
+    from parastrat.case import Case, Facts
+    from parastrat.report.commands import Context
+    from parastrat.report.text import Paper
+    from parastrat.result import SearchResult
+
+VERDICT_TONES = {
+    Verdict.FITS: Tone.GOOD,
+    Verdict.TIGHT: Tone.CAUTION,
+    Verdict.DOES_NOT_FIT: Tone.BAD,
+}
+VERDICT_WORDS = {
+    Verdict.FITS: "fits",
+    Verdict.TIGHT: "tight",
+    Verdict.DOES_NOT_FIT: "does not fit",
+}
+
+
+def recommended_sentence(result: SearchResult) -> str:
+    """Return the answer of ``recommend`` in one sentence."""
+    case, facts = result.chosen, result.facts
+    if case is None:
+        return _no_sentence(result)
+    idle = facts.hardware.world_size - case.plan.mesh.world_size
+    left = f", leave {idle} idle" if idle else ""
+    return f"Train {facts.model.name} {_with_strategy(case)}{left}: {key_figures(case)}."
+
+
+def estimated_sentence(case: Case, errors: int) -> str:
+    """Return the answer of ``estimate`` in one sentence."""
+    subject = f"{case.model.name} {_with_strategy(case)}"
+    breaks = f"breaks {errors} {'rule' if errors == 1 else 'rules'}"
+    if not case.estimate.fits:
+        return f"{subject} does not fit{' and ' + breaks if errors else ''}: {key_figures(case)}."
+    if errors:
+        return f"{subject} cannot run, it {breaks}: {key_figures(case)}."
+    state = "fits, within the margin of error" if case.estimate.verdict is Verdict.TIGHT else "fits"
+    return f"{subject} {state}: {key_figures(case)}."
+
+
+def key_figures(case: Case) -> str:
+    """Return memory, time and use of the hardware, such as ``61.2 of 79.1 GiB a GPU, 12.3 s a step``."""
+    memory, estimate = case.estimate.memory, case.estimate
+    figures = [
+        f"{gib(memory.total)} of {gib(memory.capacity)} GiB {a_device(case.hardware)}",
+        f"{duration(estimate.time.step)} a step",
+    ]
+    if estimate.mfu is not None:
+        figures.append(f"{percent(estimate.mfu)} MFU")
+    return ", ".join(figures)
+
+
+def headline_lines(sentence: str, tone: Tone, facts: Facts, context: Context, paper: Paper) -> list[Line]:
+    """Return the sentence, then what was assumed and what was given."""
+    lines = wrapped(sentence, paper, tone=tone)
+    terms = workload_terms(facts.workload, facts.model)
+    assumed = [term for name, term in terms.items() if name in facts.workload.assumed]
+    given = [term for name, term in terms.items() if name not in facts.workload.assumed]
+    if assumed:
+        source = f" ({context.defaults_source})" if context.defaults_source else ""
+        lines += wrapped(f"assumed: {', '.join(assumed)}{source}", paper)
+    if given:
+        lines += wrapped(f"given: {', '.join(given)}", paper)
+    return lines
+
+
+def _with_strategy(case: Case) -> str:
+    number = case.plan.mesh.world_size
+    word = device_word(case.hardware, number)
+    if number == 1:
+        return f"on one {word}"
+    return f"with {strategy_name(case.plan.strategy)} over {number:,} {word}"
+
+
+def _no_sentence(result: SearchResult) -> str:
+    hardware = result.facts.hardware
+    number = hardware.world_size
+    place = f"{number:,} {device_word(hardware, number)}"
+    near = [rung.case for rung in result.rungs if rung.case is not None]
+    kind = f" {result.forced_strategy}" if result.forced_strategy else ""
+    if not near:
+        return f"No{kind} plan for {result.facts.model.name} can run on {place}."
+    memory = min((case.estimate.memory for case in near), key=lambda memory: memory.total)
+    return (
+        f"No{kind} plan for {result.facts.model.name} fits on {place}: "
+        f"the nearest needs {gib(memory.total)} of {gib(memory.capacity)} GiB {a_device(hardware)}."
+    )

@@ -1,0 +1,133 @@
+"""Answers as plain tables, schemas ``parastrat.recommendation/1`` and ``parastrat.estimate/1``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parastrat.emit.plan_toml import plan_table
+from parastrat.records import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.case import Case, Facts
+    from parastrat.estimate import Estimate
+    from parastrat.finding import Finding
+    from parastrat.model import ModelSpec
+    from parastrat.result import NearestFit, Rung, SearchResult
+
+RECOMMENDATION = "parastrat.recommendation/1"
+ESTIMATE = "parastrat.estimate/1"
+
+_FINDING_KEYS = ("code", "severity", "message", "fix", "url")
+
+
+def recommendation_json(result: SearchResult) -> dict[str, Any]:
+    """Return the answer of ``recommend``; ``plan`` and ``estimate`` are None where nothing fits."""
+    return {
+        "schema": RECOMMENDATION,
+        **_facts_table(result.facts),
+        **_judged(result.chosen, result.findings),
+        "tolerance": result.tolerance,
+        "considered": result.considered,
+        "may_be_a_tie": result.may_be_a_tie,
+        "fastest": _outline(result.fastest),
+        "forced_strategy": result.forced_strategy,
+        "unforced": _outline(result.unforced),
+        "rungs": [_rung_table(rung) for rung in result.rungs],
+        "alternatives": [_outline(case) for case in result.alternatives],
+        "rejected": [plain(rejection) for rejection in result.rejected],
+        "nearest_fit": [_nearest_table(fit) for fit in result.nearest_fit],
+    }
+
+
+def estimate_json(case: Case, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the answer of ``estimate``."""
+    return {"schema": ESTIMATE, **_facts_table(case.facts), **_judged(case, findings)}
+
+
+def comparison_json(case: Case, findings: Sequence[Finding], recommended: SearchResult) -> dict[str, Any]:
+    """Return the answer of ``why-not``: an estimate of the asked plan, with the recommendation beside it."""
+    return {**estimate_json(case, findings), "recommended": recommendation_json(recommended)}
+
+
+def estimate_table(estimate: Estimate) -> dict[str, Any]:
+    """Return an estimate with its parts, its totals, and the numbers that follow from them."""
+    memory, time = estimate.memory, estimate.time
+    return {
+        "memory": {
+            **memory.parts,
+            "total": memory.total,
+            "capacity": memory.capacity,
+            "margin": memory.margin,
+        },
+        "time": {
+            **time.parts,
+            "step": time.step,
+            "step_low": time.step_low,
+            "step_high": time.step_high,
+        },
+        "tokens_per_s_per_gpu": estimate.tokens_per_s_per_gpu,
+        "model_tflops_per_gpu": estimate.model_tflops_per_gpu,
+        "mfu": estimate.mfu,
+    }
+
+
+def _judged(case: Case | None, findings: Sequence[Finding]) -> dict[str, Any]:
+    return {
+        "plan": None if case is None else plan_table(case.plan),
+        "estimate": None if case is None else estimate_table(case.estimate),
+        "verdict": "does_not_fit" if case is None else case.estimate.verdict.value,
+        "fits": case is not None and case.estimate.fits,
+        "findings": [_finding_table(finding) for finding in findings],
+    }
+
+
+def _facts_table(facts: Facts) -> dict[str, Any]:
+    return {
+        "model": _model_table(facts.model),
+        "hardware": plain(facts.hardware),
+        "workload": plain(facts.workload),
+        "stack": facts.stack.name,
+    }
+
+
+def _model_table(model: ModelSpec) -> dict[str, Any]:
+    """Return what tells a model from another; its blocks are not for reading."""
+    return {
+        "ref": model.ref,
+        "name": model.name,
+        "family": model.family.value,
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "layers": model.layers,
+        "sequence_length": model.sequence_length,
+        "caveats": list(model.caveats),
+        "source": model.source,
+    }
+
+
+def _finding_table(finding: Finding) -> dict[str, Any]:
+    table = plain(finding)
+    return {key: table[key] for key in _FINDING_KEYS}
+
+
+def _outline(case: Case | None) -> dict[str, Any] | None:
+    """Return a plan with its estimate, on the same facts as the answer."""
+    if case is None:
+        return None
+    return {"plan": plan_table(case.plan), "estimate": estimate_table(case.estimate)}
+
+
+def _rung_table(rung: Rung) -> dict[str, Any]:
+    return {
+        "strategy": rung.strategy,
+        "rung": rung.rung,
+        "status": rung.status.value,
+        "reason": rung.reason,
+        **(_outline(rung.case) or {"plan": None, "estimate": None}),
+    }
+
+
+def _nearest_table(fit: NearestFit) -> dict[str, Any]:
+    return {"changes": list(fit.changes), **(_outline(fit.case) or {})}

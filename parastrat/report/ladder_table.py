@@ -1,0 +1,106 @@
+"""The ladder: every rung's best plan, and the number that took or left it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.report.headline import VERDICT_WORDS
+from parastrat.report.numbers import duration, gib
+from parastrat.report.tables import Column, Fill, Row, table_lines
+from parastrat.report.text import Line, Tone, heading, wrapped
+from parastrat.result import RungStatus
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.report.text import Paper
+    from parastrat.result import NearestFit, Rejection, Rung
+
+_TONES = {
+    RungStatus.TAKEN: Tone.GOOD,
+    RungStatus.SLOWER: Tone.PLAIN,
+    RungStatus.DOES_NOT_FIT: Tone.PLAIN,
+    RungStatus.NOT_APPLICABLE: Tone.FAINT,
+}
+_MOST_REJECTED = 3
+
+
+def ladder_lines(rungs: tuple[Rung, ...], paper: Paper) -> list[Line]:
+    """Return the ladder as a table."""
+    columns = (
+        Column(title=""),
+        Column(title="strategy", most=16),
+        Column(title="verdict"),
+        Column(title="GiB", fill=Fill.NUMBER),
+        Column(title="step", fill=Fill.NUMBER),
+        Column(title="why taken or left", fill=Fill.REST, most=90),
+    )
+    rows = [_rung_row(rung) for rung in rungs]
+    return heading("Ladder: the best plan of each rung") + table_lines(columns, rows, paper)
+
+
+def _rung_row(rung: Rung) -> Row:
+    taken = rung.status is RungStatus.TAKEN
+    reason = f"taken: {rung.reason}" if taken else rung.reason
+    verdict, memory, step = _figures(rung.case)
+    return Row(
+        cells=(f"{rung.rung}{'*' if taken else ''}", rung.strategy, verdict, memory, step, reason),
+        tone=_TONES[rung.status],
+    )
+
+
+def _figures(case: Case | None) -> tuple[str, str, str]:
+    if case is None:
+        return "-", "-", "-"
+    estimate = case.estimate
+    # the time of what cannot run is of no use
+    step = duration(estimate.time.step) if estimate.fits else "-"
+    return VERDICT_WORDS[estimate.verdict], gib(estimate.memory.total), step
+
+
+def nearest_lines(fits: tuple[NearestFit, ...], paper: Paper) -> list[Line]:
+    """Return what would make a plan fit, cheapest first; said as well where nothing was found."""
+    lines = heading("What would fit")
+    if not fits:
+        return lines + wrapped(
+            "No change that was tried makes it fit: offloading, shorter sequences, more nodes.",
+            paper,
+            first="  ",
+        )
+    columns = (
+        Column(title="change", fill=Fill.REST, most=70),
+        Column(title="strategy", most=16),
+        Column(title="recompute"),
+        Column(title="GiB", fill=Fill.NUMBER),
+        Column(title="step", fill=Fill.NUMBER),
+    )
+    rows = [
+        Row(
+            cells=(
+                "; ".join(fit.changes),
+                fit.case.plan.strategy,
+                fit.case.plan.recompute.value,
+                gib(fit.case.estimate.memory.total),
+                duration(fit.case.estimate.time.step),
+            )
+        )
+        for fit in fits
+    ]
+    return lines + table_lines(columns, rows, paper)
+
+
+def rejected_lines(rejected: tuple[Rejection, ...], considered: int, paper: Paper) -> list[Line]:
+    """Return the rules that left most plans out, each with one example."""
+    if not rejected:
+        return []
+    total = sum(rejection.count for rejection in rejected)
+    lines = heading(f"Left out by rules: {total:,} of {considered:,} plans")
+    columns = (
+        Column(title="plans", fill=Fill.NUMBER),
+        Column(title="rule"),
+        Column(title="such as", fill=Fill.REST, most=110),
+    )
+    rows = [
+        Row(cells=(f"{rejection.count:,}", rejection.code, rejection.example))
+        for rejection in rejected[:_MOST_REJECTED]
+    ]
+    return lines + table_lines(columns, rows, paper)

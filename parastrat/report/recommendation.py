@@ -1,0 +1,87 @@
+"""The reports of ``recommend``, ``estimate`` and ``why-not``, top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from parastrat.finding import Severity
+from parastrat.report.advice import (
+    backend_lines,
+    caveat_lines,
+    change_lines,
+    finding_lines,
+    next_lines,
+)
+from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
+from parastrat.report.commands import Step, estimate_command, next_steps, typed
+from parastrat.report.headline import (
+    VERDICT_TONES,
+    estimated_sentence,
+    headline_lines,
+    recommended_sentence,
+)
+from parastrat.report.ladder_table import ladder_lines, nearest_lines, rejected_lines
+from parastrat.report.text import Tone, rendered
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.finding import Finding
+    from parastrat.report.commands import Context
+    from parastrat.report.text import Line, Paper
+    from parastrat.result import SearchResult
+
+
+def recommendation_text(result: SearchResult, context: Context, paper: Paper) -> str:
+    """Return the report of ``recommend``."""
+    chosen, facts = result.chosen, result.facts
+    tone = Tone.BAD if chosen is None else Tone.STRONG
+    lines = headline_lines(recommended_sentence(result), tone, facts, context, paper)
+    if chosen is None:
+        lines += nearest_lines(result.nearest_fit, paper)
+        lines += ladder_lines(result.rungs, paper)
+        lines += rejected_lines(result.rejected, result.considered, paper)
+        return rendered(lines + caveat_lines(facts.model.caveats, paper), paper)
+    lines += ladder_lines(result.rungs, paper)
+    lines += _plan_sections(chosen, paper)
+    lines += finding_lines(result.findings, paper)
+    lines += change_lines(result, context, paper)
+    lines += rejected_lines(result.rejected, result.considered, paper)
+    lines += caveat_lines(facts.model.caveats, paper)
+    command = typed("recommend", context.arguments, context.fixed, "-o", "plan.toml")
+    return rendered(lines + next_lines(next_steps(chosen, context, command), paper), paper)
+
+
+def estimate_text(case: Case, findings: Sequence[Finding], context: Context, paper: Paper) -> str:
+    """Return the report of ``estimate``."""
+    lines = _estimate_head(case, findings, context, paper)
+    lines += finding_lines(findings, paper)
+    lines += _plan_sections(case, paper)
+    lines += caveat_lines(case.model.caveats, paper)
+    return rendered(lines + next_lines(_after_estimate(case, findings, context), paper), paper)
+
+
+def count_errors(findings: Sequence[Finding]) -> int:
+    """Return how many rules the plan breaks."""
+    return sum(finding.severity is Severity.ERROR for finding in findings)
+
+
+def _estimate_head(case: Case, findings: Sequence[Finding], context: Context, paper: Paper) -> list[Line]:
+    errors = count_errors(findings)
+    tone = Tone.BAD if errors else VERDICT_TONES[case.estimate.verdict]
+    return headline_lines(estimated_sentence(case, errors), tone, case.facts, context, paper)
+
+
+def _plan_sections(case: Case, paper: Paper) -> list[Line]:
+    return [
+        *plan_lines(case, paper),
+        *memory_lines(case, paper),
+        *time_lines(case, paper),
+        *backend_lines(case, paper),
+    ]
+
+
+def _after_estimate(case: Case, findings: Sequence[Finding], context: Context) -> list[Step]:
+    if count_errors(findings) or not case.estimate.fits:
+        return [Step(purpose="find a plan that works", command=typed("recommend", context.arguments))]
+    return next_steps(case, context, estimate_command(context, case.plan, "plan.toml"))

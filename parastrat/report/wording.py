@@ -1,0 +1,82 @@
+"""How plans, devices and workloads are called in reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.hardware import DeviceType
+
+if TYPE_CHECKING:
+    from parastrat.hardware import Hardware
+    from parastrat.model import ModelSpec
+    from parastrat.plan import Plan
+    from parastrat.workload import Workload
+
+_DEVICE_WORDS = {
+    DeviceType.CPU: ("CPU process", "CPU processes"),
+    DeviceType.HPU: ("HPU", "HPUs"),
+    DeviceType.NPU: ("NPU", "NPUs"),
+}
+
+
+def strategy_name(strategy: str) -> str:
+    """Return a strategy as people write it, such as ``FSDP2 + TP``."""
+    return strategy.upper().replace("+", " + ")
+
+
+def device_word(hardware: Hardware, number: int = 1) -> str:
+    """Return what a rank runs on: ``GPU``, ``CPU processes``."""
+    one, many = _DEVICE_WORDS.get(hardware.device.type, ("GPU", "GPUs"))
+    return one if number == 1 else many
+
+
+def a_device(hardware: Hardware) -> str:
+    """Return the device word as a unit of account: ``a GPU``, ``an HPU``."""
+    word = device_word(hardware)
+    return f"{'an' if word[0] in 'HN' else 'a'} {word}"
+
+
+def workload_terms(workload: Workload, model: ModelSpec) -> dict[str, str]:
+    """Return each of the workload's settings in words, by its field."""
+    samples = "samples" if model.sequence_length is None else "sequences"
+    terms = {"global_batch_size": f"global batch {workload.global_batch_size:,} {samples}"}
+    if workload.sequence_length is not None:
+        terms["sequence_length"] = f"sequence length {workload.sequence_length:,}"
+    terms["precision"] = f"precision {workload.precision.value}"
+    terms["optimizer"] = f"optimizer {workload.optimizer.value}"
+    return terms
+
+
+def batch_words(plan: Plan) -> str:
+    """Return the batch arithmetic, such as ``512 = micro-batch 2 x accumulation 4 x data ranks 64``."""
+    kind = "micro-batches" if plan.mesh.pp > 1 else "accumulation"
+    return (
+        f"{plan.global_batch_size:,} = micro-batch {plan.micro_batch_size} "
+        f"x {kind} {plan.gradient_accumulation_steps} x data-parallel {plan.mesh.dp}"
+    )
+
+
+def option_words(plan: Plan) -> list[str]:
+    """Return what the plan does beside its mesh, in words; what is off is left out."""
+    words = [f"recompute {plan.recompute.value}"]
+    if plan.mesh.dp_shard > 1 and plan.shard.value == "parameters":
+        gathered = "freed after forward" if plan.reshard_after_forward else "kept gathered until backward"
+        words.append(f"parameters {gathered}")
+    elif plan.shard.value != "none":
+        words.append(f"shards {plan.shard.value}")
+    if plan.offload.value != "none":
+        words.append(f"offloads {plan.offload.value}")
+    if plan.sequence_parallel:
+        words.append("sequence parallel")
+    if plan.loss_parallel:
+        words.append("loss parallel")
+    if plan.async_tp:
+        words.append("async tp")
+    if plan.mesh.cp > 1:
+        words.append(f"context by {plan.cp_method.value.replace('_', '-')}")
+    if plan.compile.value != "none":
+        words.append("compiled block by block")
+    if plan.pp_schedule is not None:
+        stages = f", {plan.virtual_stages} stages a rank" if plan.virtual_stages > 1 else ""
+        words.append(f"schedule {plan.pp_schedule.value}{stages}")
+    return words
