@@ -9,7 +9,7 @@ plan=$(mktemp -d)/plan.toml
 trap 'rm -rf "$(dirname "$plan")"' EXIT
 
 show() {
-    printf '\n\033[1m$ %s\033[0m\n\n' "$*"
+    printf '\n$ %s\n\n' "$*"
     "$@"
 }
 
