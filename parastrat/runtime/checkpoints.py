@@ -27,7 +27,7 @@ def save_checkpoint(
     *,
     extra: dict[str, Any] | None = None,
 ) -> None:
-    """Save weights, optimizer state and ``extra`` (step number, scheduler) into a folder; all ranks call it.
+    """Save weights, optimizer state and ``extra`` (step, scheduler) into a folder; all ranks call it.
 
     The names are those of the plain model, so that any plan, or plain torch, can load it.
 

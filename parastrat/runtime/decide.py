@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parastrat.errors import InfeasibleError, PlanFileError, UsageError
-from parastrat.plan import Backend, Plan, Recompute
+from parastrat.errors import PlanFileError, UsageError
+from parastrat.plan import Backend, Plan
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parastrat.launch import Launch
-    from parastrat.model import ModelSource
     from parastrat.parse import ModelFingerprint
     from parastrat.workload import Workload
 

@@ -60,7 +60,7 @@ def check_plan(plan: Plan) -> None:
     if plan.shard in {Shard.OPTIMIZER, Shard.GRADIENTS}:
         stage = 1 if plan.shard is Shard.OPTIMIZER else 2
         raise WrapError(
-            f"the plan shards the {plan.shard.value} alone (ZeRO-{stage}), which auto_parallelize does not do",
+            f"the plan shards the {plan.shard.value} alone (ZeRO-{stage}); auto_parallelize does not",
             hint="FSDP2 that keeps parameters gathered between forward and backward needs no more memory: "
             f"shard = parameters, reshard_after_forward = false, {mesh} "
             f"(parastrat estimate --strategy fsdp2 --dp-shard {mesh.dp_shard})",
@@ -141,5 +141,5 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
                     raise WrapError(
                         f"an optimizer ({type(candidate).__name__}) built before auto_parallelize holds "
                         f"{names[id(parameter)]}, which {plan.strategy} replaces: it would train nothing",
-                        hint="build the optimizer from the parameters of the model that auto_parallelize returns",
+                        hint="build the optimizer after auto_parallelize, from the model that it returns",
                     )

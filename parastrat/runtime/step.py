@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,9 +68,10 @@ def forward_backward(
         _Share(inputs=part[0], targets=part[1], count=_count(model, part, loss_fn))
         for part in micro_batches((inputs, targets), wrapping.plan)
     ]
-    total, rounds = _agreed(sum(share.count for share in shares), len(shares), wrapping)
-    idle = _Share(inputs=shares[0].inputs, targets=shares[0].targets, count=0)
-    shares += [idle] * (rounds - len(shares))
+    total = _over_ranks(sum(share.count for share in shares), wrapping)
+    rounds = wrapping.plan.gradient_accumulation_steps
+    # a rank with fewer samples keeps step with the others: their collectives need it
+    shares += [replace(shares[0], count=0)] * (rounds - len(shares))
     summed = torch.zeros((), device=wrapping.device)
     wrapping.stepping = True
     try:
@@ -143,15 +144,13 @@ def _predicts_next(model: nn.Module) -> bool:
     return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
-def _agreed(count: int, rounds: int, wrapping: Wrapping) -> tuple[int, int]:
-    """Return the targets of all ranks, and the most micro-batches that any rank has."""
+def _over_ranks(count: int, wrapping: Wrapping) -> int:
+    """Return the targets of the global batch; at least one, so that nothing divides by zero."""
     if wrapping.mesh is None:
-        return max(count, 1), rounds
-    own = torch.tensor([count, rounds], device=wrapping.device)
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    dist.all_gather(everyone, own)
-    counts, rows = torch.stack(everyone).unbind(dim=1)
-    return max(int(counts.sum().item()), 1), int(rows.max().item())
+        return max(count, 1)
+    total = torch.tensor(count, device=wrapping.device)
+    dist.all_reduce(total)
+    return max(int(total.item()), 1)
 
 
 def _loss_precision(wrapping: Wrapping) -> AbstractContextManager[Any]:

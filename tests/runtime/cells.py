@@ -158,7 +158,7 @@ def evaluated(fields: dict[str, Any]) -> tuple[float, float, bool]:
     """Accuracy over 7 samples in batches of 2, per sample and as means; whether training goes on."""
     model = wrapped(fields, lambda: nn.Linear(3, 2))
     loader = DataLoader(labelled(), batch_size=2)
-    means = parastrat.evaluate(model, loader, lambda out, y: functional.cross_entropy(out, y))
+    means = parastrat.evaluate(model, loader, functional.cross_entropy)
     stream = [tuple(batch) for batch in loader]  # no DataLoader
     singles = parastrat.evaluate(
         model, stream, lambda out, y: functional.cross_entropy(out, y, reduction="none")

@@ -47,7 +47,6 @@ def test_losses_are_those_of_one_process(
     short = variant in {"bf16-mixed", "fp16-mixed"}
     reference = references[model, variant if short else "fp32"]
     apart = max(abs(loss - expected) for loss, expected in zip(losses, reference, strict=True))
-    print(f"{world} {strategy} {model} {variant}: {apart:.2e}")  # for the record: pytest -rP
     if variant == "broken":
         assert apart > 100 * TOLERANCE
     elif short:

@@ -1,0 +1,18 @@
+"""A wrapped step runs the operators and collectives of the same plan written by hand, and no others."""
+
+from __future__ import annotations
+
+import pytest
+from runtime.overhead_cells import recorded
+from runtime.ranks import on_ranks
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(("ranks", "strategies"), [(2, ["ddp", "fsdp2"]), (4, ["hsdp"])])
+def test_operators_are_those_of_the_handwritten_step(ranks: int, strategies: list[str]) -> None:
+    for found in on_ranks(ranks, recorded, strategies):
+        for strategy in strategies:
+            wrapped, by_hand = found[strategy]
+            assert wrapped == by_hand
+            assert sum(operator.startswith("c10d") for operator, _ in wrapped) >= 4
