@@ -1,4 +1,4 @@
-"""Recommended strategies beside those of published recipes: agreement, and the numbers of each disagreement.
+"""Recommended strategies beside those of published recipes, with the numbers of each disagreement.
 
 Usage: python benchmarks/decisions.py
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 from parastrat.assess import assess
 from parastrat.case import Case, Facts
-from parastrat.plan import Mesh, PipelineSchedule, Recompute, Shard
+from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.result import SearchResult
 from parastrat.search import Constraints, find_plan
@@ -62,7 +62,7 @@ def facts_of(entry: dict[str, Any]) -> Facts:
 
 
 def published_case(facts: Facts, entry: dict[str, Any]) -> Case | None:
-    """Return the published mesh assessed with the micro-batch and recompute that are fastest and fit."""
+    """Return the published mesh with the fastest micro-batch, recompute and interleaving that fit."""
     mesh = Mesh(**entry["mesh"])
     if facts.workload.global_batch_size % mesh.dp:
         return None
@@ -72,21 +72,25 @@ def published_case(facts: Facts, entry: dict[str, Any]) -> Case | None:
         for size in (1, 2, 4, 8, 16, 32, 64)
         if share % size == 0 and (mesh.pp == 1 or share // size >= mesh.pp)
         for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-        for plan in [published_plan(facts, entry, mesh, (size, share // size), recompute)]
+        for chunks in (1, 2, 4, 8)
+        if chunks == 1
+        or (mesh.pp > 1 and share // size % mesh.pp == 0 and facts.model.layers >= chunks * mesh.pp)
+        for plan in [published_plan(facts, entry, (size, share // size, chunks), recompute)]
     ]
     return min(cases, key=lambda case: (not case.estimate.fits, case.estimate.time.step), default=None)
 
 
 def published_plan(
-    facts: Facts, entry: dict[str, Any], mesh: Mesh, batch: tuple[int, int], recompute: Recompute
-) -> Any:
-    """Return the published mesh as a plan."""
-    from parastrat.plan import Backend, Plan
-
+    facts: Facts, entry: dict[str, Any], cuts: tuple[int, int, int], recompute: Recompute
+) -> Plan:
+    """Return the published mesh as a plan; ``cuts`` are micro-batch, accumulation and virtual stages."""
+    mesh = Mesh(**entry["mesh"])
+    schedule = PipelineSchedule.ONE_F_ONE_B if cuts[2] == 1 else PipelineSchedule.INTERLEAVED
     return Plan(
         mesh=mesh,
-        micro_batch_size=batch[0],
-        gradient_accumulation_steps=batch[1],
+        micro_batch_size=cuts[0],
+        gradient_accumulation_steps=cuts[1],
+        virtual_stages=cuts[2],
         precision=facts.workload.precision,
         backend=Backend.NCCL,
         shard=Shard(entry["shard"]),
@@ -94,7 +98,7 @@ def published_plan(
         sequence_parallel=mesh.tp > 1,
         loss_parallel=mesh.tp > 1,
         recompute=recompute,
-        pp_schedule=PipelineSchedule.ONE_F_ONE_B if mesh.pp > 1 else None,
+        pp_schedule=schedule if mesh.pp > 1 else None,
     )
 
 

@@ -145,7 +145,7 @@ class Plan:
     @property
     def _data_strategy(self) -> str:
         mesh = self.mesh
-        if self.shard is Shard.PARAMETERS and mesh.dp_shard > 1:
+        if self.shard is Shard.PARAMETERS and mesh.dp_shard * mesh.cp > 1:
             return "hsdp" if mesh.dp_replicate > 1 else "fsdp2"
         if mesh.dp == 1:
             return ""

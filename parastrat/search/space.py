@@ -169,7 +169,7 @@ def _option_rows(table: dict[str, Any], *, reshard: bool, schedule: PipelineSche
     Resharding matters to sharded parameters; torch keeps them gathered under a pipeline. Interleaving
     needs a pipeline, and micro-batches in whole rounds.
     """
-    pipelined, sharded = table["pp"] > 1, table["dp_shard"] > 1
+    pipelined, sharded = table["pp"] > 1, table["dp_shard"] * table["cp"] > 1
     kept = np.where(sharded & ~pipelined, True, not reshard)
     if schedule is PipelineSchedule.ONE_F_ONE_B:
         return kept
@@ -193,7 +193,10 @@ def shape_columns(table: dict[str, Any]) -> dict[str, Any]:
     return {
         "dp": dp,
         "world_size": table["pp"] * dp * table["cp"] * table["tp"],
-        "shard": np.where(table["dp_shard"] > 1, code_of(Shard.PARAMETERS), code_of(Shard.NONE)),
+        # ranks that share a sequence shard the parameters too, as torchtitan's fsdp mesh does
+        "shard": np.where(
+            table["dp_shard"] * table["cp"] > 1, code_of(Shard.PARAMETERS), code_of(Shard.NONE)
+        ),
         "sequence_parallel": table["tp"] > 1,
         "loss_parallel": table["tp"] > 1,
     }
