@@ -17,7 +17,6 @@ from parastrat.plan import Compile, Plan, Recompute
 from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.data_parallel import data_mesh, replicate, shard, shards
-from parastrat.runtime.decide import Choice, Example, backend, decide, device_type, stated_choice
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
 from parastrat.runtime.plain_loop import guard_plain_loop
 from parastrat.runtime.precision import LossScale, autocast_forward, cast_weights
@@ -30,6 +29,7 @@ from parastrat.runtime.refusals import (
     check_world,
 )
 from parastrat.runtime.slots import slots_of
+from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.world import (
     backend_string,
@@ -38,7 +38,7 @@ from parastrat.runtime.world import (
     release_at_exit,
     world_of,
 )
-from parastrat.runtime.wrapping import Wrapping, remember
+from parastrat.runtime.wrapping import Wrapping, remember, wrapping_of
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             shard and one block.
         plan: A plan or the path of a plan.toml; else ``$PARASTRAT_PLAN``; else decided now.
         sample_inputs: One micro-batch as the forward takes it (tensor, tuple or dict); only to decide.
-        loss_fn: As ``forward_backward`` takes it; only to decide.
+        loss_fn: What ``forward_backward`` uses where it is given none.
         workload: The global batch and number format; only to decide.
         checkpoint: Weights to begin with: a file of ``torch.save`` or a folder of ``save_checkpoint`` or
             ``torch.distributed.checkpoint``. Without one, a callable's weights come from
@@ -89,14 +89,16 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
         together(lambda: _raise(failure))
     module, record = together(lambda: _built(model))
     if choice is None:
-        example = Example(
-            inputs=sample_inputs, loss_fn=loss_fn, workload=workload, accumulate=allow_pipeline
-        )
-        choice = from_first(lambda: decide(module, example, device))
+        from parastrat.runtime.decide import Example, decide  # noqa: PLC0415  (search and probe, only here)
+
+        example = Example(inputs=sample_inputs, workload=workload, accumulates=allow_pipeline)
+        choice = from_first(lambda: decide(module, example, world))
     decided = choice
     together(lambda: _check(module, decided))
     agree(decided.plan, module)
-    return _wrapped(module, decided.plan, device, Start(record=record, checkpoint=checkpoint))
+    wrapped = _wrapped(module, decided.plan, device, Start(record=record, checkpoint=checkpoint))
+    wrapping_of(wrapped).loss_fn = loss_fn
+    return wrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

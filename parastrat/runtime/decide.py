@@ -1,35 +1,38 @@
-"""Which plan to apply: given, from the file that ``$PARASTRAT_PLAN`` names, or decided here and now."""
+"""A plan decided here and now: this machine probed, this module traced, the data axes searched."""
 
 from __future__ import annotations
 
+import copy
 import os
-from dataclasses import dataclass
-from pathlib import Path
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from parastrat.errors import PlanFileError, UsageError
-from parastrat.plan import Backend, Plan
+from parastrat.case import Facts
+from parastrat.errors import InfeasibleError, UsageError
+from parastrat.probe import probe_hardware
+from parastrat.profiles import load_stack
+from parastrat.runtime.batches import batch_size
+from parastrat.runtime.slots import slots_of
+from parastrat.runtime.stated import Choice
+from parastrat.search import Constraints, find_plan
+from parastrat.workload import Optimizer, Precision, Workload
 
 if TYPE_CHECKING:
-    from torch import nn
+    from parastrat.hardware import Hardware
+    from parastrat.plan import Plan
+    from parastrat.result import SearchResult
+    from parastrat.runtime.world import World
 
-    from parastrat.launch import Launch
-    from parastrat.parse import ModelFingerprint
-    from parastrat.workload import Workload
-
-PLAN_VARIABLE = "PARASTRAT_PLAN"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """A plan with what its file says beside it."""
-
-    plan: Plan
-    #: None: any model will do
-    fingerprint: ModelFingerprint | None = None
-    launch: Launch | None = None
+#: the name under which the module at hand is traced
+_GIVEN = "parastrat_given_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,51 +41,125 @@ class Example:
 
     #: one micro-batch as the model's forward takes it
     inputs: Any = None
-    loss_fn: Any = None
     workload: Workload | None = None
+    #: the loop calls ``forward_backward``, which can accumulate
+    accumulates: bool = False
 
 
-def stated_choice(plan: Plan | str | Path | None) -> Choice | None:
-    """Return the plan that was given or that ``$PARASTRAT_PLAN`` names; None to decide.
+def decide(module: nn.Module, example: Example, world: World) -> Choice:
+    """Return the plan that the search recommends for this module on these ranks.
+
+    Only what any training loop carries out is considered: DDP, FSDP2, HSDP, and recompute; accumulation
+    with ``example.accumulates``.
 
     Raises:
-        PlanFileError: if the file cannot be read or holds no plan.
-        UsageError: for something that is neither a plan nor a path.
+        UsageError: without sample inputs.
+        InfeasibleError: if nothing fits, naming what would.
     """
-    if isinstance(plan, Plan):
-        return Choice(plan=plan)
-    if plan is None:
-        plan = os.environ.get(PLAN_VARIABLE) or None
-    if plan is None:
-        return None
-    if not isinstance(plan, str | Path):
-        raise UsageError(f"plan is a {type(plan).__name__}", hint="pass a Plan or the path of a plan.toml")
-    from parastrat.parse import read_plan  # noqa: PLC0415  (pydantic loads only for files)
-
-    parsed = read_plan(Path(plan))
-    if parsed.plan is None:
-        raise PlanFileError(
-            f"{plan} has no [plan]", hint="make one with `parastrat recommend MODEL -o plan.toml`"
+    if example.inputs is None:
+        raise UsageError(
+            "no plan was given, and none can be decided without sample_inputs",
+            hint="pass plan=, set PARASTRAT_PLAN, run under `parastrat run`, or pass sample_inputs=",
         )
-    return Choice(plan=parsed.plan, fingerprint=parsed.model, launch=parsed.launch)
+    from parastrat.runtime.trace import traced_source  # noqa: PLC0415  (only to decide)
+
+    workload = example.workload or _workload(module, example.inputs, world)
+    stack = load_stack("torch")
+    with _importable(module, example.inputs):
+        model = traced_source(f"{_GIVEN}:build").at(
+            workload.sequence_length, workload.precision, stack.kernels
+        )
+    facts = Facts(model=model, hardware=_hardware(world), workload=workload, stack=stack)
+    result = find_plan(facts, Constraints(pp=1, cp=1, tp=1, ep=1, plain_loop=not example.accumulates))
+    plan = _for_all(result, world.world_size)
+    sys.stderr.write(f"parastrat: decided on {plan.strategy} ({plan.mesh}), {_said(plan)}\n")
+    return Choice(plan=plan)
 
 
-def device_type(choice: Choice | None) -> str:
-    """Return the torch device type that the plan was made for, or this machine's."""
-    if choice is not None and choice.launch is not None:
-        return choice.launch.device
-    here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if here is None or (choice is not None and choice.plan.backend is Backend.GLOO):
-        return "cpu"
-    return here.type
+def _workload(module: nn.Module, inputs: Any, world: World) -> Workload:
+    """Take the sample as one rank's share of a step, and the weights' format as the precision."""
+    formats = {parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()}
+    return Workload(
+        global_batch_size=batch_size(inputs) * world.world_size,
+        sequence_length=_sequence_length(inputs),
+        optimizer=Optimizer.ADAMW,
+        precision=Precision.BF16 if formats == {torch.bfloat16} else Precision.FP32,
+        assumed=("global_batch_size", "optimizer", "precision"),
+    )
 
 
-def backend(choice: Choice | None, device: str) -> Backend:
-    """Return the backend for the device's collectives."""
-    if choice is not None:
-        return choice.plan.backend
-    return {"cuda": Backend.NCCL, "xpu": Backend.XCCL, "hpu": Backend.HCCL}.get(device, Backend.GLOO)
+def _sequence_length(inputs: Any) -> int | None:
+    """Return the second side of a batch of token ids; None for other inputs."""
+    for leaf in tree_leaves(inputs):
+        if isinstance(leaf, torch.Tensor):
+            ids = leaf.ndim == 2 and not leaf.is_floating_point()
+            return int(leaf.shape[1]) if ids else None
+    return None
 
 
-def decide(module: nn.Module, example: Example, device: torch.device) -> Choice:
-    raise NotImplementedError
+def _hardware(world: World) -> Hardware:
+    """Return the probed machine with as many devices as there are ranks."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size))
+    hardware = probe_hardware(ranks_per_node=here)
+    return replace(hardware, num_nodes=world.world_size // here)
+
+
+def _for_all(result: SearchResult, world_size: int) -> Plan:
+    """Return the best plan that uses every rank: they are started already.
+
+    Raises:
+        InfeasibleError: if there is none.
+    """
+    cases = [case for case in (result.chosen, result.fastest, *result.alternatives) if case is not None]
+    fitting = [
+        case.plan for case in cases if case.plan.mesh.world_size == world_size and case.estimate.fits
+    ]
+    if fitting:
+        return fitting[0]
+    nearest = "; ".join(", ".join(fit.changes) for fit in result.nearest_fit[:3])
+    reasons = "; ".join(f"{rung.strategy}: {rung.reason}" for rung in result.rungs[:3] if rung.reason)
+    raise InfeasibleError(
+        f"no plan for {world_size} ranks fits this model ({reasons})",
+        hint=f"what would fit: {nearest}"
+        if nearest
+        else "pass plan=, smaller sample_inputs, or more ranks",
+    )
+
+
+def _said(plan: Plan) -> str:
+    return (
+        f"{plan.precision}, micro-batch {plan.micro_batch_size}, global batch {plan.global_batch_size}, "
+        f"recompute {plan.recompute}; pass plan= or workload= for another"
+    )
+
+
+@contextmanager
+def _importable(module: nn.Module, inputs: Any) -> Iterator[None]:
+    """Let the tracer import the module at hand like any builder: a copy without data."""
+    holder = types.ModuleType(_GIVEN)
+    samples = batch_size(inputs)
+
+    def sample_inputs(micro_batch_size: int, _sequence_length: int | None) -> Any:
+        def resized(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not leaf.ndim or leaf.shape[0] != samples:
+                return leaf
+            return leaf[:1].expand(micro_batch_size, *leaf.shape[1:]).clone()
+
+        return tree_map(resized, inputs)
+
+    holder.build = lambda: _without_data(module)  # type: ignore[attr-defined]  # a made-up module
+    holder.sample_inputs = sample_inputs  # type: ignore[attr-defined]
+    sys.modules[_GIVEN] = holder
+    try:
+        yield
+    finally:
+        del sys.modules[_GIVEN]
+
+
+def _without_data(module: nn.Module) -> nn.Module:
+    """Return a copy on the meta device, with the same ties."""
+    memo: dict[int, Any] = {
+        id(slot.tensor): slot.standing_for(torch.empty_like(slot.tensor, device="meta"))
+        for slot in slots_of(module)
+    }
+    return copy.deepcopy(module, memo)

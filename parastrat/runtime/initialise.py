@@ -92,7 +92,7 @@ def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None
     if missing:
         raise WrapError(
             f"nothing initialises {', '.join(missing)}: memory would hold whatever was there",
-            hint="give the owning module a reset_parameters() that sets it, or the model an init_weights(), "
+            hint="give the owning module a reset_parameters() that sets it (the model an init_weights()), "
             "pass checkpoint=, or pass the built module instead of the callable",
         )
     for slot, tensor in placed:
@@ -188,7 +188,7 @@ def _run_initialisers(root: nn.Module, modules: Sequence[nn.Module]) -> None:
 
 
 def _outermost(module: nn.Module) -> list[nn.Module]:
-    """Return the highest modules whose ``init_weights()`` sets all below; Hugging Face's does not on meta."""
+    """Return the highest modules whose ``init_weights()`` sets all below; Hugging Face's is no such."""
     own = getattr(module, "init_weights", None)
     if callable(own) and _required(own) == 0 and not _sets_modules(module):
         return [module]

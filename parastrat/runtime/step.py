@@ -48,7 +48,8 @@ def forward_backward(
         inputs: Tensor, tuple or dict for the forward; first dimension: samples.
         targets: What ``loss_fn`` compares with; without ``loss_fn`` they are passed on as ``labels``.
         loss_fn: ``loss_fn(output, targets)``, the mean over all targets but those equal to its
-            ``ignore_index`` (-100 without one). None: the output has ``.loss``, such a mean.
+            ``ignore_index`` (-100 without one). None: what ``auto_parallelize`` was given; else the output has ``.loss``,
+            such a mean.
 
     Returns:
         The mean loss over the global batch, the same on every rank; without gradient.
@@ -57,6 +58,7 @@ def forward_backward(
         UsageError: for a share that the plan does not have, or a loss that is no mean.
     """
     wrapping = wrapping_of(model)
+    loss_fn = loss_fn or wrapping.loss_fn
     if getattr(loss_fn, "reduction", "mean") != "mean":
         raise UsageError(
             f"loss_fn reduces by {getattr(loss_fn, 'reduction', None)!r}; micro-batches need a mean",

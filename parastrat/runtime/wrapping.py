@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ class Wrapping:
     #: None for one process
     mesh: DeviceMesh | None
     blocks: Blocks
+    #: of ``auto_parallelize``; ``forward_backward`` uses it where it is given none
+    loss_fn: Callable[..., torch.Tensor] | None = None
     #: fp16 only
     loss_scale: LossScale | None = None
     #: lines of plain torch, in the order in which they ran
