@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from parastrat.units import Numbers
 
 
-@cache
 def code_of(choice: StrEnum) -> int:
     """Return a choice's position in its enumeration, as columns hold it."""
-    return list(type(choice)).index(choice)
+    return _positions(type(choice))[choice]
+
+
+@cache
+def _positions(enumeration: type[StrEnum]) -> dict[StrEnum, int]:
+    # by enumeration: members of two that share a value are equal
+    return {choice: position for position, choice in enumerate(enumeration)}
 
 
 class Columns:

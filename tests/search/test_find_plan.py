@@ -1,0 +1,196 @@
+"""The search against brute force: every plan of small spaces, one by one."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from parastrat.assess import assess, columns_of
+from parastrat.case import Case, Facts
+from parastrat.estimate import Verdict
+from parastrat.finding import Severity
+from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.result import RungStatus, SearchResult
+from parastrat.rules import findings_of
+from parastrat.search import Constraints, find_plan
+from parastrat.sources import load_source
+from parastrat.workload import Optimizer, Precision, Workload
+
+
+def facts(model: str, on: str, batch: int, length: int | None) -> Facts:
+    source, stack = load_source(model), load_stack("torch")
+    assert source is not None
+    precision = Precision.BF16_MIXED
+    hardware = load_hardware(on)
+    return Facts(
+        model=source.at(length, precision, stack.kernels),
+        hardware=hardware,
+        workload=Workload(
+            global_batch_size=batch, sequence_length=length, optimizer=Optimizer.ADAMW, precision=precision
+        ),
+        stack=stack,
+    )
+
+
+def every_plan(job: Facts) -> list[Plan]:
+    """Return all plans of the searched space, written down without its code."""
+    world, batch = job.hardware.world_size, job.workload.global_batch_size
+    degrees = [degree for degree in range(1, world + 1) if world % degree == 0]
+    plans = []
+    for pp, replicate, shard, cp, tp in product(degrees, repeat=5):
+        if pp * replicate * shard * cp * tp != world or batch % (replicate * shard):
+            continue
+        if (cp > 1 or tp > 1) and job.model.heads is None:
+            continue
+        share = batch // (replicate * shard)
+        sharded = shard * cp > 1
+        for size, recompute in product(
+            (1, 2, 4, 8, 16, 32, 64), (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+        ):
+            if share % size:
+                continue
+            steps = share // size
+            for reshard, chunks in product((True, False), (1, 2, 4)):
+                if reshard and (pp > 1 or not sharded):
+                    continue
+                if chunks > 1 and (pp == 1 or steps % pp):
+                    continue
+                schedule = PipelineSchedule.ONE_F_ONE_B if chunks == 1 else PipelineSchedule.INTERLEAVED
+                plans.append(
+                    Plan(
+                        mesh=Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp),
+                        micro_batch_size=size,
+                        gradient_accumulation_steps=steps,
+                        precision=job.workload.precision,
+                        backend=Backend.NCCL,
+                        shard=Shard.PARAMETERS if sharded else Shard.NONE,
+                        reshard_after_forward=reshard,
+                        sequence_parallel=tp > 1,
+                        loss_parallel=tp > 1,
+                        recompute=recompute,
+                        pp_schedule=schedule if pp > 1 else None,
+                        virtual_stages=chunks,
+                    )
+                )
+    return plans
+
+
+def runnable(case: Case) -> bool:
+    errors = [f for f in findings_of(case, columns_of(case)) if f.severity is Severity.ERROR]
+    return not errors and case.estimate.verdict is Verdict.FITS
+
+
+def brute_force(job: Facts) -> dict[int, float]:
+    """Return the fastest step of every rung."""
+    best: dict[int, float] = {}
+    for plan in every_plan(job):
+        case = assess(job, plan)
+        if runnable(case):
+            best[plan.rung] = min(best.get(plan.rung, float("inf")), case.estimate.time.step)
+    return best
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "on", "batch", "length"),
+    [
+        ("llama-3.1-8b", "dgx-h100:1", 8, 2048),
+        ("gpt2-xl", "h100-sxm5x2:2", 4, 1024),
+        ("resnet-50", "h100-sxm5x4:1", 32, None),
+    ],
+)
+def test_the_best_of_every_rung_is_brute_forces(
+    model: str, on: str, batch: int, length: int | None
+) -> None:
+    job = facts(model, on, batch, length)
+    found = {
+        rung.rung: rung.case.estimate.time.step
+        for rung in find_plan(job).rungs
+        if rung.case is not None and rung.case.estimate.verdict is Verdict.FITS and rung.rung > 0
+    }
+    expected = {rung: step for rung, step in brute_force(job).items() if rung > 0}
+    assert found.keys() == expected.keys()
+    for rung, step in expected.items():
+        # of plans within 0.5 % the simplest is shown
+        assert step <= found[rung] <= 1.005 * step
+
+
+@pytest.fixture(scope="module")
+def result() -> SearchResult:
+    return find_plan(facts("llama-3.1-70b", "dgx-h100:8", 128, 8192))
+
+
+def test_the_chosen_plan_obeys_its_rules_and_fits(result: SearchResult) -> None:
+    assert result.chosen is not None
+    assert runnable(result.chosen)
+    assert result.chosen.plan.mesh.world_size == 64
+    assert result.chosen.plan.global_batch_size == 128
+    assert [rung.status for rung in result.rungs].count(RungStatus.TAKEN) == 1
+    assert [rung.rung for rung in result.rungs] == list(range(6))
+
+
+def test_every_rejection_names_a_rule_with_this_jobs_numbers(result: SearchResult) -> None:
+    assert result.considered > sum(rejection.count for rejection in result.rejected) > 0
+    assert {"PS101"} <= {rejection.code for rejection in result.rejected}
+    assert all(rejection.example for rejection in result.rejected)
+
+
+def test_a_forced_strategy_is_kept_and_the_honest_advice_said() -> None:
+    job = facts("gpt2", "dgx-h100:1", 64, 1024)
+    forced = find_plan(job, Constraints(strategy="fsdp2"))
+    assert forced.chosen is not None
+    assert forced.unforced is not None
+    assert (forced.chosen.plan.strategy, forced.forced_strategy) == ("fsdp2", "fsdp2")
+    assert forced.unforced.plan.strategy == "ddp"
+
+
+def test_fixed_axes_are_kept() -> None:
+    fixed = Constraints(tp=4, pp=2, micro_batch_size=2, recompute=Recompute.FULL)
+    chosen = find_plan(facts("llama-3.1-8b", "dgx-h100:2", 64, 4096), fixed).chosen
+    assert chosen is not None
+    plan = chosen.plan
+    assert (plan.mesh.tp, plan.mesh.pp, plan.micro_batch_size, plan.recompute) == (4, 2, 2, Recompute.FULL)
+
+
+def test_a_plain_loop_gets_data_axes_and_no_accumulation() -> None:
+    chosen = find_plan(facts("gpt2", "dgx-h100:1", 64, 1024), Constraints(plain_loop=True)).chosen
+    assert chosen is not None
+    mesh = chosen.plan.mesh
+    assert (mesh.pp, mesh.cp, mesh.tp, mesh.ep) == (1, 1, 1, 1)
+    assert chosen.plan.gradient_accumulation_steps == 1
+
+
+def test_when_nothing_fits_the_nearest_fits_say_what_to_change() -> None:
+    job = facts("llama-3.1-405b", "dgx-h100:1", 8, 8192)
+    source = load_source("llama-3.1-405b")
+    assert source is not None
+    result = find_plan(
+        job, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+    )
+    assert result.chosen is None
+    assert 1 <= len(result.nearest_fit) <= 5
+    for fit in result.nearest_fit:
+        assert fit.changes
+        assert fit.case.estimate.fits
+    assert any("nodes instead of 1" in change for fit in result.nearest_fit for change in fit.changes)
+
+
+def test_one_device_of_several_is_advised_when_communication_is_slower() -> None:
+    job = facts("gpt2", "cpu:1", 4, 64)
+    hardware = load_hardware("cpu:1", ranks_per_node=2)
+    chosen = find_plan(
+        Facts(model=job.model, hardware=hardware, workload=job.workload, stack=job.stack)
+    ).chosen
+    assert chosen is not None
+    assert chosen.plan.strategy == "single"
+    # a single process has the cores of both
+    assert chosen.hardware.device.sustained.fp32 == pytest.approx(2 * (hardware.device.sustained.fp32 or 0))
+
+
+def test_prime_and_odd_worlds_are_searched() -> None:
+    for on, world in (("h100-sxm5x7:1", 7), ("h100-sxm5x3:8", 24)):
+        chosen = find_plan(facts("llama-3.1-8b", on, world, 2048)).chosen
+        assert chosen is not None
+        assert chosen.plan.mesh.world_size == world

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from parastrat.columns import Columns, code_of
+from parastrat.errors import UnknownFactError
+from parastrat.plan import Offload, Recompute, Shard
+
+
+def test_codes_are_positions_in_their_own_enumeration() -> None:
+    # members of two enumerations with the same value are equal, and must not share a code
+    for enumeration in (Shard, Offload, Recompute):
+        assert [code_of(choice) for choice in enumeration] == list(range(len(enumeration)))
+    assert code_of(Shard.PARAMETERS) != code_of(Offload.PARAMETERS)
+
+
+def test_an_unknown_column_is_told_by_name() -> None:
+    with pytest.raises(UnknownFactError, match="heads"):
+        _ = Columns({"heads": None}).heads
+    with pytest.raises(UnknownFactError, match="tp"):
+        _ = Columns({}).tp
+
+
+def test_columns_are_read_only() -> None:
+    columns = Columns({"tp": 1})
+    with pytest.raises(AttributeError, match="read-only"):
+        columns.tp = 2
+
+
+def test_rows_are_chosen_and_numbers_stay() -> None:
+    some = Columns({"tp": np.array([1, 2, 4]), "heads": 8}).at(np.array([0, 2]))
+    assert list(some.tp) == [1, 4]
+    assert some.heads == 8
+    assert some.joined({"pp": 3}).pp == 3
