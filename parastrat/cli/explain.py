@@ -11,6 +11,8 @@ from parastrat.errors import UsageError
 if TYPE_CHECKING:
     from parastrat.rules import Rule
 
+_SCHEMA = "parastrat.explain/1"
+
 Code = Annotated[
     str | None, typer.Argument(metavar="[CODE]", help="Such as PS101; all are listed without it.")
 ]
@@ -19,21 +21,25 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 def explain(code: Code = None, *, as_json: AsJson = False) -> None:
     """Say what a rule demands, why, and where that is written."""
+    from parastrat.cli.examples import example_of
     from parastrat.cli.output import paper, show, show_json
+    from parastrat.records import plain
     from parastrat.report.rule_page import rule_list_text, rule_text
     from parastrat.rules import RULES
 
     if code is None:
         if as_json:
-            show_json({"rules": [_rule_table(rule) for rule in RULES]})
+            show_json({"schema": _SCHEMA, "rules": [_rule_table(rule) for rule in RULES]})
         else:
             show(rule_list_text(RULES, paper()))
         return
     rule = _named(code)
+    example = example_of(rule)
     if as_json:
-        show_json(_rule_table(rule))
+        shown = None if example is None else {"case": example[0], **plain(example[1])}
+        show_json({"schema": _SCHEMA, **_rule_table(rule), "example": shown})
     else:
-        show(rule_text(rule, paper()))
+        show(rule_text(rule, paper(), example=example))
 
 
 def _named(code: str) -> Rule:

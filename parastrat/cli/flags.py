@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
@@ -96,48 +93,3 @@ class OutputFlags:
         typer.Option("-o", "--output", metavar="FILE", help="Write the plan here.", show_default=False),
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
-
-
-def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command with one parameter for each flag of its groups, as typer wants it.
-
-    Parameters whose type is not a group stay as they are.
-    """
-    hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
-
-    @functools.wraps(command)
-    def called(**values: Any) -> None:
-        arguments = {name: _taken(kind, values) for name, kind in groups.items()}
-        command(**arguments, **values)
-
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(command).parameters.items():
-        if name in groups:
-            parameters += _parameters(groups[name])
-        else:
-            kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(parameter.replace(annotation=hints[name], kind=kind))
-    # arguments in typer's order: those without a default first
-    parameters.sort(key=lambda parameter: parameter.default is not inspect.Parameter.empty)
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return called
-
-
-def _taken(kind: Any, values: dict[str, Any]) -> Any:
-    """Make a group of its values, and take them out of the others."""
-    return kind(**{field.name: values.pop(field.name) for field in fields(kind)})
-
-
-def _parameters(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(group)
-    ]

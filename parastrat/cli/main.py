@@ -11,7 +11,7 @@ import typer
 from parastrat.cli.emit import emit
 from parastrat.cli.estimate import estimate
 from parastrat.cli.explain import explain
-from parastrat.cli.flags import flat
+from parastrat.cli.flat import TextCommand, TextGroup, flat
 from parastrat.cli.recommend import recommend
 from parastrat.cli.run import run
 from parastrat.cli.why_not import why_not
@@ -22,6 +22,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="parastrat",
+    cls=TextGroup,
     add_completion=False,
     no_args_is_help=True,
     # rich would be imported for help and errors
@@ -51,13 +52,14 @@ def _parastrat(
     """
 
 
-app.command()(flat(recommend))
-app.command()(flat(estimate))
-app.command("why-not")(flat(why_not))
-app.command()(explain)
-app.command()(flat(emit))
+app.command(cls=TextCommand)(flat(recommend))
+app.command(cls=TextCommand)(flat(estimate))
+app.command("why-not", cls=TextCommand)(flat(why_not))
+app.command(cls=TextCommand)(flat(explain))
+app.command(cls=TextCommand)(flat(emit))
 # what follows the script is the script's
 app.command(
+    cls=TextCommand,
     context_settings={**_HELP, "ignore_unknown_options": True, "allow_interspersed_args": False},
 )(flat(run))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -79,7 +79,7 @@ def caveat_lines(caveats: Sequence[str], paper: Paper) -> list[Line]:
 
 
 def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[Line]:
-    """Return what would change the answer: a forced strategy, the fastest rung, a tie, close alternatives."""
+    """Return what would change the answer: the fastest rung, a tie, close alternatives."""
     chosen = result.chosen
     if chosen is None:
         return []
@@ -109,15 +109,14 @@ def next_lines(steps: Sequence[Step], paper: Paper) -> list[Line]:
 
 def wrapped_command(command: str, paper: Paper) -> list[Line]:
     """Return a command that can be pasted: its lines end with a backslash, words stay whole."""
-    rows = textwrap.wrap(
-        command,
-        paper.measure - 2,
-        initial_indent="    ",
-        subsequent_indent="      ",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-    return [line(f"{row} \\" if row is not rows[-1] else row, Tone.STRONG) for row in rows]
+    rows, row = [], "   "
+    for part in re.split(r" (?=-)", command):
+        # a flag stays with its value
+        if len(row) + len(part) + 3 > paper.measure and row.strip():
+            rows.append(row)
+            row = "     "
+        row += f" {part}"
+    return [line(f"{above} \\", Tone.STRONG) for above in rows] + [line(row, Tone.STRONG)]
 
 
 def _forced(result: SearchResult, chosen: Case) -> list[str]:
@@ -129,22 +128,17 @@ def _forced(result: SearchResult, chosen: Case) -> list[str]:
         pace = f"{strategy_name(result.forced_strategy)} takes {ratio:.2f} times as long"
     else:
         pace = f"{strategy_name(result.forced_strategy)} is not slower, but stands on a higher rung"
-    free_name = strategy_name(free.plan.strategy)
-    return [
-        f"without --strategy {result.forced_strategy} the advice is {free_name} ({free.plan.mesh}): "
-        f"{key_figures(free)}; {pace}"
-    ]
+    advice = f"the advice is {_named(free)}: {key_figures(free)}"
+    return [f"without --strategy {result.forced_strategy} {advice}; {pace}"]
 
 
 def _faster(result: SearchResult, chosen: Case) -> list[str]:
     fastest = result.fastest
     if fastest is not None and fastest.estimate.time.step < chosen.estimate.time.step:
         gain = 1 - fastest.estimate.time.step / chosen.estimate.time.step
-        return [
-            f"{strategy_name(fastest.plan.strategy)} ({fastest.plan.mesh}) would take "
-            f"{duration(fastest.estimate.time.step)}, {percent(gain)} less, on a higher rung; "
-            f"the simpler plan is taken within {percent(result.tolerance)}: --tolerance 0 takes the fastest"
-        ]
+        pace = f"would take {duration(fastest.estimate.time.step)}, {percent(gain)} less, on a higher rung"
+        policy = f"within {percent(result.tolerance)} the simpler plan is taken"
+        return [f"{_named(fastest)} {pace}; {policy}, with --tolerance 0 the fastest"]
     runners = [
         rung.case
         for rung in result.rungs
@@ -154,20 +148,23 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
         return []
     second = min(runners, key=lambda case: case.estimate.time.step)
     loss = second.estimate.time.step / chosen.estimate.time.step - 1
-    return [
-        f"the next best rung is {strategy_name(second.plan.strategy)} ({second.plan.mesh}): "
-        f"{duration(second.estimate.time.step)}, {percent(loss)} more"
-    ]
+    pace = f"{duration(second.estimate.time.step)}, {percent(loss)} more"
+    return [f"the next best rung is {_named(second)}: {pace}"]
 
 
 def _tie(result: SearchResult) -> list[str]:
     if not result.may_be_a_tie or result.fastest is None or result.chosen is None:
         return []
-    chosen, fastest = result.chosen.estimate.time, result.fastest.estimate.time
-    return [
-        f"may be a tie: the 80 % intervals of the two overlap ({_interval(chosen)} and {_interval(fastest)}); "
-        "settle it by measuring: write the other plan to a file too, and time twenty steps of each"
-    ]
+    intervals = " and ".join(_interval(case.estimate.time) for case in (result.chosen, result.fastest))
+    sentence = (
+        f"may be a tie: the 80 % intervals of the two overlap ({intervals}); settle it by measuring: write "
+        "the other plan to a file too, and time twenty steps of each"
+    )
+    return [sentence]
+
+
+def _named(case: Case) -> str:
+    return f"{strategy_name(case.plan.strategy)} ({case.plan.mesh})"
 
 
 def _interval(time: TimeEstimate) -> str:

@@ -55,7 +55,8 @@ def bar_lines(
     whole = max(sum(part.amount for part in parts), ruler.amount if ruler else 0.0)
     if whole <= 0:
         return []
-    rows, before = [], 0.0
+    rows: list[Line] = []
+    before = 0.0
     for part in parts:
         start, end = (round(cells * edge / whole) for edge in (before, before + part.amount))
         rows.append(

@@ -8,7 +8,7 @@ from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.headline import VERDICT_TONES, VERDICT_WORDS
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.text import Line, Tone, heading, labelled
-from parastrat.report.wording import batch_words, device_word, option_words
+from parastrat.report.wording import a_device, batch_words, device_word, option_words
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -81,11 +81,8 @@ def time_lines(case: Case, paper: Paper) -> list[Line]:
         if amount > 0
     ]
     units = "samples" if case.workload.sequence_length is None else "tokens"
-    word = device_word(case.hardware)
-    speed = [
-        f"{rate(estimate.tokens_per_s_per_gpu)} {units}/s and "
-        f"{rate(estimate.model_tflops_per_gpu)} model TFLOP/s a {word}"
-    ]
+    flops = f"{rate(estimate.model_tflops_per_gpu)} model TFLOP/s"
+    speed = [f"{rate(estimate.tokens_per_s_per_gpu)} {units}/s and {flops} {a_device(case.hardware)}"]
     if estimate.mfu is not None:
         speed.append(f"{percent(estimate.mfu)} of the datasheet (MFU)")
     lines = heading(title)

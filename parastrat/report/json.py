@@ -47,7 +47,7 @@ def estimate_json(case: Case, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def comparison_json(case: Case, findings: Sequence[Finding], recommended: SearchResult) -> dict[str, Any]:
-    """Return the answer of ``why-not``: an estimate of the asked plan, with the recommendation beside it."""
+    """Return the answer of ``why-not``: the asked plan, and the recommendation beside it."""
     return {**estimate_json(case, findings), "recommended": recommendation_json(recommended)}
 
 

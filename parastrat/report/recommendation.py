@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from parastrat.result import SearchResult
 
 
+#: the rule that a step must fit
+_FIT = "PS101"
+
+
 def recommendation_text(result: SearchResult, context: Context, paper: Paper) -> str:
     """Return the report of ``recommend``."""
     chosen, facts = result.chosen, result.facts
@@ -62,8 +66,8 @@ def estimate_text(case: Case, findings: Sequence[Finding], context: Context, pap
 
 
 def count_errors(findings: Sequence[Finding]) -> int:
-    """Return how many rules the plan breaks."""
-    return sum(finding.severity is Severity.ERROR for finding in findings)
+    """Return how many rules the plan breaks; that it does not fit is told apart."""
+    return sum(finding.severity is Severity.ERROR and finding.code != _FIT for finding in findings)
 
 
 def _estimate_head(case: Case, findings: Sequence[Finding], context: Context, paper: Paper) -> list[Line]:

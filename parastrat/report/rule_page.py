@@ -9,12 +9,19 @@ from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Tone, labelled, line, rendered, wrapped
 
 if TYPE_CHECKING:
+    from parastrat.finding import Hit
     from parastrat.report.text import Paper
     from parastrat.rules import Rule
 
 
-def rule_text(rule: Rule, paper: Paper) -> str:
-    """Return one rule's title, severity, rationale, source and the mistakes that it catches."""
+def rule_text(rule: Rule, paper: Paper, *, example: tuple[str, Hit] | None = None) -> str:
+    """Return one rule's title, rationale, source and the mistakes that it catches.
+
+    Args:
+        rule: the rule.
+        paper: the screen.
+        example: a case in words, and what the rule says of it.
+    """
     lines = wrapped(f"{rule.code}: {rule.title}", paper, tone=Tone.STRONG)
     lines.append(line())
     for paragraph in rule.rationale.split("\n\n"):
@@ -24,6 +31,11 @@ def rule_text(rule: Rule, paper: Paper) -> str:
     lines += labelled("source", rule.url, paper)
     if rule.covers:
         lines += labelled("covers", ", ".join(rule.covers), paper)
+    if example is not None:
+        words, hit = example
+        lines += labelled("example", words, paper)
+        lines += labelled("says", hit.message, paper)
+        lines += labelled("fix", hit.fix, paper)
     return rendered(lines, paper)
 
 

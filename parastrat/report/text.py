@@ -79,6 +79,8 @@ def wrapped(
             paper.measure,
             initial_indent=first,
             subsequent_indent=" " * len(first) if rest is None else rest,
+            # addresses stay whole
+            break_long_words=False,
             break_on_hyphens=False,
         )
     ]
