@@ -128,12 +128,20 @@ def test_no_token_sees_what_follows_it(single: ModuleType) -> None:
     assert not torch.allclose(before[:, 20:], after[:, 20:])
 
 
-def test_the_order_of_tokens_matters(single: ModuleType) -> None:
+def test_one_block_tells_the_order_of_earlier_tokens(single: ModuleType) -> None:
     torch.manual_seed(0)
-    model = single.build()
-    tokens = torch.arange(8)[None]
+    block = single.Block(0.0)
+    tokens = torch.randn(1, 8, single.WIDTH)
     swapped = tokens[:, [1, 0, 2, 3, 4, 5, 6, 7]]
-    assert not torch.allclose(model(tokens)[:, -1], model(swapped)[:, -1], atol=1e-5)
+    assert not torch.allclose(block(tokens)[:, -1], block(swapped)[:, -1], atol=1e-5)
+
+
+def test_rotation_depends_on_the_distance_alone(single: ModuleType) -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(32), torch.randn(32)
+    products = single.rotated(query.expand(16, 32)) @ single.rotated(key.expand(16, 32)).T
+    torch.testing.assert_close(products[3, 1], products[12, 10])
+    assert not torch.allclose(products[3, 1], products[3, 2])
 
 
 def test_text_is_the_same_each_time_and_held_out_text_is_not_in_it(single: ModuleType) -> None:
