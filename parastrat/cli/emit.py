@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from parastrat.cli.plan_case import PlanSource
     from parastrat.emit import Target, TextFile
 
+_SCHEMA = "parastrat.emit/1"
+
 _Plan = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
 _To = Annotated[
     str, typer.Option("--to", metavar="TARGET", help="torchrun, slurm or python.", show_default=False)
@@ -63,7 +65,12 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
         written = write_files(files, output, force=force)
     if as_json:
         show_json(
-            {"target": target.value, "files": plain(files), "written": [str(path) for path in written]}
+            {
+                "schema": _SCHEMA,
+                "target": target.value,
+                "files": plain(files),
+                "written": [str(path) for path in written],
+            }
         )
     elif output is None:
         show(_as_text(files))

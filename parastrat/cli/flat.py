@@ -59,7 +59,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     A group is a dataclass of flags; other parameters are flags themselves.
     """
     hints = get_type_hints(command, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +14,8 @@ import typer
 from parastrat.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parastrat.cli.plan_case import PlanSource
 
 _Plan = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
@@ -27,6 +32,12 @@ _Replan = Annotated[
     bool, typer.Option("--replan", help="Search again for the devices at hand; same model and workload.")
 ]
 
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object; what the job prints goes to stderr.")
+]
+
+_SCHEMA = "parastrat.run/1"
+
 
 def run(  # noqa: PLR0913 - a parameter is a flag
     plan: _Plan,
@@ -37,8 +48,10 @@ def run(  # noqa: PLR0913 - a parameter is a flag
     rdzv_endpoint: _Endpoint = None,
     *,
     replan: _Replan = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Launch a script under a plan; the flags of run stand before plan.toml."""
+    from parastrat.cli.output import show_json
     from parastrat.cli.plan_case import PlanSource
     from parastrat.parse import read_plan
 
@@ -46,18 +59,36 @@ def run(  # noqa: PLR0913 - a parameter is a flag
     _check_script(script)
     if replan:
         source = replanned(source, nnodes)
-    from parastrat.runtime.launch import run_plan
+    with _stdout_on_stderr() if as_json else nullcontext():
+        from parastrat.runtime.launch import run_plan
 
-    code = run_plan(
-        source.parsed,
-        script,
-        arguments or [],
-        plan_path=source.path,
-        nnodes=nnodes,
-        node_rank=node_rank,
-        rdzv_endpoint=rdzv_endpoint,
-    )
-    raise typer.Exit(code)
+        code = run_plan(
+            source.parsed,
+            script,
+            arguments or [],
+            plan_path=source.path.resolve(),
+            nnodes=nnodes,
+            node_rank=node_rank,
+            rdzv_endpoint=rdzv_endpoint,
+        )
+    if as_json:
+        show_json({"schema": _SCHEMA, "plan": str(source.path), "script": str(script), "exit_code": code})
+    if code:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Let this process and those that it starts write to stderr what they write to stdout."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _check_script(script: Path) -> None:
@@ -82,11 +113,15 @@ def replanned(source: PlanSource, num_nodes: int | None) -> PlanSource:
     """
     from parastrat.cli.output import tell, write_plan
     from parastrat.cli.plan_case import PlanSource, facts_for
+    from parastrat.hardware import DeviceType
     from parastrat.parse import read_plan
     from parastrat.probe import probe_hardware
     from parastrat.search import Constraints, find_plan
 
-    hardware = probe_hardware()
+    planned, launch = source.parsed.hardware, source.parsed.launch
+    of_processes = planned is not None and planned.device.type is DeviceType.CPU
+    # a host has as many CPU processes as somebody chose
+    hardware = probe_hardware(ranks_per_node=launch.ranks_per_node if launch and of_processes else None)
     if num_nodes is not None:
         hardware = replace(hardware, num_nodes=num_nodes)
     result = find_plan(facts_for(source, hardware), Constraints(pp=1, cp=1, tp=1, ep=1))
