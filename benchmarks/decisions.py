@@ -1,10 +1,11 @@
 """Recommended strategies beside those of published recipes, with the numbers of each disagreement.
 
-Usage: python benchmarks/decisions.py
+Usage: python benchmarks/decisions.py [--write]
 """
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ from parastrat.sources import load_source
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
-DECISIONS = Path(__file__).resolve().parents[1] / "tests" / "golden" / "decisions.toml"
+ROOT = Path(__file__).resolve().parents[1]
+DECISIONS = ROOT / "tests" / "golden" / "decisions.toml"
+PAGE = ROOT / "docs" / "decisions.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,21 +127,57 @@ def summary(case: Case | None) -> str:
         return "-"
     plan, memory = case.plan, case.estimate.memory
     return (
-        f"{plan.strategy} ({plan.mesh}; micro-batch {plan.micro_batch_size}, {plan.recompute}) "
-        f"{case.estimate.time.step:.2f} s, {memory.total / GIB:.0f}/{memory.capacity / GIB:.0f} GiB"
+        f"{plan.strategy}: {plan.mesh}, micro-batch {plan.micro_batch_size}, recompute {plan.recompute}; "
+        f"{case.estimate.time.step:.2f} s, {memory.total / GIB:.0f} of {memory.capacity / GIB:.0f} GiB"
     )
 
 
-def main() -> None:
-    """Print every decision and the count."""
-    made = [decide(entry) for entry in decisions()]
-    for decision in made:
-        print(f"{'agrees  ' if decision.agrees else 'DIFFERS '} {decision.entry['id']}")
-        print(f"    ours       {summary(decision.result.chosen)}")
-        print(f"    published  {summary(decision.published)}")
+def waits(case: Case | None) -> str:
+    """Return the parts of a step that are more than 3 % of it."""
+    if case is None:
+        return "-"
+    time = case.estimate.time
+    return ", ".join(
+        f"{name} {seconds:.2f}" for name, seconds in time.parts.items() if seconds > 0.03 * time.step
+    )
+
+
+def page(made: list[Decision]) -> str:
+    """Return docs/decisions.md."""
     agreed = sum(decision.agrees for decision in made)
     refuted = [d.entry["id"] for d in made if d.recommended in d.entry["refuted"]]
-    print(f"\n{agreed} of {len(made)} agree; recommended although refuted: {refuted or 'none'}")
+    lines = [
+        "# Recommended and published strategies",
+        "",
+        "Made by `python benchmarks/decisions.py --write`. The published mesh is estimated with the fastest",
+        "micro-batch, recompute and interleaving that fit; all seconds are predictions, parts in seconds.",
+        "",
+        f"**{agreed} of {len(made)} agree.** Recommended although a source refutes it: {refuted or 'none'}.",
+        "",
+    ]
+    for decision in sorted(made, key=lambda each: each.agrees):
+        entry = decision.entry
+        verdict = "agrees" if decision.agrees else "differs"
+        lines += [
+            f"## {entry['id']}: {verdict}",
+            "",
+            f"- {entry['model']} on {entry['on']}, batch {entry['global_batch']}: {entry['published']},"
+            f" {entry['source']}",
+            f"- ours: {summary(decision.result.chosen)} ({waits(decision.result.chosen)})",
+            f"- published: {summary(decision.published)} ({waits(decision.published)})",
+        ]
+        lines += [f"- why: {entry['argument']}"] if not decision.agrees else []
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print the page, or write it with ``--write``."""
+    text = page([decide(entry) for entry in decisions()])
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+    else:
+        print(text)
 
 
 if __name__ == "__main__":
