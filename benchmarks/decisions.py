@@ -128,7 +128,7 @@ def summary(case: Case | None) -> str:
     plan, memory = case.plan, case.estimate.memory
     return (
         f"{plan.strategy}: {plan.mesh}, micro-batch {plan.micro_batch_size}, recompute {plan.recompute}; "
-        f"{case.estimate.time.step:.2f} s, {memory.total / GIB:.0f} of {memory.capacity / GIB:.0f} GiB"
+        f"{case.estimate.time.step:.2f} s, {memory.total / GIB:.0f}/{memory.capacity / GIB:.0f} GiB"
     )
 
 
@@ -145,24 +145,24 @@ def waits(case: Case | None) -> str:
 def page(made: list[Decision]) -> str:
     """Return docs/decisions.md."""
     agreed = sum(decision.agrees for decision in made)
-    refuted = [d.entry["id"] for d in made if d.recommended in d.entry["refuted"]]
+    refuted = [d.entry["id"] for d in made if d.recommended in d.entry["refuted"]] or "none"
     lines = [
         "# Recommended and published strategies",
         "",
-        "Made by `python benchmarks/decisions.py --write`. The published mesh is estimated with the fastest",
-        "micro-batch, recompute and interleaving that fit; all seconds are predictions, parts in seconds.",
+        "Made by `python benchmarks/decisions.py --write`. The published mesh is estimated with the",
+        "fastest micro-batch, recompute and interleaving that fit; all seconds are predictions.",
         "",
-        f"**{agreed} of {len(made)} agree.** Recommended although a source refutes it: {refuted or 'none'}.",
+        f"**{agreed} of {len(made)} agree.** Recommended although a source refutes it: {refuted}.",
         "",
     ]
     for decision in sorted(made, key=lambda each: each.agrees):
         entry = decision.entry
         verdict = "agrees" if decision.agrees else "differs"
+        published = f"{entry['published']}, {entry['source']}"
         lines += [
             f"## {entry['id']}: {verdict}",
             "",
-            f"- {entry['model']} on {entry['on']}, batch {entry['global_batch']}: {entry['published']},"
-            f" {entry['source']}",
+            f"- {entry['model']} on {entry['on']}, batch {entry['global_batch']}: {published}",
             f"- ours: {summary(decision.result.chosen)} ({waits(decision.result.chosen)})",
             f"- published: {summary(decision.published)} ({waits(decision.published)})",
         ]

@@ -130,7 +130,8 @@ def element_bytes(facts: Facts) -> ElementBytes:
 
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
     """Return the dense and the expert parameters that tp and ep leave on one rank."""
-    experts = totals.expert / np.where(c.ep > 1, c.ep, c.tp)
+    divisor: Numbers = np.where(c.ep > 1, c.ep, c.tp)
+    experts = totals.expert / divisor
     return totals.replicated + totals.tensor / c.tp, experts
 
 

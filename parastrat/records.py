@@ -39,7 +39,7 @@ def without_none(value: Any) -> Any:
 
 
 @cache
-def field_types(cls: type) -> dict[str, Any]:
+def field_types(cls: Any) -> dict[str, Any]:
     """Return a dataclass's field types, resolved."""
     return get_type_hints(cls)
 
@@ -66,7 +66,7 @@ def _value(kind: Any, item: Any) -> Any:
         return tuple(_value(get_args(kind)[0], entry) for entry in item)
     if origin is not None:
         return item
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         return build(kind, item)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind(item)

@@ -11,7 +11,7 @@ import pytest
 BENCHMARK = runpy.run_path(str(Path(__file__).resolve().parents[1] / "benchmarks" / "decisions.py"))
 ENTRIES = BENCHMARK["decisions"]()
 
-#: of the published strategies, those that are recommended today; a change of the cost model may not lose any
+#: published strategies that are recommended today; a change of the cost model may not lose any
 LEAST_AGREEMENT = 23
 
 

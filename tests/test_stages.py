@@ -52,10 +52,11 @@ def chain(*blocks: Block) -> ModelSpec:
 
 def decoder(layers: int, head_flops: float, *, tied: bool = False) -> ModelSpec:
     group = "embedding" if tied else None
+    table = Parameters(trainable=100, split=Split.TENSOR, tie_group=group)
     return chain(
-        block("embedding", 1, 0, Parameters(trainable=100, split=Split.TENSOR, tie_group=group), unit=False),
+        block("embedding", 1, 0, table, unit=False),
         block("layer", layers, 1.0, Parameters(trainable=10, split=Split.TENSOR), Parameters(trainable=1)),
-        block("head", 1, head_flops, Parameters(trainable=100, split=Split.TENSOR, tie_group=group), unit=False),
+        block("head", 1, head_flops, table, unit=False),
     )
 
 
@@ -87,9 +88,7 @@ def test_a_cut_loses_nothing_and_keeps_the_order(layers: int, head: float, stage
 @given(st.integers(4, 60), st.floats(0, 3), st.integers(1, 4))
 def test_no_cut_has_a_lighter_heaviest_stage(layers: int, head: float, stages: int) -> None:
     weights = [0.0] + [1.0] * layers + [head]
-    heaviest = max(
-        stage[1] + stage[2] * head for stage in cut(decoder(layers, head), stages)
-    )
+    heaviest = max(stage[1] + stage[2] * head for stage in cut(decoder(layers, head), stages))
     assert heaviest <= best_by_dynamic_programming(weights, stages) + 1e-3
 
 

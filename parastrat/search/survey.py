@@ -163,7 +163,7 @@ def nearest_plan(judged: Survey, rung: int) -> Plan | None:
 def objection(judged: Survey, rung: int) -> tuple[PlanRule, Plan] | None:
     """Return the rule that removed most plans of a rung, with one of them; None where none did."""
     counts = [(entry, entry.rows[rungs_of(entry.columns)[entry.rows] == rung]) for entry in judged.rejected]
-    entry, rows = max(counts, key=lambda pair: len(pair[1]), default=(None, ()))
-    if entry is None or not len(rows):
+    if not any(len(rows) for _, rows in counts):
         return None
+    entry, rows = max(counts, key=lambda pair: len(pair[1]))
     return entry.rule, plan_at(entry.columns, int(rows[0]))

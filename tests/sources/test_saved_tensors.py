@@ -53,9 +53,17 @@ def mixtral() -> tuple[nn.Module, Architecture]:
 
 def gpt2() -> tuple[nn.Module, Architecture]:
     config = transformers.GPT2Config(
-        n_embd=128, n_layer=2, n_head=8, vocab_size=VOCAB, n_positions=128, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
-    )  # fmt: skip
+        n_embd=128,
+        n_layer=2,
+        n_head=8,
+        vocab_size=VOCAB,
+        n_positions=128,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
     architecture = Architecture(
         **COMMON,
         **BIASED,
@@ -72,9 +80,15 @@ def gpt2() -> tuple[nn.Module, Architecture]:
 
 def bert() -> tuple[nn.Module, Architecture]:
     config = transformers.BertConfig(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=8, intermediate_size=512, vocab_size=VOCAB,
-        max_position_embeddings=128, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    )  # fmt: skip
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        intermediate_size=512,
+        vocab_size=VOCAB,
+        max_position_embeddings=128,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
     architecture = Architecture(
         **COMMON,
         **BIASED,
@@ -92,9 +106,16 @@ def bert() -> tuple[nn.Module, Architecture]:
 
 def vit() -> tuple[nn.Module, Architecture]:
     config = transformers.ViTConfig(
-        hidden_size=128, num_hidden_layers=2, num_attention_heads=8, intermediate_size=512, image_size=64,
-        patch_size=8, num_labels=10, hidden_dropout_prob=0, attention_probs_dropout_prob=0,
-    )  # fmt: skip
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        intermediate_size=512,
+        image_size=64,
+        patch_size=8,
+        num_labels=10,
+        hidden_dropout_prob=0,
+        attention_probs_dropout_prob=0,
+    )
     architecture = Architecture(
         **(COMMON | {"vocab": 1}),
         **BIASED,
@@ -109,9 +130,16 @@ def vit() -> tuple[nn.Module, Architecture]:
 
 def t5() -> tuple[nn.Module, Architecture]:
     config = transformers.T5Config(
-        d_model=128, d_kv=16, d_ff=512, num_layers=2, num_heads=8, vocab_size=VOCAB, dropout_rate=0.0,
-        decoder_start_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        d_model=128,
+        d_kv=16,
+        d_ff=512,
+        num_layers=2,
+        num_heads=8,
+        vocab_size=VOCAB,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
     architecture = Architecture(
         **COMMON,
         family=Family.ENCODER_DECODER,
