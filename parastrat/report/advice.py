@@ -34,7 +34,7 @@ def backend_lines(case: Case, paper: Paper) -> list[Line]:
     """Return the communication backend with its reason, and the environment of every rank."""
     decision = decide_backend(case.hardware)
     launch = case.launch
-    lines = heading("Backend and launch")
+    lines = heading("Backend and launch", paper)
     name = "none, one process" if decision.backend is None else decision.backend.value
     if not launch.backend:
         name = "none, one process"
@@ -57,7 +57,7 @@ def finding_lines(findings: Sequence[Finding], paper: Paper) -> list[Line]:
     """Return findings, errors first, each with what to do."""
     if not findings:
         return []
-    lines = heading("Findings (parastrat explain CODE says more)")
+    lines = heading("Findings (parastrat explain CODE says more)", paper)
     order = list(Severity)
     for finding in sorted(findings, key=lambda finding: order.index(finding.severity)):
         tone = _SEVERITY_TONES[finding.severity]
@@ -73,7 +73,7 @@ def caveat_lines(caveats: Sequence[str], paper: Paper) -> list[Line]:
     """Return what the estimate leaves out."""
     if not caveats:
         return []
-    return heading("Left out of the estimate") + [
+    return heading("Left out of the estimate", paper) + [
         row for caveat in caveats for row in wrapped(caveat, paper, first="  - ")
     ]
 
@@ -91,7 +91,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     ]
     if not sentences:
         return []
-    lines = heading("What would change the answer")
+    lines = heading("What would change the answer", paper)
     lines += [row for sentence in sentences for row in wrapped(sentence, paper, first="  - ")]
     if result.may_be_a_tie and result.fastest is not None:
         lines += wrapped_command(estimate_command(context, result.fastest.plan, "other.toml"), paper)
@@ -100,7 +100,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
 
 def next_lines(steps: Sequence[Step], paper: Paper) -> list[Line]:
     """Return the next commands; one too long for a line is broken as a shell reads it."""
-    lines = heading("Next") if steps else []
+    lines = heading("Next", paper) if steps else []
     for step in steps:
         lines += wrapped(step.purpose, paper, first="  ", tone=Tone.FAINT)
         lines += wrapped_command(step.command, paper)

@@ -28,7 +28,7 @@ def plan_lines(case: Case, paper: Paper) -> list[Line]:
     """Return the job and the plan, setting by setting."""
     plan, model, hardware = case.plan, case.model, case.hardware
     world = plan.mesh.world_size
-    lines = heading("Plan")
+    lines = heading("Plan", paper)
     active = (
         "" if model.active_parameters == model.parameters else f", {count(model.active_parameters)} active"
     )
@@ -55,7 +55,7 @@ def memory_lines(case: Case, paper: Paper) -> list[Line]:
     tone = VERDICT_TONES[memory.verdict]
     parts = [Part(name=name, amount=amount, tone=tone) for name, amount in memory.parts.items()]
     margin = Part(name="margin", amount=memory.margin, tone=Tone.FAINT, hollow=True)
-    lines = heading(title)
+    lines = heading(title, paper)
     return lines + bar_lines(
         [*parts, margin],
         paper,
@@ -85,6 +85,6 @@ def time_lines(case: Case, paper: Paper) -> list[Line]:
     speed = [f"{rate(estimate.tokens_per_s_per_gpu)} {units}/s and {flops} {a_device(case.hardware)}"]
     if estimate.mfu is not None:
         speed.append(f"{percent(estimate.mfu)} of the datasheet (MFU)")
-    lines = heading(title)
+    lines = heading(title, paper)
     lines += bar_lines(parts, paper, written=duration)
     return lines + labelled("speed", ", ".join(speed), paper, width=11)

@@ -51,7 +51,7 @@ def comparison_text(
     lines = headline_lines(sentence, tone, result.facts, context, paper)
     lines += finding_lines(findings, paper)
     if chosen is None:
-        lines += [*heading("Recommended"), *wrapped(recommended_sentence(result), paper, first="  ")]
+        lines += [*heading("Recommended", paper), *wrapped(recommended_sentence(result), paper, first="  ")]
     elif chosen.plan != case.plan:
         lines += _side_by_side(case, chosen, paper)
         lines += _time_differences(case, chosen, paper)
@@ -83,12 +83,12 @@ def compared_sentence(case: Case, chosen: Case | None, errors: int) -> str:
 def _side_by_side(case: Case, chosen: Case, paper: Paper) -> list[Line]:
     columns = (
         Column(title=""),
-        Column(title="this plan", most=max(24, (paper.width - 20) // 2)),
-        Column(title="recommended", most=max(24, (paper.width - 20) // 2)),
+        Column(title="this plan", most=(paper.width - 20) // 2),
+        Column(title="recommended", most=(paper.width - 20) // 2),
     )
     pairs = zip(_facts_of(case).items(), _facts_of(chosen).values(), strict=True)
     rows = [Row(cells=(name, mine, other)) for (name, mine), other in pairs]
-    return heading("Beside the recommended plan") + table_lines(columns, rows, paper)
+    return heading("Beside the recommended plan", paper) + table_lines(columns, rows, paper)
 
 
 def _facts_of(case: Case) -> dict[str, str]:
@@ -132,7 +132,7 @@ def _time_differences(case: Case, chosen: Case, paper: Paper) -> list[Line]:
         )
         for name, change in named
     ]
-    return heading("Where the time differs") + table_lines(columns, rows, paper)
+    return heading("Where the time differs", paper) + table_lines(columns, rows, paper)
 
 
 def _next(case: Case, chosen: Case | None, context: Context) -> list[Step]:

@@ -22,20 +22,22 @@ _TONES = {
     RungStatus.NOT_APPLICABLE: Tone.FAINT,
 }
 _MOST_REJECTED = 3
+#: narrower screens get narrower columns
+_ROOMY = 72
 
 
 def ladder_lines(rungs: tuple[Rung, ...], paper: Paper) -> list[Line]:
     """Return the ladder as a table."""
     columns = (
         Column(title=""),
-        Column(title="strategy", most=16),
-        Column(title="verdict"),
+        Column(title="strategy", most=16 if paper.width >= _ROOMY else 12),
+        Column(title="verdict", most=12 if paper.width >= _ROOMY else 8),
         Column(title="GiB", fill=Fill.NUMBER),
         Column(title="step", fill=Fill.NUMBER),
         Column(title="why taken or left", fill=Fill.REST, most=90),
     )
     rows = [_rung_row(rung) for rung in rungs]
-    return heading("Ladder: the best plan of each rung") + table_lines(columns, rows, paper)
+    return heading("Ladder: the best plan of each rung", paper) + table_lines(columns, rows, paper)
 
 
 def _rung_row(rung: Rung) -> Row:
@@ -59,7 +61,7 @@ def _figures(case: Case | None) -> tuple[str, str, str]:
 
 def nearest_lines(fits: tuple[NearestFit, ...], paper: Paper) -> list[Line]:
     """Return what would make a plan fit, cheapest first; said as well where nothing was found."""
-    lines = heading("What would fit")
+    lines = heading("What would fit", paper)
     if not fits:
         return lines + wrapped(
             "No change that was tried makes it fit: offloading, shorter sequences, more nodes.",
@@ -93,7 +95,7 @@ def rejected_lines(rejected: tuple[Rejection, ...], considered: int, paper: Pape
     if not rejected:
         return []
     total = sum(rejection.count for rejection in rejected)
-    lines = heading(f"Left out by rules: {total:,} of {considered:,} plans")
+    lines = heading(f"Left out by rules: {total:,} of {considered:,} plans", paper)
     columns = (
         Column(title="plans", fill=Fill.NUMBER),
         Column(title="rule"),

@@ -55,11 +55,6 @@ def line(text: str = "", tone: Tone = Tone.PLAIN) -> Line:
     return (Span(text, tone),)
 
 
-def heading(text: str) -> list[Line]:
-    """Return a section's heading, with a blank line before it."""
-    return [line(), line(text, Tone.HEADING)]
-
-
 def wrapped(
     text: str, paper: Paper, *, tone: Tone = Tone.PLAIN, first: str = "", rest: str | None = None
 ) -> list[Line]:
@@ -84,6 +79,11 @@ def wrapped(
             break_on_hyphens=False,
         )
     ]
+
+
+def heading(text: str, paper: Paper) -> list[Line]:
+    """Return a section's heading, with a blank line before it."""
+    return [line(), *wrapped(text, paper, tone=Tone.HEADING)]
 
 
 def labelled(label: str, text: str, paper: Paper, *, width: int = 11) -> list[Line]:

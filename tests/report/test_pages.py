@@ -1,0 +1,121 @@
+"""Whole reports: as they stand in ``golden``, and what holds on every screen.
+
+Renewed by ``PARASTRAT_UPDATE_GOLDENS=1 pytest tests/report``; read the difference before you commit it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report.answers import (
+    CONTEXT,
+    HEADS,
+    LOGITS,
+    OUT_OF_MEMORY,
+    ddp,
+    five_way,
+    forced,
+    fsdp2,
+    nothing,
+    pipelined,
+    taken,
+)
+
+from parastrat.report.comparison import comparison_text
+from parastrat.report.recommendation import estimate_text, recommendation_text
+from parastrat.report.text import Paper
+
+GOLDEN = Path(__file__).parent / "golden"
+ESCAPE = re.compile(r"\033\[[0-9;]*m")
+
+PAGES: dict[str, Callable[[Paper], str]] = {
+    "recommend": lambda paper: recommendation_text(taken(), CONTEXT, paper),
+    "recommend-nothing-fits": lambda paper: recommendation_text(nothing(), CONTEXT, paper),
+    "recommend-forced": lambda paper: recommendation_text(forced(), CONTEXT, paper),
+    "estimate-does-not-fit": lambda paper: estimate_text(ddp(), (OUT_OF_MEMORY,), CONTEXT, paper),
+    "estimate-broken": lambda paper: estimate_text(five_way(), (HEADS, LOGITS), CONTEXT, paper),
+    "why-not": lambda paper: comparison_text((pipelined(), (LOGITS,)), taken(), CONTEXT, paper),
+}
+
+every_page = pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_read_as_reviewed(name: str) -> None:
+    path = GOLDEN / f"{name}.txt"
+    text = PAGES[name](Paper())
+    if os.environ.get("PARASTRAT_UPDATE_GOLDENS"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@every_page
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_no_line_is_longer_than_the_screen(page: Callable[[Paper], str], width: int) -> None:
+    longest = max(page(Paper(width=width)).splitlines(), key=len)
+    assert len(longest) <= width, longest
+
+
+@every_page
+def test_colour_changes_nothing_but_colour(page: Callable[[Paper], str]) -> None:
+    plain, coloured = page(Paper()), page(Paper(colour=True))
+    assert "\033" not in plain
+    assert ESCAPE.search(coloured)
+    stripped = [row.rstrip() for row in ESCAPE.sub("", coloured).splitlines()]
+    assert stripped == plain.splitlines()
+
+
+@every_page
+def test_a_screen_without_blocks_gets_ascii(page: Callable[[Paper], str]) -> None:
+    text = page(Paper(blocks=False))
+    assert text.isascii()
+    assert "?" not in text
+    assert "#" in text or "Memory" not in text
+
+
+def test_the_first_line_is_the_verdict() -> None:
+    page = recommendation_text(taken(), CONTEXT, Paper(width=200))
+    assert page.splitlines()[0] == (
+        "Train small with FSDP2 over 16 GPUs: 40.0 of 78.0 GiB a GPU, 1.22 s a step, 50 % MFU."
+    )
+    assert page.splitlines()[1].startswith("assumed: sequence length 1,024, precision bf16-mixed")
+    assert "given: global batch 64 sequences" in page
+
+
+def test_a_tie_is_said_with_how_to_settle_it() -> None:
+    page = recommendation_text(taken(), CONTEXT, Paper(width=200))
+    assert "may be a tie" in page
+    assert "parastrat estimate small --on cluster:2 --global-batch 64 --pp 4" in page
+    apart = replace(taken(), fastest=fsdp2())
+    assert "tie" not in recommendation_text(apart, CONTEXT, Paper())
+
+
+def test_a_forced_strategy_gets_the_honest_advice() -> None:
+    page = recommendation_text(forced(), CONTEXT, Paper(width=200))
+    assert "without --strategy fsdp2+tp+pp the advice is FSDP2 (dp_shard 16)" in page
+    assert "is not slower, but stands on a higher rung" in page
+
+
+def test_a_single_device_leaves_the_others_idle() -> None:
+    alone = replace(fsdp2(), plan=replace(fsdp2().plan, mesh=type(fsdp2().plan.mesh)()))
+    page = recommendation_text(replace(taken(), chosen=alone), CONTEXT, Paper())
+    assert page.startswith("Train small on one GPU, leave 15 idle:")
+
+
+def test_no_is_never_bare() -> None:
+    page = recommendation_text(nothing(), CONTEXT, Paper())
+    assert page.startswith("No plan for small fits on 16 GPUs: the nearest needs 166 of 78.0 GiB a GPU.")
+    assert "4 nodes instead of 2" in page
+    without = recommendation_text(replace(nothing(), nearest_fit=()), CONTEXT, Paper())
+    assert "No change that was tried makes it fit" in without
+
+
+def test_findings_come_errors_first() -> None:
+    page = estimate_text(five_way(), (LOGITS, HEADS), CONTEXT, Paper())
+    assert page.index("PS201 error") < page.index("PS103 info")
+    assert "cannot run, it breaks 1 rule" in page

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+from report.answers import CONTEXT, fsdp2, pipelined
+
+from parastrat.report.advice import wrapped_command
+from parastrat.report.bars import Part, Ruler, bar_lines
+from parastrat.report.commands import next_steps, plan_flags, typed
+from parastrat.report.numbers import count, duration, gib, percent, rate, size
+from parastrat.report.tables import Column, Fill, Row, table_lines
+from parastrat.report.text import Paper, rendered
+from parastrat.units import GIB, MIB
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (4357.2, "4,357 s"),
+        (64.04, "64.0 s"),
+        (5.811, "5.81 s"),
+        (0.9999, "1.00 s"),
+        (0.999, "999 ms"),
+        (0.0122, "12.2 ms"),
+        (5.2e-5, "52.0 us"),
+        (4e-7, "0.40 us"),
+        (0.0, "0 s"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_other_numbers() -> None:
+    assert [gib(part * GIB) for part in (1315.3, 79.14, 0.031)] == ["1,315", "79.1", "0.03"]
+    assert [size(part) for part in (30 * MIB, 79.1 * GIB)] == ["30 MiB", "79.1 GiB"]
+    assert [percent(share) for share in (0.412, 0.021, 0.0, 1.5)] == ["41 %", "2.1 %", "0 %", "150 %"]
+    assert [count(number) for number in (70_553_706_496, 124_439_808, 9999)] == ["70.6 B", "124 M", "9,999"]
+    assert [rate(number) for number in (8466.2, 43.61, 1.234)] == ["8,466", "43.6", "1.23"]
+
+
+def _rows(parts: list[Part], ruler: Ruler | None = None, *, blocks: bool = False) -> list[str]:
+    paper = Paper(width=66, blocks=blocks)
+    return rendered(bar_lines(parts, paper, written=str, ruler=ruler), paper).splitlines()
+
+
+def test_each_part_starts_where_the_one_above_ends() -> None:
+    first, second, third = _rows([Part(name=name, amount=1) for name in "abc"])
+    bars = [row[25:] for row in (first, second, third)]
+    ends = [len(bar) for bar in bars]
+    starts = [len(bar) - len(bar.lstrip()) for bar in bars]
+    assert starts == [0, *ends[:2]]
+    assert ends[2] == 40
+
+
+def test_the_ruler_shows_what_sticks_out() -> None:
+    bar, ruler = _rows([Part(name="used", amount=200)], Ruler(name="usable", amount=100))
+    assert len(ruler[25:]) == 20
+    assert len(bar[25:]) == 40
+    bar, ruler = _rows([Part(name="used", amount=50)], Ruler(name="usable", amount=100))
+    assert (len(bar[25:]), len(ruler[25:])) == (20, 40)
+
+
+def test_a_part_too_small_to_draw_is_marked_and_nothing_is_not() -> None:
+    rows = _rows([Part(name="all", amount=1e6), Part(name="little", amount=1), Part(name="none", amount=0)])
+    assert rows[1].endswith("|")
+    assert rows[2].endswith("0")
+
+
+def test_no_bar_of_nothing() -> None:
+    assert _rows([Part(name="none", amount=0)]) == []
+
+
+def test_numbers_stay_whole_where_text_wraps() -> None:
+    columns = (Column(title="GiB", fill=Fill.NUMBER), Column(title="why", fill=Fill.REST))
+    paper = Paper(width=60)
+    page = rendered(table_lines(columns, [Row(cells=("1,315", "word " * 20))], paper), paper)
+    lines = page.splitlines()
+    assert lines[1].startswith("  1,315  word")
+    assert lines[2].startswith("         word")
+    assert max(map(len, lines)) <= 60
+
+
+def test_a_command_is_broken_between_flags() -> None:
+    paper = Paper(width=60)
+    command = typed(
+        "estimate", "small", "--on", "cluster:2", "--global-batch", "64", "--tp", "16", "--pp", "4"
+    )
+    page = rendered(wrapped_command(command, paper), paper)
+    assert page.replace("\\\n", "").split() == command.split()
+    assert all(row.endswith("\\") for row in page.splitlines()[:-1])
+    assert not any(row.endswith(("--tp \\", "--on \\", "--pp \\")) for row in page.splitlines())
+
+
+def test_paths_are_quoted() -> None:
+    assert typed("run", "my plans/plan.toml") == "parastrat run 'my plans/plan.toml'"
+
+
+def test_flags_of_a_plan_give_it_again() -> None:
+    assert plan_flags(pipelined().plan) == [
+        *("--pp", "4", "--dp-shard", "2", "--tp", "2"),
+        *("--micro-batch", "1", "--recompute", "none"),
+    ]
+
+
+def test_what_auto_parallelize_does_not_apply_is_not_sent_to_run() -> None:
+    steps = next_steps(pipelined(), CONTEXT, "parastrat recommend small -o plan.toml")
+    assert [step.purpose for step in steps][1:] == ["or the best plan that auto_parallelize applies itself"]
+    assert "--pp 1 --cp 1 --tp 1 --ep 1 -o plan.toml" in steps[1].command
+    assert len(next_steps(fsdp2(), CONTEXT, "parastrat recommend small -o plan.toml")) == 1
+
+
+def test_a_written_plan_is_started_as_its_nodes_need() -> None:
+    from dataclasses import replace
+
+    written = replace(CONTEXT, plan_file="plan.toml")
+    (step,) = next_steps(fsdp2(), written, "")
+    assert step.command == "parastrat emit plan.toml --to slurm -o job"
+    alone = replace(fsdp2(), launch=replace(fsdp2().launch, nodes=1))
+    (step,) = next_steps(alone, written, "")
+    assert step.command == "parastrat run plan.toml train.py"
