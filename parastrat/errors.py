@@ -15,6 +15,8 @@ class ParastratError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        # a script that does not catch it shows the hint under the traceback
+        self.add_note(f"hint: {hint}")
 
 
 class UsageError(ParastratError):

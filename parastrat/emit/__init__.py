@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
 from parastrat.emit import python, slurm, torchrun
-from parastrat.emit.plan_toml import plan_table, plan_toml
+from parastrat.emit.plan_file import plan_table, plan_toml
 from parastrat.emit.text_file import EmitError, TextFile
 
 if TYPE_CHECKING:

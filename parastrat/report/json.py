@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from parastrat.emit.plan_toml import plan_table
+from parastrat.emit.plan_file import plan_table
 from parastrat.records import plain
 
 if TYPE_CHECKING:

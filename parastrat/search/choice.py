@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.assess import assess, assess_all, columns_of
-from parastrat.hardware import DeviceType
+from parastrat.hardware import DeviceType, Rates
+from parastrat.records import plain
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
@@ -138,22 +139,19 @@ def single_device(hardware: Hardware) -> Hardware:
     device = hardware.device
     if device.type is DeviceType.CPU:
         count = hardware.devices_per_node
-        sustained = replace(
-            device.sustained,
-            **{
-                name: rate * count
-                for name in ("fp32", "bf16", "fp16")
-                if (rate := getattr(device.sustained, name)) is not None
-            },
-        )
         device = replace(
             device,
             memory_bytes=device.memory_bytes * count,
             usable_memory_bytes=device.usable_memory_bytes * count,
             memory_bytes_per_s=device.memory_bytes_per_s * count,
-            sustained=sustained,
+            peak=_times(device.peak, count),
+            sustained=_times(device.sustained, count),
         )
     return replace(hardware, device=device, devices_per_node=1, num_nodes=1, scale_up_devices=1)
+
+
+def _times(rates: Rates, count: int) -> Rates:
+    return Rates(**{name: rate * count for name, rate in plain(rates).items() if rate is not None})
 
 
 def _best_by_strategy(judged: Survey) -> list[Plan]:

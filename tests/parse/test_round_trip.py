@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parastrat.case import Case
-from parastrat.emit.plan_toml import plan_toml
+from parastrat.emit.plan_file import plan_toml
 from parastrat.estimate import Estimate
 from parastrat.hardware import Hardware
 from parastrat.launch import Launch

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from parastrat.emit.plan_toml import plan_toml
+from parastrat.emit.plan_file import plan_toml
 from parastrat.errors import UnknownFactError
 from parastrat.parse import FingerprintedModel, ModelFingerprint, read_plan
 
