@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.data_parallel import data_mesh, replicate, shard, shards
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
 from parastrat.runtime.plain_loop import guard_plain_loop
-from parastrat.runtime.precision import LossScale, autocast_forward, cast_weights
-from parastrat.runtime.recompute import recomputing, replace_module
+from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
+from parastrat.runtime.recompute import recompute_call, recomputing, replace_module, without_caches
 from parastrat.runtime.refusals import (
     check_fingerprint,
     check_model,
@@ -33,10 +32,10 @@ from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.world import (
     backend_string,
+    current_world,
     join_process_group,
     own_device,
     release_at_exit,
-    world_of,
 )
 from parastrat.runtime.wrapping import Wrapping, remember, wrapping_of
 from parastrat.workload import Precision
@@ -81,7 +80,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             parameters that would be replaced.
     """
     choice, failure = _stated(plan)
-    world = world_of(os.environ)
+    world = current_world()
     device = own_device(device_type(choice), world)
     if world.world_size > 1:
         join_process_group(backend_string(backend(choice, device.type), device.type), device)
@@ -161,7 +160,8 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
         module.to(device)
         calls.append(f"model.to({str(device)!r})")
         if autocast_forward(module, device, plan.precision):
-            calls.append(f"model.forward = torch.autocast({device.type!r}, ...)(model.forward)")
+            dtype = COMPUTE[plan.precision]
+            calls.append(f"model.forward = torch.autocast({device.type!r}, {dtype})(model.forward)")
         model = replicate(module, wrapping) if plan.mesh.dp > 1 else module
     if plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
@@ -183,7 +183,9 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
             unit.compile()
         units[name] = unit
     if units and plan.recompute is not Recompute.NONE:
-        calls.append(f"# recompute {plan.recompute} in each of {tuple(units)}")
+        calls.append(recompute_call(plan.recompute, tuple(units)))
+        if without_caches(module):
+            calls.append("model.config.use_cache = False")
     if units and plan.compile is Compile.BLOCK:
         calls.append(f"for name in {tuple(units)}:\n    model.get_submodule(name).compile()")
     return units

@@ -29,7 +29,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
     Args:
         model: What ``auto_parallelize`` returned. Evaluated in eval mode without gradients, then put back.
         loader: Over the whole data set, as for one process, in the same order on all ranks; yields
-            ``(inputs, targets)``.
+            ``(inputs, targets)``, or a dict for the forward with ``labels`` among it.
         metric_fn: ``metric_fn(output, targets)``: one value per sample (or target), or their mean over
             all targets but the ignored class index -100.
 
@@ -42,7 +42,8 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
     model.eval()
     try:
         with torch.no_grad():
-            for (inputs, targets), counts in _turns(loader, wrapping):
+            for batch, counts in _turns(loader, wrapping):
+                inputs, targets = (batch, batch.get("labels")) if isinstance(batch, dict) else batch
                 output = called(model, to_device(inputs, wrapping.device))
                 values = metric_fn(output, to_device(targets, wrapping.device))
                 if counts:

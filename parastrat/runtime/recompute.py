@@ -49,6 +49,27 @@ def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
     return wrapped
 
 
+def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:
+    """Return the policy in plain torch, as ``explain_wrapping`` shows it."""
+    if policy is Recompute.ATTENTION:
+        return f"# scaled_dot_product_attention under torch.utils.checkpoint in each of {names}"
+    contexts = ", context_fn=<create_selective_checkpoint_contexts over parastrat.runtime.recompute.KEPT>"
+    return (
+        f"for name in {names}:\n"
+        f"    model.set_submodule(name, checkpoint_wrapper(model.get_submodule(name)"
+        f"{contexts if policy is Recompute.SELECTIVE else ''}))"
+    )
+
+
+def without_caches(module: nn.Module) -> bool:
+    """Turn off Hugging Face's key-value caches: recomputation would append to them twice."""
+    configs = [config for part in module.modules() if (config := getattr(part, "config", None)) is not None]
+    caching = [config for config in configs if getattr(config, "use_cache", None) is True]
+    for config in caching:
+        config.use_cache = False
+    return bool(caching)
+
+
 def replace_module(root: nn.Module, name: str, module: nn.Module) -> None:
     """Put ``module`` in the place that ``name`` has under ``root``."""
     parent, _, key = name.rpartition(".")

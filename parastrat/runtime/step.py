@@ -48,8 +48,8 @@ def forward_backward(
         inputs: Tensor, tuple or dict for the forward; first dimension: samples.
         targets: What ``loss_fn`` compares with; without ``loss_fn`` they are passed on as ``labels``.
         loss_fn: ``loss_fn(output, targets)``, the mean over all targets but those equal to its
-            ``ignore_index`` (-100 without one). None: what ``auto_parallelize`` was given; else the output has ``.loss``,
-            such a mean.
+            ``ignore_index`` (-100 without one). None: what ``auto_parallelize`` was given; else the output
+            has ``.loss``, such a mean.
 
     Returns:
         The mean loss over the global batch, the same on every rank; without gradient.
@@ -116,6 +116,11 @@ def _nothing(output: Any) -> torch.Tensor:
         for leaf in tree_leaves(output)
         if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.ndim
     ]
+    if not leaves:
+        raise UsageError(
+            "a micro-batch without targets, of a model that returns nothing but its loss",
+            hint="let the model return its logits too, or leave such samples out",
+        )
     return torch.stack([(leaf * 0).float().sum() for leaf in leaves]).sum()
 
 

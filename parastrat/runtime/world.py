@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -56,6 +56,17 @@ def world_of(environment: Mapping[str, str]) -> World:
                 local_rank=int(environment.get(local_rank, environment[rank])),
             )
     return World()
+
+
+def current_world() -> World:
+    """Return this process's place in the process group, or in the one that its launcher prepared."""
+    told = world_of(os.environ)
+    if not dist.is_initialized():
+        return told
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if told == World():  # nobody said which device is this rank's: ranks on a node are neighbours
+        return World(rank=rank, world_size=size, local_rank=rank)
+    return replace(told, rank=rank, world_size=size)
 
 
 def set_rendezvous(environment: MutableMapping[str, str], world: World) -> None:

@@ -50,15 +50,15 @@ class Wrapping:
         return place
 
 
-#: the latest wrapping: what data loaders are sharded for
-_latest: list[Wrapping] = []
+#: the model that was wrapped last, if it still lives: what data loaders are sharded for
+_latest: list[weakref.ref[nn.Module]] = []
 _wrappings: weakref.WeakKeyDictionary[nn.Module, Wrapping] = weakref.WeakKeyDictionary()
 
 
 def remember(model: nn.Module, wrapping: Wrapping) -> None:
     """Note how the model was wrapped, for as long as it lives."""
     _wrappings[model] = wrapping
-    _latest[:] = [wrapping]
+    _latest[:] = [weakref.ref(model)]
 
 
 def is_wrapped(model: nn.Module) -> bool:
@@ -86,12 +86,13 @@ def latest_wrapping() -> Wrapping:
     Raises:
         UsageError: if there was none.
     """
-    if not _latest:
+    model = _latest[0]() if _latest else None
+    if model is None:
         raise UsageError(
-            "no model was wrapped yet: there is no plan to shard for",
-            hint="call auto_parallelize before shard_dataloader",
+            "there is no wrapped model, and so no plan to shard for",
+            hint="call auto_parallelize before shard_dataloader, and keep the model",
         )
-    return _latest[0]
+    return wrapping_of(model)
 
 
 def inner(model: nn.Module) -> nn.Module:

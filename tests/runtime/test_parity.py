@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 from runtime.ranks import on_ranks
-from runtime.training import MODELS, STRATEGIES, TOLERANCE, VARIANTS, Losses, alone, every_cell
+from runtime.training import (
+    MODELS,
+    STRATEGIES,
+    TOLERANCE,
+    VARIANTS,
+    Losses,
+    alone,
+    every_cell,
+    has_variants,
+    models_of,
+)
 
 from parastrat.workload import Precision
 
@@ -15,9 +25,9 @@ CELLS = [
     for world, strategies in STRATEGIES.items()
     for strategy in strategies
     for model, variant in (
-        *((model, "fp32") for model in MODELS),
+        *((model, "fp32") for model in models_of(strategy)),
         ("gpt", "broken"),
-        *(("gpt", variant) for variant in VARIANTS if world == 2 or strategy == "hsdp"),
+        *(("gpt", variant) for variant in VARIANTS if has_variants(world, strategy)),
     )
 ]
 

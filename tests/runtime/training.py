@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +65,18 @@ def vit() -> nn.Module:
     return ViTForImageClassification(ViTConfig(num_hidden_layers=2, num_attention_heads=4, **shape, **off))
 
 
+def example() -> nn.Module:
+    """The GPT that the example trains."""
+    path = Path(__file__).resolve().parents[2] / "examples" / "train_gpt.py"
+    spec = importlib.util.spec_from_file_location("train_gpt", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model: nn.Module = module.build()
+    return model
+
+
 def text_batch(step: int) -> Batch:
     return tokens(step, GLOBAL_BATCH)
 
@@ -85,6 +99,7 @@ def logits_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
 #: builder, batches, and the loss (None: the model's own)
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]] = {
     "gpt": (Gpt, text_batch, token_loss),
+    "example": (example, text_batch, token_loss),
     "llama": (llama, labelled_batch, None),
     "gpt2": (gpt2, labelled_batch, None),
     "bert": (bert, labelled_batch, None),
@@ -191,14 +206,22 @@ def unreduced() -> Iterator[None]:
         yield
 
 
+def models_of(strategy: str) -> list[str]:
+    return ["gpt", "llama"] if strategy == "fsdp2-kept" else list(MODELS)
+
+
+def has_variants(world: int, strategy: str) -> bool:
+    return (world, strategy) in {(2, "ddp"), (2, "fsdp2"), (4, "hsdp")}
+
+
 def every_cell(world: int) -> Losses:
     """Train every model under every strategy for this many ranks."""
     losses: Losses = {}
     for strategy, fields in STRATEGIES[world].items():
-        for model in MODELS:
+        for model in models_of(strategy):
             losses[strategy, model, "fp32"] = together(model, fields)
         losses[strategy, "gpt", "broken"] = together("gpt", fields, broken=True)
         for variant, changed in VARIANTS.items():
-            if world == 2 or strategy == "hsdp":
+            if has_variants(world, strategy):
                 losses[strategy, "gpt", variant] = together("gpt", fields | changed)
     return losses

@@ -1,0 +1,95 @@
+"""What backward computes again under each policy, counted; names and results unchanged."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from runtime.models import Gpt, plan, token_loss, tokens
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import parastrat
+from parastrat.plan import Compile, Recompute
+
+LAYERS = 2
+#: linear layers in the blocks; the head has no bias and is outside
+LINEARS = 4 * LAYERS
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.name().partition(".")[0].removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls_of_a_step(policy: Recompute) -> tuple[int, int, int]:
+    """Calls of the attention core's forward, the linear layers' forwards, and GELU's."""
+    torch.manual_seed(0)
+    model = parastrat.auto_parallelize(Gpt(layers=LAYERS), plan=plan(recompute=policy))
+    inputs, targets = tokens(0, 2)
+    with Counted() as counted:
+        token_loss(model(inputs), targets).backward()
+    attention = counted.calls["_scaled_dot_product_flash_attention_for_cpu"]
+    return attention, counted.calls["addmm"], counted.calls["gelu"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "attention", "linears", "gelus"),
+    [
+        (Recompute.NONE, LAYERS, LINEARS, LAYERS),
+        # torch stops before a block's last linear layer, whose output nothing needs
+        (Recompute.FULL, 2 * LAYERS, 2 * LINEARS - LAYERS, 2 * LAYERS),
+        # kept: attention, and the first and third of four linear layers
+        (Recompute.SELECTIVE, LAYERS, LINEARS + LAYERS, 2 * LAYERS),
+        (Recompute.ATTENTION, 2 * LAYERS, LINEARS, LAYERS),
+    ],
+)
+def test_recomputes_what_the_policy_says(
+    policy: Recompute, attention: int, linears: int, gelus: int
+) -> None:
+    assert calls_of_a_step(policy) == (attention, linears, gelus)
+
+
+@pytest.mark.parametrize("policy", Recompute)
+def test_keys_and_gradients_stay(policy: Recompute) -> None:
+    torch.manual_seed(0)
+    plain = Gpt()
+    torch.manual_seed(0)
+    model = parastrat.auto_parallelize(Gpt(), plan=plan(recompute=policy))
+    assert list(model.state_dict()) == list(plain.state_dict())
+    inputs, targets = tokens(0, 2)
+    for module in (plain, model):
+        token_loss(module(inputs), targets).backward()
+    for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-6), name
+
+
+@pytest.mark.parametrize("policy", Recompute)
+def test_caches_of_hugging_face_models_are_not_filled_twice(policy: Recompute) -> None:
+    from runtime.training import llama
+
+    torch.manual_seed(0)
+    plain = llama()
+    torch.manual_seed(0)
+    model = parastrat.auto_parallelize(llama(), plan=plan(recompute=policy))
+    inputs, _ = tokens(0, 2)
+    losses = [module(input_ids=inputs, labels=inputs).loss for module in (plain, model)]
+    for loss in losses:
+        loss.backward()
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+    for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, atol=1e-6), name
+
+
+def test_every_block_is_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda module: compiled.append(module))  # noqa: PLW0108  (binds)
+    model = parastrat.auto_parallelize(Gpt(layers=3), plan=plan(compile=Compile.BLOCK))
+    assert compiled == list(model.layers)
