@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.conftest import Typed
+
+BARE = """\
+[plan]
+dp_shard = 8
+micro_batch_size = 1
+gradient_accumulation_steps = 4
+precision = "bf16-mixed"
+backend = "nccl"
+shard = "parameters"
+"""
+
+
+@pytest.fixture
+def plan(typed: Typed, tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    assert typed("estimate", "gpt2", "--on", "dgx-a100:2", "-o", path).code == 0
+    return path
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    path = tmp_path / "bare.toml"
+    path.write_text(BARE, encoding="utf-8")
+    return path
+
+
+def test_one_file_goes_to_stdout_as_it_is(typed: Typed, plan: Path) -> None:
+    done = typed("emit", plan, "--to", "torchrun")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("#!/usr/bin/env bash\n")
+
+
+def test_files_and_the_plan_go_to_a_folder(typed: Typed, plan: Path, tmp_path: Path) -> None:
+    done = typed("emit", plan, "--to", "slurm", "-o", tmp_path / "job")
+    assert (done.code, done.out) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "job").iterdir()) == ["job.sbatch", "plan.toml"]
+    assert (tmp_path / "job" / "plan.toml").read_text() == plan.read_text()
+
+
+def test_the_plan_that_was_read_is_left_alone(typed: Typed, plan: Path, tmp_path: Path) -> None:
+    plan.write_text(plan.read_text() + "# mine\n", encoding="utf-8")
+    before = plan.read_text()
+    assert typed("emit", plan, "--to", "slurm", "-o", tmp_path).code == 0
+    assert plan.read_text() == before
+
+
+def test_as_json(typed: Typed, plan: Path) -> None:
+    answer = typed("emit", plan, "--to", "python", "--json").answer
+    assert answer["target"] == "python"
+    assert [file["path"] for file in answer["files"]] == ["parallelize.py"]
+    assert answer["written"] == []
+
+
+def test_a_target_is_guessed_at(typed: Typed, plan: Path) -> None:
+    done = typed("emit", plan, "--to", "slrm")
+    assert done.code == 2
+    assert "did you mean slurm?" in done.err
+
+
+def test_a_bare_plan_asks_for_the_rest(typed: Typed, bare: Path) -> None:
+    done = typed("emit", bare, "--to", "torchrun")
+    assert done.code == 2
+    assert done.err.endswith("hint: add --model and --on\n")
+    assert typed("emit", bare, "--to", "torchrun", "--model", "gpt2").err.endswith("hint: add --on\n")
+    whole = typed("emit", bare, "--to", "torchrun", "--model", "gpt2", "--on", "dgx-h100:1")
+    assert whole.code == 0
+    assert "dp_shard 8" in whole.out
+
+
+def test_a_script_that_is_not_there(typed: Typed, plan: Path) -> None:
+    done = typed("run", plan, "absent.py", "--lr", "3")
+    assert done.code == 2
+    assert "there is no script absent.py" in done.err
+
+
+def test_flags_behind_the_plan_are_taken_for_the_script(typed: Typed, plan: Path) -> None:
+    done = typed("run", plan, "--nnodes", "2", "train.py")
+    assert done.code == 2
+    assert "put run's flags before plan.toml" in done.err

@@ -1,0 +1,74 @@
+"""Bad input: exit code 2, nothing on stdout, a message that names it and a hint that helps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli.conftest import Typed
+
+NODE = ("--on", "dgx-a100:1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (("recommend", "lama-3.1-8b", *NODE), "unknown model 'lama-3.1-8b'", "llama-3.1-8b"),
+        (("recommend", "gpt2", "--on", "dgx-h10"), "unknown hardware 'dgx-h10'", "dgx-h100"),
+        (("recommend", "gpt2", "--on", "dgx-h100:0"), "'0' is not a number of nodes", "from 1"),
+        (("recommend", "gpt2", *NODE, "--precision", "bf17"), "unknown --precision 'bf17'", "bf16"),
+        (("recommend", "gpt2", *NODE, "--optimizer", "adamx"), "unknown --optimizer 'adamx'", "adamw"),
+        (("recommend", "gpt2", *NODE, "--recompute", "all"), "unknown --recompute 'all'", "full"),
+        (("recommend", "gpt2", *NODE, "--stack", "torhc"), "unknown stack 'torhc'", "torch"),
+        (("recommend", "gpt2", *NODE, "--tp", "0"), "--tp 0 is out of range", "from 1"),
+        (
+            ("recommend", "gpt2", *NODE, "--global-batch", "-3"),
+            "--global-batch -3 is out of range",
+            "from 1",
+        ),
+        (("recommend", "gpt2", *NODE, "--seq-len", "many"), "--seq-len 'many' is not a whole", "from 1"),
+        (("recommend", "gpt2", *NODE, "--tolerance", "nan"), "--tolerance", "0.05"),
+        (("recommend", "gpt2", *NODE, "--strategy", "fsdp3"), "unknown strategy 'fsdp3'", "fsdp2"),
+        (("recommend", "resnet-50", *NODE, "--seq-len", "9"), "no tokens", "leave --seq-len out"),
+        (
+            ("estimate", "gpt2", *NODE, "--pp", "2", "--tp", "3"),
+            "pp 2 x tp 3: 6 ranks do not divide 8",
+            "left out",
+        ),
+        (("estimate", "gpt2", *NODE, "--strategy", "fsdp2", "--tp", "2"), "contradict", "leave one"),
+        (("why-not", "gpt2", *NODE), "no axis is given", "--tp 16"),
+        (("explain", "PS100"), "there is no rule 'PS100'", "PS101"),
+        (("emit", "absent.toml", "--to", "slurm"), "there is no plan file absent.toml", "recommend"),
+        (("run", "absent.toml", "train.py"), "there is no plan file absent.toml", "recommend"),
+    ],
+)
+def test_what_was_wrong_is_said(typed: Typed, arguments: tuple[str, ...], message: str, hint: str) -> None:
+    done = typed(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    first, second = done.err.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert second.startswith("hint: ")
+    assert hint in second
+
+
+@pytest.mark.parametrize("arguments", [("recommend",), ("recommend", "gpt2", "--tpp", "2"), ("recomend",)])
+def test_usage(typed: Typed, arguments: tuple[str, ...]) -> None:
+    done = typed(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert "Usage:" in done.err
+
+
+def test_errors_leave_stdout_empty_with_json(typed: Typed) -> None:
+    assert typed("recommend", "lama", *NODE, "--json").out == ""
+
+
+def test_another_file_is_not_overwritten(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "notes.toml"
+    path.write_text("mine = true\n", encoding="utf-8")
+    done = typed("recommend", "gpt2", *NODE, "-o", path)
+    assert done.code == 2
+    assert "is no plan file" in done.err
+    assert path.read_text(encoding="utf-8") == "mine = true\n"

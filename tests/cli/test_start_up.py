@@ -1,0 +1,58 @@
+"""What a fresh interpreter loads to answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_HEAVY = "{'torch', 'transformers', 'pydantic', 'jinja2', 'pynvml', 'rich'}"
+_ASK = f"""
+import sys
+from parastrat.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as done:
+    sys.stderr.write(f"{{done.code}} {{sorted(name for name in {_HEAVY} if sys.modules.get(name))}}")
+"""
+#: as on a machine where torch is not installed
+_WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
+
+
+def _asked(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("recommend", "llama-3.1-8b", "--on", "dgx-h100:1", "--tp", "2", "--precision", "bf16"),
+        ("recommend", "gpt2", "--on", "dgx-h100:1", "--json"),
+        ("estimate", "gpt2", "--on", "dgx-h100:1"),
+        ("explain", "PS101"),
+        ("--version",),
+    ],
+)
+def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
+    assert _asked(_ASK, *arguments).stderr == "0 []"
+
+
+def test_planning_works_without_torch() -> None:
+    done = _asked(_WITHOUT_TORCH + _ASK, "recommend", "gpt2", "--on", "dgx-h100:1")
+    assert done.stderr == "0 []"
+    assert done.stdout.startswith("Train gpt2")
+
+
+def test_what_needs_torch_says_so_without_it() -> None:
+    done = _asked(_WITHOUT_TORCH + _ASK, "recommend", "some.module:build", "--on", "dgx-h100:1")
+    assert "which needs torch" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_failure() -> None:
+    ask = f"{sys.executable} -m parastrat explain | head -1"
+    done = subprocess.run(["/bin/sh", "-c", ask], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
