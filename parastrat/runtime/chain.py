@@ -1,0 +1,275 @@
+"""Two watched steps of a module as the chain of blocks that estimates read.
+
+Numbers for one sample come from micro-batches of 2 and 4: what does not grow with the micro-batch
+(statistics of batch norm, masks) counts for every sample, so the result is exact for a micro-batch of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+
+import torch
+from torch import nn
+
+from parastrat.errors import ModelError
+from parastrat.model import Activations, Block, Operator, OperatorKind, Parameters, Saved
+from parastrat.runtime.lifetimes import Measured, measured
+from parastrat.runtime.operators import Call
+from parastrat.runtime.tracker import Tracker
+
+#: the micro-batches that are traced; one sample is too few for batch norm
+SAMPLES = (2, 4)
+#: kinds whose calls become one operator of a mean size
+_MERGED = (OperatorKind.ELEMENTWISE, OperatorKind.EMBEDDING)
+#: deviations from a straight line below this share of the whole are not worth a sentence
+_NEGLIGIBLE = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """The blocks, and what holds for all of them."""
+
+    blocks: tuple[Block, ...]
+    causal: bool
+    caveats: tuple[str, ...]
+
+
+def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
+    """Return the chain of a module from traces of ``SAMPLES``.
+
+    Raises:
+        ModelError: if the forward runs other operators for more samples.
+    """
+    _check_same_path(small, large)
+    pairs = list(zip(measured(small), measured(large), strict=True))
+    groups, unused = _parameters(module, small)
+    drafts = [
+        _block(
+            segment.block,
+            [_for_one(a, b) for a, b in zip(segment.calls, other.calls, strict=True)],
+            _measured_for_one(*pairs[index]),
+            groups[index],
+        )
+        for index, (segment, other) in enumerate(zip(small.segments, large.segments, strict=True))
+    ]
+    calls = [call for segment in small.segments for call in segment.calls]
+    return Chain(
+        blocks=_merged(drafts),
+        causal=any(call.causal for call in calls),
+        caveats=(*_linearity(pairs), *_recompute_caveats(calls), *unused),
+    )
+
+
+def _check_same_path(small: Tracker, large: Tracker) -> None:
+    """Refuse a forward that depends on the number of samples.
+
+    Raises:
+        ModelError: naming the first block that differs.
+    """
+    paths = [
+        [(segment.block, [call.kind for call in segment.calls]) for segment in tracker.segments]
+        for tracker in (small, large)
+    ]
+    if paths[0] != paths[1]:
+        pairs = zip(*paths, strict=False)
+        block = next((one[0] for one, other in pairs if one != other), "") or "what runs between blocks"
+        raise ModelError(
+            f"{block} runs other operators for {SAMPLES[1]} samples than for {SAMPLES[0]}",
+            hint="memory and time for other micro-batches cannot be told; let the forward not depend on the "
+            "batch size",
+        )
+
+
+def _affine(small: float, large: float) -> float:
+    """Return the value for one sample on the line through both traces."""
+    slope = (large - small) / (SAMPLES[1] - SAMPLES[0])
+    return max(0.0, small - slope * (SAMPLES[0] - 1))
+
+
+def _for_one(small: Call, large: Call) -> Call:
+    return replace(
+        small,
+        flops=_affine(small.flops, large.flops),
+        bytes=_affine(small.bytes, large.bytes),
+        m=round(_affine(small.m, large.m)),
+    )
+
+
+def _measured_for_one(small: Measured, large: Measured) -> dict[str, float]:
+    return {
+        field.name: _affine(getattr(small, field.name), getattr(large, field.name))
+        for field in fields(Measured)
+    }
+
+
+def _linearity(pairs: list[tuple[Measured, Measured]]) -> list[str]:
+    """Return what is to be said where activations are not proportional to the micro-batch."""
+    small, large = (sum(side.kept for side in sides) for sides in zip(*pairs, strict=True))
+    constant = small - SAMPLES[0] * (large - small) / (SAMPLES[1] - SAMPLES[0])
+    if constant < -_NEGLIGIBLE * small:
+        return [
+            f"activations grow faster than the micro-batch ({small / 2**20:,.0f} MiB for {SAMPLES[0]} "
+            f"samples, {large / 2**20:,.0f} for {SAMPLES[1]}): larger ones are estimated too low"
+        ]
+    if constant > _NEGLIGIBLE * small:
+        return [
+            f"{constant / 2**20:,.1f} MiB of activations do not grow with the micro-batch: larger ones are "
+            "estimated too high"
+        ]
+    return []
+
+
+def _recompute_caveats(calls: list[Call]) -> list[str]:
+    kinds = {call.kind for call in calls}
+    caveats = []
+    if OperatorKind.ATTENTION not in kinds:
+        caveats.append("no scaled_dot_product_attention in the forward: recompute attention saves nothing")
+    if OperatorKind.RECURRENT in kinds:
+        caveats.append("what recurrent kernels keep for backward is not in the trace")
+    return caveats
+
+
+def _parameters(module: nn.Module, tracker: Tracker) -> tuple[list[tuple[Parameters, ...]], list[str]]:
+    """Return each segment's parameters, and a sentence about those that no segment reads."""
+    named = dict(module.named_parameters())
+    users: dict[str, list[int]] = {name: [] for name in named}
+    for index, segment in enumerate(tracker.segments):
+        for name in segment.parameters:
+            users[name].append(index)
+    idle = [name for name, indices in users.items() if not indices]
+    for name in idle:
+        users[name] = [_owner(name, tracker)]
+    groups = [_groups(named, users, index) for index in range(len(tracker.segments))]
+    count = sum(named[name].numel() for name in idle)
+    sentence = f"{count:,} parameters ({idle[0]}, ...) take no part in the forward" if idle else ""
+    return groups, [sentence] if sentence else []
+
+
+def _owner(name: str, tracker: Tracker) -> int:
+    """Return the segment of the block that holds a parameter by name; the first one for others."""
+    for index, segment in enumerate(tracker.segments):
+        if segment.block and name.startswith(f"{segment.block}."):
+            return index
+    return 0
+
+
+def _groups(
+    named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], index: int
+) -> tuple[Parameters, ...]:
+    trainable = frozen = 0
+    tied = []
+    for name, indices in users.items():
+        if index not in indices:
+            continue
+        parameter = named[name]
+        here = (parameter.numel(), 0) if parameter.requires_grad else (0, parameter.numel())
+        if len(indices) > 1:
+            tied.append(Parameters(trainable=here[0], frozen=here[1], tie_group=name))
+        else:
+            trainable, frozen = trainable + here[0], frozen + here[1]
+    own = [Parameters(trainable=trainable, frozen=frozen)] if trainable or frozen else []
+    return (*own, *tied)
+
+
+def _block(
+    name: str, calls: list[Call], numbers: dict[str, float], parameters: tuple[Parameters, ...]
+) -> Block:
+    kept = Saved(replicated=numbers["kept"])
+    return Block(
+        name=name,
+        repeat=1,
+        parameters=parameters,
+        operators=_operators(calls),
+        activations=Activations(
+            none=kept,
+            attention=Saved(replicated=numbers["kept"] - numbers["core"]),
+            selective=Saved(replicated=numbers["selective"]),
+            full=Saved(replicated=numbers["checkpointed"]),
+        ),
+        working=Saved(replicated=numbers["working"]),
+        boundary_bytes=numbers["boundary"],
+        unit=bool(name),
+    )
+
+
+def _operators(calls: list[Call]) -> tuple[Operator, ...]:
+    """Return equal calls as one operator with a count, and all light ones as one of their mean size."""
+    light = [
+        Operator(
+            kind=kind,
+            flops=0,
+            bytes=sum(call.bytes for call in chosen) / len(chosen),
+            count=len(chosen),
+            weighted=False,
+        )
+        for kind in _MERGED
+        if (chosen := [call for call in calls if call.kind is kind])
+    ]
+    heavy = Counter(call for call in calls if call.kind not in _MERGED)
+    return (
+        *(
+            Operator(
+                kind=call.kind,
+                flops=call.flops,
+                bytes=call.bytes,
+                m=call.m,
+                n=call.n,
+                k=call.k,
+                count=count,
+                weighted=call.weighted,
+            )
+            for call, count in heavy.items()
+        ),
+        *light,
+    )
+
+
+def _merged(drafts: list[Block]) -> tuple[Block, ...]:
+    """Drop what is empty, join what runs behind a block to it, and count equal neighbours."""
+    chain: list[Block] = []
+    last = len(drafts) - 1
+    for index, draft in enumerate(drafts):
+        outside = not draft.unit
+        if outside and index not in (0, last) and not draft.parameters:
+            if draft.operators or draft.activations.none.total:
+                chain[-1] = _joined(chain[-1], draft)
+            continue
+        if outside and not (draft.operators or draft.parameters or draft.activations.none.total):
+            continue
+        chain.append(replace(draft, name=_outside_name(index, last)) if outside else draft)
+    return tuple(
+        _repeated(list(run))
+        for _, run in groupby(chain, key=lambda block: replace(block, name="", working=Saved()))
+    )
+
+
+def _outside_name(index: int, last: int) -> str:
+    if last == 0:
+        return "model"
+    return {0: "before the blocks", last: "after the blocks"}.get(index, "between the blocks")
+
+
+def _joined(block: Block, behind: Block) -> Block:
+    """Return a block with what runs behind it, which no policy recomputes."""
+    kept = behind.activations.none
+    return replace(
+        block,
+        operators=(*block.operators, *behind.operators),
+        activations=Activations(
+            none=block.activations.none + kept,
+            attention=block.activations.attention + kept,
+            selective=block.activations.selective + kept,
+            full=block.activations.full + kept,
+        ),
+        working=max(block.working, behind.working, key=lambda saved: saved.total),
+        boundary_bytes=behind.boundary_bytes,
+    )
+
+
+def _repeated(run: list[Block]) -> Block:
+    name = run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}"
+    working = max((block.working for block in run), key=lambda saved: saved.total)
+    return replace(run[0], name=name, repeat=len(run), working=working)

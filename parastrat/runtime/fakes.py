@@ -1,0 +1,170 @@
+"""A module on fake CPU tensors that takes the kernels a GPU would take.
+
+Fake tensors have shapes and formats but no memory. Fake CUDA tensors abort the process on a torch without
+CUDA, so the trace runs on fake CPU tensors and forces what differs: flash attention, and dropout with a
+byte for a mask.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from parastrat.runtime.slots import Slot, slots_of
+
+_ATEN = torch.ops.aten
+_attention = functional.scaled_dot_product_attention
+_dropout = functional.dropout
+
+
+@contextmanager
+def fake_module(
+    module: nn.Module, mode: FakeTensorMode, dtype: torch.dtype
+) -> Iterator[tuple[dict[str, nn.Parameter], list[torch.Tensor]]]:
+    """Put fake tensors in the place of a module's own for a while; ties stay ties.
+
+    Floating-point parameters are of ``dtype``; buffers keep their format, as under FSDP2.
+
+    Yields:
+        The fake parameters by name (the first one of tied ones), and the other tensors.
+    """
+    slots = slots_of(module)
+    others = list(_plain_tensors(module))
+    training = {part: part.training for part in module.modules()}
+    parameters: dict[str, nn.Parameter] = {}
+    constants: list[torch.Tensor] = []
+    try:
+        for slot in slots:
+            fake = _fake(slot, mode, dtype)
+            slot.put(fake)
+            if isinstance(fake, nn.Parameter):
+                parameters[slot.name] = fake
+            else:
+                constants.append(fake)
+        for owner, key, tensor in others:
+            with mode:
+                vars(owner)[key] = torch.empty_like(tensor, device="cpu")
+            constants.append(vars(owner)[key])
+        _refresh_recurrent(module)
+        if not module.training:
+            module.train()
+        yield parameters, constants
+    finally:
+        for slot in slots:
+            slot.put(slot.tensor)
+        for owner, key, tensor in others:
+            vars(owner)[key] = tensor
+        _refresh_recurrent(module)
+        for part, flag in training.items():
+            part.training = flag
+
+
+def _fake(slot: Slot, mode: FakeTensorMode, dtype: torch.dtype) -> torch.Tensor:
+    tensor = slot.tensor
+    short = slot.is_parameter and tensor.is_floating_point()
+    with mode:
+        fake = torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=dtype if short else tensor.dtype, device="cpu"
+        )
+    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if slot.is_parameter else fake
+
+
+def _plain_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Yield meta tensors that are plain attributes, neither parameters nor buffers."""
+    for part in module.modules():
+        for key, value in list(vars(part).items()):
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                yield part, key, value
+
+
+def _refresh_recurrent(module: nn.Module) -> None:
+    """Let recurrent layers, which list their weights aside, see the ones they have now."""
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            part._flat_weights = [getattr(part, name) for name in part._flat_weights_names]  # noqa: SLF001
+
+
+@contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Take a GPU's kernels, whoever calls them by whatever name."""
+    with ExitStack() as stack:
+        stack.enter_context(_Replaced())
+        # calls from inside of torch (multi-head attention, nn.Dropout) are out of a function mode's sight
+        stack.enter_context(patch.object(functional, "scaled_dot_product_attention", flash_attention))
+        stack.enter_context(patch.object(functional, "dropout", byte_mask_dropout))
+        masking = sys.modules.get("transformers.masking_utils")
+        if masking is not None and hasattr(masking, "is_tracing"):
+            # it takes fake tensors for a graph capture and then builds masks that training does without
+            stack.enter_context(patch.object(masking, "is_tracing", _never))
+        yield
+
+
+def _never(_tensor: object = None) -> bool:
+    return False
+
+
+class _Replaced(TorchFunctionMode):
+    """Sees the original functions under names that were imported before."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is _attention:
+            return flash_attention(*args, **(kwargs or {}))
+        if func is _dropout:
+            return byte_mask_dropout(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def flash_attention(  # noqa: PLR0913  (torch's signature)
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attend with flash attention, or with the memory-efficient kernel where there is a mask."""
+    del enable_gqa  # both kernels read the number of heads from the shapes
+    if attn_mask is None:
+        found = _ATEN._scaled_dot_product_flash_attention(  # noqa: SLF001  (operators have no public names)
+            query, key, value, dropout_p, is_causal, scale=scale
+        )
+        out: torch.Tensor = found[0]
+        return out
+    bias = attn_mask
+    if bias.dtype == torch.bool:
+        bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), float("-inf"))
+    bias = bias.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+    repeat = query.shape[1] // key.shape[1]
+    if repeat > 1:
+        key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
+    found = _ATEN._scaled_dot_product_efficient_attention(  # noqa: SLF001
+        query, key, value, bias, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+    )
+    masked: torch.Tensor = found[0]
+    return masked
+
+
+def byte_mask_dropout(
+    input: torch.Tensor,  # noqa: A002  (torch's signature)
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """Drop elements; backward keeps a mask of one byte each."""
+    if not training or p == 0:
+        return input
+    dropped: torch.Tensor = torch.native_dropout(input, p, True)[0]
+    return input.copy_(dropped) if inplace else dropped

@@ -1,0 +1,110 @@
+"""What each segment of a watched step keeps, passes on and needs for itself, in bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from parastrat.runtime.tracker import Allocation, Segment, Tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One segment's bytes for the whole micro-batch of the trace."""
+
+    #: kept for backward
+    kept: int
+    #: of these, what the attention cores alone keep
+    core: int
+    #: kept with each repeated block under a checkpoint
+    checkpointed: int
+    #: kept under the per-operator policy
+    selective: int
+    #: beyond what all segments up to this one keep, while its forward or backward runs
+    working: int
+    #: alive at its end and read later, with a gradient
+    boundary: int
+
+
+def measured(tracker: Tracker) -> list[Measured]:
+    """Return the bytes of every segment.
+
+    What backward reads counts where it is first saved; if it was made between blocks and several of them
+    save it (masks, rotary angles, an encoder's output), where it was made.
+    """
+    segments = tracker.segments
+    homes = {made: _home(made, segments) for made in tracker.kept}
+    kept, core = [0] * len(segments), [0] * len(segments)
+    for made, home in homes.items():
+        kept[home] += made.bytes
+        if made.attention and made.savers.total() == 1:
+            core[home] += made.bytes
+    inputs, shared = _block_inputs(segments, homes)
+    working = _working(tracker, list(accumulate(kept)))
+    boundary = _boundaries(tracker)
+    return [
+        Measured(
+            kept=kept[index],
+            core=core[index],
+            checkpointed=inputs[index] if segment.block else kept[index] + shared[index],
+            selective=inputs[index] + segment.selective_bytes
+            if segment.block
+            else kept[index] + shared[index],
+            working=working[index],
+            boundary=boundary[index],
+        )
+        for index, segment in enumerate(segments)
+    ]
+
+
+def _home(made: Allocation, segments: list[Segment]) -> int:
+    if not made.savers:
+        return made.created
+    in_blocks = [index for index in made.savers if segments[index].block]
+    if len(in_blocks) > 1 and not segments[made.created].block:
+        return made.created
+    return min(made.savers)
+
+
+def _block_inputs(segments: list[Segment], homes: dict[Allocation, int]) -> tuple[list[int], list[int]]:
+    """Return each block's inputs that are kept for it alone, and what segments between make for several."""
+    takers: dict[Allocation, list[int]] = {}
+    for index, segment in enumerate(segments):
+        for made in segment.inputs:
+            if not made.constant:
+                takers.setdefault(made, []).append(index)
+    inputs, shared = [0] * len(segments), [0] * len(segments)
+    for made, indices in takers.items():
+        home = homes.get(made)
+        if home is not None and not segments[home].block and home < indices[0]:
+            continue  # kept there under every policy
+        if len(indices) > 1 and not segments[made.created].block:
+            shared[made.created] += made.bytes
+        else:
+            inputs[indices[0]] += made.bytes
+    return inputs, shared
+
+
+def _working(tracker: Tracker, held: list[int]) -> list[int]:
+    """Return how far each segment goes beyond what is held up to its end.
+
+    Gradients of parameters are left out: they stay after the step.
+    """
+    most = [0] * len(held)
+    live = 0
+    for index, sign, made in (*tracker.forward_events, *tracker.backward_events):
+        if made.constant or made.gradient:
+            continue
+        live += sign * made.bytes
+        most[index] = max(most[index], live - held[index])
+    return most
+
+
+def _boundaries(tracker: Tracker) -> list[int]:
+    """Return the bytes of tensors with a gradient that are made up to each segment and read after it."""
+    steps = [0] * (len(tracker.segments) + 1)
+    for made in tracker.allocations:
+        if made.differentiable and not made.constant and made.last_used > made.created:
+            steps[made.created] += made.bytes
+            steps[made.last_used] -= made.bytes
+    return list(accumulate(steps))[:-1]

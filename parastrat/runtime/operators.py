@@ -1,0 +1,146 @@
+"""What one ATen operator computes and moves, from the shapes that a trace shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from parastrat.model import OperatorKind
+
+_ATEN = torch.ops.aten
+
+FLASH = (
+    _ATEN._scaled_dot_product_flash_attention.default,  # noqa: SLF001  (operators have no public names)
+    _ATEN._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
+    _ATEN._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
+    _ATEN._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
+)
+#: index of ``is_causal`` among the arguments of each
+_CAUSAL = dict(zip(FLASH, (4, 6, 4, 6), strict=True))
+
+#: position of the left and the right factor of each product
+_PRODUCTS = {
+    _ATEN.mm.default: (0, 1),
+    _ATEN.addmm.default: (1, 2),
+    _ATEN.bmm.default: (0, 1),
+    _ATEN.baddbmm.default: (1, 2),
+}
+_GROUPED = _ATEN._grouped_mm.default  # noqa: SLF001
+_CONVOLUTION = _ATEN.convolution.default
+_EMBEDDING = _ATEN.embedding.default
+_RECURRENT = frozenset({_ATEN.mkldnn_rnn_layer.default})
+#: memory without values
+_ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One operator of a forward, for the whole micro-batch of the trace."""
+
+    kind: OperatorKind
+    flops: float
+    bytes: float
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    weighted: bool = False
+    causal: bool = False
+
+
+def call_of(
+    func: Any, args: tuple[Any, ...], result: Any, is_parameter: Callable[[torch.Tensor], bool]
+) -> Call | None:
+    """Return what an operator does; None for views, and for memory without values."""
+    outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if not outputs or func.overloadpacket.__name__ in _ALLOCATIONS:
+        return None
+    inputs = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    if not func._schema.is_mutable and _is_view(outputs, inputs):  # noqa: SLF001  (no public accessor)
+        return None
+    moved = sum(map(moved_bytes, inputs)) + sum(map(moved_bytes, outputs))
+    if func in _PRODUCTS:
+        return _product(args, _PRODUCTS[func], moved, is_parameter)
+    if func in FLASH:
+        return _attention(func, args, moved)
+    if func is _CONVOLUTION:
+        return _convolution(args, outputs[0], moved)
+    if func is _GROUPED:
+        return _grouped(args, outputs[0], moved)
+    if func is _EMBEDDING:
+        return Call(kind=OperatorKind.EMBEDDING, flops=0, bytes=2 * moved_bytes(outputs[0]), weighted=True)
+    if func in _RECURRENT:
+        weights = sum(tensor.numel() for tensor in inputs if is_parameter(tensor))
+        steps = prod(args[0].shape[:2])
+        return Call(kind=OperatorKind.RECURRENT, flops=2 * weights * steps, bytes=moved, weighted=True)
+    return Call(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved)
+
+
+def moved_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes to read or write a tensor once; what expands is read once."""
+    return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
+
+
+def _is_view(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
+    held = {tensor.untyped_storage()._cdata for tensor in inputs}  # noqa: SLF001
+    return all(tensor.untyped_storage()._cdata in held for tensor in outputs)  # noqa: SLF001
+
+
+def _product(
+    args: tuple[Any, ...],
+    places: tuple[int, int],
+    moved: float,
+    is_parameter: Callable[[torch.Tensor], bool],
+) -> Call:
+    left, right = args[places[0]], args[places[1]]
+    batch = left.shape[0] if left.ndim == 3 else 1
+    rows, inner = left.shape[-2:]
+    columns = right.shape[-1]
+    m, n = batch * rows, columns
+    if is_parameter(left) and not is_parameter(right):
+        m, n = batch * columns, rows
+    return Call(
+        kind=OperatorKind.MATMUL,
+        flops=2.0 * batch * rows * inner * columns,
+        bytes=moved,
+        m=m,
+        n=n,
+        k=inner,
+        weighted=is_parameter(left) or is_parameter(right),
+    )
+
+
+def _attention(func: Any, args: tuple[Any, ...], moved: float) -> Call:
+    query, key, value = args[:3]
+    batch, heads, rows, qk = query.shape
+    columns = key.shape[-2]
+    place = _CAUSAL[func]
+    causal = bool(len(args) > place and args[place])
+    flops = 2.0 * batch * heads * rows * columns * (qk + value.shape[-1])
+    return Call(
+        kind=OperatorKind.ATTENTION, flops=flops / 2 if causal else flops, bytes=moved, causal=causal
+    )
+
+
+def _convolution(args: tuple[Any, ...], output: torch.Tensor, moved: float) -> Call:
+    """Return a convolution as the product it amounts to: positions by output by input channels."""
+    weight, transposed = args[1], args[6]
+    # a transposed one's weight is (in, out / groups, ...) and is applied at every input position
+    positions = args[0] if transposed else output
+    m = positions.numel() // positions.shape[1]
+    n, k = weight.shape[0], prod(weight.shape[1:])
+    return Call(
+        kind=OperatorKind.CONVOLUTION, flops=2.0 * m * n * k, bytes=moved, m=m, n=n, k=k, weighted=True
+    )
+
+
+def _grouped(args: tuple[Any, ...], output: torch.Tensor, moved: float) -> Call:
+    m, k = prod(args[0].shape[:-1]), args[0].shape[-1]
+    n = output.shape[-1]
+    return Call(
+        kind=OperatorKind.GROUPED_MATMUL, flops=2.0 * m * n * k, bytes=moved, m=m, n=n, k=k, weighted=True
+    )

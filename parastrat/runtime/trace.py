@@ -1,0 +1,151 @@
+"""Any module as a model source: built on the meta device, run once on fake tensors, read as blocks.
+
+Shapes, kernels and what autograd keeps come from the module itself; nothing needs memory or an
+accelerator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from parastrat.model import Family, ModelSpec, TrainingDefaults
+from parastrat.runtime.blocks import parameter_count, repeated_blocks
+from parastrat.runtime.building import build_module, load_builder
+from parastrat.runtime.chain import SAMPLES, chain_of
+from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
+from parastrat.runtime.tracing import Setting, watched_step
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+#: attributes by which modules and their configs say how many positions they have
+_LENGTH_NAMES = (
+    "max_position_embeddings",
+    "n_positions",
+    "block_size",
+    "max_seq_len",
+    "max_seq_length",
+    "max_sequence_length",
+    "context_length",
+)
+#: convolutions with more than this share of the weights make a convolutional network
+_MOSTLY = 0.5
+
+_REPLICATED = "traced in eager mode without tensor parallelism: tp splits nothing of it"
+_UNFUSED = "traced in eager mode: compiled or fused kernels keep and move less"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedSource:
+    """A module that is traced for every sequence length and number format that is asked for."""
+
+    ref: str
+    module: nn.Module
+    inputs: ExampleInputs
+    defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
+    _traced: dict[tuple[int | None, Precision, Kernels], ModelSpec] = field(
+        default_factory=dict, compare=False
+    )
+
+    @property
+    def family(self) -> Family:
+        """Return CONVOLUTIONAL if most weights are, else MODULE: a trace knows no families."""
+        within = sum(
+            weight.numel()
+            for layer in self.module.modules()
+            if isinstance(layer, _ConvNd)
+            for weight in layer.parameters()
+        )
+        mostly = within > _MOSTLY * parameter_count(self.module)
+        return Family.CONVOLUTIONAL if mostly and not self.has_tokens else Family.MODULE
+
+    @property
+    def has_tokens(self) -> bool:
+        return self.inputs.has_tokens
+
+    @property
+    def max_sequence_length(self) -> int | None:
+        """Return what the module or its config says; None if neither does."""
+        if not self.has_tokens:
+            return None
+        holders = (getattr(self.module, "config", None), self.module)
+        found = (getattr(holder, name, None) for holder in holders for name in _LENGTH_NAMES)
+        return next((length for length in found if isinstance(length, int) and length > 0), None)
+
+    def at(self, sequence_length: int | None, precision: Precision, kernels: Kernels) -> ModelSpec:
+        """Trace the module, once for each length and format.
+
+        Raises:
+            ModelError: the forward cannot run without values, raises, or depends on the batch size.
+        """
+        key = (sequence_length, precision, kernels)
+        if key not in self._traced:
+            self._traced[key] = _traced(self, sequence_length, precision, kernels)
+        return self._traced[key]
+
+
+def traced_source(ref: str) -> TracedSource:
+    """Return the model that ``package.module:callable`` or ``path.py:callable`` builds.
+
+    Raises:
+        ModelError: it cannot be imported or built, or what it takes is unknown.
+    """
+    builder = load_builder(ref)
+    module = build_module(builder)
+    return TracedSource(ref=ref, module=module, inputs=example_inputs(module, builder.sample_inputs))
+
+
+def traced_module(module: nn.Module, *, ref: str, sample_inputs: Any = None) -> TracedSource:
+    """Return a built module as a source; it stays as it is.
+
+    Args:
+        module: on any device.
+        ref: what to call it.
+        sample_inputs: one micro-batch (tensor, tuple, dict), or a function
+            ``(micro_batch_size, sequence_length)`` that makes one.
+
+    Raises:
+        ModelError: if what it takes is unknown.
+    """
+    given = sample_inputs
+    if given is not None and not callable(given):
+        given = resized(given)
+    return TracedSource(ref=ref, module=module, inputs=example_inputs(module, given))
+
+
+def _traced(
+    source: TracedSource, sequence_length: int | None, precision: Precision, kernels: Kernels
+) -> ModelSpec:
+    module, inputs = source.module, source.inputs
+    small, large = (
+        watched_step(
+            module,
+            made(inputs.make, samples, sequence_length),
+            Setting(samples=samples, precision=precision),
+        )
+        for samples in SAMPLES
+    )
+    chain = chain_of(module, small, large)
+    parameters = parameter_count(module)
+    config = getattr(module, "config", None)
+    unfused = () if kernels is Kernels.EAGER else (_UNFUSED,)
+    return ModelSpec(
+        ref=source.ref,
+        name=type(module).__name__,
+        family=source.family,
+        blocks=chain.blocks,
+        parameters=parameters,
+        active_parameters=parameters,
+        sequence_length=sequence_length,
+        precision=precision,
+        causal=chain.causal,
+        layers=repeated_blocks(module).count,
+        hidden=getattr(config, "hidden_size", None),
+        vocab=getattr(config, "vocab_size", None) if source.has_tokens else None,
+        max_sequence_length=source.max_sequence_length,
+        source="traced on fake tensors",
+        caveats=(_REPLICATED, *unfused, *inputs.caveats, *chain.caveats),
+    )

@@ -1,0 +1,141 @@
+"""One forward and backward of a module on fake tensors, watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._pytree import tree_map
+
+from parastrat.errors import ModelError
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.building import described
+from parastrat.runtime.example_loss import example_loss
+from parastrat.runtime.fakes import fake_module, gpu_kernels
+from parastrat.runtime.precision import COMPUTE, weight_dtype
+from parastrat.runtime.tracker import Tracker
+from parastrat.workload import Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What one trace is made for."""
+
+    samples: int
+    precision: Precision
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The format of weights and activations in the forward; that of fp8 is bf16 between matmuls."""
+        if self.precision is Precision.FP8:
+            return torch.bfloat16
+        return COMPUTE.get(self.precision, weight_dtype(self.precision))
+
+    @property
+    def loss_in_fp32(self) -> bool:
+        return self.precision not in (Precision.FP32, Precision.BF16)
+
+
+def watched_step(module: nn.Module, inputs: Any, setting: Setting) -> Tracker:
+    """Run one forward and backward on fake tensors; the module is as before afterwards.
+
+    Args:
+        module: on any device.
+        inputs: tensor, tuple or dict of real tensors, for ``setting.samples`` samples.
+        setting: the batch and the number format. Weights and inputs are in the compute format, as FSDP2
+            runs mixed precision; buffers keep theirs.
+
+    Raises:
+        ModelError: the forward cannot run without values, or raises.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_module(module, mode, setting.dtype) as (parameters, constants), gpu_kernels():
+        tracker = Tracker(parameters, constants)
+        with mode:
+            batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
+        hooks = _saving(tracker, parameters)
+        with _segments(module, tracker), mode, tracker, _explained(module), hooks:
+            loss = example_loss(_called(module, batch), in_fp32=setting.loss_in_fp32)
+            tracker.begin_backward()
+            torch.autograd.backward(loss)
+        gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+        tracker.end(gradients)
+    return tracker
+
+
+def _called(module: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return module(**batch)
+    return module(*batch) if isinstance(batch, tuple | list) else module(batch)
+
+
+def _fake_input(leaf: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    kind = dtype if leaf.is_floating_point() else leaf.dtype
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=kind, device="cpu")
+
+
+def _saving(tracker: Tracker, parameters: Mapping[str, nn.Parameter]) -> Any:
+    return torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
+
+
+@contextmanager
+def _segments(module: nn.Module, tracker: Tracker) -> Iterator[None]:
+    """Tell the tracker when a repeated block begins and ends."""
+    blocks = repeated_blocks(module)
+
+    def entering(name: str) -> Callable[..., None]:
+        return lambda _block, args, kwargs: tracker.enter(name, (args, kwargs))
+
+    def leaving(_block: nn.Module, _args: Any, _output: Any) -> None:
+        tracker.leave()
+
+    with ExitStack() as stack:
+        for name, block in zip(blocks.names, blocks.modules, strict=True):
+            before = block.register_forward_pre_hook(entering(name), with_kwargs=True)
+            stack.callback(before.remove)
+            stack.callback(block.register_forward_hook(leaving).remove)
+        yield
+
+
+@contextmanager
+def _explained(module: nn.Module) -> Iterator[None]:
+    """Turn what stops a forward without values into one message."""
+    name = type(module).__name__
+    try:
+        yield
+    except ModelError:
+        raise
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ModelError(
+            f"{name}.forward depends on values at {error.func}: {_place(error)}",
+            hint="tracing knows shapes only: replace `if tensor`, .item(), .tolist(), nonzero and "
+            "tensor[mask] by torch.where or a mask that multiplies, or estimate a preset of the same size",
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise ModelError(
+            f"{name}.forward uses {error.func}, which does not say what shape it returns",
+            hint="register it: torch.library.register_fake",
+        ) from error
+    except Exception as error:  # user code may raise anything; the message quotes it
+        raise ModelError(
+            f"{name}.forward raised {described(error)}",
+            hint="check the inputs: sample_inputs(micro_batch_size, sequence_length) beside the builder, "
+            "and --seq-len",
+        ) from error
+
+
+def _place(error: BaseException) -> str:
+    text = described(error)
+    return text[text.rfind("(") + 1 : -1] if text.endswith(")") else "in the forward"

@@ -1,0 +1,201 @@
+"""Which tensors live when, and who keeps them for backward: one forward and backward, watched.
+
+The forward is a chain of segments: each visit to a repeated block is one, and so is what runs between.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parastrat.runtime.operators import FLASH, Call, call_of
+from parastrat.runtime.recompute import KEPT, MATMULS
+
+#: operators that torch asks about devices and the like
+_QUERIES = "prim"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Allocation:
+    """One storage."""
+
+    bytes: int
+    #: index of the segment that made it; for the model's inputs the first
+    created: int
+    #: made by an attention core
+    attention: bool = False
+    #: segments whose operators keep it for backward, with how many of them do
+    savers: Counter[int] = field(default_factory=Counter)
+    #: the last segment of the forward that reads it
+    last_used: int = -1
+    #: a gradient flows through it
+    differentiable: bool = False
+    #: backward makes it a parameter's gradient
+    gradient: bool = False
+    #: lives as long as the model
+    constant: bool = False
+    #: alive at the end of the forward
+    kept: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Segment:
+    """One stretch of the forward."""
+
+    #: name of the repeated block; empty for what runs between
+    block: str
+    calls: list[Call] = field(default_factory=list)
+    #: names of the parameters that it reads
+    parameters: dict[str, None] = field(default_factory=dict)
+    #: what a checkpoint around it keeps
+    inputs: list[Allocation] = field(default_factory=list)
+    #: bytes of the outputs that the ``selective`` policy keeps
+    selective_bytes: int = 0
+    matmuls: int = 0
+
+
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Follows every storage from the operator that makes it to its end.
+
+    Args:
+        parameters: the model's, by name; tied ones under one name.
+        constants: other tensors that outlive the step.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], constants: list[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.segments = [Segment(block="")]
+        #: +1 and -1: an allocation begins and ends, in the segment that runs or whose backward runs
+        self.forward_events: list[tuple[int, int, Allocation]] = []
+        self.backward_events: list[tuple[int, int, Allocation]] = []
+        self._alive: dict[int, Allocation] = {}
+        self._watches: dict[int, weakref.ref[Any]] = {}
+        self._names: dict[int, str] = {}
+        self._current = 0
+        self._backward = False
+        for name, parameter in parameters.items():
+            self._names[_key(parameter)] = name
+            self.allocation(parameter).constant = True
+        for tensor in constants:
+            self.allocation(tensor).constant = True
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == _QUERIES:
+            return result
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for tensor in outputs:
+            self.allocation(tensor, attention=func in FLASH)
+        if not self._backward:
+            self._note(func, args, kwargs, result)
+        return result
+
+    def allocation(self, tensor: torch.Tensor, *, attention: bool = False) -> Allocation:
+        """Return the allocation of a tensor's storage; it begins now if it was unknown."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata  # noqa: SLF001  (the address; no public accessor)
+        known = self._alive.get(key)
+        if known is not None:
+            return known
+        made = Allocation(bytes=storage.nbytes(), created=self._current, attention=attention)
+        self._alive[key] = made
+        self._watches[key] = weakref.ref(storage, lambda _: self._freed(key))
+        self._events.append((self._current, 1, made))
+        return made
+
+    def enter(self, block: str, inputs: Any) -> None:
+        """A repeated block begins."""
+        segment = Segment(block=block)
+        leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
+        segment.inputs = list(dict.fromkeys(self.allocation(leaf) for leaf in leaves))
+        self._begin(segment)
+        for leaf in leaves:
+            self._use(leaf)
+
+    def leave(self) -> None:
+        """A repeated block ends."""
+        self._begin(Segment(block=""))
+
+    def saved(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """Autograd keeps a tensor for backward; return what ``wanted`` is given."""
+        self.allocation(tensor).savers[self._current] += 1
+        return self._current, tensor.detach()
+
+    def wanted(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
+        """Backward reads a tensor that was kept: it has reached that segment."""
+        self._current = packed[0]
+        return packed[1]
+
+    def begin_backward(self) -> None:
+        """The forward is over and its outputs are gone."""
+        for allocation in self._alive.values():
+            allocation.kept = not allocation.constant
+        self._backward = True
+
+    def end(self, gradients: list[torch.Tensor]) -> None:
+        """Backward is over."""
+        for gradient in gradients:
+            self.allocation(gradient).gradient = True
+        self._watches.clear()
+
+    @property
+    def kept(self) -> list[Allocation]:
+        """What was alive at the end of the forward, in the order of allocation."""
+        return [made for _, sign, made in self.forward_events if sign > 0 and made.kept]
+
+    @property
+    def allocations(self) -> list[Allocation]:
+        """All that the forward allocated."""
+        return [made for _, sign, made in self.forward_events if sign > 0]
+
+    @property
+    def _events(self) -> list[tuple[int, int, Allocation]]:
+        return self.backward_events if self._backward else self.forward_events
+
+    def _begin(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        self._current = len(self.segments) - 1
+
+    def _freed(self, key: int) -> None:
+        ended = self._alive.pop(key, None)
+        self._watches.pop(key, None)
+        if ended is not None:
+            self._events.append((self._current, -1, ended))
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        segment = self.segments[self._current]
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, torch.Tensor):
+                self._use(leaf)
+        call = call_of(func, args, result, self._is_parameter)
+        if call is not None:
+            segment.calls.append(call)
+        if func in MATMULS:
+            segment.matmuls += 1
+        if func in KEPT or (func in MATMULS and segment.matmuls % 2 == 1):
+            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            segment.selective_bytes += sum(leaf.untyped_storage().nbytes() for leaf in leaves)
+
+    def _use(self, tensor: torch.Tensor) -> None:
+        allocation = self.allocation(tensor)
+        allocation.last_used = self._current
+        allocation.differentiable |= tensor.requires_grad
+        name = self._names.get(_key(tensor)) if allocation.constant else None
+        if name is not None:
+            self.segments[self._current].parameters[name] = None
+
+    def _is_parameter(self, tensor: torch.Tensor) -> bool:
+        return _key(tensor) in self._names
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # noqa: SLF001  (the address; no public accessor)
