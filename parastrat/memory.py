@@ -19,11 +19,11 @@ from parastrat.columns import Columns, code_of
 from parastrat.estimate import MemoryEstimate
 from parastrat.model import Saved
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
-from parastrat.stages import ParameterTotals, RankLoad, pipeline_ranks
+from parastrat.stages import ParameterTotals, RankLoad, rank_columns
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from parastrat.case import Facts
     from parastrat.model import Block, ModelSpec
@@ -37,18 +37,14 @@ _FP32 = 4
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
-    rows = len(columns.pp)
-    out = {part: np.zeros(rows) for part in PARTS}
     kept = [kept_bytes(block, columns) for block in facts.model.blocks]
     running = [_running(block, own, columns) for block, own in zip(facts.model.blocks, kept, strict=True)]
-    for (pp, virtual_stages), chosen, some in pipeline_groups(columns):
-        worst: dict[str, Any] | None = None
-        blocks = [(own[chosen], run[chosen]) for own, run in zip(kept, running, strict=True)]
-        for load in pipeline_ranks(facts.model, pp, virtual_stages):
-            worst = _larger(worst, _rank_peak(facts, some, load, blocks))
-        for part in PARTS:
-            out[part][chosen] = worst[part] if worst else 0
-    parts = {part: np.ceil(out[part]).astype(np.int64) for part in PARTS}
+    units = [sum(local(block_totals(block), columns)) for block in facts.model.blocks]
+    blocks = list(zip(kept, running, units, strict=True))
+    worst = {part: np.zeros(len(columns.pp)) for part in PARTS}
+    for load in rank_columns(facts.model, columns):
+        worst = _larger(worst, _rank_peak(facts, columns, load, blocks))
+    parts = {part: np.ceil(worst[part]).astype(np.int64) for part in PARTS}
     total = sum(parts.values())
     capacity = facts.hardware.device.usable_memory_bytes
     margin = np.minimum(facts.stack.memory_margin * total, 0.08 * capacity).astype(np.int64)
@@ -64,19 +60,9 @@ def memory_estimate(memory: Mapping[str, Any], row: int) -> MemoryEstimate:
     )
 
 
-def pipeline_groups(columns: Columns) -> Iterator[tuple[tuple[int, int], Any, Columns]]:
-    """Yield (pp, virtual stages), the rows that have them, and those rows' columns."""
-    key = columns.pp * 10_000 + columns.virtual_stages
-    for value in np.unique(key):
-        chosen = np.flatnonzero(key == value)
-        yield divmod(int(value), 10_000), chosen, columns.at(chosen)
-
-
-def _larger(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    """Return, row by row, the composition with the larger total."""
-    if one is None:
-        return other
-    larger = sum(other[part] for part in PARTS) > sum(one[part] for part in PARTS)
+def _larger(one: dict[str, Any], other: dict[str, Any], where: Any = True) -> dict[str, Any]:
+    """Return, row by row, the composition with the larger total; the first one outside ``where``."""
+    larger = (sum(other[part] for part in PARTS) > sum(one[part] for part in PARTS)) & where
     return {part: np.where(larger, other[part], one[part]) for part in PARTS}
 
 
@@ -174,34 +160,39 @@ def in_flight(c: Columns, rank: int) -> Numbers:
 
 
 def _rank_peak(
-    facts: Facts, c: Columns, load: RankLoad, blocks: list[tuple[Bytes, Bytes]]
+    facts: Facts, c: Columns, load: RankLoad, blocks: list[tuple[Bytes, Bytes, Numbers]]
 ) -> dict[str, Any]:
     """Return the composition at the peak of one pipeline rank.
 
-    ``blocks`` gives for each block what one repeat keeps for backward and what exists while it runs.
+    ``blocks`` gives for each block what one repeat keeps for backward, what exists while it runs, and its
+    parameters on one tensor- or expert-parallel rank.
     """
     element = element_bytes(facts)
     states = _states(load, c, element)
-    kept = {index: blocks[index][0] for index, count in enumerate(load.repeats) if count}
-    held = in_flight(c, load.rank) * sum(kept[index] * load.repeats[index] for index in kept)
+    held = in_flight(c, load.rank) * sum(
+        kept * count for (kept, _, _), count in zip(blocks, load.repeats, strict=True)
+    )
+    gathered = _gathered(facts.model, load, c, element, [unit for _, _, unit in blocks])
     peak = _optimizer_step(facts, states, load, c, element)
     freed: Bytes = 0
-    for moment_number, index in enumerate(reversed(kept)):
-        transient = _gathered(facts.model, load, index, c, element) + blocks[index][1]
-        dynamic = held - freed + transient
+    at_loss: Any = True
+    for (kept, running, _), count, whole in reversed(
+        list(zip(blocks, load.repeats, gathered, strict=True))
+    ):
+        transient = whole + running
         # sharded gradients come with the first reduction: after the loss, under a pipeline at the end
-        unreduced = (c.pp > 1) | ((moment_number == 0) & (c.gradient_accumulation_steps == 1))
-        no_gradient_yet = unreduced & _shards_parameters(c)
+        unreduced = (c.pp > 1) | (at_loss & (c.gradient_accumulation_steps == 1))
         moment = {
             "parameters": states["parameters"],
-            "gradients": np.where(no_gradient_yet, 0, states["gradients"]),
+            "gradients": np.where(unreduced & _shards_parameters(c), 0, states["gradients"]),
             "optimizer": states["optimizer"],
             "activations": held - freed,
             "transient": transient,
-            "overhead": facts.stack.context_bytes + facts.stack.fragmentation * dynamic,
+            "overhead": facts.stack.context_bytes + facts.stack.fragmentation * (held - freed + transient),
         }
-        peak = _larger(peak, moment)
-        freed = freed + kept[index] * load.repeats[index]
+        peak = _larger(peak, moment, count > 0)
+        at_loss = at_loss & (count == 0)
+        freed = freed + kept * count
     return peak
 
 
@@ -232,15 +223,20 @@ def _states(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, Any]
     }
 
 
+def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
+    """Return the parameters that one rank's optimizer updates."""
+    sharded = c.shard >= code_of(Shard.OPTIMIZER)
+    return sum(
+        part / np.where(sharded, over, 1)
+        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
+    )
+
+
 def _optimizer_step(
     facts: Facts, states: dict[str, Any], load: RankLoad, c: Columns, element: ElementBytes
 ) -> dict[str, Any]:
     """Return the composition while a foreach optimizer runs: no activations, one temporary copy."""
-    sharded = c.shard >= code_of(Shard.OPTIMIZER)
-    updated = sum(
-        part / np.where(sharded, over, 1)
-        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
-    )
+    updated = updated_parameters(load, c)
     here = c.offload == code_of(Offload.NONE)
     return {
         **states,
@@ -255,8 +251,10 @@ def _running(block: Block, kept: Bytes, c: Columns) -> Bytes:
     return saved_bytes(block.working, c) + np.maximum(saved_bytes(block.activations.none, c) - kept, 0)
 
 
-def _gathered(model: ModelSpec, load: RankLoad, index: int, c: Columns, element: ElementBytes) -> Bytes:
-    """Return FSDP2's gathered parameters and unsharded gradients, or autocast's cached casts.
+def _gathered(
+    model: ModelSpec, load: RankLoad, c: Columns, element: ElementBytes, units: list[Numbers]
+) -> list[Bytes]:
+    """Return for each block FSDP2's gathered parameters and unsharded gradients, or autocast's casts.
 
     The root unit stays gathered from forward to the end. With resharding two other units are gathered, the
     running one and the prefetched next; the running one's gradients exist in the compute format and,
@@ -264,27 +262,26 @@ def _gathered(model: ModelSpec, load: RankLoad, index: int, c: Columns, element:
     there are none yet. Under a pipeline torch gathers and reduces once a step: all units stay gathered and
     their gradients unsharded (``torch.distributed.pipelining.stage``).
     """
-    held = [number for number, count in enumerate(load.repeats) if count]
-    block, neighbour = model.blocks[index], _unit_beside(model, held, index)
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
-    root, beside = sum(local(load.root, c)), sum(local(neighbour, c))
-    if block.unit:
-        ahead, reduced = 2 * beside, beside
-    elif index == held[0]:
-        ahead, reduced = 0 * beside, root
-    else:
-        ahead, reduced = beside, 0 * beside
-    units = np.where(c.reshard_after_forward & (c.pp == 1), ahead, everything - root)
-    unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
-    gathered = element.compute * (root + units + reduced) + unreduced
+    root = sum(local(load.root, c))
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
-    return np.where(_shards_parameters(c), gathered * several, element.cast * everything)
-
-
-def _unit_beside(model: ModelSpec, held: list[int], index: int) -> ParameterTotals:
-    """Return the block itself, or for a block of the root the unit that runs backward after it."""
-    behind = [number for number in held if number <= index and model.blocks[number].unit]
-    return block_totals(model.blocks[behind[-1]]) if behind else ParameterTotals()
+    resharded = c.reshard_after_forward & (c.pp == 1)
+    behind: Numbers = 0.0
+    before: Numbers = 0.0
+    found = []
+    for block, unit, count in zip(model.blocks, units, load.repeats, strict=True):
+        if block.unit:
+            behind = np.where(count > 0, unit, behind)
+            ahead, reduced = 2 * unit, unit
+        else:
+            # the unit that runs backward next is prefetched; the first block has none behind it
+            ahead, reduced = behind, np.where(before == 0, root, 0.0)
+        before = before + count
+        whole = np.where(resharded, ahead, everything - root)
+        unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
+        gathered = element.compute * (root + whole + reduced) + unreduced
+        found.append(np.where(_shards_parameters(c), gathered * several, element.cast * everything))
+    return found
 
 
 def block_totals(block: Block) -> ParameterTotals:

@@ -4,34 +4,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from parastrat.model import Split
+from parastrat.units import Numbers
 
 if TYPE_CHECKING:
+    from parastrat.columns import Columns
     from parastrat.model import Block, ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTotals:
-    """Parameters of one pipeline rank by what divides them, ties on the rank counted once."""
+    """Parameters of one pipeline rank by what divides them, ties on the rank counted once.
 
-    replicated: int = 0
-    tensor: int = 0
-    expert: int = 0
+    Numbers for one rank, arrays for a rank of many plans.
+    """
+
+    replicated: Numbers = 0
+    tensor: Numbers = 0
+    expert: Numbers = 0
 
     @property
-    def total(self) -> int:
+    def total(self) -> Numbers:
         return self.replicated + self.tensor + self.expert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLoad:
-    """The blocks of one pipeline rank."""
+    """The blocks of one pipeline rank; numbers for one rank, arrays for a rank of many plans."""
 
-    rank: int
+    rank: Numbers
     #: repeats of each block of the model on this rank, over all its virtual stages
-    repeats: tuple[int, ...]
+    repeats: tuple[Numbers, ...]
     trainable: ParameterTotals
     frozen: ParameterTotals
     #: parameters outside repeated blocks, which FSDP2 keeps in the root unit
@@ -103,6 +110,44 @@ def pipeline_ranks(model: ModelSpec, pp: int, virtual_stages: int) -> tuple[Rank
         if repeats not in loads:
             loads[repeats] = _load(model.blocks, rank, repeats)
     return tuple(loads.values())
+
+
+def rank_columns(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
+    """Return the distinct pipeline ranks of many plans at once: the first of every plan, the second, ...
+
+    A plan with fewer distinct ranks than another has its last one several times.
+    """
+    shapes, where = np.unique(np.stack([c.pp, c.virtual_stages]), axis=1, return_inverse=True)
+    loads = [pipeline_ranks(model, int(pp), int(virtual_stages)) for pp, virtual_stages in shapes.T]
+    most = max((len(ranks) for ranks in loads), default=0)
+    return tuple(
+        _together([ranks[min(place, len(ranks) - 1)] for ranks in loads], where.ravel())
+        for place in range(most)
+    )
+
+
+def _together(loads: list[RankLoad], where: Any) -> RankLoad:
+    """Return one load per shape of pipeline as one load of arrays, a value for each plan."""
+
+    def column(values: list[Any]) -> Any:
+        return np.array(values, dtype=float)[where]
+
+    def totals(parts: list[ParameterTotals]) -> ParameterTotals:
+        return ParameterTotals(
+            replicated=column([part.replicated for part in parts]),
+            tensor=column([part.tensor for part in parts]),
+            expert=column([part.expert for part in parts]),
+        )
+
+    return RankLoad(
+        rank=column([load.rank for load in loads]),
+        repeats=tuple(
+            column(list(counts)) for counts in zip(*(load.repeats for load in loads), strict=True)
+        ),
+        trainable=totals([load.trainable for load in loads]),
+        frozen=totals([load.frozen for load in loads]),
+        root=totals([load.root for load in loads]),
+    )
 
 
 def _load(blocks: tuple[Block, ...], rank: int, repeats: tuple[int, ...]) -> RankLoad:

@@ -13,9 +13,9 @@ from parastrat.cost.compute import block_times
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
-from parastrat.memory import block_totals, element_bytes, local, pipeline_groups, shard_ranks
+from parastrat.memory import block_totals, element_bytes, updated_parameters
 from parastrat.plan import Offload, Shard
-from parastrat.stages import RankLoad, pipeline_ranks
+from parastrat.stages import RankLoad, rank_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,17 +46,11 @@ _ASSUMED_SPREAD = math.log(2)
 
 def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays."""
-    rows = len(columns.pp)
-    out = {part: np.zeros(rows) for part in PARTS}
     fabric = fabric_of(facts) if facts.hardware.world_size > 1 else None
     of_blocks = [_block_parts(facts, block, columns, fabric) for block in facts.model.blocks]
-    for (pp, virtual_stages), chosen, some in pipeline_groups(columns):
-        slowest: dict[str, Any] | None = None
-        parts = [{name: part[chosen] for name, part in block.items()} for block in of_blocks]
-        for load in pipeline_ranks(facts.model, pp, virtual_stages):
-            slowest = _slower(slowest, _rank_step(facts, some, load, parts, fabric))
-        for part in PARTS:
-            out[part][chosen] = slowest[part] if slowest else 0.0
+    out = {part: np.zeros(len(columns.pp)) for part in PARTS}
+    for load in rank_columns(facts.model, columns):
+        out = _slower(out, _rank_step(facts, columns, load, of_blocks, fabric))
     step = sum(out[part] for part in PARTS)
     spread = time_spread(facts)
     return {**out, "step": step, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
@@ -80,9 +74,7 @@ def time_spread(facts: Facts) -> float:
     return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
 
 
-def _slower(one: dict[str, Any] | None, other: dict[str, Any]) -> dict[str, Any]:
-    if one is None:
-        return other
+def _slower(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     slower = sum(other[part] for part in PARTS) > sum(one[part] for part in PARTS)
     return {part: np.where(slower, other[part], one[part]) for part in PARTS}
 
@@ -120,15 +112,13 @@ def _rank_step(
     facts: Facts,
     c: Columns,
     load: RankLoad,
-    parts_of_blocks: list[dict[str, Seconds]],
+    of_blocks: list[dict[str, Seconds]],
     fabric: Fabric | None,
 ) -> dict[str, Any]:
     """Return the parts of the step if this pipeline rank is the slowest."""
     steps = c.gradient_accumulation_steps
     one: dict[str, Any] = {
-        part: sum(
-            parts[part] * count for parts, count in zip(parts_of_blocks, load.repeats, strict=True) if count
-        )
+        part: sum(parts[part] * count for parts, count in zip(of_blocks, load.repeats, strict=True))
         for part in ("compute", "backward", "tp_exposed", "cp_exposed", "ep_exposed", "fsdp")
     }
     micro_batch = one["compute"] + one["tp_exposed"] + one["cp_exposed"] + one["ep_exposed"]
@@ -166,11 +156,7 @@ def _optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
     Offloaded states stay on the host: gradients go down and weights come up through the host link.
     """
     element, device = element_bytes(facts), facts.hardware.device
-    sharded = c.shard >= code_of(Shard.OPTIMIZER)
-    updated = sum(
-        part / np.where(sharded, over, 1)
-        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
-    )
+    updated = updated_parameters(load, c)
     moved = element.gradient + 2 * (element.parameter + element.optimizer)
     seconds = updated * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
     link = device.host_bytes_per_s or device.memory_bytes_per_s
