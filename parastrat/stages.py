@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from parastrat.model import Block, ModelSpec
 
 
+#: more virtual stages than any model has layers
+_MOST_STAGES = 2**16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTotals:
     """Parameters of one pipeline rank by what divides them, ties on the rank counted once.
@@ -117,12 +121,12 @@ def rank_columns(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
 
     A plan with fewer distinct ranks than another has its last one several times.
     """
-    shapes, where = np.unique(np.stack([c.pp, c.virtual_stages]), axis=1, return_inverse=True)
-    loads = [pipeline_ranks(model, int(pp), int(virtual_stages)) for pp, virtual_stages in shapes.T]
+    # one key for both: two columns would be sorted as pairs
+    keys, where = np.unique(c.pp * _MOST_STAGES + c.virtual_stages, return_inverse=True)
+    loads = [pipeline_ranks(model, *divmod(int(key), _MOST_STAGES)) for key in keys]
     most = max((len(ranks) for ranks in loads), default=0)
     return tuple(
-        _together([ranks[min(place, len(ranks) - 1)] for ranks in loads], where.ravel())
-        for place in range(most)
+        _together([ranks[min(place, len(ranks) - 1)] for ranks in loads], where) for place in range(most)
     )
 
 
