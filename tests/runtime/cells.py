@@ -155,9 +155,9 @@ def resumed(fields: dict[str, Any], folder: Path, *, save_as: str) -> list[float
 
 
 def evaluated(fields: dict[str, Any]) -> tuple[float, float, bool]:
-    """Accuracy over 7 samples in batches of 2, per sample and as means; whether training goes on."""
+    """Accuracy over 7 samples in batches of 3, per sample and as means; whether training goes on."""
     model = wrapped(fields, lambda: nn.Linear(3, 2))
-    loader = DataLoader(labelled(), batch_size=2)
+    loader = DataLoader(labelled(), batch_size=3)  # three batches for two ranks
     means = parastrat.evaluate(model, loader, functional.cross_entropy)
     stream = [tuple(batch) for batch in loader]  # no DataLoader
     singles = parastrat.evaluate(
@@ -229,10 +229,11 @@ def on_two(folder: Path) -> dict[str, Any]:
     found["different_models"] = different_models()
     found["different_worlds"] = different_worlds()
     found["stale_optimizer"] = stale_optimizer_on_one_rank()
-    wrapped(DDP)  # four samples a rank
+    held = wrapped(DDP)  # four samples a rank
     for shuffle in (False, True):
         for drop_last in (False, True):
             found[f"shares-{shuffle}-{drop_last}"] = shares(shuffle=shuffle, drop_last=drop_last)
+    del held
     return found
 
 
