@@ -78,6 +78,12 @@ def test_a_screen_without_blocks_gets_ascii(page: Callable[[Paper], str]) -> Non
     assert "#" in text or "Memory" not in text
 
 
+def test_what_ascii_lacks_is_replaced() -> None:
+    finding = replace(LOGITS, message="9 GiB \u2265 half of the card")
+    page = estimate_text(fsdp2(), (finding,), CONTEXT, Paper(blocks=False))
+    assert "9 GiB ? half of the card" in page
+
+
 def test_the_first_line_is_the_verdict() -> None:
     page = recommendation_text(taken(), CONTEXT, Paper(width=200))
     assert page.splitlines()[0] == (
