@@ -17,6 +17,7 @@ import numpy as np
 
 from parastrat.columns import Columns, code_of
 from parastrat.estimate import MemoryEstimate
+from parastrat.hardware import DeviceType
 from parastrat.model import Saved
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.stages import ParameterTotals, RankLoad, rank_columns
@@ -188,12 +189,17 @@ def _rank_peak(
             "optimizer": states["optimizer"],
             "activations": held - freed,
             "transient": transient,
-            "overhead": facts.stack.context_bytes + facts.stack.fragmentation * (held - freed + transient),
+            "overhead": _context_bytes(facts) + facts.stack.fragmentation * (held - freed + transient),
         }
         peak = _larger(peak, moment, count > 0)
         at_loss = at_loss & (count == 0)
         freed = freed + kept * count
     return peak
+
+
+def _context_bytes(facts: Facts) -> int:
+    """Return what an accelerator's context takes; a CPU process has none, its libraries are not counted."""
+    return 0 if facts.hardware.device.type is DeviceType.CPU else facts.stack.context_bytes
 
 
 def _shards_parameters(c: Columns) -> Any:
@@ -242,7 +248,7 @@ def _optimizer_step(
         **states,
         "activations": np.zeros_like(updated),
         "transient": here * element.step * updated,
-        "overhead": facts.stack.context_bytes + np.zeros_like(updated),
+        "overhead": _context_bytes(facts) + np.zeros_like(updated),
     }
 
 

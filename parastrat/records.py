@@ -51,7 +51,8 @@ def build(cls: type[T], table: Mapping[str, Any]) -> T:
         TypeError: for an unknown or missing key.
         ValueError: for a value outside its enumeration.
     """
-    kinds = field_types(cls)
+    resolved: Any = cls
+    kinds = field_types(resolved)
     return cls(**{key: _value(kinds.get(key, Any), item) for key, item in table.items()})
 
 

@@ -49,7 +49,7 @@ def find_plan(
     """
     fixed = fixed or Constraints()
     judged = survey(facts, fixed)
-    standings, alternatives, rejected = _assessed(judged)
+    standings, alternatives, rejected = _assessed(judged, fixed)
     standings[0] = _one_device(facts, fixed, standings[0])
     taken = choose_rung(standings, tolerance)
     cases = eligible(standings)
@@ -73,7 +73,9 @@ def find_plan(
     )
 
 
-def _assessed(judged: Survey) -> tuple[dict[int, Standing], tuple[Case, ...], tuple[Rejection, ...]]:
+def _assessed(
+    judged: Survey, fixed: Constraints
+) -> tuple[dict[int, Standing], tuple[Case, ...], tuple[Rejection, ...]]:
     """Return each rung's best plan, the best of every strategy, and what each rule removed.
 
     All plans that the answer shows are assessed together: one by one would take longer than the search.
@@ -84,7 +86,9 @@ def _assessed(judged: Survey) -> tuple[dict[int, Standing], tuple[Case, ...], tu
     plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples])
     cases = dict(zip(plans, assess_all(judged.facts, tuple(plans)), strict=True))
     standings = {
-        rung: _standing(judged, cases[plan] if plan else None, fits=fits, rule=rule)
+        rung: _standing(
+            cases[plan] if plan else None, fits=fits, rule=rule, absent=_absence(judged.facts, fixed, rung)
+        )
         for rung, (plan, fits, rule) in picks.items()
     }
     rejected = [
@@ -113,9 +117,18 @@ def _pick(judged: Survey, rung: int) -> tuple[Plan | None, bool, PlanRule | None
     return (None, False, None) if objected is None else (objected[1], False, objected[0])
 
 
-def _standing(judged: Survey, case: Case | None, *, fits: bool, rule: PlanRule | None) -> Standing:
+def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
+    """Return why a rung has no plan at all, not even one that a rule could reject."""
+    if fixed != Constraints():
+        return "another plan was asked for"
+    if rung in (3, 4) and facts.model.heads is None:
+        return "the model's heads are unknown, or it has none"
+    return f"no such plan over {facts.hardware.world_size} devices"
+
+
+def _standing(case: Case | None, *, fits: bool, rule: PlanRule | None, absent: str) -> Standing:
     if case is None:
-        return Standing(case=None, absent=f"no such plan over {judged.facts.hardware.world_size} devices")
+        return Standing(case=None, absent=absent)
     if rule is not None:
         return Standing(case=None, absent=rule.hit(case).message)
     return Standing(case=case) if fits else Standing(case=None, nearest=case)
@@ -131,7 +144,8 @@ def _one_device(facts: Facts, fixed: Constraints, standing: Standing) -> Standin
     alone = replace(facts, hardware=single_device(facts.hardware))
     judged = survey(alone, replace(fixed, strategy=None))
     plan, fits, rule = _pick(judged, 0)
-    return _standing(judged, assess(alone, plan) if plan else None, fits=fits, rule=rule)
+    case = assess(alone, plan) if plan else None
+    return _standing(case, fits=fits, rule=rule, absent=_absence(alone, fixed, 0))
 
 
 def single_device(hardware: Hardware) -> Hardware:
