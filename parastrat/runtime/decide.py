@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import sys
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from parastrat.case import Facts
 from parastrat.errors import InfeasibleError, UsageError
@@ -30,9 +27,6 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.result import SearchResult
     from parastrat.runtime.world import World
-
-#: the name under which the module at hand is traced
-_GIVEN = "parastrat_given_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +47,21 @@ def decide(module: nn.Module, example: Example, world: World) -> Choice:
     with ``example.accumulates``.
 
     Raises:
-        UsageError: without sample inputs.
+        UsageError: without sample inputs and workload.
+        ModelError: if the module cannot be traced.
         InfeasibleError: if nothing fits, naming what would.
     """
-    if example.inputs is None:
+    if example.inputs is None and example.workload is None:
         raise UsageError(
-            "no plan was given, and none can be decided without sample_inputs",
+            "no plan was given, and none can be decided without sample_inputs or workload",
             hint="pass plan=, set PARASTRAT_PLAN, run under `parastrat run`, or pass sample_inputs=",
         )
-    from parastrat.runtime.trace import traced_source  # noqa: PLC0415  (only to decide)
+    from parastrat.runtime.trace import traced_module  # noqa: PLC0415  (only to decide)
 
     workload = example.workload or _workload(module, example.inputs, world)
     stack = load_stack("torch")
-    with _importable(module, example.inputs):
-        model = traced_source(f"{_GIVEN}:build").at(
-            workload.sequence_length, workload.precision, stack.kernels
-        )
+    source = traced_module(_without_data(module), ref=type(module).__name__, sample_inputs=example.inputs)
+    model = source.at(workload.sequence_length, workload.precision, stack.kernels)
     facts = Facts(model=model, hardware=_hardware(world), workload=workload, stack=stack)
     result = find_plan(facts, Constraints(pp=1, cp=1, tp=1, ep=1, plain_loop=not example.accumulates))
     plan = _for_all(result, world.world_size)
@@ -131,29 +124,6 @@ def _said(plan: Plan) -> str:
         f"{plan.precision}, micro-batch {plan.micro_batch_size}, global batch {plan.global_batch_size}, "
         f"recompute {plan.recompute}; pass plan= or workload= for another"
     )
-
-
-@contextmanager
-def _importable(module: nn.Module, inputs: Any) -> Iterator[None]:
-    """Let the tracer import the module at hand like any builder: a copy without data."""
-    holder = types.ModuleType(_GIVEN)
-    samples = batch_size(inputs)
-
-    def sample_inputs(micro_batch_size: int, _sequence_length: int | None) -> Any:
-        def resized(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or not leaf.ndim or leaf.shape[0] != samples:
-                return leaf
-            return leaf[:1].expand(micro_batch_size, *leaf.shape[1:]).clone()
-
-        return tree_map(resized, inputs)
-
-    holder.build = lambda: _without_data(module)  # type: ignore[attr-defined]  # a made-up module
-    holder.sample_inputs = sample_inputs  # type: ignore[attr-defined]
-    sys.modules[_GIVEN] = holder
-    try:
-        yield
-    finally:
-        del sys.modules[_GIVEN]
 
 
 def _without_data(module: nn.Module) -> nn.Module:

@@ -61,7 +61,7 @@ def test_a_file_made_for_another_model_is_refused(path: Path) -> None:
 def test_without_plan_or_sample_there_is_nothing_to_decide_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PARASTRAT_PLAN", raising=False)
     assert stated_choice(None) is None
-    with pytest.raises(UsageError, match="none can be decided without sample_inputs"):
+    with pytest.raises(UsageError, match="none can be decided without sample_inputs or workload"):
         parastrat.auto_parallelize(Gpt())
 
 
