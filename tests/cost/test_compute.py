@@ -1,0 +1,234 @@
+"""Every factor of the compute time, on operators small enough to count by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jobs import TERA, block, job, matmul, row
+
+from parastrat.cost.compute import BlockTimes, block_times, sustained_flops_per_s
+from parastrat.hardware import Device, MatmulCurve, Rates
+from parastrat.model import Operator, OperatorKind, Split
+from parastrat.plan import Recompute
+from parastrat.workload import Precision
+
+#: half of the rate is reached at a side of 100, 50 and 75
+CURVE = MatmulCurve(ceiling=1.25, m_half=100, n_half=50, k_half=75)
+
+
+def times(*operators: Operator, on: dict[str, Any] | None = None, **plan: Any) -> BlockTimes:
+    return block_times(job(block(*operators), device=on or {}), block(*operators), row(**plan))
+
+
+def at(shape: tuple[float, float, float], flops: float) -> float:
+    """Seconds of a product of one shape under CURVE."""
+    m, n, k = shape
+    return flops / TERA / 1.25 * (m + 100) / m * (n + 50) / n * (k + 75) / k
+
+
+def attention(flops: float) -> Operator:
+    return Operator(kind=OperatorKind.ATTENTION, flops=flops, bytes=0, weighted=False)
+
+
+def elementwise(moved: float, **changes: Any) -> Operator:
+    return Operator(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, weighted=False, **changes)
+
+
+@pytest.mark.parametrize(
+    "kind", [OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION]
+)
+def test_products_of_a_micro_batch_take_their_flops(kind: OperatorKind) -> None:
+    # 3 products of 2 TFLOP on each of 4 samples at 1 TFLOP/s; backward multiplies twice
+    found = times(matmul(2 * TERA, kind=kind, count=3), micro_batch_size=4)
+    assert (found.forward, found.backward) == (pytest.approx(24), pytest.approx(48))
+
+
+def test_without_weights_backward_has_one_product() -> None:
+    assert times(matmul(TERA, weighted=False)).backward == pytest.approx(1)
+
+
+def test_a_matmul_reaches_the_curves_share_of_the_rate() -> None:
+    # m, n, k at their halves and a third: 1/2 x 1/2 x 1/4 of 1.25
+    found = times(matmul(TERA, m=100, n=50, k=25), on={"matmul": CURVE})
+    assert found.matmul_forward == pytest.approx(16 / 1.25)
+
+
+def test_backward_products_have_shapes_of_their_own() -> None:
+    # of the input m x k x n: 1/2 x 1/3 x 2/5; of the weights n x k x m: 1/3 x 1/3 x 4/7
+    found = times(matmul(TERA, m=100, n=50, k=25), on={"matmul": CURVE})
+    assert found.matmul_backward == pytest.approx((15 + 63 / 4) / 1.25)
+
+
+def test_rows_follow_the_micro_batch_and_context_parallelism() -> None:
+    found = times(matmul(TERA, m=100, n=50, k=25), on={"matmul": CURVE}, micro_batch_size=6, cp=2)
+    assert found.matmul_forward == pytest.approx(at((300, 50, 25), 3 * TERA))
+
+
+@pytest.mark.parametrize(
+    ("side", "shape"), [("n", (100, 20, 30)), ("k", (100, 40, 15)), ("", (100, 40, 30))]
+)
+def test_tensor_parallelism_divides_flops_and_one_side(
+    side: str, shape: tuple[float, float, float]
+) -> None:
+    operator = matmul(TERA, m=100, n=40, k=30, split=Split.TENSOR, split_side=side)
+    found = times(operator, on={"matmul": CURVE}, tp=2)
+    assert found.matmul_forward == pytest.approx(at(shape, TERA / 2))
+
+
+def test_sides_are_never_below_one() -> None:
+    ones = {"matmul": MatmulCurve(ceiling=1.0, m_half=1, n_half=1, k_half=1)}
+    # no shape is known: 1/2 for each side
+    assert times(matmul(TERA), on=ones).matmul_forward == pytest.approx(8)
+    for side in ("n", "k"):
+        thin = matmul(TERA, m=1, n=1, k=1, split=Split.TENSOR, split_side=side)
+        assert times(thin, on=ones, tp=4).matmul_forward == pytest.approx(8 / 4)
+    few = matmul(TERA, kind=OperatorKind.GROUPED_MATMUL, m=1, n=1, k=1)
+    job_of_experts = job(block(few), device=ones, model={"experts": 8})
+    assert block_times(job_of_experts, block(few), row()).matmul_forward == pytest.approx(8)
+
+
+@pytest.mark.parametrize(
+    ("split", "plan", "share"),
+    [
+        (Split.REPLICATED, {"tp": 4}, 1),
+        (Split.REPLICATED, {"cp": 2}, 1 / 2),
+        (Split.TENSOR, {"tp": 4}, 1 / 4),
+        (Split.TENSOR, {"tp": 4, "cp": 2}, 1 / 8),
+        (Split.SEQUENCE, {"tp": 4}, 1),
+        (Split.SEQUENCE, {"tp": 4, "sequence_parallel": True}, 1 / 4),
+        (Split.EXPERT, {"tp": 4}, 1 / 4),
+        # each rank sends its tokens away and computes as many of others
+        (Split.EXPERT, {"tp": 4, "dp_shard": 2, "ep": 8}, 1),
+    ],
+)
+def test_what_divides_an_operator(split: Split, plan: dict[str, Any], share: float) -> None:
+    assert times(elementwise(TERA, split=split), **plan).forward == pytest.approx(share)
+    assert times(matmul(TERA, split=split), **plan).forward == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("plan", "shape", "share"),
+    [
+        # 400 rows over 8 experts; tp divides the side
+        ({"tp": 2}, (50, 20, 30), 1 / 2),
+        # the rows of 4 ranks meet at a quarter of the experts; experts stay whole
+        ({"tp": 2, "dp_shard": 2, "ep": 4}, (200, 40, 30), 1),
+    ],
+)
+def test_experts_share_the_rows(
+    plan: dict[str, Any], shape: tuple[float, float, float], share: float
+) -> None:
+    grouped = matmul(
+        TERA, kind=OperatorKind.GROUPED_MATMUL, m=400, n=40, k=30, split=Split.EXPERT, split_side="n"
+    )
+    facts = job(block(grouped), device={"matmul": CURVE}, model={"experts": 8})
+    found = block_times(facts, block(grouped), row(**plan))
+    assert found.matmul_forward == pytest.approx(at(shape, share * TERA))
+
+
+def test_attention_has_its_own_rate_and_a_backward_of_five_products_for_two() -> None:
+    found = times(attention(TERA), on={"attention_efficiency": 0.25}, micro_batch_size=3)
+    assert found.forward == pytest.approx(3 * 4)
+    # arXiv:2307.08691, section 4.1
+    assert found.backward == pytest.approx(3 * 4 * 5 / 2)
+
+
+def test_traffic_moves_at_the_memorys_rate_and_twice_in_backward() -> None:
+    operator = elementwise(TERA, count=2)
+    facts = job(block(operator), stack={"elementwise_factor": 1.5}, device={"memory_bytes_per_s": 3 * TERA})
+    found = block_times(facts, block(operator), row(micro_batch_size=5))
+    assert found.forward == pytest.approx(2 * 5 * 1.5 / 3)
+    assert found.backward == pytest.approx(2 * 2 * 5 * 1.5 / 3)
+
+
+def test_launches_are_counted_by_operator_and_pass() -> None:
+    operators = (elementwise(0, count=2), attention(0), matmul(0, count=4))
+    facts = job(block(*operators), stack={"launches_per_operator": 1.5}, device={"launch_s": 1e-3})
+    found = block_times(facts, block(*operators), row(micro_batch_size=8))
+    # one launch serves the whole micro-batch
+    assert found.launch_forward == pytest.approx(7 * 1.5e-3)
+    assert found.forward == pytest.approx(7 * 1.5e-3)
+    assert found.backward == pytest.approx(2 * 7 * 1.5e-3)
+
+
+def known(**seconds: float) -> BlockTimes:
+    zero = dict.fromkeys(BlockTimes.__dataclass_fields__, 0.0)
+    return BlockTimes(**(zero | seconds))
+
+
+def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
+    found = known(
+        matmul_forward=1.0,
+        matmul_backward=3.0,
+        attention_forward=2.0,
+        traffic_forward=1.0,
+        launch_forward=3.0,
+    )
+    q = 2.3
+    assert found.forward == pytest.approx(((1 + 2 + 1) ** q + 3**q) ** (1 / q))
+    assert found.backward == pytest.approx(((3 + 2.5 * 2 + 2 * 1) ** q + (2 * 3) ** q) ** (1 / q))
+
+
+@pytest.mark.parametrize(
+    ("policy", "again"),
+    [
+        (Recompute.NONE, 0),
+        (Recompute.ATTENTION, 20),
+        # half of the matmuls, no attention, all of the traffic
+        (Recompute.SELECTIVE, 5 + 3),
+        (Recompute.FULL, 10 + 20 + 3),
+    ],
+)
+def test_what_a_policy_computes_again(policy: Recompute, again: float) -> None:
+    found = known(matmul_forward=10.0, matmul_backward=99.0, attention_forward=20.0, traffic_forward=3.0)
+    assert found.recomputed(row(recompute=policy)) == pytest.approx(again)
+
+
+def test_selective_recompute_launches_three_quarters_again() -> None:
+    assert known(launch_forward=4.0).recomputed(row(recompute=Recompute.SELECTIVE)) == pytest.approx(3)
+
+
+def gpu(peak_fp32: float | None = None, **sustained: float) -> Device:
+    return job(device={"sustained": Rates(**sustained), "peak": Rates(fp32=peak_fp32)}).hardware.device
+
+
+ALL = {"fp32": 1.0, "tf32": 2.0, "bf16": 4.0, "fp16": 5.0, "fp8": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("precision", "formats", "rate"),
+    [
+        (Precision.FP32, ALL, 1),
+        (Precision.BF16, ALL, 4),
+        (Precision.BF16_MIXED, ALL, 4),
+        (Precision.FP16_MIXED, ALL, 5),
+        (Precision.FP8, ALL, 8),
+        # the next wider format that the device has
+        (Precision.FP8, {"fp32": 1.0, "bf16": 4.0, "fp16": 5.0}, 4),
+        (Precision.FP8, {"fp32": 1.0, "fp16": 5.0}, 5),
+        (Precision.BF16_MIXED, {"fp32": 1.0, "fp16": 5.0}, 5),
+        (Precision.BF16_MIXED, {"fp32": 1.0, "tf32": 2.0}, 1),
+        (Precision.FP16_MIXED, {"fp32": 1.0, "bf16": 4.0}, 4),
+        (Precision.FP16_MIXED, {"fp32": 1.0}, 1),
+        (Precision.FP8, {"fp32": 1.0}, 1),
+    ],
+)
+def test_the_rate_of_a_number_format(precision: Precision, formats: dict[str, float], rate: float) -> None:
+    assert sustained_flops_per_s(gpu(**formats), precision) == rate
+
+
+def test_a_device_without_sustained_rates_multiplies_at_its_datasheets() -> None:
+    assert sustained_flops_per_s(gpu(7.0), Precision.FP32) == 7
+
+
+@pytest.mark.parametrize(
+    ("precision", "matmuls", "attentions"),
+    [(Precision.FP8, 8, 4), (Precision.FP16_MIXED, 5, 5), (Precision.FP32, 1, 1), (Precision.BF16, 4, 4)],
+)
+def test_attention_stays_in_bf16_under_fp8(precision: Precision, matmuls: float, attentions: float) -> None:
+    rates = {"sustained": Rates(**{name: rate * TERA for name, rate in ALL.items()})}
+    both = block(matmul(TERA), attention(TERA))
+    found = block_times(job(both, precision=precision, device=rates), both, row(precision=precision))
+    assert found.matmul_forward == pytest.approx(1 / matmuls)
+    assert found.attention_forward == pytest.approx(2 / attentions)
