@@ -5,11 +5,16 @@ Not rich: it would take longer to import than the plan takes to find, and its ta
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
+
+#: a number and its unit stay on one line
+_TIED = re.compile(r"(?<=\d) (?=%|[GM]iB\b|[mu]?s\b)")
+_NO_BREAK = "\u00a0"
 
 
 class Tone(StrEnum):
@@ -68,9 +73,9 @@ def wrapped(
         rest: what the others begin with; None: blanks of the same width.
     """
     return [
-        line(row, tone)
+        line(row.replace(_NO_BREAK, " "), tone)
         for row in textwrap.wrap(
-            text,
+            _TIED.sub(_NO_BREAK, text),
             paper.measure,
             initial_indent=first,
             subsequent_indent=" " * len(first) if rest is None else rest,

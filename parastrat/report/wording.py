@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.hardware import DeviceType
+from parastrat.plan import Compile, Offload, Shard
 
 if TYPE_CHECKING:
     from parastrat.hardware import Hardware
@@ -59,12 +60,12 @@ def batch_words(plan: Plan) -> str:
 def option_words(plan: Plan) -> list[str]:
     """Return what the plan does beside its mesh, in words; what is off is left out."""
     words = [f"recompute {plan.recompute.value}"]
-    if plan.mesh.dp_shard > 1 and plan.shard.value == "parameters":
+    if plan.shard is Shard.PARAMETERS:
         gathered = "freed after forward" if plan.reshard_after_forward else "kept gathered until backward"
         words.append(f"parameters {gathered}")
-    elif plan.shard.value != "none":
+    elif plan.shard is not Shard.NONE:
         words.append(f"shards {plan.shard.value}")
-    if plan.offload.value != "none":
+    if plan.offload is not Offload.NONE:
         words.append(f"offloads {plan.offload.value}")
     if plan.sequence_parallel:
         words.append("sequence parallel")
@@ -74,7 +75,7 @@ def option_words(plan: Plan) -> list[str]:
         words.append("async tp")
     if plan.mesh.cp > 1:
         words.append(f"context by {plan.cp_method.value.replace('_', '-')}")
-    if plan.compile.value != "none":
+    if plan.compile is not Compile.NONE:
         words.append("compiled block by block")
     if plan.pp_schedule is not None:
         stages = f", {plan.virtual_stages} stages a rank" if plan.virtual_stages > 1 else ""

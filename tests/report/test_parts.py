@@ -8,7 +8,7 @@ from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.commands import next_steps, plan_flags, typed
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.tables import Column, Fill, Row, table_lines
-from parastrat.report.text import Paper, rendered
+from parastrat.report.text import Paper, rendered, wrapped
 from parastrat.units import GIB, MIB
 
 
@@ -89,6 +89,15 @@ def test_a_command_is_broken_between_flags() -> None:
     assert page.replace("\\\n", "").split() == command.split()
     assert all(row.endswith("\\") for row in page.splitlines()[:-1])
     assert not any(row.endswith(("--tp \\", "--on \\", "--pp \\")) for row in page.splitlines())
+
+
+def test_a_number_stays_with_its_unit() -> None:
+    for width in range(20, 40):
+        page = rendered(
+            wrapped("a peak of 61.2 GiB, 12.3 ms a step, 41 % MFU", Paper(width=width)), Paper()
+        )
+        for whole in ("61.2 GiB", "12.3 ms", "41 %"):
+            assert whole in page
 
 
 def test_paths_are_quoted() -> None:
