@@ -142,8 +142,9 @@ def _share(operator: Operator, c: Columns) -> Numbers:
         Split.REPLICATED: 1,
         Split.TENSOR: c.tp,
         Split.SEQUENCE: np.where(c.sequence_parallel, c.tp, 1),
-        # tokens come from as many ranks as hold the experts, so each rank computes its own tokens' worth
-        Split.EXPERT: np.where(c.ep > 1, 1, c.tp),
+        # tp divides the experts, or under ep their tokens: torchtitan splits what it sends over tp
+        # (ReordererSequenceParallel), and as much comes back from the other ranks
+        Split.EXPERT: c.tp,
     }[operator.split]
     return 1 / (divisor * c.cp)
 
@@ -154,7 +155,8 @@ def _sides(operator: Operator, c: Columns, experts: int | None) -> tuple[Numbers
     n, k = max(operator.n, 1), max(operator.k, 1)
     tensor = np.where(c.ep > 1, 1, c.tp) if operator.split is Split.EXPERT else c.tp
     if operator.kind is OperatorKind.GROUPED_MATMUL:
-        m = np.maximum(m * c.ep / (experts or 1), 1)
+        own = np.where(c.ep > 1, c.tp, 1)
+        m = np.maximum(m * c.ep / own / (experts or 1), 1)
     if operator.split_side == "n":
         return m, np.maximum(n / tensor, 1), k
     if operator.split_side == "k":

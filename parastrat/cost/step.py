@@ -100,7 +100,9 @@ def _block_parts(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) 
     gathered = block.context_parallel_bytes * c.micro_batch_size / c.tp
     # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
     parts["cp_exposed"] = 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric) * (gathered > 0)
-    routed = all_to_all_s(block.expert_parallel_bytes * samples, Group(ranks=c.ep, stride=1), fabric)
+    # ranks of one tp group send a share of the tokens each, as the experts' compute has it
+    sent = block.expert_parallel_bytes * samples / c.tp
+    routed = all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
     # dispatch and combine, each forward and backward
     parts["ep_exposed"] = 4 * routed * (block.expert_parallel_bytes > 0)
     if block.unit:

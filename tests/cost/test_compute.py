@@ -98,8 +98,9 @@ def test_sides_are_never_below_one() -> None:
         (Split.SEQUENCE, {"tp": 4}, 1),
         (Split.SEQUENCE, {"tp": 4, "sequence_parallel": True}, 1 / 4),
         (Split.EXPERT, {"tp": 4}, 1 / 4),
-        # each rank sends its tokens away and computes as many of others
-        (Split.EXPERT, {"tp": 4, "dp_shard": 2, "ep": 8}, 1),
+        # each rank sends its share of the tokens away and computes as many of others
+        (Split.EXPERT, {"tp": 4, "dp_shard": 2, "ep": 8}, 1 / 4),
+        (Split.EXPERT, {"dp_shard": 8, "ep": 8}, 1),
     ],
 )
 def test_what_divides_an_operator(split: Split, plan: dict[str, Any], share: float) -> None:
@@ -112,8 +113,10 @@ def test_what_divides_an_operator(split: Split, plan: dict[str, Any], share: flo
     [
         # 400 rows over 8 experts; tp divides the side
         ({"tp": 2}, (50, 20, 30), 1 / 2),
-        # the rows of 4 ranks meet at a quarter of the experts; experts stay whole
-        ({"tp": 2, "dp_shard": 2, "ep": 4}, (200, 40, 30), 1),
+        # 400 rows of each of 4 ranks over 8 experts; experts stay whole
+        ({"dp_shard": 4, "ep": 4}, (200, 40, 30), 1),
+        # with tp 2 each of the 4 ranks brings 200 rows
+        ({"tp": 2, "dp_shard": 2, "ep": 4}, (100, 40, 30), 1 / 2),
     ],
 )
 def test_experts_share_the_rows(
