@@ -1,0 +1,175 @@
+"""Which buffers data parallelism moves, how often, over which ranks, and what compute can hide of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from jobs import FABRIC, GB, job, row
+
+from parastrat.case import Facts
+from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s
+from parastrat.plan import PipelineSchedule, Shard
+from parastrat.stages import ParameterTotals, RankLoad
+from parastrat.workload import Precision
+
+#: 2 bytes gathered for the forward and 4 reduced in fp32 for each parameter, in bf16-mixed
+GATHERED, REDUCED = 2 * GB, 4 * GB
+INSIDE, BETWEEN = 100 * GB, 10 * GB
+
+PIPELINE = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+SHARDED = {"shard": Shard.PARAMETERS}
+
+
+def load(*, trainable: float = 0, root: float = 0, frozen: float = 0, expert: float = 0) -> RankLoad:
+    """Return a rank's billions of parameters, tensor-parallel ones unless named otherwise."""
+    return RankLoad(
+        rank=0,
+        repeats=(1,),
+        trainable=ParameterTotals(tensor=int(trainable * GB), expert=int(expert * GB)),
+        frozen=ParameterTotals(tensor=int(frozen * GB)),
+        root=ParameterTotals(tensor=int(root * GB)),
+    )
+
+
+def total(held: RankLoad, units_s: float = 0.0, facts: Facts | None = None, **plan: Any) -> float:
+    found = data_parallel_s(facts or job(), row(**plan), held, FABRIC, units_s)
+    return float(found["total"])
+
+
+def unit_s(*, tensor: float = 0, replicated: float = 0, expert: float = 0, **plan: Any) -> float:
+    totals = ParameterTotals(
+        tensor=int(tensor * GB), replicated=int(replicated * GB), expert=int(expert * GB)
+    )
+    return float(fsdp_unit_s(job(), row(**plan), totals, FABRIC))
+
+
+@pytest.mark.parametrize(
+    ("plan", "gathers"),
+    [
+        ({}, 2),
+        ({"reshard_after_forward": False}, 1),
+        # torch's pipeline stages gather once a step
+        (PIPELINE, 1),
+    ],
+)
+def test_a_unit_is_gathered_for_each_pass_that_finds_it_sharded(plan: dict[str, Any], gathers: int) -> None:
+    # 1/2 of each buffer comes from the other rank
+    expected = 1 / 2 * (gathers * GATHERED + REDUCED) / INSIDE
+    assert unit_s(tensor=1, dp_shard=2, **SHARDED, **plan) == pytest.approx(expected)
+
+
+def test_tp_divides_a_unit_and_its_ranks_stand_tp_apart() -> None:
+    # 8 GB over tp 8; the 4 ranks that share a shard are one on each node: 3/4 over one card
+    found = unit_s(tensor=8, dp_shard=4, tp=8, **SHARDED)
+    assert found == pytest.approx(3 / 4 * (2 * GATHERED + REDUCED) / BETWEEN)
+    assert unit_s(replicated=1, dp_shard=4, tp=8, **SHARDED) == pytest.approx(found)
+
+
+def test_context_ranks_share_the_shards() -> None:
+    # 2 x 2 ranks: 3/4 of each buffer
+    assert unit_s(tensor=1, dp_shard=2, cp=2, **SHARDED) == pytest.approx(
+        3 / 4 * (2 * GATHERED + REDUCED) / INSIDE
+    )
+
+
+def test_experts_are_sharded_over_what_ep_leaves() -> None:
+    # 8 experts' billions on ep 4 leave 2 GB each, over dp_shard 4 x tp 2 / ep 4 = 2 ranks, 4 apart
+    found = unit_s(expert=8, dp_shard=4, tp=2, ep=4, **SHARDED)
+    assert found == pytest.approx(1 / 2 * 2 * (2 * GATHERED + REDUCED) / INSIDE)
+    # 16 ranks with ep 8: the 2 that share experts are 8 apart, on two nodes
+    far = unit_s(expert=8, dp_shard=16, ep=8, **SHARDED)
+    assert far == pytest.approx(1 / 2 * (2 * GATHERED + REDUCED) / BETWEEN)
+
+
+def test_experts_without_ep_are_divided_by_tp_as_the_rest_is() -> None:
+    assert unit_s(expert=8, dp_shard=4, tp=8, **SHARDED) == pytest.approx(
+        unit_s(tensor=8, dp_shard=4, tp=8, **SHARDED)
+    )
+
+
+def test_dense_and_expert_parameters_of_a_unit_add_up() -> None:
+    plan = {"dp_shard": 8, "ep": 4, **SHARDED}
+    assert unit_s(tensor=1, expert=8, **plan) == pytest.approx(
+        unit_s(tensor=1, **plan) + unit_s(expert=8, **plan)
+    )
+
+
+def test_fsdp_repeats_its_collectives_for_every_micro_batch() -> None:
+    # root: gathered once and reduced once; units: as given
+    root = 1 / 2 * (GATHERED + REDUCED) / INSIDE
+    plan = {"dp_shard": 2, **SHARDED}
+    assert total(load(trainable=1, root=1), 0.5, **plan) == pytest.approx(root + 0.5)
+    found = total(load(trainable=1, root=1), 0.5, gradient_accumulation_steps=3, **plan)
+    assert found == pytest.approx(3 * (root + 0.5))
+
+
+def test_a_pipeline_gathers_and_reduces_once_a_step() -> None:
+    plan = {"dp_shard": 2, "gradient_accumulation_steps": 3, **SHARDED, **PIPELINE}
+    assert total(load(root=1), 0.5, **plan) == pytest.approx(1 / 2 * (GATHERED + REDUCED) / INSIDE + 0.5)
+
+
+def test_replicas_reduce_their_shards_once_a_step() -> None:
+    # 8 GB over 8 shards; the two replicas are a node apart: 2 x 1/2 of 1/8 of the fp32 gradients
+    plan = {"dp_replicate": 2, "dp_shard": 8, "gradient_accumulation_steps": 3, **SHARDED}
+    found = total(load(trainable=8), **plan)
+    assert found == pytest.approx(2 / 2 * REDUCED / BETWEEN)
+    # what is frozen has no gradient
+    assert total(load(trainable=8, frozen=8), **plan) == pytest.approx(found)
+
+
+@pytest.mark.parametrize("axis", ["cp", "tp"])
+def test_replicas_stand_all_inner_ranks_apart(axis: str) -> None:
+    # 2 replicas of 4 shards x 2: on different nodes, and each holds 1/8
+    plan: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 4, axis: 2, **SHARDED}
+    assert total(load(trainable=8), **plan) == pytest.approx(2 / 2 * REDUCED / BETWEEN)
+    near: dict[str, Any] = {"dp_replicate": 2, "dp_shard": 2, axis: 2, **SHARDED}
+    assert total(load(trainable=4), **near) == pytest.approx(2 / 2 * REDUCED / INSIDE)
+
+
+def test_replicas_reduce_experts_too() -> None:
+    # 8 GB over ep 4 and 8 / 4 shards
+    plan = {"dp_replicate": 2, "dp_shard": 8, "ep": 4, **SHARDED}
+    assert total(load(expert=8), **plan) == pytest.approx(2 / 2 * REDUCED / BETWEEN)
+
+
+def test_ddp_reduces_all_gradients_once_a_step() -> None:
+    for steps in (1, 3):
+        found = total(load(trainable=1, root=1), 0.5, dp_replicate=4, gradient_accumulation_steps=steps)
+        assert found == pytest.approx(2 * 3 / 4 * 4 * GB / INSIDE)
+
+
+def test_ddp_reduces_gradients_in_their_own_format() -> None:
+    short = job(precision=Precision.BF16)
+    found = total(load(trainable=1), facts=short, dp_replicate=4)
+    assert found == pytest.approx(2 * 3 / 4 * 2 * GB / INSIDE)
+
+
+def test_ddp_reduces_over_context_ranks_and_what_tp_leaves() -> None:
+    # 2 x 2 ranks, 2 apart, of 1/2 of the dense parameters and of the experts
+    found = total(load(trainable=1, expert=1), dp_replicate=2, cp=2, tp=2)
+    assert found == pytest.approx(2 * 3 / 4 * 4 * GB / INSIDE)
+    # one rank on each node
+    far = total(load(trainable=8), dp_replicate=2, tp=8)
+    assert far == pytest.approx(2 / 2 * 4 * GB / BETWEEN)
+
+
+@pytest.mark.parametrize("shard", [Shard.OPTIMIZER, Shard.GRADIENTS])
+def test_zero_reduce_scatters_gradients_and_gathers_weights(shard: Shard) -> None:
+    # 4 bytes of gradient out, 2 bytes of weight as forward reads it in
+    found = total(load(trainable=1, expert=1), dp_shard=4, shard=shard, gradient_accumulation_steps=3)
+    assert found == pytest.approx(3 / 4 * 2 * (4 + 2) * GB / INSIDE)
+
+
+@pytest.mark.parametrize(
+    ("shard", "share"),
+    [(Shard.NONE, 0.1), (Shard.OPTIMIZER, 0.2), (Shard.GRADIENTS, 0.2), (Shard.PARAMETERS, 0.3)],
+)
+def test_each_kind_hides_its_own_share(shard: Shard, share: float) -> None:
+    facts = job(stack={"dp_overlap": 0.1, "zero_overlap": 0.2, "fsdp_overlap": 0.3})
+    assert data_parallel_s(facts, row(dp_shard=2, shard=shard), load(), FABRIC, 0.0)["overlap"] == share
+
+
+@pytest.mark.parametrize("shard", list(Shard))
+def test_one_rank_moves_nothing(shard: Shard) -> None:
+    assert total(load(trainable=1, root=1, expert=1), shard=shard) == 0
