@@ -146,7 +146,7 @@ def _check_devices(plan: Plan, launch: Launch) -> None:
     count = torch.accelerator.device_count() if kind is not None and kind.type == launch.device else 0
     if count < launch.ranks_per_node:
         raise MismatchError(
-            f"plan is for {plan.mesh.world_size} ranks ({plan.mesh}), {launch.ranks_per_node} on each node; "
+            f"plan is for {plan.mesh.world_size} ranks ({plan.mesh}), {launch.ranks_per_node} on a node; "
             f"this one has {count} {launch.device} devices",
             hint="re-plan with --replan, or run it on the nodes that it was made for",
         )
