@@ -1,0 +1,352 @@
+"""A step's parts: how often each happens, what hides what, and on which rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
+
+from parastrat.assess import assess, assess_all
+from parastrat.case import Facts
+from parastrat.estimate import TimeEstimate
+from parastrat.hardware import FigureKind, Link, Provenance
+from parastrat.model import Block, Parameters, Split
+from parastrat.plan import Offload, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.workload import Optimizer, Precision
+
+ONE_F_ONE_B = {"pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+
+
+def step(facts: Facts, **fields: Any) -> TimeEstimate:
+    return assess(facts, plan(**fields)).estimate.time
+
+
+def layer(**changes: Any) -> Block:
+    """Return a layer of one second forward and two backward, twice in the model."""
+    return block(matmul(TERA), **({"repeat": 2} | changes))
+
+
+def dense(billions: float, split: Split = Split.TENSOR) -> tuple[Parameters, ...]:
+    return (Parameters(trainable=int(billions * GB), split=split),)
+
+
+def full_model() -> Facts:
+    """Return a small decoder for which every part of the step takes time."""
+    ends = block(matmul(TERA / 4), parameters=dense(0.1), boundary_bytes=GB, unit=False)
+    middle = block(
+        matmul(TERA, m=100, n=100, k=100, split=Split.TENSOR, split_side="n"),
+        repeat=4,
+        parameters=(*dense(1), *dense(2, Split.EXPERT)),
+        boundary_bytes=GB,
+        tensor_parallel_collectives=2,
+        tensor_parallel_bytes=GB,
+        expert_parallel_bytes=GB,
+        context_parallel_bytes=GB,
+    )
+    return job(
+        ends,
+        middle,
+        replace(ends, name="head"),
+        num_nodes=8,
+        stack={
+            "fsdp_overlap": 0.8,
+            "dp_overlap": 0.6,
+            "zero_overlap": 0.3,
+            "tp_overlap": 0.5,
+            "pp_overlap": 0.1,
+            "step_constant_s": 0.01,
+            "launches_per_operator": 1.0,
+        },
+        device={"launch_s": 1e-3},
+    )
+
+
+EVERYTHING: dict[str, Any] = {
+    "pp": 2,
+    "dp_replicate": 2,
+    "dp_shard": 2,
+    "cp": 2,
+    "tp": 2,
+    "ep": 4,
+    "shard": Shard.PARAMETERS,
+    "gradient_accumulation_steps": 4,
+    **ONE_F_ONE_B,
+}
+
+
+def test_compute_is_every_layers_for_every_micro_batch_and_the_constant_once() -> None:
+    facts = job(layer(), stack={"step_constant_s": 0.25})
+    found = step(facts, micro_batch_size=5, gradient_accumulation_steps=3)
+    assert found.compute == pytest.approx(2 * (1 + 2) * 5 * 3 + 0.25)
+    again = step(facts, recompute=Recompute.FULL)
+    assert again.compute == pytest.approx(2 * (1 + 2 + 1) + 0.25)
+
+
+def test_parts_add_up_to_the_step() -> None:
+    found = step(full_model(), **EVERYTHING)
+    assert all(seconds > 0 for seconds in found.parts.values()), found.parts
+    assert found.step == pytest.approx(math.fsum(found.parts.values()))
+    low, high = found.step_low / found.step, found.step_high / found.step
+    assert (low, high) == (pytest.approx(math.exp(-0.2)), pytest.approx(math.exp(0.2)))
+
+
+def test_alone_a_rank_only_computes_and_updates() -> None:
+    busy = {part for part, seconds in step(full_model()).parts.items() if seconds}
+    assert busy == {"compute", "optimizer"}
+
+
+def test_tensor_parallelism_reduces_in_forward_and_in_backward() -> None:
+    facts = job(layer(tensor_parallel_collectives=3, tensor_parallel_bytes=GB))
+    found = step(facts, tp=4, micro_batch_size=5, gradient_accumulation_steps=3)
+    # all-reduce: 2 x 3/4 of the bytes at 100 GB/s; 3 collectives, forward and backward, of 2 layers
+    assert found.tp_exposed == pytest.approx(2 * 3 / 4 * GB * 5 / (100 * GB) * 3 * 2 * 2 * 3)
+
+
+def test_asynchronous_tensor_parallelism_hides_the_stacks_share() -> None:
+    facts = job(layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB), stack={"tp_overlap": 0.75})
+    plain = step(facts, tp=4)
+    assert step(facts, tp=4, async_tp=True).tp_exposed == pytest.approx(plain.tp_exposed / 4)
+    assert step(facts, tp=4, cp=2).tp_exposed == pytest.approx(plain.tp_exposed / 2)
+
+
+def test_context_parallelism_gathers_twice_and_scatters_once() -> None:
+    facts = job(layer(context_parallel_bytes=GB))
+    found = step(facts, cp=2, tp=2, micro_batch_size=5, gradient_accumulation_steps=3)
+    assert found.cp_exposed == pytest.approx(3 * 1 / 2 * GB * 5 / 2 / (100 * GB) * 2 * 3)
+
+
+def test_ranks_of_a_sequence_stand_tp_apart() -> None:
+    facts = job(layer(context_parallel_bytes=GB), num_nodes=2)
+    assert step(facts, cp=2, tp=8).cp_exposed == pytest.approx(3 * 1 / 2 * GB / 8 / (10 * GB) * 2)
+
+
+def test_experts_are_reached_four_times() -> None:
+    facts = job(layer(expert_parallel_bytes=GB))
+    found = step(facts, dp_shard=4, ep=4, micro_batch_size=5, gradient_accumulation_steps=3)
+    # 3/4 of the bytes leave the rank; dispatch and combine, forward and backward
+    assert found.ep_exposed == pytest.approx(4 * 3 / 4 * GB * 5 / (100 * GB) * 2 * 3)
+    # ranks of one sequence, and of one tensor-parallel group, send their share of its tokens
+    for axis in ("cp", "tp"):
+        shared = step(facts, dp_shard=2, ep=4, **{axis: 2})
+        assert shared.ep_exposed == pytest.approx(4 * 3 / 4 * GB / 2 / (100 * GB) * 2)
+
+
+def test_what_a_block_does_not_send_costs_not_even_a_hop() -> None:
+    slow = {"scale_up": replace(INSIDE, latency_s=1.0)}
+    found = step(job(layer(), hardware=slow), dp_shard=2, cp=2, tp=2, ep=8)
+    assert (found.tp_exposed, found.cp_exposed, found.ep_exposed) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("virtual_stages", "share"), [(1, 1), (3, 1 / 3)])
+def test_the_bubble_is_a_micro_batch_for_each_rank_ahead(virtual_stages: int, share: float) -> None:
+    # 4 ranks with 3 layers each, 3 seconds a layer: arXiv:2104.04473, section 2.2
+    facts = job(layer(repeat=12), stack={"step_constant_s": 0.25})
+    found = step(facts, pp=4, gradient_accumulation_steps=8, virtual_stages=virtual_stages, **ONE_F_ONE_B)
+    assert found.compute == pytest.approx(8 * 9 + 0.25)
+    assert found.pp_bubble == pytest.approx((4 - 1) * 9 * share)
+
+
+def test_the_bubble_waits_for_exposed_collectives_too() -> None:
+    facts = job(
+        layer(
+            tensor_parallel_collectives=2,
+            tensor_parallel_bytes=100 * GB,
+            context_parallel_bytes=100 * GB,
+            expert_parallel_bytes=100 * GB,
+        ),
+        num_nodes=4,
+    )
+    found = step(facts, pp=2, dp_shard=2, cp=2, tp=2, ep=2, gradient_accumulation_steps=4, **ONE_F_ONE_B)
+    together = found.compute + found.tp_exposed + found.cp_exposed + found.ep_exposed
+    assert min(found.tp_exposed, found.cp_exposed, found.ep_exposed) > 0
+    assert found.pp_bubble == pytest.approx(together / 4)
+
+
+def sends(facts: Facts | None = None, **fields: Any) -> float:
+    made = facts or job(layer(boundary_bytes=GB), block(boundary_bytes=GB / 2), num_nodes=2)
+    return step(made, pp=2, **ONE_F_ONE_B, **fields).pp_exposed
+
+
+def test_activations_go_on_and_gradients_come_back() -> None:
+    # the largest boundary, in one node: 1 GB at 100 GB/s, there and back for each chunk
+    expected = 2 * 5 * 3 * 2 * GB / (100 * GB)
+    found = sends(micro_batch_size=5, gradient_accumulation_steps=3, virtual_stages=2)
+    assert found == pytest.approx(expected)
+    shown = job(layer(boundary_bytes=GB), stack={"pp_overlap": 0.75})
+    assert sends(shown) == pytest.approx(2 * GB / (100 * GB) / 4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        ({"dp_replicate": 8}, 1 / 10),
+        ({"dp_shard": 8}, 1 / 10),
+        ({"tp": 8}, 1 / 10),
+        ({"cp": 8}, 1 / 8 / 10),
+        ({"tp": 2}, 1 / 100),
+        ({"tp": 2, "sequence_parallel": True}, 1 / 2 / 100),
+        ({"tp": 4, "cp": 2, "sequence_parallel": True}, 1 / 8 / 10),
+    ],
+)
+def test_a_boundary_is_shared_and_crosses_nodes_where_stages_do(
+    fields: dict[str, Any], seconds: float
+) -> None:
+    assert sends(**fields) == pytest.approx(2 * seconds)
+
+
+def updated(facts: Facts, **fields: Any) -> float:
+    return step(facts, **fields).optimizer
+
+
+def test_the_optimizer_reads_gradients_and_reads_and_writes_the_rest() -> None:
+    # AdamW: 4 bytes of gradient, 4 of weight, 8 of states
+    facts = job(layer(parameters=dense(1)), stack={"elementwise_factor": 1.5})
+    assert updated(facts) == pytest.approx(2 * GB * (4 + 2 * (4 + 8)) * 1.5 / TERA)
+    plain = job(layer(parameters=dense(1)), optimizer=Optimizer.SGD, precision=Precision.BF16)
+    assert updated(plain) == pytest.approx(2 * GB * (2 + 2 * 2) / TERA)
+    assert updated(facts, gradient_accumulation_steps=4) == updated(facts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"),
+    [
+        ({"dp_replicate": 4}, 1),
+        ({"dp_shard": 4}, 1),
+        ({"dp_shard": 4, "shard": Shard.OPTIMIZER}, 1 / 4),
+        ({"dp_shard": 4, "shard": Shard.GRADIENTS}, 1 / 4),
+        ({"dp_shard": 4, "shard": Shard.PARAMETERS}, 1 / 4),
+        ({"dp_replicate": 2, "dp_shard": 4, "shard": Shard.PARAMETERS}, 1 / 4),
+        ({"dp_shard": 4, "tp": 2, "shard": Shard.PARAMETERS}, 1 / 8),
+    ],
+)
+def test_each_rank_updates_its_shard(fields: dict[str, Any], share: float) -> None:
+    facts = job(layer(parameters=dense(8)))
+    assert updated(facts, **fields) == pytest.approx(share * 2 * 8 * GB * 28 / TERA)
+
+
+def test_experts_are_updated_where_they_are() -> None:
+    # ep 4 leaves a quarter, over 8 / 4 ranks
+    facts = job(layer(parameters=dense(8, Split.EXPERT)))
+    found = updated(facts, dp_shard=8, ep=4, shard=Shard.PARAMETERS)
+    assert found == pytest.approx(2 * 8 * GB / 8 * 28 / TERA)
+
+
+@pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.PARAMETERS])
+def test_offload_moves_gradients_down_and_weights_up(offload: Offload) -> None:
+    facts = job(layer(parameters=dense(1)), device={"host_bytes_per_s": 16 * GB})
+    assert updated(facts, offload=offload) == pytest.approx(updated(facts) + 2 * GB * (4 + 4) / (16 * GB))
+    # host and device share one memory
+    shared = job(layer(parameters=dense(1)), device={"host_bytes_per_s": None})
+    assert updated(shared, offload=offload) == pytest.approx(updated(shared) + 2 * GB * (4 + 4) / TERA)
+
+
+#: gradients of 2 x 1 billion parameters take 2 x 1/2 x 8 GB at 100 GB/s, compute takes 2 x 3 s
+REDUCTION = 0.08
+
+
+def test_compute_hides_the_stacks_share_of_data_parallelism() -> None:
+    facts = job(layer(parameters=dense(1)), stack={"dp_overlap": 0.75})
+    assert step(facts, dp_replicate=2).dp_exposed == pytest.approx(REDUCTION / 4)
+
+
+def test_ddp_hides_behind_one_backward_at_most() -> None:
+    # a layer of 1 ms forward: two backwards take 4 ms
+    light = block(matmul(TERA / 1000), repeat=2, parameters=dense(1))
+    facts = job(light, stack={"dp_overlap": 0.75, "step_constant_s": 1.0})
+    found = step(facts, dp_replicate=2, gradient_accumulation_steps=3)
+    assert found.dp_exposed == pytest.approx(REDUCTION - 0.75 * 0.004)
+
+
+def test_fsdp_hides_behind_all_compute_at_most() -> None:
+    # each of 3 micro-batches gathers 2 x 2 bytes and reduces 4 of 2 billion: 0.08 s; computes 6 ms
+    light = block(matmul(TERA / 1000), repeat=2, parameters=dense(1))
+    facts = job(light, stack={"fsdp_overlap": 0.75, "step_constant_s": 1.0})
+    fields = {"dp_shard": 2, "shard": Shard.PARAMETERS, "gradient_accumulation_steps": 3}
+    assert step(facts, **fields).dp_exposed == pytest.approx(3 * (0.08 - 0.75 * 0.006))
+    heavy = job(layer(parameters=dense(1)), stack={"fsdp_overlap": 0.75})
+    assert step(heavy, **fields).dp_exposed == pytest.approx(3 * 0.08 / 4)
+
+
+def test_only_units_are_gathered_for_each_pass() -> None:
+    # outside the repeated blocks parameters are gathered once: 2 + 4 bytes, not 2 x 2 + 4
+    root = job(layer(parameters=dense(1), unit=False))
+    fields = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+    assert step(root, **fields).dp_exposed == pytest.approx(1 / 2 * 2 * 6 * GB / (100 * GB))
+
+
+def test_the_slowest_rank_decides() -> None:
+    # a head of 5 seconds forward stands alone on the last of two ranks; the four layers take 4
+    head = block(matmul(5 * TERA), name="head", unit=False)
+    facts = job(layer(repeat=4), head)
+    assert step(facts, pp=2, **ONE_F_ONE_B).compute == pytest.approx(15)
+    # the layers' rank has much to update: 4 x 3 s and 4 x 28 GB at 1 TB/s against 15 s
+    heavy = job(layer(repeat=4, parameters=dense(100)), head)
+    assert step(heavy, pp=2, **ONE_F_ONE_B).compute == pytest.approx(12)
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "wider"),
+    [
+        ("sustained.bf16", FigureKind.ASSUMED, True),
+        ("memory_bytes_per_s", FigureKind.ASSUMED, True),
+        ("matmul.m_half", FigureKind.ASSUMED, True),
+        ("launch_s", FigureKind.ASSUMED, True),
+        ("memory_bytes", FigureKind.ASSUMED, False),
+        ("launch_s", FigureKind.MEASURED, False),
+    ],
+)
+def test_an_assumed_rate_widens_the_interval(field: str, kind: FigureKind, wider: bool) -> None:
+    entry = Provenance(field=field, kind=kind, source="made up")
+    found = step(job(layer(), device={"provenance": (entry,)}, stack={"time_spread": 0.3}))
+    spread = math.sqrt(0.3**2 + math.log(2) ** 2) if wider else 0.3
+    assert found.step_low == pytest.approx(found.step * math.exp(-spread))
+    assert found.step_high == pytest.approx(found.step * math.exp(spread))
+
+
+PLANS = (
+    {},
+    {"dp_replicate": 8},
+    {"dp_replicate": 2, "dp_shard": 4, "shard": Shard.PARAMETERS, "gradient_accumulation_steps": 2},
+    {"dp_shard": 8, "shard": Shard.OPTIMIZER, "offload": Offload.OPTIMIZER},
+    {"dp_shard": 8, "ep": 8, "shard": Shard.PARAMETERS, "reshard_after_forward": False},
+    {"tp": 4, "cp": 2, "sequence_parallel": True, "async_tp": True, "recompute": Recompute.SELECTIVE},
+    EVERYTHING,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(PLANS),
+    st.sampled_from(["scale_up", "scale_out", "memory", "host"]),
+    st.floats(1.0, 100.0),
+)
+def test_more_bandwidth_never_costs_time(fields: dict[str, Any], which: str, factor: float) -> None:
+    slow = full_model()
+    hardware = slow.hardware
+    if which in ("scale_up", "scale_out"):
+        link = INSIDE if which == "scale_up" else BETWEEN
+        changes: dict[str, Any] = {which: faster_link(link, factor)}
+    else:
+        name = "memory_bytes_per_s" if which == "memory" else "host_bytes_per_s"
+        rate = getattr(hardware.device, name) * factor
+        changes = {"device": replace(hardware.device, **{name: rate})}
+    fast = replace(slow, hardware=replace(hardware, **changes))
+    assert step(fast, **fields).step <= step(slow, **fields).step * (1 + 1e-12)
+
+
+def faster_link(link: Link, factor: float) -> Link:
+    return replace(link, bytes_per_s=link.bytes_per_s * factor)
+
+
+def test_plans_together_are_the_plans_one_by_one() -> None:
+    facts = full_model()
+    plans: list[Plan] = [plan(**fields) for fields in PLANS]
+    together = [case.estimate.time for case in assess_all(facts, plans)]
+    for one, other in zip(together, [assess(facts, each).estimate.time for each in plans], strict=True):
+        assert one.parts == pytest.approx(other.parts)
+        assert (one.step_low, one.step_high) == pytest.approx((other.step_low, other.step_high))
