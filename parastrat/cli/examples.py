@@ -1,15 +1,19 @@
-"""Cases on which a rule fires, for ``explain``: found among plans that people might write."""
+"""Cases on which a rule fires, for ``explain``: ordinary plans with one thing changed."""
 
 from __future__ import annotations
 
-from itertools import product
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from parastrat.assess import assess_all, columns_of
+from parastrat.assess import assess, assess_all, columns_of
 from parastrat.case import Facts
 from parastrat.errors import UnknownFactError
-from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.hardware import NetworkKind
+from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Shard
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.records import field_types
 from parastrat.rules import CaseRule, PlanRule
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
@@ -18,42 +22,100 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parastrat.case import Case
+    from parastrat.columns import Columns
     from parastrat.finding import Hit
     from parastrat.rules import Rule
 
-#: model, hardware, sequence length
-_JOBS = (
+#: model, hardware, tokens of a sample
+_JOBS: tuple[tuple[str, str, int | None], ...] = (
     ("llama-3.1-8b", "dgx-h100:2", 8192),
-    ("mixtral-8x7b", "dgx-h100:8", 4096),
+    ("mixtral-8x7b", "dgx-h100:2", 4096),
     ("gpt2", "8x-rtx-4090:2", 2048),
-    ("llama-3.1-8b", "dgx-1v:2", 8191),
+    ("resnet-50", "dgx-1v:2", None),
+    ("gpt2", "cpu:2", 1024),
+    ("gpt2", "p5.48xlarge:2", 1024),
 )
 _BATCH = 128
 
+#: degrees beside which the data axes take the rest
+_DEGREES: tuple[dict[str, int], ...] = (
+    {"tp": 2},
+    {"tp": 16},
+    {"tp": 5},
+    {"tp": 3},
+    {"pp": 2},
+    {"pp": 16},
+    {"pp": 64},
+    {"cp": 2},
+    {"cp": 16},
+    {"ep": 8},
+    {"ep": 3},
+    {"dp_replicate": 2},
+    {"dp_replicate": 4},
+    {"pp": 2, "tp": 2},
+)
+#: plans whose settings are changed one by one
+_CHANGED: tuple[dict[str, int], ...] = ({"pp": 2}, {"tp": 2})
+
+_NUMBERS = {"micro_batch_size": 64, "gradient_accumulation_steps": 3, "virtual_stages": 3}
+_VARIABLES = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_CHECKS_DISABLE": "1",
+    "NCCL_SOCKET_IFNAME": "lo",
+    "GLOO_SOCKET_IFNAME": "^lo",
+    "NCCL_IB_GID_INDEX": "3",
+    "NCCL_ASYNC_ERROR_HANDLING": "1",
+    "NCCL_DEBUG": "INFO",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MNNVL_ENABLE": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "OMP_NUM_THREADS": "64",
+    "NCCL_ALGO": "Tree",
+}
+_LAUNCHES: tuple[dict[str, Any], ...] = (
+    {"store": "hash"},
+    {"store": "file"},
+    {"store": "redis"},
+    {"backend": ""},
+    {"backend": "nccl"},
+    {"backend": "fake"},
+    {"backend": "nvlink"},
+    {"ranks_per_node": 16},
+)
+
 
 def example_of(rule: Rule) -> tuple[str, Hit] | None:
-    """Return a case in words and what a rule says of it; None where none of those tried shows it."""
+    """Return a case in words and what a rule says of it; None where no case that is tried shows it."""
     if not isinstance(rule, PlanRule | CaseRule):
         return None
     for model, on, length in _JOBS:
-        facts = _facts(model, on, length)
-        for case in assess_all(facts, tuple(_plans(facts))):
-            hit = _hit(rule, case)
+        for changed, case, columns in _cases(model, on, length):
+            hit = _hit(rule, case, columns)
             if hit is not None:
-                return f"{model} on {on} with {case.plan.mesh}", hit
+                words = [f"{model} on {on} with {case.plan.mesh}", *([changed] if changed else [])]
+                return ", ".join(words), hit
     return None
 
 
-def _hit(rule: PlanRule | CaseRule, case: Case) -> Hit | None:
+@cache
+def _cases(model: str, on: str, length: int | None) -> tuple[tuple[str, Case, Columns], ...]:
+    """Return the cases of one job; kept, for whoever asks for several rules."""
+    varied = _varied(_facts(model, on, length))
+    return tuple((changed, case, columns_of(case)) for changed, case in varied)
+
+
+def _hit(rule: PlanRule | CaseRule, case: Case, columns: Columns) -> Hit | None:
     try:
-        if isinstance(rule, CaseRule) or rule.mask(columns_of(case)):
+        if isinstance(rule, CaseRule) or rule.mask(columns):
             return rule.hit(case)
     except UnknownFactError:
         pass
     return None
 
 
-def _facts(model: str, on: str, length: int) -> Facts:
+def _facts(model: str, on: str, length: int | None) -> Facts:
     stack, precision = load_stack("torch"), Precision.BF16_MIXED
     source = load_source(model)
     if source is None:
@@ -71,30 +133,81 @@ def _facts(model: str, on: str, length: int) -> Facts:
     )
 
 
-def _plans(facts: Facts) -> Iterator[Plan]:
-    """Yield plans from the plainest to the strangest."""
-    world = facts.hardware.world_size
-    for pp, tp, cp, ep in product((1, 2, 3, 64), (1, 2, 16, 5), (1, 2), (1, 3, 8)):
-        data = max(1, world // (pp * tp * cp))
-        for shard, micro_batch in product((Shard.PARAMETERS, Shard.NONE, Shard.OPTIMIZER), (1, 64)):
-            sharded = shard is not Shard.NONE
-            yield Plan(
-                mesh=Mesh(
-                    pp=pp,
-                    dp_replicate=1 if sharded else data,
-                    dp_shard=data if sharded else 1,
-                    cp=cp,
-                    tp=tp,
-                    ep=ep,
-                ),
-                micro_batch_size=micro_batch,
-                gradient_accumulation_steps=max(1, _BATCH // (data * micro_batch)),
-                precision=facts.workload.precision,
-                backend=Backend.NCCL,
-                shard=shard,
-                reshard_after_forward=pp == 1,
-                sequence_parallel=tp == 2,
-                recompute=Recompute.FULL if micro_batch == 1 else Recompute.NONE,
-                pp_schedule=PipelineSchedule.INTERLEAVED if pp > 1 else None,
-                virtual_stages=2 if pp > 1 else 1,
-            )
+def _varied(facts: Facts) -> Iterator[tuple[str, Case]]:
+    """Yield a plain case, then cases that differ from it in one thing, with that thing in words."""
+    plain = _plan(facts, {}, _BATCH)
+    yield from _assessed(facts, [("", plain), *(("", _plan(facts, axes, _BATCH)) for axes in _DEGREES)])
+    for batch in (8, 12):
+        few = replace(facts, workload=replace(facts.workload, global_batch_size=batch))
+        plans = [_plan(few, axes, batch) for axes in ({}, {"pp": 8}, {"pp": 2})]
+        yield from _assessed(few, [(f"global batch {batch}", plan) for plan in plans])
+    others = [changed for axes in _CHANGED for changed in _other_plans(_plan(facts, axes, _BATCH))]
+    yield from _assessed(facts, [*_other_plans(plain), *others])
+    one_node = replace(facts, hardware=replace(facts.hardware, num_nodes=1))
+    unsharded = replace(_plan(one_node, {}, _BATCH), shard=Shard.NONE)
+    yield from _assessed(one_node, [("one node", unsharded)])
+    yield from _other_surroundings(assess(facts, plain))
+
+
+def _assessed(facts: Facts, plans: list[tuple[str, Plan]]) -> Iterator[tuple[str, Case]]:
+    words, chosen = zip(*plans, strict=True)
+    return zip(words, assess_all(facts, chosen), strict=True)
+
+
+def _plan(facts: Facts, degrees: dict[str, int], batch: int) -> Plan:
+    others = degrees.get("pp", 1) * degrees.get("tp", 1) * degrees.get("cp", 1)
+    data = max(1, facts.hardware.world_size // (others * degrees.get("dp_replicate", 1)))
+    mesh = Mesh(**{"dp_shard": data, **degrees})
+    pipelined = mesh.pp > 1
+    return Plan(
+        mesh=mesh,
+        micro_batch_size=1,
+        gradient_accumulation_steps=max(1, batch // mesh.dp),
+        precision=facts.workload.precision,
+        backend=Backend.NCCL if facts.hardware.device.type.value == "cuda" else Backend.GLOO,
+        shard=Shard.PARAMETERS,
+        reshard_after_forward=not pipelined,
+        sequence_parallel=mesh.tp > 1,
+        pp_schedule=PipelineSchedule.ONE_F_ONE_B if pipelined else None,
+    )
+
+
+def _other_plans(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield plans with one setting changed, each choice of each setting once."""
+    kinds = field_types(Plan)
+    for field in fields(Plan):
+        name, kind = field.name, kinds[field.name]
+        choices: list[Any] = []
+        if kind is bool:
+            choices = [not getattr(plan, name)]
+        elif name == "pp_schedule":
+            choices = [None, *PipelineSchedule]
+        elif isinstance(kind, type) and issubclass(kind, Enum):
+            choices = list(kind)
+        elif name in _NUMBERS:
+            choices = [_NUMBERS[name]]
+        for choice in choices:
+            if choice != getattr(plan, name):
+                shown = choice.value if isinstance(choice, Enum) else choice
+                yield f"{name} {shown}", replace(plan, **{name: choice})
+
+
+def _other_surroundings(case: Case) -> Iterator[tuple[str, Case]]:
+    """Yield cases of the same plan with another network, launch or environment."""
+    hardware, launch = case.hardware, case.launch
+    networks: list[dict[str, Any]] = [{"kind": kind} for kind in NetworkKind]
+    networks += [{"gpudirect": False}, {"plugin": False}, {"plugin": None}, {"socket_ifname": None}]
+    for network in networks:
+        changed = replace(hardware, network=replace(hardware.network, **network))
+        yield _named("network", network), replace(case, hardware=changed)
+    for change in _LAUNCHES:
+        yield _named("launch", change), replace(case, launch=replace(launch, **change))
+    for name, value in _VARIABLES.items():
+        env = {**launch.env, name: value}
+        yield f"{name}={value}", replace(case, launch=replace(launch, env=env))
+
+
+def _named(part: str, change: dict[str, Any]) -> str:
+    ((name, value),) = change.items()
+    shown = value.value if isinstance(value, Enum) else repr(value)
+    return f"{part} {name} {shown}"

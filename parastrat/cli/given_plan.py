@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.assess import assess, assess_all, columns_of
-from parastrat.cli.strategies import SINGLE, given_mesh, strategy_of
+from parastrat.cli.strategies import SINGLE, given_mesh, strategy_of, unusual_shard
 from parastrat.finding import Severity
-from parastrat.plan import Shard
 from parastrat.rules import findings_of
 from parastrat.search import Constraints
 from parastrat.search.choice import single_device
@@ -20,7 +19,7 @@ from parastrat.search.survey import survey
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.cli.flags import FixedFlags
-    from parastrat.plan import Plan
+    from parastrat.plan import Plan, Shard
 
 #: memory decides among plans that break no other rule
 _MEMORY_CODES = "PS1"
@@ -38,7 +37,7 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
     strategy = strategy_of(fixed)
     if strategy is not None and strategy.name == SINGLE and facts.hardware.world_size > 1:
         facts = replace(facts, hardware=single_device(facts.hardware))
-    mesh, shard = given_mesh(fixed, facts.hardware)
+    mesh = given_mesh(fixed, facts.hardware)
     constraints = Constraints(
         pp=mesh.pp,
         dp_replicate=mesh.dp_replicate,
@@ -49,11 +48,9 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
         micro_batch_size=fixed.micro_batch,
         recompute=fixed.recompute,
     )
-    if shard in (Shard.NONE, Shard.PARAMETERS):
-        plan = _best(facts, constraints)
-        if plan is not None:
-            return assess(facts, plan)
-    return _least_bad(facts, constraints, shard)
+    shard = unusual_shard(fixed)
+    plan = _best(facts, constraints) if shard is None else None
+    return _least_bad(facts, constraints, shard) if plan is None else assess(facts, plan)
 
 
 def _best(facts: Facts, constraints: Constraints) -> Plan | None:
@@ -65,17 +62,20 @@ def _best(facts: Facts, constraints: Constraints) -> Plan | None:
     return judged.plan(judged.best(rows)) if len(rows) else None
 
 
-def _least_bad(facts: Facts, constraints: Constraints, shard: Shard) -> Case:
+def _least_bad(facts: Facts, constraints: Constraints, shard: Shard | None) -> Case:
     table = option_columns(constraints, batch_columns(facts, constraints, mesh_columns(facts, constraints)))
     columns = with_facts(facts, constraints, table)
-    plans = [replace(plan_at(columns, row), shard=shard) for row in range(len(columns.pp))]
+    plans = [plan_at(columns, row) for row in range(len(columns.pp))]
+    if shard is not None:
+        plans = [replace(plan, shard=shard) for plan in plans]
     return min(assess_all(facts, plans), key=_badness)
 
 
-def _badness(case: Case) -> tuple[int, bool, float]:
+def _badness(case: Case) -> tuple[int, bool, float, float]:
     broken = sum(
         finding.severity is Severity.ERROR and not finding.code.startswith(_MEMORY_CODES)
         for finding in findings_of(case, columns_of(case))
     )
     estimate = case.estimate
-    return broken, not estimate.fits, estimate.time.step if estimate.fits else estimate.memory.total
+    excess = 0 if estimate.fits else estimate.memory.total
+    return broken, not estimate.fits, excess, estimate.time.step

@@ -29,8 +29,8 @@ class DataStrategy(StrEnum):
     HSDP = "hsdp"
 
 
-_SHARDS = {
-    DataStrategy.DDP: Shard.NONE,
+#: what the search never splits so by itself: it shards all or nothing
+_UNUSUAL_SHARDS = {
     DataStrategy.ZERO1: Shard.OPTIMIZER,
     DataStrategy.ZERO2: Shard.GRADIENTS,
 }
@@ -79,6 +79,9 @@ def _parsed(text: str) -> Strategy:
             hint=f"{SINGLE}, or one of {', '.join(DataStrategy)} and any of {', '.join(_MODEL_AXES)}, "
             "joined with +, such as fsdp2+tp",
         )
+    if not data and "cp" in axes:
+        # ranks that share a sequence share the parameters too
+        data = [DataStrategy.FSDP2]
     return Strategy(data=data[0] if data else None, model_axes=axes)
 
 
@@ -97,14 +100,25 @@ def _contradiction(strategy: Strategy, fixed: FixedFlags) -> str:
     return ""
 
 
-def given_mesh(fixed: FixedFlags, hardware: Hardware) -> tuple[Mesh, Shard]:
-    """Return the mesh over all devices that flags describe, and what its ``dp_shard`` splits.
+def unusual_shard(fixed: FixedFlags) -> Shard | None:
+    """Return what ``--strategy`` splits over ``dp_shard``, where the search would choose otherwise."""
+    strategy = strategy_of(fixed)
+    if strategy is None or strategy.data is None:
+        return None
+    if strategy.data is DataStrategy.DDP and "cp" in strategy.model_axes:
+        return Shard.NONE
+    return _UNUSUAL_SHARDS.get(strategy.data)
+
+
+def given_mesh(fixed: FixedFlags, hardware: Hardware) -> Mesh:
+    """Return the mesh over all devices that flags describe.
 
     Of the axes that no flag fixes, pp, cp, tp and ep are 1, and the data axes take the other ranks: as
     ``dp_shard``, with ``--strategy ddp`` as ``dp_replicate``, with ``hsdp`` sharded inside the fast domain.
 
     Raises:
-        UsageError: the product cannot be the world size; the factors are written out.
+        UsageError: the product cannot be the world size (the factors are written out), or HSDP would have
+            one group.
     """
     strategy = strategy_of(fixed)
     for axis in strategy.model_axes if strategy else ():
@@ -121,9 +135,23 @@ def given_mesh(fixed: FixedFlags, hardware: Hardware) -> tuple[Mesh, Shard]:
     )
     mesh = Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=fixed.ep or 1)
     check_world(mesh, hardware)
-    data = strategy.data if strategy else None
-    shards = Shard.PARAMETERS if data is None else _SHARDS.get(data, Shard.PARAMETERS)
-    return mesh, shards if mesh.dp_shard > 1 else Shard.NONE
+    if strategy is not None and strategy.data is DataStrategy.HSDP:
+        _check_groups(mesh)
+    return mesh
+
+
+def _check_groups(mesh: Mesh) -> None:
+    """Check that HSDP has several groups of several shards.
+
+    Raises:
+        UsageError: it has not.
+    """
+    if mesh.dp_replicate == 1 or mesh.dp_shard * mesh.cp == 1:
+        other = "fsdp2" if mesh.dp_replicate == 1 else "ddp"
+        raise UsageError(
+            f"hsdp with dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard} is {other}",
+            hint="say how many ranks share the parameters, with --dp-shard",
+        )
 
 
 def check_world(mesh: Mesh, hardware: Hardware) -> None:
@@ -171,9 +199,14 @@ def _data_axes(
         return replicate or ranks, 1
     if data is DataStrategy.HSDP and replicate is None and shard is None:
         inner = (fixed.cp or 1) * (fixed.tp or 1)
-        shard = max(1, min(hardware.scale_up_devices // inner, ranks))
-        while ranks % shard:
-            shard -= 1
+        shard = _divisor_up_to(hardware.scale_up_devices // inner, ranks)
+        if shard == ranks:
+            shard = _divisor_up_to(hardware.devices_per_node // inner, ranks)
     if shard is None:
         shard = max(1, ranks // (replicate or 1))
     return replicate or max(1, ranks // shard), shard
+
+
+def _divisor_up_to(most: int, number: int) -> int:
+    """Return the largest divisor of a number that is not larger than ``most``; at least 1."""
+    return next(divisor for divisor in range(max(1, min(most, number)), 0, -1) if number % divisor == 0)
