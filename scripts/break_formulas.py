@@ -1,0 +1,226 @@
+# ruff: noqa: INP001, T201 - a script, which reports by printing
+"""Break every coefficient and every arithmetic operator of the formulas once, and see that a test fails.
+
+``python scripts/break_formulas.py`` prints the breaks that no test noticed and how many there were; names
+of modules, such as ``cost/compute``, choose among them. A break is a number made larger, an operator
+swapped for its inverse, or a maximum for a minimum. Everything runs on a copy, in a process of its own each
+time. Not for every day: it takes about half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+import hypothesis
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+_SOURCES = ("sources/test_presets.py", "sources/test_saved_tensors.py", "sources/test_hf_config.py")
+
+#: each module with formulas, and the tests that have to notice, fast ones first
+TESTS: dict[str, tuple[str, ...]] = {
+    "cost/communication": ("cost/test_communication.py",),
+    "cost/compute": ("cost/test_compute.py",),
+    "cost/data_parallel": ("cost/test_data_parallel.py",),
+    "cost/step": ("cost/test_step.py",),
+    "assess": ("test_assess.py",),
+    "stages": ("test_stages.py",),
+    "memory": ("test_memory.py", "cost/test_data_parallel.py", "cost/test_step.py"),
+    "sources/layers": _SOURCES,
+    "sources/feed_forward": _SOURCES,
+    "sources/transformer": _SOURCES,
+    "sources/convolutional": ("sources/test_presets.py",),
+}
+
+#: imported once, before the processes fork; nothing of parastrat may be among them
+PRELOADED = ("numpy", "tomllib", "pydantic")
+PRELOADED_FOR_SOURCES = ("torch", "transformers")
+
+#: breaks that change no result, by module and change, with the reason
+EQUIVALENT: dict[tuple[str, str], str] = {}
+
+#: a break that keeps the tests busy for so long has been noticed, seconds
+LIMIT_S = 60
+
+SWAPPED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+}
+EXTREMES = {"max": "min", "min": "max", "maximum": "minimum", "minimum": "maximum"}
+
+#: words of an error, and what no formula reads
+_SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One module with one thing changed."""
+
+    module: str
+    line: int
+    #: the smallest expression that shows it, before and after
+    change: str
+    code: CodeType
+
+
+def breaks(module: str) -> Iterator[Break]:
+    """Yield a module with each of its numbers and operators broken in turn."""
+    path = ROOT / "parastrat" / f"{module}.py"
+    source = path.read_text(encoding="utf-8")
+    for number in range(len(list(_sites(ast.parse(source))))):
+        tree = ast.parse(source)
+        node, shown = list(_sites(tree))[number]
+        before = ast.unparse(shown)
+        _break(node)
+        code = compile(tree, str(path), "exec")
+        yield Break(module, node.lineno, f"{before} -> {ast.unparse(shown)}", code)
+
+
+def _sites(tree: ast.AST, shown: ast.AST | None = None) -> Iterator[tuple[Any, ast.AST]]:
+    """Yield what can be broken below a node, each with the expression that shows it."""
+    for field, value in ast.iter_fields(tree):
+        if field in ("decorator_list", "annotation", "returns"):
+            continue
+        for node in value if isinstance(value, list) else [value]:
+            if not isinstance(node, ast.AST) or isinstance(node, _SKIPPED):
+                continue
+            # a bare number or "-1" says little
+            context = shown if isinstance(node, ast.Constant | ast.UnaryOp | ast.keyword) else node
+            context = node if context is None else context
+            if _breakable(node):
+                yield node, context
+            yield from _sites(node, context)
+
+
+def _breakable(node: ast.AST) -> bool:
+    if isinstance(node, ast.Constant):
+        return type(node.value) in (int, float)
+    if isinstance(node, ast.BinOp):
+        return type(node.op) in SWAPPED
+    return isinstance(node, ast.Call) and _called(node) in EXTREMES
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _break(node: Any) -> None:
+    if isinstance(node, ast.Constant):
+        value: Any = node.value
+        node.value = value + 1 if isinstance(value, int) else 1.5 * value or 1.0
+    elif isinstance(node, ast.BinOp):
+        node.op = SWAPPED[type(node.op)]()
+    elif isinstance(node.func, ast.Attribute):
+        node.func.attr = EXTREMES[node.func.attr]
+    else:
+        node.func.id = EXTREMES[node.func.id]
+
+
+class Broken(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds one module and runs other code for it."""
+
+    def __init__(self, broken: Break) -> None:
+        self.name = "parastrat." + broken.module.replace("/", ".")
+        self.code = broken.code
+
+    def find_spec(self, fullname: str, *_: Any) -> importlib.machinery.ModuleSpec | None:
+        """Answer for the one module."""
+        return importlib.util.spec_from_loader(fullname, self) if fullname == self.name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the broken code."""
+        exec(self.code, module.__dict__)  # noqa: S102 - our own source
+
+
+def run_tests(paths: Sequence[str], broken: Break | None) -> None:
+    """Run tests in the current folder and leave with pytest's code; for a process of its own."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123 - a device
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a string is wanted
+    if broken is not None:
+        sys.meta_path.insert(0, Broken(broken))
+    # hypothesis is imported before pytest could rewrite it
+    quiet = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "once", *quiet]
+    sys.exit(int(pytest.main([*options, *(f"tests/{path}" for path in paths)])))
+
+
+def noticed(paths: Sequence[str], broken: Break | None) -> bool:
+    """Return whether a test fails, or does not come to an end."""
+    process = multiprocessing.get_context("fork").Process(target=run_tests, args=(paths, broken))
+    process.start()
+    process.join(LIMIT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    return process.exitcode != 0
+
+
+def _prepare(modules: Sequence[str], folder: Path) -> None:
+    for part in ("parastrat", "tests", "profiles"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    os.chdir(folder)
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile(
+        "once", derandomize=True, database=None, deadline=None, phases=phases
+    )
+    sources = any(module.startswith("sources/") for module in modules)
+    for name in (*PRELOADED, *(PRELOADED_FOR_SOURCES if sources else ())):
+        importlib.import_module(name)
+
+
+def broken_ones(modules: Sequence[str], report: Callable[[str], None]) -> tuple[int, int, int]:
+    """Return how many breaks there were, were noticed, and are equivalent."""
+    total = found = equivalent = 0
+    for module in modules:
+        if noticed(TESTS[module], None):
+            raise SystemExit(f"the tests of {module} fail as it is: {TESTS[module]}")
+        for broken in breaks(module):
+            if (module, broken.change) in EQUIVALENT:
+                equivalent += 1
+                continue
+            total += 1
+            if noticed(TESTS[module], broken):
+                found += 1
+            else:
+                report(f"{module}.py:{broken.line}: no test noticed {broken.change}")
+    return total, found, equivalent
+
+
+def main() -> int:
+    """Break the chosen modules and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("modules", nargs="*", help=", ".join(TESTS))
+    modules = parser.parse_args().modules or list(TESTS)
+    with tempfile.TemporaryDirectory() as folder:
+        _prepare(modules, Path(folder))
+        total, found, equivalent = broken_ones(modules, lambda line: print(line, flush=True))
+    print(f"{found} of {total} breaks made a test fail; {equivalent} more are equivalent")
+    return 0 if found == total else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
