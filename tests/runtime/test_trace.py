@@ -1,0 +1,421 @@
+"""Traced blocks against the closed form, against real tensors, and by hand."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runtime.models import Gpt
+from runtime.traced_models import Alternating, Cnn, Skipping, really_saved
+from torch import nn
+from torch.nn import functional
+
+from parastrat.errors import ModelError
+from parastrat.model import Block, Family, ModelSource, ModelSpec, OperatorKind
+from parastrat.plan import Recompute
+from parastrat.runtime.blocks import parameter_count
+from parastrat.runtime.slots import slots_of
+from parastrat.runtime.trace import traced_module, traced_source
+from parastrat.sources import load_source
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+LENGTH = 64
+
+
+def hugging_face(name: str) -> tuple[Any, Any]:
+    """A tiny config of a family and the class that it builds."""
+    transformers = importlib.import_module("transformers")
+    size = {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config, cls = {
+        "llama": (
+            transformers.LlamaConfig(
+                vocab_size=512,
+                intermediate_size=352,
+                num_key_value_heads=2,
+                bos_token_id=1,
+                eos_token_id=2,
+                architectures=["LlamaForCausalLM"],
+                **size,
+            ),
+            transformers.LlamaForCausalLM,
+        ),
+        "gpt2": (
+            transformers.GPT2Config(
+                vocab_size=512,
+                n_embd=128,
+                n_layer=4,
+                n_head=4,
+                n_positions=128,
+                bos_token_id=1,
+                eos_token_id=2,
+                architectures=["GPT2LMHeadModel"],
+            ),
+            transformers.GPT2LMHeadModel,
+        ),
+        "bert": (
+            transformers.BertConfig(
+                vocab_size=512,
+                intermediate_size=512,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+                **size,
+            ),
+            transformers.BertForMaskedLM,
+        ),
+        "vit": (
+            transformers.ViTConfig(
+                intermediate_size=512,
+                image_size=64,
+                patch_size=16,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+                **size,
+            ),
+            transformers.ViTForImageClassification,
+        ),
+    }[name]
+    return config, cls
+
+
+def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return build()
+
+
+def spec(
+    source: ModelSource, precision: Precision = Precision.FP32, length: int | None = LENGTH
+) -> ModelSpec:
+    return source.at(length if source.has_tokens else None, precision, Kernels.EAGER)
+
+
+def kept(model: ModelSpec, policy: Recompute = Recompute.NONE) -> float:
+    return sum(block.activations.under(policy).total * block.repeat for block in model.blocks)
+
+
+def counted(model: ModelSpec) -> int:
+    """The parameters of all blocks, ties once."""
+    ties = {group.tie_group: group.count for block in model.blocks for group in block.parameters}
+    ties.pop(None, None)
+    untied = [
+        group.count * block.repeat
+        for block in model.blocks
+        for group in block.parameters
+        if group.tie_group is None
+    ]
+    return sum(untied) + sum(ties.values())
+
+
+def unit(model: ModelSpec) -> Block:
+    return next(block for block in model.blocks if block.unit)
+
+
+@pytest.fixture(scope="module")
+def example() -> ModelSource:
+    return traced_source(f"{EXAMPLE}:build")
+
+
+def test_the_example(example: ModelSource) -> None:
+    model = spec(example)
+    assert [(block.repeat, block.unit) for block in model.blocks] == [(1, False), (6, True), (1, False)]
+    assert (model.parameters, counted(model), model.layers) == (1_222_656, 1_222_656, 6)
+    assert model.causal
+    assert model.family is Family.MODULE
+    assert example.has_tokens
+    first, _, last = model.blocks
+    tied = {group.tie_group for block in (first, last) for group in block.parameters if group.tie_group}
+    assert tied == {"embedding.weight"}
+
+
+def test_the_examples_operators(example: ModelSource) -> None:
+    width, found = 128, unit(spec(example)).operators
+    products = {(o.m, o.n, o.k): o.flops for o in found if o.kind is OperatorKind.MATMUL}
+    shapes = [(3 * width, width), (width, width), (4 * width, width), (width, 4 * width)]
+    assert products == {(LENGTH, n, k): 2 * LENGTH * n * k for n, k in shapes}
+    assert all(o.weighted for o in found if o.kind is OperatorKind.MATMUL)
+    # a causal mask leaves half of q k^T and of its product with v
+    assert [o.flops for o in found if o.kind is OperatorKind.ATTENTION] == [2 * LENGTH * LENGTH * width]
+
+
+def test_a_source_traces_once_per_length_and_format(example: ModelSource) -> None:
+    assert spec(example) is spec(example)
+    assert spec(example, Precision.BF16_MIXED).precision is Precision.BF16_MIXED
+    assert kept(spec(example, Precision.BF16_MIXED)) < 0.6 * kept(spec(example))
+    assert kept(spec(example, length=2 * LENGTH)) == pytest.approx(2 * kept(spec(example)), rel=0.01)
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_MIXED])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_hugging_face_decoders_equal_the_closed_form(
+    tmp_path: Path, name: str, precision: Precision
+) -> None:
+    config, cls = hugging_face(name)
+    config.save_pretrained(tmp_path)
+    closed = load_source(str(tmp_path))
+    assert closed is not None
+    expected = spec(closed, precision)
+    source = traced_module(on_meta(lambda: cls(config)), ref=name)
+    model = spec(source, precision)
+    assert model.parameters == counted(model) == expected.parameters
+    assert model.layers == expected.layers
+    assert source.max_sequence_length == closed.max_sequence_length
+    layer, layer_expected = unit(model), unit(expected)
+    assert layer.repeat == 4
+    assert layer.flops == layer_expected.flops
+    assert layer.boundary_bytes == layer_expected.boundary_bytes
+    for policy in Recompute:
+        traced = layer.activations.under(policy).total
+        assert traced == pytest.approx(layer_expected.activations.under(policy).total, rel=0.002), policy
+        # rotary angles and labels are kept outside of the layers
+        assert kept(model, policy) == pytest.approx(kept(expected, policy), rel=0.02), policy
+
+
+def step_of_example(module: nn.Module) -> torch.Tensor:
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    return functional.cross_entropy(module(ids).flatten(0, 1), ids.flatten())
+
+
+def step_of_cnn(module: nn.Module) -> torch.Tensor:
+    return functional.cross_entropy(module(torch.zeros(2, 3, 64, 64)), torch.zeros(2, dtype=torch.long))
+
+
+def step_of_bert(module: nn.Module) -> torch.Tensor:
+    ids = torch.zeros(2, LENGTH, dtype=torch.long)
+    return module(input_ids=ids, labels=ids.clone()).loss
+
+
+def step_of_vit(module: nn.Module) -> torch.Tensor:
+    return module(pixel_values=torch.zeros(2, 3, 64, 64), labels=torch.zeros(2, dtype=torch.long)).loss
+
+
+def build_example() -> nn.Module:
+    from parastrat.runtime.building import load_builder
+
+    built: nn.Module = load_builder(f"{EXAMPLE}:build").build()
+    return built
+
+
+def images(samples: int, _length: int | None) -> torch.Tensor:
+    return torch.zeros(samples, 3, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("build", "step", "sample_inputs"),
+    [
+        (build_example, step_of_example, None),
+        (Cnn, step_of_cnn, images),
+        (lambda: hugging_face("bert")[1](hugging_face("bert")[0]), step_of_bert, None),
+        (lambda: hugging_face("vit")[1](hugging_face("vit")[0]), step_of_vit, None),
+    ],
+    ids=["example", "cnn", "bert", "vit"],
+)
+def test_real_tensors_are_saved_as_traced(
+    build: Callable[[], nn.Module], step: Callable[[nn.Module], torch.Tensor], sample_inputs: Any
+) -> None:
+    torch.manual_seed(0)
+    module = build().train()
+    traced = kept(spec(traced_module(module, ref="it", sample_inputs=sample_inputs)))
+    real = really_saved(module, step)
+    assert 2 * traced == pytest.approx(real, rel=0.02)
+
+
+def test_a_module_is_as_before() -> None:
+    module = Cnn().eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    tensors = [slot.tensor for slot in slots_of(module)]
+    spec(traced_module(module, ref="it", sample_inputs=images))
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+    assert all(slot.tensor is tensor for slot, tensor in zip(slots_of(module), tensors, strict=True))
+    assert not any(part.training for part in module.modules())
+    assert not any(part._forward_hooks or "forward" in vars(part) for part in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_convolutional_network() -> None:
+    source = traced_module(on_meta(Cnn), ref="cnn", sample_inputs=images)
+    model = spec(source)
+    assert source.family is Family.CONVOLUTIONAL
+    assert not source.has_tokens
+    assert (model.parameters, model.layers) == (counted(model), 6)
+    # the first block of a stage has another input, and here another shortcut
+    assert [block.repeat for block in model.blocks if block.unit] == [1, 2, 1, 2]
+    pixels = 32 * 32
+    stem = model.blocks[0].operators[0]
+    assert (stem.kind, stem.m, stem.n, stem.k) == (OperatorKind.CONVOLUTION, pixels, 16, 3 * 7 * 7)
+    assert stem.flops == 2 * pixels * 16 * 3 * 7 * 7
+
+
+def test_what_a_small_chain_keeps_by_hand() -> None:
+    model = spec(traced_module(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), ref="it"))
+    (only,) = model.blocks
+    assert not only.unit
+    # the input, ReLU's output (the second matrix's input), log-softmax's output, and a target, which stays
+    # for the loss; nothing but the sum of the targets' weights (4 bytes) is the same for any batch
+    assert only.activations.none.total == 4 * (8 + 16 + 4) + 8 + 4
+    assert only.flops == 2 * (8 * 16 + 16 * 4)
+    assert "vectors of 8" in " ".join(model.caveats)
+
+
+def test_what_crosses_a_cut() -> None:
+    width = 8 * 4
+    model = spec(traced_module(on_meta(Skipping), ref="it"))
+    assert [block.boundary_bytes for block in model.blocks if block.unit for _ in range(block.repeat)] == [
+        width,  # the first layer's output, which the next and the last read
+        2 * width,
+        2 * width,
+        2 * width,
+    ]
+
+
+def test_layers_that_only_look_equal_stay_apart() -> None:
+    model = spec(traced_module(on_meta(Alternating), ref="it"))
+    layers = [block for block in model.blocks if block.unit]
+    assert [block.repeat for block in layers] == [1] * 8
+    extra = layers[0].activations.none.total - layers[1].activations.none.total
+    assert extra == 4 * 32  # the inner GELU's output
+
+
+def test_frozen_and_idle_parameters() -> None:
+    module = Gpt()
+    module.positions.weight.requires_grad_(False)
+    module.unused = nn.Linear(3, 5)
+    model = spec(traced_module(on_meta(lambda: module), ref="it"), length=16)
+    assert sum(group.frozen for block in model.blocks for group in block.parameters) == 16 * 32
+    assert counted(model) == parameter_count(module)
+    assert any("20 parameters (unused.weight, ...) take no part" in caveat for caveat in model.caveats)
+
+
+def test_recompute_of_attention_frees_what_its_core_alone_keeps(example: ModelSource) -> None:
+    found = unit(spec(example)).activations
+    # the example's rotated queries lie head by head, so that the output is copied for the next matrix
+    statistics, output = 4 * 4 * LENGTH, 4 * 128 * LENGTH
+    freed = found.none.total - found.attention.total
+    assert freed == pytest.approx(statistics + output, abs=64)  # and the random state
+
+
+def test_a_sequence_too_long_for_the_model() -> None:
+    with pytest.raises(ModelError, match="Gpt.forward raised RuntimeError") as caught:
+        spec(traced_module(on_meta(Gpt), ref="it"), length=64)
+    assert "--seq-len" in caught.value.hint
+
+
+class Branching(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.layer = how, nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layer(x)
+        if self.how == "if" and y.sum() > 0:
+            return y
+        if self.how == "mask":
+            return y[y > 0]
+        if self.how == "numpy":
+            return y.detach().numpy()
+        if self.how == "batch":
+            return y if x.shape[0] < 3 else y.relu()
+        if self.how == "nothing":
+            return None
+        return y
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            "if",
+            "Branching.forward depends on values at aten._local_scalar_dense.default: test_trace.py, line",
+        ),
+        ("mask", "Branching.forward depends on values at aten.nonzero.default: test_trace.py, line"),
+        ("numpy", "Branching.forward raised RuntimeError"),
+        ("batch", "runs other operators for 4 samples than for 2"),
+        ("nothing", "returned nothing that depends on a trainable parameter"),
+    ],
+)
+def test_forwards_that_cannot_be_traced(how: str, message: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        spec(traced_module(on_meta(lambda: Branching(how)), ref="it"))
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+class Pairwise(nn.Module):
+    """Compares all samples with each other, as contrastive losses do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        return torch.sigmoid(y @ y.T).exp().tanh().sum()
+
+
+def test_activations_that_grow_faster_than_the_batch_are_told() -> None:
+    model = spec(traced_module(on_meta(Pairwise), ref="it"))
+    assert any("grow faster than the micro-batch" in caveat for caveat in model.caveats)
+
+
+class Unguessable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def test_inputs_that_cannot_be_guessed() -> None:
+    with pytest.raises(ModelError, match="what Unguessable takes cannot be guessed") as caught:
+        traced_module(on_meta(Unguessable), ref="it")
+    assert "def sample_inputs(micro_batch_size, sequence_length)" in caught.value.hint
+
+
+def raising(_samples: int, _length: int | None) -> Any:
+    raise KeyError("vocabulary")
+
+
+def test_sample_inputs_that_fail() -> None:
+    with pytest.raises(ModelError, match=r"sample_inputs\(1, 64\) raised KeyError"):
+        traced_module(on_meta(Unguessable), ref="it", sample_inputs=raising)
+    with pytest.raises(ModelError, match="returned int without a tensor"):
+        traced_module(on_meta(Unguessable), ref="it", sample_inputs=lambda _samples, _length: 3)
+
+
+@pytest.mark.parametrize("batch", [torch.zeros(5, 3), (torch.zeros(5, 3),), {"x": torch.zeros(5, 3)}])
+def test_a_batch_stands_for_others(batch: Any) -> None:
+    model = spec(traced_module(on_meta(Unguessable), ref="it", sample_inputs=batch))
+    assert unit_flops(model) == 2 * 3 * 3
+
+
+def unit_flops(model: ModelSpec) -> float:
+    return sum(block.flops for block in model.blocks)
+
+
+def test_a_batch_of_tokens_takes_any_length() -> None:
+    source = traced_module(on_meta(Gpt), ref="it", sample_inputs=torch.zeros(3, 16, dtype=torch.long))
+    assert source.has_tokens
+    assert kept(spec(source, length=16)) == pytest.approx(2 * kept(spec(source, length=8)), rel=0.02)
+
+
+def test_a_recurrent_network_is_traced() -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(16, 20)
+            self.recurrent = nn.LSTM(8, 16, batch_first=True)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return self.head(self.recurrent(self.embed(ids))[0])
+
+    model = spec(traced_module(on_meta(Tagger), ref="it"))
+    weights = 4 * 16 * (8 + 16 + 2)
+    recurrent = [o for block in model.blocks for o in block.operators if o.kind is OperatorKind.RECURRENT]
+    assert [operator.flops for operator in recurrent] == [2 * weights * LENGTH]
+    assert any("recurrent kernels" in caveat for caveat in model.caveats)
