@@ -78,8 +78,8 @@ def _check_same_path(small: Tracker, large: Tracker) -> None:
         block = next((one[0] for one, other in pairs if one != other), "") or "what runs between blocks"
         raise ModelError(
             f"{block} runs other operators for {SAMPLES[1]} samples than for {SAMPLES[0]}",
-            hint="memory and time for other micro-batches cannot be told; let the forward not depend on the "
-            "batch size",
+            hint="memory and time for other micro-batches cannot be told; let the forward do the same for "
+            "any batch size",
         )
 
 
@@ -110,15 +110,17 @@ def _linearity(pairs: list[tuple[Measured, Measured]]) -> list[str]:
     small, large = (sum(side.kept for side in sides) for sides in zip(*pairs, strict=True))
     constant = small - SAMPLES[0] * (large - small) / (SAMPLES[1] - SAMPLES[0])
     if constant < -_NEGLIGIBLE * small:
-        return [
+        grown = (
             f"activations grow faster than the micro-batch ({small / 2**20:,.0f} MiB for {SAMPLES[0]} "
             f"samples, {large / 2**20:,.0f} for {SAMPLES[1]}): larger ones are estimated too low"
-        ]
+        )
+        return [grown]
     if constant > _NEGLIGIBLE * small:
-        return [
+        fixed = (
             f"{constant / 2**20:,.1f} MiB of activations do not grow with the micro-batch: larger ones are "
             "estimated too high"
-        ]
+        )
+        return [fixed]
     return []
 
 

@@ -25,7 +25,7 @@ _LENGTHS = (64, 128)
 _HINT = (
     "say what it takes, beside the function that builds it: "
     f"def {SAMPLE_INPUTS}(micro_batch_size, sequence_length): "
-    "return torch.zeros(micro_batch_size, sequence_length, dtype=torch.long)  # or a tuple or dict of tensors"
+    "return torch.zeros(micro_batch_size, sequence_length, dtype=torch.long), or a tuple or dict of tensors"
 )
 #: names of the parameter by which a forward is given what it should predict
 _TARGETS = ("labels", "targets")
@@ -152,7 +152,7 @@ def _by_first_layer(module: nn.Module) -> ExampleInputs:
         if isinstance(layer, nn.Linear):
             return _fixed(
                 (layer.in_features,),
-                f"samples are taken to be vectors of {layer.in_features}, as {name or 'the layer'} takes them",
+                f"samples are taken to be vectors of {layer.in_features}, as {name or 'it'} takes them",
             )
     raise ModelError(f"what {type(module).__name__} takes cannot be guessed from its layers", hint=_HINT)
 

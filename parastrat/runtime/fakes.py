@@ -125,7 +125,7 @@ class _Replaced(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def flash_attention(  # noqa: PLR0913  (torch's signature)
+def flash_attention(  # noqa: PLR0913, PLR0917  (torch's signature)
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -137,12 +137,14 @@ def flash_attention(  # noqa: PLR0913  (torch's signature)
 ) -> torch.Tensor:
     """Attend with flash attention, or with the memory-efficient kernel where there is a mask."""
     del enable_gqa  # both kernels read the number of heads from the shapes
+    if query.ndim != 4:
+        found: torch.Tensor = _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
+        return found
     if attn_mask is None:
-        found = _ATEN._scaled_dot_product_flash_attention(  # noqa: SLF001  (operators have no public names)
+        plain: torch.Tensor = _ATEN._scaled_dot_product_flash_attention(  # noqa: SLF001  (operators' names)
             query, key, value, dropout_p, is_causal, scale=scale
-        )
-        out: torch.Tensor = found[0]
-        return out
+        )[0]
+        return plain
     bias = attn_mask
     if bias.dtype == torch.bool:
         bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), float("-inf"))
@@ -150,10 +152,9 @@ def flash_attention(  # noqa: PLR0913  (torch's signature)
     repeat = query.shape[1] // key.shape[1]
     if repeat > 1:
         key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
-    found = _ATEN._scaled_dot_product_efficient_attention(  # noqa: SLF001
+    masked: torch.Tensor = _ATEN._scaled_dot_product_efficient_attention(  # noqa: SLF001
         query, key, value, bias, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
-    )
-    masked: torch.Tensor = found[0]
+    )[0]
     return masked
 
 

@@ -71,13 +71,16 @@ def call_of(
         return _convolution(args, outputs[0], moved)
     if func is _GROUPED:
         return _grouped(args, outputs[0], moved)
-    if func is _EMBEDDING:
-        return Call(kind=OperatorKind.EMBEDDING, flops=0, bytes=2 * moved_bytes(outputs[0]), weighted=True)
     if func in _RECURRENT:
         weights = sum(tensor.numel() for tensor in inputs if is_parameter(tensor))
         steps = prod(args[0].shape[:2])
         return Call(kind=OperatorKind.RECURRENT, flops=2 * weights * steps, bytes=moved, weighted=True)
-    return Call(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved)
+    looked_up = func is _EMBEDDING
+    return Call(
+        kind=OperatorKind.EMBEDDING if looked_up else OperatorKind.ELEMENTWISE,
+        flops=0,
+        bytes=2 * moved_bytes(outputs[0]) if looked_up else moved,
+    )
 
 
 def moved_bytes(tensor: torch.Tensor) -> int:

@@ -63,7 +63,7 @@ def watched_step(module: nn.Module, inputs: Any, setting: Setting) -> Tracker:
         tracker = Tracker(parameters, constants)
         with mode:
             batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
-        hooks = _saving(tracker, parameters)
+        hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
         with _segments(module, tracker), mode, tracker, _explained(module), hooks:
             loss = example_loss(_called(module, batch), in_fp32=setting.loss_in_fp32)
             tracker.begin_backward()
@@ -84,10 +84,6 @@ def _fake_input(leaf: Any, dtype: torch.dtype) -> Any:
         return leaf
     kind = dtype if leaf.is_floating_point() else leaf.dtype
     return torch.empty_strided(leaf.size(), leaf.stride(), dtype=kind, device="cpu")
-
-
-def _saving(tracker: Tracker, parameters: Mapping[str, nn.Parameter]) -> Any:
-    return torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
 
 
 @contextmanager

@@ -172,8 +172,9 @@ def test_hugging_face_decoders_equal_the_closed_form(
     for policy in Recompute:
         traced = layer.activations.under(policy).total
         assert traced == pytest.approx(layer_expected.activations.under(policy).total, rel=0.002), policy
-        # rotary angles and labels are kept outside of the layers
-        assert kept(model, policy) == pytest.approx(kept(expected, policy), rel=0.02), policy
+        # beside them, rotary angles (two of 32 channels), token ids, positions and labels stay alive
+        extra = kept(model, policy) - kept(expected, policy)
+        assert -0.01 * kept(expected, policy) <= extra <= LENGTH * (2 * 32 * 4 + 4 * 8), policy
 
 
 def step_of_example(module: nn.Module) -> torch.Tensor:
@@ -255,9 +256,9 @@ def test_what_a_small_chain_keeps_by_hand() -> None:
     model = spec(traced_module(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), ref="it"))
     (only,) = model.blocks
     assert not only.unit
-    # the input, ReLU's output (the second matrix's input), log-softmax's output, and a target, which stays
-    # for the loss; nothing but the sum of the targets' weights (4 bytes) is the same for any batch
-    assert only.activations.none.total == 4 * (8 + 16 + 4) + 8 + 4
+    # the input, ReLU's output (the second matrix's input), log-softmax's output and the target; the loss and
+    # the sum of the targets' weights are the same for any batch
+    assert only.activations.none.total == 4 * (8 + 16 + 4) + 8 + 2 * 4
     assert only.flops == 2 * (8 * 16 + 16 * 4)
     assert "vectors of 8" in " ".join(model.caveats)
 
@@ -300,7 +301,7 @@ def test_recompute_of_attention_frees_what_its_core_alone_keeps(example: ModelSo
 
 
 def test_a_sequence_too_long_for_the_model() -> None:
-    with pytest.raises(ModelError, match="Gpt.forward raised RuntimeError") as caught:
+    with pytest.raises(ModelError, match=r"Gpt\.forward raised RuntimeError") as caught:
         spec(traced_module(on_meta(Gpt), ref="it"), length=64)
     assert "--seq-len" in caught.value.hint
 

@@ -43,11 +43,17 @@ class Cnn(nn.Module):
 class Skipping(nn.Module):
     """The first layer's output is read again by the last, across all cuts."""
 
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(functional.gelu(self.up(x)))
+
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(4)
-        )
+        self.layers = nn.ModuleList(self.Layer() for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = self.layers[0](x)
