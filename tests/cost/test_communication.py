@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -46,6 +48,25 @@ def test_an_all_reduce_is_two_rings_and_the_switch_helps_inside_only() -> None:
     assert all_reduce_s(4 * GB, across, fabric(gain=2.0)) == pytest.approx(2 / 2 * 4 / 40 + 2 * 5e-6)
 
 
+def test_an_all_reduce_over_nodes_has_no_help_inside_them() -> None:
+    # 15/16 twice at 400 GB/s takes longer than 8/16 twice through 8 cards of 40; a tree of 2 nodes
+    seconds = all_reduce_s(4 * GB, Group(ranks=16, stride=1), fabric(gain=2.0))
+    assert seconds == pytest.approx(2 * 15 / 16 * 4 / 400 + 2 * 7e-6 + 2 * 1 * 5e-6)
+
+
+def test_two_ranks_exchange_a_half() -> None:
+    # the rest is hops: one in a ring or an exchange, two in an all-reduce
+    pair = Group(ranks=2, stride=1)
+    assert ring_s(4 * GB, pair, fabric()) == pytest.approx(1 / 2 * 4 / 400 + 1e-6)
+    assert all_reduce_s(4 * GB, pair, fabric()) == pytest.approx(2 / 2 * 4 / 400 + 2e-6)
+    assert all_to_all_s(4 * GB, pair, fabric()) == pytest.approx(1 / 2 * 4 / 400 + 1e-6)
+
+
+def test_an_all_to_all_inside_a_domain_keeps_its_own_share() -> None:
+    seconds = all_to_all_s(1.6 * GB, Group(ranks=8, stride=1), fabric())
+    assert seconds == pytest.approx(7 / 8 * 1.6 / 400 + 1e-6)
+
+
 def test_an_all_to_all_crosses_nodes_at_its_own_cards_rate() -> None:
     seconds = all_to_all_s(1.6 * GB, Group(ranks=16, stride=1), fabric())
     assert seconds == pytest.approx(8 / 16 * 1.6 / 40 + 1e-6 + 5e-6)
@@ -63,10 +84,18 @@ def test_a_group_of_one_costs_nothing() -> None:
     assert all_to_all_s(GB, alone, fabric()) == 0
 
 
-def test_a_step_reaches_its_share_of_the_bus_bandwidth() -> None:
-    group = Group(ranks=8, stride=1)
-    half = ring_s(400 * GB, group, fabric(efficiency=0.5))
-    assert half == pytest.approx(2 * ring_s(400 * GB, group, fabric()), rel=1e-4)
+@pytest.mark.parametrize("formula", [ring_s, all_reduce_s, all_to_all_s])
+@pytest.mark.parametrize("stride", [1, 8], ids=["inside", "between"])
+def test_a_step_reaches_its_share_of_the_bus_bandwidth(formula: Any, stride: int) -> None:
+    group = Group(ranks=8, stride=stride)
+    half = formula(400 * GB, group, fabric(efficiency=0.5))
+    assert half == pytest.approx(2 * formula(400 * GB, group, fabric()), rel=1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 8])
+def test_a_message_reaches_the_same_share(stride: int) -> None:
+    half = send_s(400 * GB, stride, fabric(efficiency=0.5))
+    assert half == pytest.approx(2 * send_s(400 * GB, stride, fabric()), rel=1e-4)
 
 
 @given(st.integers(0, 6), st.integers(0, 4), st.floats(1e3, 1e11))

@@ -1,0 +1,145 @@
+"""A residual network counted by hand: 32 x 32 pixels, so 8 x 8 behind the stem; 2 bytes an element."""
+
+from __future__ import annotations
+
+import pytest
+
+from parastrat.model import Block, ModelSpec, OperatorKind, Parameters, Saved
+from parastrat.sources.convolutional import ResidualNetwork, residual_network
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+NETWORK = ResidualNetwork(name="small", depths=(3, 1), image_size=32, channels=3, classes=10)
+
+
+def model(kernels: Kernels = Kernels.EAGER, precision: Precision = Precision.BF16_MIXED) -> ModelSpec:
+    return residual_network(NETWORK, precision, kernels, ref="small")
+
+
+def named(name: str, kernels: Kernels = Kernels.EAGER) -> Block:
+    (found,) = [block for block in model(kernels).blocks if block.name == name]
+    return found
+
+
+def shapes(block: Block) -> list[tuple[int, int, int]]:
+    return [(o.m, o.n, o.k) for o in block.operators if o.kind is OperatorKind.CONVOLUTION]
+
+
+def moved(block: Block) -> list[float]:
+    return [o.bytes for o in block.operators if o.kind is OperatorKind.ELEMENTWISE]
+
+
+#: outputs of a stage's first block, elements: 1x1, 3x3 and 1x1 four times as wide, and the projection
+FIRST = 64 * 64 + 64 * 64 + 256 * 64 + 256 * 64
+#: the second stage strides in its 3x3, from 8 x 8 to 4 x 4
+SECOND = 128 * 64 + 128 * 16 + 512 * 16 + 512 * 16
+
+
+def test_the_chain() -> None:
+    spec = model()
+    assert [(block.name, block.repeat, block.unit) for block in spec.blocks] == [
+        ("stem", 1, False),
+        ("stage 1 first", 1, True),
+        ("stage 1", 2, True),
+        ("stage 2 first", 1, True),
+        ("head", 1, False),
+    ]
+    assert spec.layers == 4
+    each = sum(block.parameter_count * block.repeat for block in spec.blocks)
+    assert spec.parameters == spec.active_parameters == each
+
+
+def test_convolutions_are_products_over_pixels() -> None:
+    # rows are output pixels; the inner side is inputs x kernel
+    assert shapes(named("stem")) == [(16 * 16, 64, 3 * 7 * 7)]
+    assert shapes(named("stage 1 first")) == [
+        (64, 64, 64),
+        (64, 64, 64 * 9),
+        (64, 256, 64),
+        (64, 256, 64),
+    ]
+    assert shapes(named("stage 1")) == [(64, 64, 256), (64, 64, 64 * 9), (64, 256, 64)]
+    assert shapes(named("stage 2 first")) == [
+        (64, 128, 256),
+        (16, 128, 128 * 9),
+        (16, 512, 128),
+        (16, 512, 256),
+    ]
+    for block in model().blocks[:-1]:
+        for operator in block.operators[:-1]:
+            assert (operator.flops, operator.bytes) == (2 * operator.m * operator.n * operator.k, 0)
+        assert block.operators[-1].flops == 0
+
+
+def test_parameters_are_kernels_and_norms() -> None:
+    # a batch norm has a scale and a shift for each output
+    assert named("stem").parameters == (Parameters(trainable=3 * 64 * 7 * 7 + 2 * 64),)
+    assert named("stage 2 first").parameter_count == (
+        (256 * 128 + 2 * 128) + (128 * 128 * 9 + 2 * 128) + (128 * 512 + 2 * 512) + (256 * 512 + 2 * 512)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "rectified", "last", "first"),
+    [
+        ("stage 1 first", FIRST, 2 * 64 * 64, 256 * 64, 64 * 64),
+        ("stage 1", FIRST - 256 * 64, 2 * 64 * 64, 256 * 64, 256 * 64),
+        ("stage 2 first", SECOND, 128 * 64 + 128 * 16, 512 * 16, 256 * 64),
+    ],
+)
+def test_what_a_bottleneck_keeps_and_moves(
+    name: str, outputs: int, rectified: int, last: int, first: int
+) -> None:
+    eager, compiled = named(name), named(name, Kernels.COMPILED)
+    # convolutions' outputs for their norms, ReLUs' outputs for the next convolution, and the block's own
+    assert eager.activations.none == Saved(replicated=2 * (outputs + rectified + last))
+    assert compiled.activations.none == Saved(replicated=2 * (outputs + last))
+    assert eager.activations.attention == eager.activations.none
+    assert eager.activations.full == Saved(replicated=2 * first)
+    assert eager.activations.selective == Saved(replicated=2 * (first + outputs))
+    # norms read twice and write, ReLUs read and write; the sum reads two and writes one
+    assert moved(eager) == [2 * (5 * outputs + 3 * last)]
+    assert eager.boundary_bytes == 2 * last
+
+
+def test_selective_recompute_keeps_no_more_than_none() -> None:
+    # compiled, the input is larger than the output that "none" keeps
+    block = named("stage 2 first", Kernels.COMPILED)
+    assert block.activations.selective == block.activations.none
+
+
+def test_gradients_of_the_largest_tensor_and_of_its_source_work() -> None:
+    assert named("stage 1").working == Saved(replicated=2 * 2 * 256 * 64)
+    # as large as the block's output: 128 channels before the stride
+    assert named("stage 2 first").working == Saved(replicated=2 * 2 * 512 * 16)
+    assert named("head").working == Saved(replicated=2 * 512 * 16)
+
+
+def test_the_stem_keeps_pixels_and_the_poolings_indices() -> None:
+    stem = named("stem")
+    output, pooled, pixels = 64 * 16 * 16, 64 * 8 * 8, 3 * 32 * 32
+    # 8 bytes of index beside each pooled element
+    kept = Saved(replicated=2 * (output + output + pixels) + (2 + 8) * pooled)
+    assert {stem.activations.none, stem.activations.selective, stem.activations.full} == {kept}
+    assert moved(stem) == [2 * (5 * output + 3 * pixels) + 3 * (2 + 8) * pooled]
+    assert stem.boundary_bytes == 2 * pooled
+    assert stem.working == Saved(replicated=2 * 2 * (5 * pooled + pixels))
+
+
+def test_the_head_multiplies_one_row() -> None:
+    head = named("head")
+    (dense,) = head.operators
+    assert (dense.kind, dense.m, dense.n, dense.k) == (OperatorKind.MATMUL, 1, 10, 512)
+    assert (dense.flops, dense.bytes) == (2 * 512 * 10, 0)
+    assert head.parameters == (Parameters(trainable=512 * 10 + 10),)
+    assert head.activations.none == Saved(replicated=2 * (512 + 10))
+    assert head.boundary_bytes == 0
+
+
+def test_in_fp32_everything_kept_is_twice_as_large_but_the_indices() -> None:
+    short, full = model(), model(precision=Precision.FP32)
+    for one, other in zip(short.blocks[1:], full.blocks[1:], strict=True):
+        assert other.activations.none.total == 2 * one.activations.none.total
+    indices = 8 * 64 * 8 * 8
+    stems = [spec.blocks[0].activations.none.total - indices for spec in (short, full)]
+    assert stems[1] == 2 * stems[0]

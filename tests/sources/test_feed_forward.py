@@ -1,0 +1,148 @@
+"""Feed-forwards and mixtures, counted by hand: width 8, inner width 20, 10 tokens, 2 bytes an element."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parastrat.model import Family, OperatorKind, Parameters, Saved, Split
+from parastrat.sources.architecture import Architecture, Experts, Norm
+from parastrat.sources.feed_forward import feed_forward, mixture
+from parastrat.sources.layers import Part, Setting
+from parastrat.stack import Kernels
+
+SMALL = Architecture(
+    name="small",
+    family=Family.DECODER,
+    layers=3,
+    hidden=8,
+    heads=4,
+    kv_heads=2,
+    head_dim=3,
+    ffn=20,
+    vocab=100,
+    norm=Norm.RMS,
+    gated=True,
+    tied=False,
+)
+T, FFN = 10, 20
+PLAIN = {"gated": False}
+
+
+def setting(kernels: Kernels = Kernels.EAGER, **changes: Any) -> Setting:
+    return Setting(architecture=replace(SMALL, **changes), tokens=T, element=2, kernels=kernels)
+
+
+def products(part: Part) -> list[tuple[int, int, int, str, int]]:
+    return [(o.m, o.n, o.k, o.split_side, o.count) for o in part.operators if o.n]
+
+
+def moved(part: Part) -> list[float]:
+    return [o.bytes for o in part.operators if o.kind is OperatorKind.ELEMENTWISE]
+
+
+@pytest.mark.parametrize(
+    ("changes", "tensor", "replicated"),
+    [
+        ({}, 8 * 2 * FFN + FFN * 8, ()),
+        (PLAIN, 8 * FFN + FFN * 8, ()),
+        ({"ffn_bias": True}, 8 * 2 * FFN + FFN * 8 + 2 * FFN, (8,)),
+        ({"ffn_bias": True, **PLAIN}, 8 * FFN + FFN * 8 + FFN, (8,)),
+    ],
+)
+def test_parameters(changes: dict[str, Any], tensor: int, replicated: tuple[int, ...]) -> None:
+    assert feed_forward(setting(**changes)).parameters == (
+        Parameters(trainable=tensor, split=Split.TENSOR),
+        *(Parameters(trainable=bias) for bias in replicated),
+    )
+
+
+def test_products_and_traffic() -> None:
+    gated, plain = feed_forward(setting()), feed_forward(setting(**PLAIN))
+    assert products(gated) == [(T, FFN, 8, "n", 2), (T, 8, FFN, "k", 1)]
+    assert products(plain) == [(T, FFN, 8, "n", 1), (T, 8, FFN, "k", 1)]
+    # the activation reads and writes; a gate's product reads two and writes one more
+    assert (moved(gated), moved(plain)) == ([2 * 5 * FFN * T], [2 * 2 * FFN * T])
+    assert products(feed_forward(setting(), 6)) == [(T, 6, 8, "n", 2), (T, 8, 6, "k", 1)]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "changes", "tensors"),
+    [
+        # gate, its activation, up, their product; or the activation's input and output
+        (Kernels.EAGER, {}, 4),
+        (Kernels.EAGER, PLAIN, 2),
+        # the tanh GELU keeps its input, half of it, the tanh, and one plus it, beside the output
+        (Kernels.EAGER, {"composite_activation": True, **PLAIN}, 1 + 4),
+        # the inputs of what is computed again
+        (Kernels.COMPILED, {}, 2),
+        (Kernels.COMPILED, PLAIN, 1),
+        # and the next product's input
+        (Kernels.FUSED, {}, 3),
+        (Kernels.FUSED, PLAIN, 2),
+        # a ReLU's output tells its own gradient
+        (Kernels.EAGER, {"rectified": True, **PLAIN}, 1),
+        (Kernels.FUSED, {"rectified": True, **PLAIN}, 1),
+    ],
+)
+def test_what_is_kept(kernels: Kernels, changes: dict[str, Any], tensors: int) -> None:
+    assert feed_forward(setting(kernels, **changes)).saved == Saved(tensor=2 * tensors * FFN * T)
+
+
+def test_selective_recompute_keeps_every_second_product() -> None:
+    # of gate, up and down the first and the last; of two the first
+    assert feed_forward(setting()).selective == Saved(tensor=2 * FFN * T, sequence=2 * 8 * T)
+    assert feed_forward(setting(**PLAIN)).selective == Saved(tensor=2 * FFN * T)
+
+
+def mixed(kernels: Kernels = Kernels.EAGER, shared: int = 0, **changes: Any) -> Part:
+    """Return 6 experts of inner width 5, 2 for each token."""
+    experts = Experts(count=6, top_k=2, ffn=5, shared_ffn=shared)
+    return mixture(setting(kernels, experts=experts, **changes))
+
+
+ROUTED = 2 * T
+
+
+@pytest.mark.parametrize(("changes", "inner"), [({}, 2 * 5), (PLAIN, 5)])
+def test_a_mixtures_parameters_and_products(changes: dict[str, Any], inner: int) -> None:
+    made = mixed(**changes)
+    assert made.parameters == (
+        Parameters(trainable=8 * 6),
+        Parameters(trainable=6 * (8 * inner + 5 * 8), split=Split.EXPERT),
+    )
+    assert products(made) == [(T, 6, 8, "", 1), (ROUTED, inner, 8, "n", 1), (ROUTED, 8, 5, "k", 1)]
+    router, into, out_of = (operator for operator in made.operators if operator.n)
+    assert (router.kind, into.kind, out_of.kind) == (
+        OperatorKind.MATMUL,
+        OperatorKind.GROUPED_MATMUL,
+        OperatorKind.GROUPED_MATMUL,
+    )
+    assert (into.flops, out_of.flops) == (2 * ROUTED * inner * 8, 2 * ROUTED * 8 * 5)
+    assert (into.bytes, into.split, out_of.split) == (0, Split.EXPERT, Split.EXPERT)
+
+
+def test_a_mixtures_traffic() -> None:
+    # the experts' gates, and tokens read and written on the way in and on the way out
+    assert moved(mixed()) == [2 * ROUTED * (5 * 5 + 4 * 8)]
+
+
+def test_what_a_mixture_keeps() -> None:
+    # the router's fp32 logits and probabilities; tokens in expert order before and after; inner tensors
+    assert mixed().saved == Saved(sequence=4 * 2 * 6 * T, tensor=ROUTED * 2 * (2 * 8 + 4 * 5))
+    assert mixed(Kernels.COMPILED).saved.tensor == ROUTED * 2 * (2 * 8 + 2 * 5)
+    assert mixed().selective == Saved(tensor=ROUTED * 2 * (5 + 8))
+
+
+def test_shared_experts_are_a_feed_forward_beside() -> None:
+    alone, dense, both = mixed(), feed_forward(setting(), 7), mixed(shared=7)
+    assert both.parameters == alone.parameters + dense.parameters
+    assert both.operators == alone.operators + dense.operators
+    assert both.saved == alone.saved + dense.saved
+
+
+def test_a_mixture_needs_experts() -> None:
+    with pytest.raises(ValueError, match="no experts"):
+        mixture(setting())

@@ -1,0 +1,284 @@
+"""The parts of a transformer layer, counted by hand on a small one.
+
+Width 8; 4 heads of 3 with 2 heads of keys and values, so queries are 12 wide, keys and values 6 each; 10
+tokens; 2 bytes an element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parastrat.model import Family, Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.sources.architecture import Architecture, LatentAttention, Norm
+from parastrat.sources.layers import (
+    Part,
+    Setting,
+    activations,
+    attention,
+    dropout_masks,
+    elementwise,
+    joined,
+    matmul,
+    norm,
+)
+from parastrat.stack import Kernels
+
+SMALL = Architecture(
+    name="small",
+    family=Family.DECODER,
+    layers=3,
+    hidden=8,
+    heads=4,
+    kv_heads=2,
+    head_dim=3,
+    ffn=20,
+    vocab=100,
+    norm=Norm.RMS,
+    gated=True,
+    tied=False,
+)
+Q, KV, T = 12, 6, 10
+#: flash attention's fp32 log-sum-exp of each head and token
+STATISTICS = 4 * 4 * T
+
+OTHER_KERNELS = [kernels for kernels in Kernels if kernels is not Kernels.EAGER]
+
+
+def setting(kernels: Kernels = Kernels.EAGER, *, element: int = 2, **changes: Any) -> Setting:
+    return Setting(architecture=replace(SMALL, **changes), tokens=T, element=element, kernels=kernels)
+
+
+def products(part: Part) -> list[tuple[int, int, int, str, int]]:
+    return [(o.m, o.n, o.k, o.split_side, o.count) for o in part.operators if o.kind is OperatorKind.MATMUL]
+
+
+def only(part: Part, kind: OperatorKind) -> Operator:
+    (found,) = [operator for operator in part.operators if operator.kind is kind]
+    return found
+
+
+def test_a_matmul_multiplies_and_adds() -> None:
+    made = matmul(10, 3, 5, "n", count=2)
+    assert made.flops == 2 * 10 * 3 * 5
+    assert (made.m, made.n, made.k, made.count, made.bytes) == (10, 3, 5, 2, 0)
+    assert (made.split, made.split_side, made.weighted) == (Split.TENSOR, "n", True)
+    whole = matmul(10, 3, 5, "")
+    assert (whole.split, whole.count) == (Split.REPLICATED, 1)
+
+
+def test_elementwise_kernels_only_move() -> None:
+    made = elementwise(7, Split.SEQUENCE)
+    assert (made.flops, made.bytes, made.split, made.count) == (0, 7, Split.SEQUENCE, 1)
+    assert not made.weighted
+
+
+@pytest.mark.parametrize(
+    ("norm_kind", "kernels", "element", "kept"),
+    [
+        # the residual's fp32 copy, the normalised input and the next input; 1/rms in fp32
+        (Norm.RMS, Kernels.EAGER, 2, (4 + 2 + 2) * 8 + 4),
+        (Norm.RMS, Kernels.EAGER, 4, (4 + 4 + 4) * 8 + 4),
+        # the input, and 1/rms
+        (Norm.RMS, Kernels.COMPILED, 2, 2 * 8 + 4),
+        (Norm.LAYER, Kernels.COMPILED, 2, 2 * 8 + 4),
+        # input and output; mean and 1/deviation
+        (Norm.RMS, Kernels.FUSED, 2, 2 * 2 * 8 + 2 * 4),
+        (Norm.LAYER, Kernels.EAGER, 2, 2 * 2 * 8 + 2 * 4),
+        (Norm.LAYER, Kernels.FUSED, 4, 2 * 4 * 8 + 2 * 4),
+    ],
+)
+def test_what_a_norm_keeps(norm_kind: Norm, kernels: Kernels, element: int, kept: float) -> None:
+    made = norm(setting(kernels, element=element, norm=norm_kind), added=True)
+    assert made.saved == Saved(sequence=kept * T)
+
+
+def test_t5s_norm_keeps_its_short_input_too() -> None:
+    plain = norm(setting(), added=False).saved.sequence
+    assert norm(setting(relative_buckets=32), added=False).saved.sequence == plain + 2 * 8 * T
+    full = norm(setting(element=4), added=False)
+    assert norm(setting(element=4, relative_buckets=32), added=False).saved == full.saved
+
+
+@pytest.mark.parametrize(
+    ("norm_kind", "kernels", "passes"),
+    [
+        (Norm.RMS, Kernels.EAGER, 4),
+        (Norm.RMS, Kernels.COMPILED, 1),
+        (Norm.LAYER, Kernels.EAGER, 1),
+        (Norm.LAYER, Kernels.FUSED, 1),
+    ],
+)
+def test_a_norm_reads_and_writes_in_each_pass(norm_kind: Norm, kernels: Kernels, passes: int) -> None:
+    alone = norm(setting(kernels, norm=norm_kind), added=False)
+    assert only(alone, OperatorKind.ELEMENTWISE).bytes == 2 * 2 * passes * 8 * T
+    # the addition reads two and writes one
+    added = norm(setting(kernels, norm=norm_kind), added=True)
+    assert only(added, OperatorKind.ELEMENTWISE).bytes == (2 * 2 * passes + 3 * 2) * 8 * T
+    assert only(added, OperatorKind.ELEMENTWISE).split is Split.SEQUENCE
+
+
+def test_a_layer_norm_has_a_bias() -> None:
+    assert norm(setting(), added=False).parameters == (Parameters(trainable=8),)
+    assert norm(setting(norm=Norm.LAYER), added=False).parameters == (Parameters(trainable=2 * 8),)
+
+
+def test_attentions_parameters() -> None:
+    weights = 8 * (Q + 2 * KV) + Q * 8
+    assert attention(setting(), causal=True).parameters == (
+        Parameters(trainable=weights, split=Split.TENSOR),
+    )
+    biased = attention(setting(qkv_bias=True, output_bias=True, qk_norm=True), causal=True)
+    assert biased.parameters == (
+        Parameters(trainable=weights + Q + 2 * KV, split=Split.TENSOR),
+        # the bias of the output, and a norm over a head's queries and one over its keys
+        Parameters(trainable=8 + 2 * 3),
+    )
+    normed = attention(setting(qk_norm=True), causal=True)
+    assert normed.parameters[1] == Parameters(trainable=2 * 3)
+
+
+def test_attentions_products() -> None:
+    assert products(attention(setting(), causal=True)) == [
+        (T, Q, 8, "n", 1),
+        (T, KV, 8, "n", 2),
+        (T, 8, Q, "k", 1),
+    ]
+    assert products(attention(setting(fused_qkv=True), causal=True)) == [
+        (T, Q + 2 * KV, 8, "n", 1),
+        (T, 8, Q, "k", 1),
+    ]
+    # keys and values of 7 tokens of another stack
+    crossed = attention(setting(), causal=False, memory_tokens=7)
+    assert products(crossed)[1] == (7, KV, 8, "n", 2)
+
+
+@pytest.mark.parametrize(
+    ("causal", "memory", "flops"),
+    [
+        # q k^T and its product with v, a multiplication and an addition each; a causal mask leaves half
+        (False, None, 2 * 2 * T * T * Q),
+        (True, None, 2 * T * T * Q),
+        (False, 7, 2 * 2 * T * 7 * Q),
+        (True, 7, 2 * 2 * T * 7 * Q),
+    ],
+)
+def test_attentions_core(causal: bool, memory: int | None, flops: float) -> None:
+    core = only(attention(setting(), causal=causal, memory_tokens=memory), OperatorKind.ATTENTION)
+    assert (core.flops, core.bytes, core.split, core.weighted) == (flops, 0, Split.TENSOR, False)
+
+
+@pytest.mark.parametrize("positions", [{"positions": 64}, {"relative_buckets": 32}])
+def test_rotary_positions_read_and_write_queries_and_keys(positions: dict[str, int]) -> None:
+    output = 2 * Q * T
+    rotated = only(attention(setting(), causal=True), OperatorKind.ELEMENTWISE)
+    assert (rotated.bytes, rotated.split) == (2 * 2 * (Q + KV) * T + output, Split.TENSOR)
+    plain = only(attention(setting(**positions), causal=True), OperatorKind.ELEMENTWISE)
+    assert plain.bytes == output
+
+
+def test_attention_keeps_queries_keys_values_and_output() -> None:
+    made = attention(setting(), causal=True)
+    assert made.saved == Saved(tensor=2 * (Q + KV + KV + Q) * T + STATISTICS)
+    assert made.core == Saved(tensor=STATISTICS)
+    crossed = attention(setting(), causal=False, memory_tokens=7)
+    assert crossed.saved == Saved(tensor=2 * (2 * Q * T + 2 * KV * 7) + STATISTICS)
+
+
+@pytest.mark.parametrize("kernels", OTHER_KERNELS)
+def test_only_eager_kernels_keep_more_of_normed_and_fused_projections(kernels: Kernels) -> None:
+    plain = attention(setting(), causal=True).saved.tensor
+    for changes in ({"qk_norm": True}, {"fused_qkv": True}):
+        assert attention(setting(kernels, **changes), causal=True).saved.tensor == plain
+
+
+def test_eager_kernels_keep_norms_of_heads_and_copies_of_a_fused_projection() -> None:
+    plain = attention(setting(), causal=True, memory_tokens=7).saved.tensor
+    normed = attention(setting(qk_norm=True), causal=True, memory_tokens=7).saved.tensor
+    # for each head's row the fp32 copy, the normalised one, and 1/rms: 4 of queries, 2 of keys
+    assert normed - plain == ((4 + 2) * 3 + 4) * (4 * T + 2 * 7)
+    fused = attention(setting(fused_qkv=True), causal=True, memory_tokens=7).saved.tensor
+    assert fused - plain == 2 * 2 * KV * 7
+
+
+def test_selective_recompute_keeps_every_second_product_and_attention() -> None:
+    # of q, k, v and out the first and the third; attention's output and statistics
+    assert attention(setting(), causal=True).selective == Saved(tensor=2 * (Q + KV + Q) * T + STATISTICS)
+    fused = attention(setting(fused_qkv=True), causal=True)
+    assert fused.selective == Saved(tensor=2 * (Q + 2 * KV + Q) * T + STATISTICS)
+
+
+LATENT = LatentAttention(q_rank=16, kv_rank=11, nope_dim=3, rope_dim=2, v_dim=4)
+#: 4 heads of 3 + 2 and of 4
+QK, V = 20, 16
+
+
+def latent(kernels: Kernels = Kernels.EAGER) -> Part:
+    return attention(setting(kernels, latent=LATENT), causal=True)
+
+
+def test_latent_attentions_parameters() -> None:
+    # arXiv:2405.04434, section 2.1: down to 16 and to 11 with 2 rotary; up to queries, keys and values
+    up = 16 * QK + 11 * 4 * (3 + 4)
+    down = 8 * 16 + 8 * (11 + 2)
+    assert latent().parameters == (
+        Parameters(trainable=up + V * 8, split=Split.TENSOR),
+        Parameters(trainable=down + 16 + 11),
+    )
+
+
+def test_latent_attentions_operators() -> None:
+    made = latent()
+    assert products(made) == [
+        (T, 16, 8, "", 1),
+        (T, 11 + 2, 8, "", 1),
+        (T, QK, 16, "n", 1),
+        (T, 4 * (3 + 4), 11, "n", 1),
+        (T, 8, V, "k", 1),
+    ]
+    # scores over 20, their product with values over 16; half is masked
+    assert only(made, OperatorKind.ATTENTION).flops == 2 * T * T * (QK + V) / 2
+    moved = only(made, OperatorKind.ELEMENTWISE)
+    assert (moved.bytes, moved.split) == (3 * 2 * (QK + 16 + 11) * T, Split.TENSOR)
+
+
+def test_what_latent_attention_keeps() -> None:
+    tensor = 2 * (QK + QK + V + V) * T + STATISTICS
+    assert latent().saved == Saved(tensor=tensor, replicated=(4 + 2 * 2) * (16 + 11) * T)
+    assert latent(Kernels.FUSED).saved == Saved(tensor=tensor, replicated=2 * 2 * (16 + 11) * T)
+    assert latent().selective == Saved(tensor=2 * (QK + V) * T + STATISTICS, replicated=2 * 16 * T)
+    assert latent().core == Saved(tensor=STATISTICS)
+
+
+def test_dropout_keeps_a_byte_an_element_of_both_branches() -> None:
+    assert dropout_masks(setting()) == Part()
+    assert dropout_masks(setting(dropout=True)).saved == Saved(sequence=2 * 8 * T)
+
+
+def test_parts_in_sequence_add_up() -> None:
+    one = Part(
+        parameters=(Parameters(trainable=1),),
+        operators=(elementwise(1, Split.TENSOR),),
+        saved=Saved(tensor=1),
+        selective=Saved(sequence=2),
+        core=Saved(replicated=3),
+    )
+    both = joined(one, one)
+    assert (both.parameters, both.operators) == (one.parameters * 2, one.operators * 2)
+    assert (both.saved, both.selective) == (Saved(tensor=2), Saved(sequence=4))
+    assert both.core == Saved(replicated=6)
+
+
+def test_policies_keep_the_input_and_what_they_name() -> None:
+    part = Part(
+        saved=Saved(replicated=5, tensor=70, sequence=11),
+        selective=Saved(tensor=20, sequence=3),
+        core=Saved(tensor=30),
+    )
+    kept = activations(part, 2.0)
+    assert kept.none == part.saved
+    assert kept.attention == Saved(replicated=5, tensor=70 - 30, sequence=11)
+    assert kept.selective == Saved(tensor=20, sequence=3 + 2)
+    assert kept.full == Saved(sequence=2)

@@ -1,0 +1,167 @@
+"""Whole transformers, counted by hand: width 8, 4 heads of 3, 2 of keys and values, 10 tokens, 2 bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from parastrat.model import Block, Family, ModelSpec, Saved
+from parastrat.sources.architecture import Architecture, Experts, Image, Norm
+from parastrat.sources.transformer import transformer
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+SMALL = Architecture(
+    name="small",
+    family=Family.DECODER,
+    layers=3,
+    hidden=8,
+    heads=4,
+    kv_heads=2,
+    head_dim=3,
+    ffn=20,
+    vocab=100,
+    norm=Norm.RMS,
+    gated=True,
+    tied=False,
+)
+EXPERTS = Experts(count=6, top_k=2, ffn=5)
+T = 10
+#: the residual stream of one sample
+WIDTH = 2 * T * 8
+
+NORM = 8
+ATTENTION = 8 * (12 + 2 * 6) + 12 * 8
+FEED_FORWARD = 8 * 2 * 20 + 20 * 8
+LAYER = 2 * NORM + ATTENTION + FEED_FORWARD
+TABLE = 100 * 8
+
+
+def model(length: int | None = T, **changes: Any) -> ModelSpec:
+    return transformer(replace(SMALL, **changes), length, Precision.BF16_MIXED, Kernels.EAGER, ref="small")
+
+
+def named(spec: ModelSpec, name: str) -> Block:
+    (found,) = [block for block in spec.blocks if block.name == name]
+    return found
+
+
+def test_a_decoder_is_its_table_layers_and_head() -> None:
+    spec = model()
+    assert [(block.name, block.repeat, block.unit) for block in spec.blocks] == [
+        ("embedding", 1, False),
+        ("layer", 3, True),
+        ("head", 1, False),
+    ]
+    assert named(spec, "layer").parameter_count == LAYER
+    assert spec.parameters == spec.active_parameters == 3 * LAYER + 2 * TABLE + NORM
+    assert (spec.layers, spec.causal, spec.sequence_length, spec.vocab) == (3, True, T, 100)
+    assert (spec.hidden, spec.heads, spec.kv_heads, spec.experts, spec.caveats) == (8, 4, 2, None, ())
+
+
+def test_a_tied_table_counts_once() -> None:
+    assert model(tied=True).parameters == 3 * LAYER + TABLE + NORM
+
+
+def test_what_a_layer_sends_and_works_on() -> None:
+    layer = named(model(), "layer")
+    # behind attention and behind the feed-forward: arXiv:1909.08053, section 3
+    assert (layer.tensor_parallel_collectives, layer.tensor_parallel_bytes) == (2, WIDTH)
+    assert (layer.boundary_bytes, layer.expert_parallel_bytes) == (WIDTH, 0)
+    # keys and values, 2 heads of 3
+    assert layer.context_parallel_bytes == 2 * 2 * T * 2 * 3
+    # gradients of two inner tensors, of the residual and of its branch
+    assert layer.working == Saved(tensor=2 * 2 * 20 * T, sequence=2 * WIDTH)
+    assert layer.activations.full == Saved(sequence=WIDTH)
+
+
+def test_without_a_length_a_sample_is_one_token() -> None:
+    assert named(model(None), "layer").boundary_bytes == 2 * 8
+
+
+def test_dropouts_masks_are_kept_by_each_layer() -> None:
+    kept = named(model(dropout=True), "layer").activations.none.total
+    assert kept - named(model(), "layer").activations.none.total == 2 * 8 * T
+
+
+def test_a_mixture_keeps_its_first_layers_dense() -> None:
+    spec = model(experts=replace(EXPERTS, dense_layers=1))
+    assert [(block.name, block.repeat) for block in spec.blocks[1:3]] == [("layer", 1), ("expert layer", 2)]
+    experts = 6 * (8 * 2 * 5 + 5 * 8)
+    mixed = 2 * NORM + ATTENTION + 8 * 6 + experts
+    total = LAYER + 2 * mixed + 2 * TABLE + NORM
+    assert spec.parameters == total
+    # a token passes 2 of 6
+    assert spec.active_parameters == total - 2 * experts * 4 / 6
+    assert (spec.experts, spec.layers) == (6, 3)
+    assert spec.caveats == ("tokens are taken to spread evenly over the experts",)
+
+
+def test_a_mixture_sends_each_token_to_its_experts() -> None:
+    spec = model(experts=EXPERTS)
+    assert [block.name for block in spec.blocks] == ["embedding", "expert layer", "head"]
+    layer = named(spec, "expert layer")
+    assert layer.expert_parallel_bytes == 2 * WIDTH
+    assert layer.working == Saved(tensor=2 * 2 * 5 * 2 * T, sequence=2 * WIDTH)
+    dense = named(model(experts=replace(EXPERTS, dense_layers=1)), "layer")
+    assert dense.expert_parallel_bytes == 0
+    assert dense.working == named(model(), "layer").working
+
+
+T5: dict[str, Any] = {"family": Family.ENCODER_DECODER, "encoder_layers": 2, "relative_buckets": 32}
+
+
+def test_an_encoder_decoder_crosses_its_stacks() -> None:
+    spec = model(**T5)
+    assert [(block.name, block.repeat) for block in spec.blocks] == [
+        ("embedding", 1),
+        ("encoder layer", 2),
+        ("encoder output", 1),
+        ("decoder layer", 3),
+        ("head", 1),
+    ]
+    encoder, decoder = named(spec, "encoder layer"), named(spec, "decoder layer")
+    assert decoder.parameter_count - encoder.parameter_count == NORM + ATTENTION
+    # a table of positions for each stack, of 32 buckets for each head
+    assert named(spec, "encoder output").parameter_count == NORM + 2 * 32 * 4
+    assert (spec.layers, spec.causal) == (5, True)
+    assert spec.caveats == ("the decoder's sequence is taken as long as the encoder's",)
+
+
+def test_decoder_layers_carry_the_encoders_output_along() -> None:
+    spec = model(**T5)
+    encoder, decoder = named(spec, "encoder layer"), named(spec, "decoder layer")
+    assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH, 2 * WIDTH)
+    assert (encoder.activations.full, decoder.activations.full) == (
+        Saved(sequence=WIDTH),
+        Saved(sequence=2 * WIDTH),
+    )
+    assert (encoder.tensor_parallel_collectives, decoder.tensor_parallel_collectives) == (2, 3)
+    # the decoder's own attention is masked, that to the encoder is not
+    core = 2 * 2 * T * T * 12
+    halves = [operator.flops for operator in decoder.operators if operator.kind.value == "attention"]
+    assert halves == [core / 2, core]
+    assert [o.flops for o in encoder.operators if o.kind.value == "attention"] == [core]
+
+
+@pytest.mark.parametrize(
+    ("family", "causal"),
+    [(Family.DECODER, True), (Family.ENCODER, False), (Family.VISION_TRANSFORMER, False)],
+)
+def test_only_decoders_mask(family: Family, causal: bool) -> None:
+    image = Image(size=12, patch=4, channels=3, classes=7) if family is Family.VISION_TRANSFORMER else None
+    spec = model(family=family, image=image)
+    tokens = 3 * 3 + 1
+    (core,) = [o for o in named(spec, "layer").operators if o.kind.value == "attention"]
+    assert core.flops == 2 * 2 * tokens * tokens * 12 / (2 if causal else 1)
+    assert spec.causal is causal
+
+
+def test_images_bring_their_tokens() -> None:
+    image = Image(size=16, patch=4, channels=3, classes=7)
+    spec = model(None, family=Family.VISION_TRANSFORMER, image=image)
+    assert [block.name for block in spec.blocks] == ["patches", "layer", "head"]
+    assert named(spec, "layer").boundary_bytes == 2 * (4 * 4 + 1) * 8
+    assert (spec.sequence_length, spec.vocab) == (None, None)
