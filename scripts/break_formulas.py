@@ -30,8 +30,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-_SOURCES = ("sources/test_presets.py", "sources/test_saved_tensors.py", "sources/test_hf_config.py")
-
 #: each module with formulas, and the tests that have to notice, fast ones first
 TESTS: dict[str, tuple[str, ...]] = {
     "cost/communication": ("cost/test_communication.py",),
@@ -41,15 +39,14 @@ TESTS: dict[str, tuple[str, ...]] = {
     "assess": ("test_assess.py",),
     "stages": ("test_stages.py",),
     "memory": ("test_memory.py", "cost/test_data_parallel.py", "cost/test_step.py"),
-    "sources/layers": _SOURCES,
-    "sources/feed_forward": _SOURCES,
-    "sources/transformer": _SOURCES,
-    "sources/convolutional": ("sources/test_presets.py",),
+    "sources/layers": ("sources/test_layers.py",),
+    "sources/feed_forward": ("sources/test_feed_forward.py",),
+    "sources/transformer": ("sources/test_transformer.py",),
+    "sources/convolutional": ("sources/test_convolutional.py",),
 }
 
 #: imported once, before the processes fork; nothing of parastrat may be among them
 PRELOADED = ("numpy", "tomllib", "pydantic")
-PRELOADED_FOR_SOURCES = ("torch", "transformers")
 
 #: breaks that change no result, by module and change, with the reason
 EQUIVALENT: dict[tuple[str, str], str] = {}
@@ -178,7 +175,7 @@ def noticed(paths: Sequence[str], broken: Break | None) -> bool:
     return process.exitcode != 0
 
 
-def _prepare(modules: Sequence[str], folder: Path) -> None:
+def _prepare(folder: Path) -> None:
     for part in ("parastrat", "tests", "profiles"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -187,8 +184,7 @@ def _prepare(modules: Sequence[str], folder: Path) -> None:
     hypothesis.settings.register_profile(
         "once", derandomize=True, database=None, deadline=None, phases=phases
     )
-    sources = any(module.startswith("sources/") for module in modules)
-    for name in (*PRELOADED, *(PRELOADED_FOR_SOURCES if sources else ())):
+    for name in PRELOADED:
         importlib.import_module(name)
 
 
@@ -216,7 +212,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", help=", ".join(TESTS))
     modules = parser.parse_args().modules or list(TESTS)
     with tempfile.TemporaryDirectory() as folder:
-        _prepare(modules, Path(folder))
+        _prepare(Path(folder))
         total, found, equivalent = broken_ones(modules, lambda line: print(line, flush=True))
     print(f"{found} of {total} breaks made a test fail; {equivalent} more are equivalent")
     return 0 if found == total else 1

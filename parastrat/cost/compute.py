@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.columns import code_of
+from parastrat.errors import ProfileError
 from parastrat.model import OperatorKind, Split
 from parastrat.plan import Recompute
 from parastrat.workload import Precision
@@ -114,6 +115,9 @@ def sustained_flops_per_s(device: Device, precision: Precision) -> float:
 
     A format that the device lacks runs at the next wider one's rate; that it lacks it is a rule's matter.
     torch multiplies fp32 in full fp32 unless told otherwise, so TF32 does not count.
+
+    Raises:
+        ProfileError: the device states no rate that the format could run at.
     """
     rates = device.sustained
     ladder = {
@@ -121,7 +125,13 @@ def sustained_flops_per_s(device: Device, precision: Precision) -> float:
         Precision.FP16_MIXED: (rates.fp16, rates.bf16, rates.fp32),
         Precision.FP32: (rates.fp32,),
     }.get(precision, (rates.bf16, rates.fp16, rates.fp32))
-    return next((rate for rate in ladder if rate), device.peak.fp32 or 1.0)
+    found = next((rate for rate in ladder if rate), device.peak.fp32)
+    if found is None:
+        raise ProfileError(
+            f"{device.name} states no rate for {precision}",
+            hint="state the rate under sustained_tflops of the device's profile",
+        )
+    return found
 
 
 def _attention_rate(device: Device, precision: Precision) -> float:

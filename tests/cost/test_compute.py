@@ -8,6 +8,7 @@ import pytest
 from jobs import TERA, block, job, matmul, row
 
 from parastrat.cost.compute import BlockTimes, block_times, sustained_flops_per_s
+from parastrat.errors import ProfileError
 from parastrat.hardware import Device, MatmulCurve, Rates
 from parastrat.model import Operator, OperatorKind, Split
 from parastrat.plan import Recompute
@@ -115,6 +116,7 @@ def test_what_divides_an_operator(split: Split, plan: dict[str, Any], share: flo
         ({"tp": 2}, (50, 20, 30), 1 / 2),
         # 400 rows of each of 4 ranks over 8 experts; experts stay whole
         ({"dp_shard": 4, "ep": 4}, (200, 40, 30), 1),
+        ({"tp": 2, "ep": 2}, (50, 40, 30), 1 / 2),
         # with tp 2 each of the 4 ranks brings 200 rows
         ({"tp": 2, "dp_shard": 2, "ep": 4}, (100, 40, 30), 1 / 2),
     ],
@@ -128,6 +130,11 @@ def test_experts_share_the_rows(
     facts = job(block(grouped), device={"matmul": CURVE}, model={"experts": 8})
     found = block_times(facts, block(grouped), row(**plan))
     assert found.matmul_forward == pytest.approx(at(shape, share * TERA))
+
+
+def test_unknown_experts_are_one() -> None:
+    grouped = matmul(TERA, kind=OperatorKind.GROUPED_MATMUL, m=400, n=40, k=30, split=Split.EXPERT)
+    assert times(grouped, on={"matmul": CURVE}).matmul_forward == pytest.approx(at((400, 40, 30), TERA))
 
 
 def test_attention_has_its_own_rate_and_a_backward_of_five_products_for_two() -> None:
@@ -223,6 +230,11 @@ def test_the_rate_of_a_number_format(precision: Precision, formats: dict[str, fl
 
 def test_a_device_without_sustained_rates_multiplies_at_its_datasheets() -> None:
     assert sustained_flops_per_s(gpu(7.0), Precision.FP32) == 7
+
+
+def test_a_device_without_any_rate_is_named() -> None:
+    with pytest.raises(ProfileError, match="gpu states no rate for fp32"):
+        sustained_flops_per_s(gpu(bf16=1.0), Precision.FP32)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,19 @@ def test_experts_are_sharded_over_what_ep_leaves() -> None:
     # 16 ranks with ep 8: the 2 that share experts are 8 apart, on two nodes
     far = unit_s(expert=8, dp_shard=16, ep=8, **SHARDED)
     assert far == pytest.approx(1 / 2 * (2 * GATHERED + REDUCED) / BETWEEN)
+
+
+def test_ranks_that_share_experts_stand_ep_apart() -> None:
+    # ep 2 inside tp 8: 8 ranks share, 4 on each of two nodes; half of the buffer comes over 4 cards
+    found = unit_s(expert=2, dp_shard=2, tp=8, ep=2, **SHARDED)
+    assert found == pytest.approx(1 / 2 * (2 * GATHERED + REDUCED) / (4 * BETWEEN))
+
+
+def test_a_unit_without_experts_costs_them_not_even_a_hop() -> None:
+    slow = replace(FABRIC, scale_up=replace(FABRIC.scale_up, latency_s=1.0))
+    one = ParameterTotals(tensor=1)
+    # 3 collectives of one hop; of a single parameter the bytes do not show
+    assert fsdp_unit_s(job(), row(dp_shard=2, **SHARDED), one, slow) == pytest.approx(3)
 
 
 def test_experts_without_ep_are_divided_by_tp_as_the_rest_is() -> None:

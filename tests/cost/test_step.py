@@ -13,6 +13,7 @@ from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
 
 from parastrat.assess import assess, assess_all
 from parastrat.case import Facts
+from parastrat.errors import ProfileError
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
 from parastrat.model import Block, Parameters, Split
@@ -105,6 +106,17 @@ def test_tensor_parallelism_reduces_in_forward_and_in_backward() -> None:
     found = step(facts, tp=4, micro_batch_size=5, gradient_accumulation_steps=3)
     # all-reduce: 2 x 3/4 of the bytes at 100 GB/s; 3 collectives, forward and backward, of 2 layers
     assert found.tp_exposed == pytest.approx(2 * 3 / 4 * GB * 5 / (100 * GB) * 3 * 2 * 2 * 3)
+
+
+def test_tensor_parallel_ranks_and_experts_stand_side_by_side() -> None:
+    facts = job(
+        layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB, expert_parallel_bytes=GB),
+        num_nodes=2,
+    )
+    # all 8 of a node in the group: inside, 15/16 twice at 100 GB/s; between, 8/16 twice over 8 cards
+    assert step(facts, tp=16).tp_exposed == pytest.approx(2 * 15 / 16 * GB / (100 * GB) * 2 * 2)
+    # every second message stays inside
+    assert step(facts, dp_shard=16, ep=16).ep_exposed == pytest.approx(4 * 8 / 16 * GB / (10 * GB) * 2)
 
 
 def test_asynchronous_tensor_parallelism_hides_the_stacks_share() -> None:
@@ -277,6 +289,14 @@ def test_only_units_are_gathered_for_each_pass() -> None:
     root = job(layer(parameters=dense(1), unit=False))
     fields = {"dp_shard": 2, "shard": Shard.PARAMETERS}
     assert step(root, **fields).dp_exposed == pytest.approx(1 / 2 * 2 * 6 * GB / (100 * GB))
+
+
+def test_one_process_needs_no_link_and_two_do() -> None:
+    unknown = {"scale_up": None, "scale_out": None}
+    alone = job(layer(), hardware={"devices_per_node": 1, "scale_up_devices": 1, **unknown})
+    assert step(alone).step == pytest.approx(6)
+    with pytest.raises(ProfileError, match="no link between"):
+        step(job(layer(), hardware={"devices_per_node": 2, "scale_up_devices": 2, **unknown}))
 
 
 def test_the_slowest_rank_decides() -> None:
