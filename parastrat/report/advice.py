@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from parastrat.finding import Severity
 from parastrat.report.commands import estimate_command
-from parastrat.report.headline import key_figures
 from parastrat.report.numbers import duration, percent
 from parastrat.report.text import Line, Span, Tone, heading, labelled, line, wrapped
-from parastrat.report.wording import strategy_name
+from parastrat.report.wording import plan_name
 from parastrat.rules.backend import decide_backend
 
 if TYPE_CHECKING:
@@ -84,7 +83,6 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     if chosen is None:
         return []
     sentences = [
-        *_forced(result, chosen),
         *_faster(result, chosen),
         *_others(result, chosen),
         *_tie(result),
@@ -119,26 +117,13 @@ def wrapped_command(command: str, paper: Paper) -> list[Line]:
     return [line(f"{above} \\", Tone.STRONG) for above in rows] + [line(row, Tone.STRONG)]
 
 
-def _forced(result: SearchResult, chosen: Case) -> list[str]:
-    free = result.unforced
-    if result.forced_strategy is None or free is None or free.plan == chosen.plan:
-        return []
-    ratio = chosen.estimate.time.step / free.estimate.time.step
-    if ratio > 1:
-        pace = f"{strategy_name(result.forced_strategy)} takes {ratio:.2f} times as long"
-    else:
-        pace = f"{strategy_name(result.forced_strategy)} is not slower, but stands on a higher rung"
-    advice = f"the advice is {_named(free)}: {key_figures(free)}"
-    return [f"without --strategy {result.forced_strategy} {advice}; {pace}"]
-
-
 def _faster(result: SearchResult, chosen: Case) -> list[str]:
     fastest = result.fastest
     if fastest is not None and fastest.estimate.time.step < chosen.estimate.time.step:
         gain = 1 - fastest.estimate.time.step / chosen.estimate.time.step
         pace = f"would take {duration(fastest.estimate.time.step)}, {percent(gain)} less, on a higher rung"
         policy = f"within {percent(result.tolerance)} the simpler plan is taken"
-        return [f"{_named(fastest)} {pace}; {policy}, with --tolerance 0 the fastest"]
+        return [f"{plan_name(fastest)} {pace}; {policy}, with --tolerance 0 the fastest"]
     runners = [
         rung.case
         for rung in result.rungs
@@ -149,7 +134,7 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
     second = min(runners, key=lambda case: case.estimate.time.step)
     loss = second.estimate.time.step / chosen.estimate.time.step - 1
     pace = f"{duration(second.estimate.time.step)}, {percent(loss)} more"
-    return [f"the next best rung is {_named(second)}: {pace}"]
+    return [f"the next best rung is {plan_name(second)}: {pace}"]
 
 
 def _tie(result: SearchResult) -> list[str]:
@@ -161,10 +146,6 @@ def _tie(result: SearchResult) -> list[str]:
         "the other plan to a file too, and time twenty steps of each"
     )
     return [sentence]
-
-
-def _named(case: Case) -> str:
-    return f"{strategy_name(case.plan.strategy)} ({case.plan.mesh})"
 
 
 def _interval(time: TimeEstimate) -> str:

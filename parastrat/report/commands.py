@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parastrat.plan import Shard
+from parastrat.plan import Offload, Shard
 from parastrat.rules.runtime_support import refusals_of
 
 if TYPE_CHECKING:
-    from parastrat.case import Case
+    from parastrat.case import Case, Facts
     from parastrat.plan import Plan
+    from parastrat.result import SearchResult
 
 _DATA_AXES_ONLY = ("--pp", "1", "--cp", "1", "--tp", "1", "--ep", "1")
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
@@ -85,6 +86,44 @@ def next_steps(case: Case, context: Context, written_by: str) -> list[Step]:
         simpler = typed("recommend", context.arguments, _DATA_AXES_ONLY, "-o", "plan.toml")
         steps.append(Step(purpose="or the best plan that auto_parallelize applies itself", command=simpler))
     return steps
+
+
+def steps_to_fit(result: SearchResult, context: Context) -> list[Step]:
+    """Return the commands that recommend what would fit, for changes that flags can make."""
+    steps = []
+    for fit in result.nearest_fit:
+        flags = _changed_flags(fit.case, result.facts)
+        fixed = context.fixed if flags else ()
+        is_said = fit.case.plan.offload is Offload.NONE and (
+            "--on" in context.arguments or "--on" not in flags
+        )
+        if is_said and (flags or context.fixed):
+            command = typed("recommend", _replaced(context.arguments, flags), fixed)
+            steps.append(Step(purpose="; ".join(fit.changes), command=command))
+    return steps
+
+
+def _changed_flags(case: Case, facts: Facts) -> dict[str, str]:
+    """Return the flags whose value a nearest fit changes."""
+    flags: dict[str, str] = {}
+    if case.hardware.num_nodes != facts.hardware.num_nodes:
+        flags["--on"] = case.hardware.name
+    if case.workload.sequence_length != facts.workload.sequence_length:
+        flags["--seq-len"] = str(case.workload.sequence_length)
+    if case.workload.global_batch_size != facts.workload.global_batch_size:
+        flags["--global-batch"] = str(case.workload.global_batch_size)
+    return flags
+
+
+def _replaced(arguments: Sequence[str], flags: dict[str, str]) -> list[str]:
+    """Return arguments with other values of some flags, which are added where they are missing."""
+    words = list(arguments)
+    for flag, value in flags.items():
+        if flag in words:
+            words[words.index(flag) + 1] = value
+        else:
+            words += [flag, value]
+    return words
 
 
 def _start(case: Case, plan_file: str) -> Step:

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 from parastrat.estimate import Verdict
 from parastrat.report.numbers import duration, gib, percent
 from parastrat.report.text import Line, Tone, wrapped
-from parastrat.report.wording import a_device, device_word, strategy_name, workload_terms
+from parastrat.report.wording import a_device, device_word, plan_name, strategy_name, workload_terms
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.report.commands import Context
     from parastrat.report.text import Paper
     from parastrat.result import SearchResult
+
+#: ratios of step times below this are not worth a number
+_AS_FAST = 1.005
 
 VERDICT_TONES = {
     Verdict.FITS: Tone.GOOD,
@@ -35,6 +38,26 @@ def recommended_sentence(result: SearchResult) -> str:
     idle = facts.hardware.world_size - case.plan.mesh.world_size
     left = f", leave {idle} idle" if idle else ""
     return f"Train {facts.model.name} {_with_strategy(case)}{left}: {key_figures(case)}."
+
+
+def forced_sentence(result: SearchResult) -> str:
+    """Return what the advice would have been without ``--strategy``; empty where it is the same."""
+    chosen, free = result.chosen, result.unforced
+    if result.forced_strategy is None or free is None:
+        return ""
+    advice = f"Without --strategy {result.forced_strategy} the advice is {plan_name(free)}"
+    if chosen is None:
+        return f"{advice}: {key_figures(free)}."
+    if free.plan == chosen.plan:
+        return ""
+    ratio = chosen.estimate.time.step / free.estimate.time.step
+    if ratio >= _AS_FAST:
+        pace = f"{result.forced_strategy} takes {ratio:.2f} times as long"
+    elif chosen.plan.rung > free.plan.rung:
+        pace = f"{result.forced_strategy} is not slower, but stands on a higher rung"
+    else:
+        pace = f"{result.forced_strategy} is not slower, but does not fit with its margin"
+    return f"{advice}: {key_figures(free)}; {pace}."
 
 
 def estimated_sentence(case: Case, errors: int) -> str:

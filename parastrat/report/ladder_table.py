@@ -26,8 +26,8 @@ _MOST_REJECTED = 3
 _ROOMY = 72
 
 
-def ladder_lines(rungs: tuple[Rung, ...], paper: Paper) -> list[Line]:
-    """Return the ladder as a table."""
+def ladder_lines(rungs: tuple[Rung, ...], paper: Paper, forced: str | None = None) -> list[Line]:
+    """Return the ladder as a table; under a forced strategy without the rungs that have no such plan."""
     columns = (
         Column(title=""),
         Column(title="strategy", most=16 if paper.width >= _ROOMY else 12),
@@ -36,8 +36,13 @@ def ladder_lines(rungs: tuple[Rung, ...], paper: Paper) -> list[Line]:
         Column(title="step", fill=Fill.NUMBER),
         Column(title="why taken or left", fill=Fill.REST, most=90),
     )
-    rows = [_rung_row(rung) for rung in rungs]
-    return heading("Ladder: the best plan of each rung", paper) + table_lines(columns, rows, paper)
+    shown = [rung for rung in rungs if rung.case is not None or forced is None]
+    lines = heading("Ladder: the best plan of each rung", paper)
+    lines += table_lines(columns, [_rung_row(rung) for rung in shown], paper)
+    if len(shown) < len(rungs):
+        others = f"the other rungs have no plan that is {forced}, the only strategy asked for"
+        lines += wrapped(others, paper, first="  ", tone=Tone.FAINT)
+    return lines
 
 
 def _rung_row(rung: Rung) -> Row:

@@ -14,15 +14,16 @@ from parastrat.report.advice import (
     next_lines,
 )
 from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
-from parastrat.report.commands import Step, estimate_command, next_steps, typed
+from parastrat.report.commands import Step, estimate_command, next_steps, steps_to_fit, typed
 from parastrat.report.headline import (
     VERDICT_TONES,
     estimated_sentence,
+    forced_sentence,
     headline_lines,
     recommended_sentence,
 )
 from parastrat.report.ladder_table import ladder_lines, nearest_lines, rejected_lines
-from parastrat.report.text import Tone, rendered
+from parastrat.report.text import Tone, rendered, wrapped
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -41,12 +42,14 @@ def recommendation_text(result: SearchResult, context: Context, paper: Paper) ->
     chosen, facts = result.chosen, result.facts
     tone = Tone.BAD if chosen is None else Tone.STRONG
     lines = headline_lines(recommended_sentence(result), tone, facts, context, paper)
+    lines += wrapped(forced_sentence(result), paper, tone=Tone.CAUTION)
     if chosen is None:
         lines += nearest_lines(result.nearest_fit, paper)
-        lines += ladder_lines(result.rungs, paper)
+        lines += ladder_lines(result.rungs, paper, result.forced_strategy)
         lines += rejected_lines(result.rejected, result.considered, paper)
-        return rendered(lines + caveat_lines(facts.model.caveats, paper), paper)
-    lines += ladder_lines(result.rungs, paper)
+        lines += caveat_lines(facts.model.caveats, paper)
+        return rendered(lines + next_lines(steps_to_fit(result, context), paper), paper)
+    lines += ladder_lines(result.rungs, paper, result.forced_strategy)
     lines += _plan_sections(chosen, paper)
     lines += finding_lines(result.findings, paper)
     lines += change_lines(result, context, paper)

@@ -8,6 +8,7 @@ from parastrat.hardware import DeviceType
 from parastrat.plan import Compile, Offload, Shard
 
 if TYPE_CHECKING:
+    from parastrat.case import Case
     from parastrat.hardware import Hardware
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
@@ -23,6 +24,14 @@ _DEVICE_WORDS = {
 def strategy_name(strategy: str) -> str:
     """Return a strategy as people write it, such as ``FSDP2 + TP``."""
     return strategy.upper().replace("+", " + ")
+
+
+def plan_name(case: Case) -> str:
+    """Return a plan as it is told from others: ``FSDP2 + TP (dp_shard 8 x tp 8)``, ``one GPU``."""
+    mesh = case.plan.mesh
+    if mesh.world_size == 1:
+        return f"one {device_word(case.hardware)}"
+    return f"{strategy_name(case.plan.strategy)} ({mesh})"
 
 
 def device_word(hardware: Hardware, number: int = 1) -> str:

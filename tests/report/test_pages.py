@@ -103,8 +103,32 @@ def test_a_tie_is_said_with_how_to_settle_it() -> None:
 
 def test_a_forced_strategy_gets_the_honest_advice() -> None:
     page = recommendation_text(forced(), CONTEXT, Paper(width=200))
-    assert "without --strategy fsdp2+tp+pp the advice is FSDP2 (dp_shard 16)" in page
-    assert "is not slower, but stands on a higher rung" in page
+    assert "Without --strategy fsdp2+tp+pp the advice is FSDP2 (dp_shard 16): 40.0 of 78.0 GiB" in page
+    assert "fsdp2+tp+pp is not slower, but stands on a higher rung." in page
+
+
+def test_a_forced_strategy_that_is_slower_is_told_by_how_much() -> None:
+    slow = replace(forced(), chosen=fsdp2(), unforced=pipelined(), forced_strategy="fsdp2")
+    assert "fsdp2 takes 1.03 times as long." in recommendation_text(slow, CONTEXT, Paper(width=200))
+
+
+def test_a_forced_strategy_that_is_the_advice_anyway_is_not_remarked_on() -> None:
+    agreed = replace(forced(), chosen=fsdp2(), unforced=fsdp2(), forced_strategy="fsdp2")
+    assert "Without --strategy" not in recommendation_text(agreed, CONTEXT, Paper())
+
+
+def test_a_forced_strategy_that_does_not_fit_still_gets_the_advice() -> None:
+    none = replace(nothing(), unforced=fsdp2(), forced_strategy="ddp")
+    page = recommendation_text(none, CONTEXT, Paper(width=200))
+    assert "No ddp plan for small fits" in page
+    assert "Without --strategy ddp the advice is FSDP2" in page
+
+
+def test_a_forced_ladder_shows_the_rungs_that_have_such_a_plan() -> None:
+    page = recommendation_text(forced(), CONTEXT, Paper())
+    assert "another plan was asked for" not in page
+    assert "the other rungs have no plan that is fsdp2+tp+pp" in page
+    assert "another plan was asked for" in recommendation_text(taken(), CONTEXT, Paper())
 
 
 def test_a_single_device_leaves_the_others_idle() -> None:

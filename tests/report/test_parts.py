@@ -1,14 +1,18 @@
 from __future__ import annotations
 
-import pytest
-from report.answers import CONTEXT, fsdp2, pipelined
+from dataclasses import replace
 
+import pytest
+from report.answers import CONTEXT, fsdp2, nothing, pipelined
+
+from parastrat.plan import Offload
 from parastrat.report.advice import wrapped_command
 from parastrat.report.bars import Part, Ruler, bar_lines
-from parastrat.report.commands import next_steps, plan_flags, typed
+from parastrat.report.commands import next_steps, plan_flags, steps_to_fit, typed
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Paper, rendered, wrapped
+from parastrat.result import NearestFit
 from parastrat.units import GIB, MIB
 
 
@@ -119,11 +123,28 @@ def test_what_auto_parallelize_does_not_apply_is_not_sent_to_run() -> None:
 
 
 def test_a_written_plan_is_started_as_its_nodes_need() -> None:
-    from dataclasses import replace
-
     written = replace(CONTEXT, plan_file="plan.toml")
     (step,) = next_steps(fsdp2(), written, "")
     assert step.command == "parastrat emit plan.toml --to slurm -o job"
     alone = replace(fsdp2(), launch=replace(fsdp2().launch, nodes=1))
     (step,) = next_steps(alone, written, "")
     assert step.command == "parastrat run plan.toml train.py"
+
+
+def test_what_would_fit_is_asked_for_by_its_flags() -> None:
+    larger = replace(fsdp2(), hardware=replace(fsdp2().hardware, name="cluster:4", num_nodes=4))
+    workload = replace(fsdp2().workload, sequence_length=512, global_batch_size=128)
+    shorter = replace(fsdp2(), workload=workload)
+    offloaded = replace(fsdp2(), plan=replace(fsdp2().plan, offload=Offload.OPTIMIZER))
+    fits = tuple(NearestFit(changes=("so",), case=case) for case in (offloaded, fsdp2(), shorter, larger))
+    result = replace(nothing(), nearest_fit=fits)
+    fixed = replace(CONTEXT, fixed=("--tp", "2"))
+    assert [step.command for step in steps_to_fit(result, fixed)] == [
+        "parastrat recommend small --on cluster:2 --global-batch 64",
+        "parastrat recommend small --on cluster:2 --global-batch 128 --seq-len 512 --tp 2",
+        "parastrat recommend small --on cluster:4 --global-batch 64 --tp 2",
+    ]
+    here = replace(CONTEXT, arguments=("small",))
+    assert [step.command for step in steps_to_fit(result, here)] == [
+        "parastrat recommend small --seq-len 512 --global-batch 128"
+    ]
