@@ -140,7 +140,8 @@ def _parameters(module: nn.Module, tracker: Tracker) -> tuple[list[tuple[Paramet
     users: dict[str, list[int]] = {name: [] for name in named}
     for index, segment in enumerate(tracker.segments):
         for name in segment.parameters:
-            users[name].append(index)
+            if name in users:
+                users[name].append(index)
     idle = [name for name, indices in users.items() if not indices]
     for name in idle:
         users[name] = [_owner(name, tracker)]

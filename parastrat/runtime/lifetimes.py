@@ -41,6 +41,10 @@ def measured(tracker: Tracker) -> list[Measured]:
             core[home] += made.bytes
     inputs, shared = _block_inputs(segments, homes)
     working = _working(tracker, list(accumulate(kept)))
+    for index, segment in enumerate(segments):
+        if segment.twin is not None:
+            for numbers in (kept, core, working):
+                numbers[index] = numbers[segment.twin]
     boundary = _boundaries(tracker)
     return [
         Measured(
@@ -58,6 +62,11 @@ def measured(tracker: Tracker) -> list[Measured]:
 
 
 def _home(made: Allocation, segments: list[Segment]) -> int:
+    source = segments[made.created]
+    copied = source.twin_output
+    # a copy in the place of an output: if the twin keeps its output itself, so does this block
+    if copied is not None and copied.kept and _home(copied, segments) == source.twin:
+        return made.created
     if not made.savers:
         return made.created
     in_blocks = [index for index in made.savers if segments[index].block]

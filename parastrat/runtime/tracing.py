@@ -24,6 +24,7 @@ from parastrat.runtime.example_loss import example_loss
 from parastrat.runtime.fakes import fake_module, gpu_kernels
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tracker import Tracker
+from parastrat.runtime.twins import two_of_a_kind
 from parastrat.workload import Precision
 
 
@@ -102,6 +103,7 @@ def _segments(module: nn.Module, tracker: Tracker) -> Iterator[None]:
             before = block.register_forward_pre_hook(entering(name), with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(block.register_forward_hook(leaving).remove)
+        stack.enter_context(two_of_a_kind(blocks, tracker))
         yield
 
 

@@ -59,6 +59,10 @@ class Segment:
     #: bytes of the outputs that the ``selective`` policy keeps
     selective_bytes: int = 0
     matmuls: int = 0
+    #: the segment of an equal block, if this one did not run
+    twin: int | None = None
+    #: then what that one returned
+    twin_output: Allocation | None = None
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -78,7 +82,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self._alive: dict[int, Allocation] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
         self._names: dict[int, str] = {}
-        self._current = 0
+        #: index of the segment that runs, or whose backward runs
+        self.current = 0
         self._backward = False
         for name, parameter in parameters.items():
             self._names[_key(parameter)] = name
@@ -106,10 +111,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         known = self._alive.get(key)
         if known is not None:
             return known
-        made = Allocation(bytes=storage.nbytes(), created=self._current, attention=attention)
+        made = Allocation(bytes=storage.nbytes(), created=self.current, attention=attention)
         self._alive[key] = made
         self._watches[key] = weakref.ref(storage, lambda _: self._freed(key))
-        self._events.append((self._current, 1, made))
+        self._events.append((self.current, 1, made))
         return made
 
     def enter(self, block: str, inputs: Any) -> None:
@@ -127,12 +132,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def saved(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
         """Autograd keeps a tensor for backward; return what ``wanted`` is given."""
-        self.allocation(tensor).savers[self._current] += 1
-        return self._current, tensor.detach()
+        self.allocation(tensor).savers[self.current] += 1
+        return self.current, tensor.detach()
 
     def wanted(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
         """Backward reads a tensor that was kept: it has reached that segment."""
-        self._current = packed[0]
+        self.current = packed[0]
         return packed[1]
 
     def begin_backward(self) -> None:
@@ -163,16 +168,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def _begin(self, segment: Segment) -> None:
         self.segments.append(segment)
-        self._current = len(self.segments) - 1
+        self.current = len(self.segments) - 1
 
     def _freed(self, key: int) -> None:
         ended = self._alive.pop(key, None)
         self._watches.pop(key, None)
         if ended is not None:
-            self._events.append((self._current, -1, ended))
+            self._events.append((self.current, -1, ended))
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        segment = self.segments[self._current]
+        segment = self.segments[self.current]
         for leaf in tree_leaves((args, kwargs)):
             if isinstance(leaf, torch.Tensor):
                 self._use(leaf)
@@ -187,11 +192,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def _use(self, tensor: torch.Tensor) -> None:
         allocation = self.allocation(tensor)
-        allocation.last_used = self._current
+        allocation.last_used = self.current
         allocation.differentiable |= tensor.requires_grad
         name = self._names.get(_key(tensor)) if allocation.constant else None
         if name is not None:
-            self.segments[self._current].parameters[name] = None
+            self.segments[self.current].parameters[name] = None
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
         return _key(tensor) in self._names

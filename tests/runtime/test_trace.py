@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ from torch.nn import functional
 from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSource, ModelSpec, OperatorKind
 from parastrat.plan import Recompute
+from parastrat.runtime import tracing
 from parastrat.runtime.blocks import parameter_count
+from parastrat.runtime.building import load_builder
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.trace import traced_module, traced_source
 from parastrat.sources import load_source
@@ -196,8 +199,6 @@ def step_of_vit(module: nn.Module) -> torch.Tensor:
 
 
 def build_example() -> nn.Module:
-    from parastrat.runtime.building import load_builder
-
     built: nn.Module = load_builder(f"{EXAMPLE}:build").build()
     return built
 
@@ -256,8 +257,8 @@ def test_what_a_small_chain_keeps_by_hand() -> None:
     model = spec(traced_module(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), ref="it"))
     (only,) = model.blocks
     assert not only.unit
-    # the input, ReLU's output (the second matrix's input), log-softmax's output and the target; the loss and
-    # the sum of the targets' weights are the same for any batch
+    # the input, ReLU's output (the second matrix's input), log-softmax's output and the target; the loss
+    # and the sum of the targets' weights are the same for any batch
     assert only.activations.none.total == 4 * (8 + 16 + 4) + 8 + 2 * 4
     assert only.flops == 2 * (8 * 16 + 16 * 4)
     assert "vectors of 8" in " ".join(model.caveats)
@@ -280,6 +281,47 @@ def test_layers_that_only_look_equal_stay_apart() -> None:
     assert [block.repeat for block in layers] == [1] * 8
     extra = layers[0].activations.none.total - layers[1].activations.none.total
     assert extra == 4 * 32  # the inner GELU's output
+
+
+def everything(module: nn.Module, inputs: Any) -> tuple[ModelSpec, ModelSpec]:
+    """The module as traced, and with every block run."""
+    with patch.object(tracing, "two_of_a_kind", lambda *_: nullcontext()):
+        whole = spec(traced_module(module, ref="it", sample_inputs=inputs))
+    return spec(traced_module(module, ref="it", sample_inputs=inputs)), whole
+
+
+@pytest.mark.parametrize(
+    ("build", "inputs"),
+    [
+        (build_example, None),
+        (Skipping, None),
+        (Alternating, None),
+        (Cnn, images),
+        (lambda: hugging_face("llama")[1](hugging_face("llama")[0]), None),
+        (lambda: hugging_face("bert")[1](hugging_face("bert")[0]), None),
+    ],
+    ids=["example", "skipping", "alternating", "cnn", "llama", "bert"],
+)
+def test_two_blocks_of_a_kind_tell_about_all(build: Callable[[], nn.Module], inputs: Any) -> None:
+    fast, whole = everything(on_meta(build), inputs)
+    assert counted(fast) == counted(whole)
+    assert fast.caveats == whole.caveats
+    assert [block.repeat for block in fast.blocks] == [block.repeat for block in whole.blocks]
+    for quick, slow in zip(fast.blocks, whole.blocks, strict=True):
+        assert quick.operators == slow.operators, quick.name
+        assert quick.activations == slow.activations, quick.name
+        assert quick.boundary_bytes == slow.boundary_bytes, quick.name
+        assert quick.working.total == pytest.approx(slow.working.total, rel=0.02), quick.name
+
+
+def test_blocks_after_the_second_of_a_kind_do_not_run() -> None:
+    ran: list[int] = []
+    module = Skipping()
+    for number, layer in enumerate(module.layers):
+        layer.up.register_forward_hook(lambda *_, number=number: ran.append(number))
+    spec(traced_module(module, ref="it"))
+    # the first one's input needs no gradient, so it is of its own kind; two micro-batches are traced
+    assert ran == [0, 1, 2, 0, 1, 2]
 
 
 def test_frozen_and_idle_parameters() -> None:
