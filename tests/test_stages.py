@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from parastrat.columns import Columns
 from parastrat.model import (
     Activations,
     Block,
@@ -15,7 +17,7 @@ from parastrat.model import (
     Saved,
     Split,
 )
-from parastrat.stages import cut, pipeline_ranks
+from parastrat.stages import ParameterTotals, cut, pipeline_ranks, rank_columns
 from parastrat.workload import Precision
 
 NOTHING = Activations(none=Saved(), attention=Saved(), selective=Saved(), full=Saved())
@@ -126,3 +128,49 @@ def test_tied_parameters_count_once_on_a_rank_and_again_on_another(pp: int, held
 def test_parameters_are_counted_by_what_divides_them() -> None:
     load = pipeline_ranks(decoder(4, 0.01), 1, 1)[0]
     assert (load.trainable.tensor, load.trainable.replicated, load.trainable.expert) == (240, 4, 0)
+
+
+def test_frozen_and_sequence_split_parameters_are_counted_by_repeats() -> None:
+    layer = block(
+        "layer", 3, 1.0, Parameters(frozen=10), Parameters(trainable=5, split=Split.SEQUENCE), unit=False
+    )
+    load = pipeline_ranks(chain(layer), 1, 1)[0]
+    assert (load.frozen, load.trainable) == (ParameterTotals(replicated=30), ParameterTotals(replicated=15))
+    assert load.root == ParameterTotals(replicated=45)
+    plain = pipeline_ranks(decoder(4, 0.01), 1, 1)[0]
+    assert plain.frozen == ParameterTotals()
+
+
+def test_totals_start_at_nothing_and_add_up() -> None:
+    assert ParameterTotals().total == 0
+    assert ParameterTotals(replicated=1, tensor=20, expert=300).total == 321
+
+
+def test_ranks_of_many_plans_are_each_plans_own() -> None:
+    model = decoder(96, 0.01)
+    shapes = [(1, 1), (4, 2), (2, 1), (4, 2), (2, 40), (8, 1)]
+    columns = Columns(
+        {
+            "pp": np.array([pp for pp, _ in shapes]),
+            "virtual_stages": np.array([stages for _, stages in shapes]),
+        }
+    )
+    ranks = rank_columns(model, columns)
+    own = [pipeline_ranks(model, *shape) for shape in shapes]
+    assert len(ranks) == max(len(loads) for loads in own)
+    for place, load in enumerate(ranks):
+        for plan, loads in enumerate(own):
+            # a plan with fewer distinct ranks has its last one again
+            expected = loads[min(place, len(loads) - 1)]
+            assert load.rank[plan] == expected.rank
+            assert tuple(counts[plan] for counts in load.repeats) == expected.repeats
+            for part in ("trainable", "frozen", "root"):
+                totals = getattr(load, part)
+                found = (totals.replicated[plan], totals.tensor[plan], totals.expert[plan])
+                wanted = getattr(expected, part)
+                assert found == (wanted.replicated, wanted.tensor, wanted.expert)
+
+
+def test_no_plans_have_no_ranks() -> None:
+    nothing = np.array([], dtype=int)
+    assert rank_columns(decoder(4, 1.0), Columns({"pp": nothing, "virtual_stages": nothing})) == ()

@@ -144,7 +144,7 @@ def _rank_step(
 
 def _pipeline_sends(facts: Facts, c: Columns, fabric: Fabric) -> Seconds:
     """Return the exposed activations' and gradients' transfers of one rank over a step."""
-    boundary = max((block.boundary_bytes for block in facts.model.blocks), default=0.0)
+    boundary = max(block.boundary_bytes for block in facts.model.blocks)
     sequence = np.where(c.sequence_parallel, c.tp, 1)
     payload = boundary * c.micro_batch_size / (c.cp * sequence)
     one = send_s(payload, c.dp * c.cp * c.tp, fabric)

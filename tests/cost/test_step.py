@@ -148,10 +148,13 @@ def test_experts_are_reached_four_times() -> None:
         assert shared.ep_exposed == pytest.approx(4 * 3 / 4 * GB / 2 / (100 * GB) * 2)
 
 
-def test_what_a_block_does_not_send_costs_not_even_a_hop() -> None:
+def test_a_byte_costs_a_hop_and_nothing_costs_none() -> None:
     slow = {"scale_up": replace(INSIDE, latency_s=1.0)}
     found = step(job(layer(), hardware=slow), dp_shard=2, cp=2, tp=2, ep=8)
     assert (found.tp_exposed, found.cp_exposed, found.ep_exposed) == (0, 0, 0)
+    byte = layer(context_parallel_bytes=1, expert_parallel_bytes=1, repeat=1)
+    hops = step(job(byte, hardware=slow), dp_shard=2, cp=2, ep=4)
+    assert (hops.cp_exposed, hops.ep_exposed) == (pytest.approx(3), pytest.approx(4))
 
 
 @pytest.mark.parametrize(("virtual_stages", "share"), [(1, 1), (3, 1 / 3)])

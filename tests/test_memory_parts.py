@@ -1,0 +1,387 @@
+"""Every part of the peak by hand, on blocks of a few bytes; plain SGD in fp32 keeps four bytes a parameter.
+
+Where a test says nothing else, context and fragmentation take nothing and one rank trains one sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jobs import block, job, matmul, plan, row
+
+from parastrat.assess import assess
+from parastrat.case import Facts
+from parastrat.estimate import MemoryEstimate
+from parastrat.hardware import DeviceType
+from parastrat.memory import (
+    block_totals,
+    element_bytes,
+    in_flight,
+    kept_bytes,
+    local,
+    saved_bytes,
+    shard_ranks,
+)
+from parastrat.model import Activations, Block, Parameters, Saved, Split
+from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
+from parastrat.stages import ParameterTotals
+from parastrat.workload import Optimizer, Precision
+
+#: the constant, for blocks that compute nothing
+BARE = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0}
+PLAIN: dict[str, Any] = {"optimizer": Optimizer.SGD, "precision": Precision.FP32}
+SHARDED = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+
+
+def holding(*blocks: Block, **changes: Any) -> Facts:
+    given: dict[str, Any] = PLAIN | {"stack": BARE} | changes
+    return job(*blocks, **given)
+
+
+def memory(facts: Facts, **fields: Any) -> MemoryEstimate:
+    return assess(facts, plan(**fields)).estimate.memory
+
+
+def keeping(kept: float, working: float = 0, **changes: Any) -> Block:
+    saved = Saved(replicated=kept)
+    activations = Activations(none=saved, attention=saved, selective=saved, full=saved)
+    return block(activations=activations, working=Saved(replicated=working), **changes)
+
+
+def parameters(count: int, split: Split = Split.REPLICATED, *, frozen: int = 0) -> tuple[Parameters, ...]:
+    return (Parameters(trainable=count, frozen=frozen, split=split),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "size"),
+    [
+        ({}, 16 + 40 + 80),
+        ({"tp": 4}, 16 + 40 / 4 + 80),
+        ({"tp": 4, "sequence_parallel": True}, 16 + 40 / 4 + 80 / 4),
+        ({"micro_batch_size": 3}, 3 * (16 + 40 + 80)),
+        ({"cp": 2}, (16 + 40 + 80) / 2),
+    ],
+)
+def test_what_divides_activations(fields: dict[str, Any], size: float) -> None:
+    assert saved_bytes(Saved(replicated=16, tensor=40, sequence=80), row(**fields)) == size
+
+
+def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> None:
+    kept = {Recompute.NONE: 100, Recompute.ATTENTION: 70, Recompute.SELECTIVE: 30, Recompute.FULL: 10}
+    activations = Activations(**{policy.value: Saved(replicated=size) for policy, size in kept.items()})
+    layer = block(activations=activations, working=Saved(replicated=7), repeat=3)
+    for policy, size in kept.items():
+        assert kept_bytes(layer, row(recompute=policy)) == size
+        found = memory(holding(layer), recompute=policy)
+        assert (found.activations, found.transient) == (3 * size, 7 + (100 - size))
+    # a policy that keeps more than none makes nothing again
+    odd = replace(activations, full=Saved(replicated=150))
+    found = memory(holding(replace(layer, activations=odd)), recompute=Recompute.FULL)
+    assert (found.activations, found.transient) == (3 * 150, 7)
+
+
+@pytest.mark.parametrize(
+    ("workings", "held", "transient"),
+    [
+        # backward starts at the end: the head with all kept
+        ((0, 0, 0), 5 + 2 * 100 + 50, 0),
+        ((0, 0, 40), 5 + 2 * 100 + 50, 40),
+        # the first of the layers to run, when the head has freed its own
+        ((0, 60, 0), 5 + 2 * 100, 60),
+        # at last the embedding
+        ((300, 60, 40), 5, 300),
+    ],
+)
+def test_the_peak_is_the_worst_moment_of_backward(
+    workings: tuple[int, int, int], held: int, transient: int
+) -> None:
+    kept, repeats = (5, 100, 50), (1, 2, 1)
+    chain = [keeping(*each[:2], repeat=each[2]) for each in zip(kept, workings, repeats, strict=True)]
+    found = memory(holding(*chain))
+    assert (found.activations, found.transient, found.total) == (held, transient, held + transient)
+
+
+def test_overhead_is_the_context_and_a_share_of_what_comes_and_goes() -> None:
+    stack = BARE | {"context_bytes": 1000, "fragmentation": 0.1}
+    layer = keeping(200, 100, repeat=2, parameters=parameters(50))
+    assert memory(holding(layer, stack=stack)).overhead == 1000 + (2 * 200 + 100) / 10
+    cpu = holding(layer, stack=stack, device={"type": DeviceType.CPU})
+    assert memory(cpu).overhead == (2 * 200 + 100) / 10
+    # while the optimizer runs nothing comes and goes but its copy
+    idle = holding(block(parameters=parameters(50)), stack=stack, optimizer=Optimizer.ADAMW)
+    assert memory(idle).overhead == 1000
+    assert memory(replace(idle, hardware=cpu.hardware)).overhead == 0
+
+
+def test_frozen_parameters_have_neither_gradients_nor_states() -> None:
+    layer = block(parameters=parameters(600, frozen=400), repeat=2)
+    found = memory(holding(layer, optimizer=Optimizer.ADAMW))
+    assert (found.parameters, found.gradients, found.optimizer) == (4 * 2000, 4 * 1200, 8 * 1200)
+
+
+@pytest.mark.parametrize(
+    ("shard", "parts"),
+    [
+        (Shard.NONE, (1, 1, 1)),
+        (Shard.OPTIMIZER, (1, 1, 4)),
+        (Shard.GRADIENTS, (1, 4, 4)),
+        (Shard.PARAMETERS, (4, 4, 4)),
+    ],
+)
+def test_each_choice_shards_the_ones_before_it(shard: Shard, parts: tuple[int, int, int]) -> None:
+    # the layer's working bytes are at the peak with everything else; two micro-batches have gradients
+    layer = keeping(0, 10**6, parameters=parameters(1200, frozen=400))
+    facts = holding(layer, optimizer=Optimizer.ADAMW)
+    found = memory(facts, dp_shard=4, shard=shard, gradient_accumulation_steps=2)
+    weights, gradients, states = parts
+    frozen = 400 / 4 if shard is Shard.PARAMETERS else 400
+    assert found.parameters == 4 * (1200 / weights + frozen)
+    assert found.gradients == 4 * 1200 / gradients
+    assert found.optimizer == 8 * 1200 / states
+
+
+def test_the_optimizers_step_copies_what_it_updates_once() -> None:
+    # torch's foreach AdamW makes a temporary of all it updates; SGD works in place
+    layer = block(parameters=parameters(1200))
+    adam = holding(layer, optimizer=Optimizer.ADAMW)
+    assert memory(adam).transient == 4 * 1200
+    assert memory(adam, dp_shard=4, shard=Shard.OPTIMIZER).transient == 4 * 1200 / 4
+    assert memory(adam, offload=Offload.OPTIMIZER).transient == 0
+    assert memory(holding(layer)).transient == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "gradients"),
+    [
+        # at the loss nothing is reduced yet
+        ({}, 0),
+        # but the last micro-batch's
+        ({"gradient_accumulation_steps": 2}, 4 * 600),
+        # a pipeline reduces at the end of the step
+        (
+            {"pp": 2, "gradient_accumulation_steps": 2, "pp_schedule": PipelineSchedule.GPIPE},
+            0,
+        ),
+    ],
+)
+def test_sharded_gradients_come_with_the_first_reduction(fields: dict[str, Any], gradients: int) -> None:
+    head = keeping(0, 10**6, parameters=parameters(1200), unit=False)
+    assert memory(holding(keeping(0), head), **SHARDED, **fields).gradients == gradients
+    # before the embedding's backward all others have been reduced
+    early = memory(holding(head, keeping(0)), **SHARDED)
+    assert early.gradients == 4 * 600
+
+
+def test_gradients_that_are_not_sharded_are_always_there() -> None:
+    head = keeping(0, 10**6, parameters=parameters(1200))
+    assert memory(holding(head), dp_shard=2, shard=Shard.GRADIENTS).gradients == 4 * 600
+
+
+#: a table of 100, three layers of 1,000, a head of 200; the root unit has 300
+ROOT, UNIT, ALL = 300, 1000, 3300
+
+
+def chain(busy: str, **changes: Any) -> Facts:
+    """Return a job in which one block's working bytes, 10^6, decide the moment of the peak."""
+    made = [
+        keeping(
+            0, 10**6 * (name == busy), repeat=repeat, unit=unit, parameters=parameters(count), name=name
+        )
+        for name, repeat, count, unit in (
+            ("table", 1, 100, False),
+            ("layer", 3, UNIT, True),
+            ("head", 1, 200, False),
+        )
+    ]
+    return holding(*made, **changes)
+
+
+@pytest.mark.parametrize(
+    ("busy", "reshard", "elements", "reduced"),
+    [
+        # the running unit and the next one, and the running one's gradients
+        ("layer", True, ROOT + 2 * UNIT + UNIT, UNIT),
+        ("layer", False, ROOT + 3 * UNIT + UNIT, UNIT),
+        # at the loss the last layer is on its way, and no gradients exist
+        ("head", True, ROOT + UNIT, 0),
+        ("head", False, ROOT + 3 * UNIT, 0),
+        # when the first block has run, the root's gradients are reduced
+        ("table", True, ROOT + ROOT, ROOT),
+        ("table", False, ROOT + 3 * UNIT + ROOT, ROOT),
+    ],
+)
+def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduced: int) -> None:
+    fields = {**SHARDED, "reshard_after_forward": reshard}
+    # weights and gradients as multiplied, and gradients as reduced: 4 and 4 bytes in fp32
+    assert memory(chain(busy), **fields).transient - 10**6 == 4 * elements + 4 * reduced
+    # 2 and 4 bytes in bf16-mixed
+    mixed = chain(busy, precision=Precision.BF16_MIXED)
+    assert memory(mixed, **fields).transient - 10**6 == 2 * elements + 4 * reduced
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_MIXED])
+def test_a_pipeline_keeps_all_gathered_and_unreduced(precision: Precision) -> None:
+    layer = keeping(0, 10**6, repeat=4, parameters=parameters(UNIT), operators=(matmul(1),))
+    fields = {**SHARDED, "pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
+    found = memory(holding(layer, precision=precision), **fields).transient - 10**6
+    # 2 layers on a rank, and the running one's gradients before they are copied
+    assert found == precision.compute_bytes * (2 * UNIT + UNIT) + 4 * 2 * UNIT
+
+
+@pytest.mark.parametrize(
+    ("fields", "gathers"),
+    [
+        ({}, False),
+        ({"tp": 2}, False),
+        ({"dp_replicate": 2}, False),
+        ({"dp_shard": 2}, True),
+        ({"cp": 2}, True),
+        # ranks of a tensor-parallel group share experts' shards
+        ({"tp": 2, "ep": 2}, True),
+    ],
+)
+def test_only_what_is_sharded_is_gathered(fields: dict[str, int], gathers: bool) -> None:
+    found = memory(chain("layer"), shard=Shard.PARAMETERS, **fields).transient - 10**6 / fields.get("cp", 1)
+    assert found == (4 * (ROOT + 2 * UNIT + UNIT) + 4 * UNIT if gathers else 0)
+
+
+def test_frozen_parameters_are_gathered_too() -> None:
+    layer = keeping(0, 10**6, repeat=3, parameters=parameters(600, frozen=400))
+    found = memory(holding(layer), **SHARDED, reshard_after_forward=False).transient - 10**6
+    assert found == 4 * (3 * UNIT + UNIT) + 4 * UNIT
+
+
+def test_autocast_casts_frozen_weights_as_well() -> None:
+    layer = keeping(0, 10**6, repeat=3, parameters=parameters(600, frozen=400))
+    mixed = holding(layer, precision=Precision.BF16_MIXED)
+    assert memory(mixed).transient - 10**6 == 2 * 3 * UNIT
+    assert memory(mixed, shard=Shard.GRADIENTS, dp_shard=2).transient - 10**6 == 2 * 3 * UNIT
+
+
+@pytest.mark.parametrize(
+    ("fields", "dense", "experts"),
+    [
+        ({}, 10 + 80, 160),
+        ({"tp": 4}, 10 + 80 / 4, 160 / 4),
+        # experts lie whole on ranks of ep, which takes ranks of tp in
+        ({"tp": 4, "dp_shard": 2, "ep": 8}, 10 + 80 / 4, 160 / 8),
+        ({"tp": 4, "ep": 2}, 10 + 80 / 4, 160 / 2),
+    ],
+)
+def test_what_tp_and_ep_leave_of_parameters(fields: dict[str, Any], dense: float, experts: float) -> None:
+    assert local(ParameterTotals(replicated=10, tensor=80, expert=160), row(**fields)) == (dense, experts)
+
+
+@pytest.mark.parametrize(
+    ("fields", "dense", "experts"),
+    [
+        ({"dp_shard": 4, "cp": 2, "tp": 2}, 8, 8),
+        ({"dp_shard": 4, "cp": 2, "tp": 2, "ep": 8}, 8, 2),
+        ({"dp_shard": 4, "tp": 2, "ep": 2}, 4, 4),
+        ({"dp_shard": 4, "dp_replicate": 3}, 4, 4),
+    ],
+)
+def test_over_how_many_ranks_parameters_are_sharded(
+    fields: dict[str, Any], dense: int, experts: int
+) -> None:
+    assert shard_ranks(row(**fields)) == (dense, experts)
+
+
+def test_a_blocks_parameters_by_what_divides_them() -> None:
+    groups = [Parameters(trainable=2**place, frozen=1, split=split) for place, split in enumerate(Split)]
+    # a sequence-split group is the same on every rank
+    found = block_totals(block(parameters=(*groups, groups[0])))
+    assert found == ParameterTotals(replicated=2 * (1 + 1) + (4 + 1), tensor=2 + 1, expert=8 + 1)
+    assert found.total == 9 + 3 + 9
+
+
+@pytest.mark.parametrize(
+    ("precision", "optimizer", "states"),
+    [
+        (Precision.FP32, Optimizer.SGD_MOMENTUM, 4),
+        (Precision.BF16, Optimizer.SGD_MOMENTUM, 2),
+        (Precision.BF16, Optimizer.MUON, 2),
+        (Precision.BF16, Optimizer.ADAMW, 2 * 2),
+        (Precision.FP16_MIXED, Optimizer.ADAMW, 2 * 4),
+        (Precision.FP8, Optimizer.MUON, 4),
+    ],
+)
+def test_states_are_in_the_weights_format(
+    precision: Precision, optimizer: Optimizer, states: float
+) -> None:
+    assert element_bytes(job(precision=precision, optimizer=optimizer)).optimizer == states
+
+
+def test_adafactors_row_and_column_of_a_model_without_a_width() -> None:
+    unknown = job(optimizer=Optimizer.ADAFACTOR, model={"hidden": None})
+    assert element_bytes(unknown).optimizer == 2 * 4 / 1024
+    assert element_bytes(job(optimizer=Optimizer.ADAFACTOR)).optimizer == 2 * 4 / 256
+
+
+@pytest.mark.parametrize(
+    ("precision", "reduce", "cast"),
+    [(Precision.FP32, 4, 0), (Precision.BF16, 2, 0), (Precision.BF16_MIXED, 4, 2), (Precision.FP8, 4, 2)],
+)
+def test_bytes_reduced_and_cast(precision: Precision, reduce: int, cast: int) -> None:
+    element = element_bytes(job(precision=precision))
+    assert (element.reduce, element.cast, element.step) == (reduce, cast, 4)
+    short = element_bytes(job(precision=precision, stack={"mixed_parameter_bytes": 2}))
+    assert short.cast == 0
+
+
+def test_masters_are_kept_under_mixed_precision_only() -> None:
+    stack = {"master_weight_bytes": 4, "mixed_parameter_bytes": 2, "mixed_gradient_bytes": 2}
+    mixed = element_bytes(job(stack=stack))
+    assert (mixed.parameter, mixed.gradient, mixed.optimizer) == (2, 2, 2 * 4 + 4)
+    pure = element_bytes(job(stack=stack, precision=Precision.BF16))
+    assert (pure.parameter, pure.gradient, pure.optimizer) == (2, 2, 2 * 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rank", "virtual_stages", "held"),
+    [
+        (PipelineSchedule.GPIPE, 3, 1, 16),
+        (PipelineSchedule.LOOPED_BFS, 0, 2, 16),
+        (PipelineSchedule.ONE_F_ONE_B, 1, 1, 3),
+        # Megatron-LM's warm-up: 2 x (ranks behind - 1) + (chunks - 1) x ranks, and the one that runs
+        (PipelineSchedule.INTERLEAVED, 1, 2, (2 * 2 + 4 + 1) / 2),
+        (PipelineSchedule.INTERLEAVED, 0, 4, (2 * 3 + 3 * 4 + 1) / 4),
+        (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, 0, 2, (2 * 3 + 4 + 1) / 2),
+        (PipelineSchedule.ZBV, 0, 2, 4),
+        (PipelineSchedule.DUAL_PIPE_V, 3, 2, 4),
+    ],
+)
+def test_micro_batches_in_flight_of_every_schedule(
+    schedule: PipelineSchedule, rank: int, virtual_stages: int, held: float
+) -> None:
+    fields = {"pp": 4, "pp_schedule": schedule, "virtual_stages": virtual_stages}
+    assert in_flight(row(gradient_accumulation_steps=16, **fields), rank) == held
+    # never more than there are
+    assert in_flight(row(gradient_accumulation_steps=2, **fields), rank) == min(held, 2)
+
+
+def test_without_a_pipeline_one_micro_batch_is_in_flight() -> None:
+    assert in_flight(row(gradient_accumulation_steps=16), 0) == 1
+    two = row(pp=2, gradient_accumulation_steps=16, pp_schedule=PipelineSchedule.GPIPE)
+    assert in_flight(two, 0) == 16
+
+
+def test_the_worst_rank_is_told() -> None:
+    # the first of two ranks holds both micro-batches of its layer, the last one
+    layers = keeping(100, repeat=2, operators=(matmul(1),))
+    fields = {"pp": 2, "gradient_accumulation_steps": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+    assert memory(holding(layers), **fields).activations == 2 * 100
+    # a heavy head on the last outweighs that
+    head = keeping(1000, unit=False, operators=(matmul(0.01),))
+    assert memory(holding(layers, head), **fields).activations == 100 + 1000
+
+
+def test_the_margin_is_the_stacks_share_and_at_most_eight_percent_of_the_card() -> None:
+    layer = keeping(1000)
+    stack = BARE | {"memory_margin": 0.1}
+    wide = holding(layer, stack=stack, device={"usable_memory_bytes": 10_000})
+    assert (memory(wide).margin, memory(wide).capacity) == (100, 10_000)
+    narrow = holding(layer, stack=stack, device={"usable_memory_bytes": 1000})
+    assert memory(narrow).margin == 80
