@@ -9,6 +9,7 @@ from math import gcd, log2
 from typing import TYPE_CHECKING
 
 from parastrat.case import Facts
+from parastrat.cli.flags import MOST_RANKS
 from parastrat.errors import ModelError, UsageError
 from parastrat.hardware import DeviceType
 from parastrat.model import Family
@@ -28,6 +29,8 @@ AUTO = "auto"
 #: samples of one step where nothing says more
 _TOKENS_PER_STEP = 4 * 2**20
 _SAMPLES_PER_DEVICE = 32
+#: tokens of one forward or one step, beyond which bytes would leave 64 bits
+_MOST_TOKENS_AT_ONCE = 2**34
 #: longer sequences are a choice that somebody makes
 _LONGEST_ASSUMED = 4096
 
@@ -73,13 +76,20 @@ def hardware_of(ref: str, ranks_per_node: int | None) -> Hardware:
 
     Raises:
         ProfileError: unknown or malformed.
+        UsageError: more devices than a search can go through.
         ProbeError: this machine cannot be read.
     """
     if ref == AUTO:
         from parastrat.probe import probe_hardware
 
         return probe_hardware(ranks_per_node=ranks_per_node)
-    return load_hardware(ref, ranks_per_node=ranks_per_node)
+    hardware = load_hardware(ref, ranks_per_node=ranks_per_node)
+    if hardware.world_size > MOST_RANKS:
+        raise UsageError(
+            f"--on {ref}: {hardware.world_size:,} devices are more than parastrat plans for",
+            hint=f"name at most {MOST_RANKS // hardware.devices_per_node:,} nodes",
+        )
+    return hardware
 
 
 def source_of(ref: str) -> ModelSource:
@@ -109,7 +119,7 @@ def workload_of(flags: JobFlags, source: ModelSource, hardware: Hardware) -> Wor
     """Return what the flags say of the training, and assume the rest.
 
     Raises:
-        UsageError: a sequence length for samples without tokens.
+        UsageError: a sequence length for samples without tokens, or a batch of absurd size.
     """
     if flags.seq_len is not None and not source.has_tokens:
         raise UsageError(
@@ -117,6 +127,7 @@ def workload_of(flags: JobFlags, source: ModelSource, hardware: Hardware) -> Wor
         )
     length = flags.seq_len or default_sequence_length(source)
     batch = flags.global_batch or default_global_batch(source, length, hardware)
+    check_countable(batch, length, "a global batch")
     stated = {
         "sequence_length": flags.seq_len,
         "global_batch_size": flags.global_batch,
@@ -134,6 +145,21 @@ def workload_of(flags: JobFlags, source: ModelSource, hardware: Hardware) -> Wor
             if value is None and (length is not None or name != "sequence_length")
         ),
     )
+
+
+def check_countable(samples: int, length: int | None, what: str) -> None:
+    """Check that the bytes of so many samples can be counted.
+
+    Raises:
+        UsageError: they are too many.
+    """
+    tokens = samples * (length or 1)
+    if tokens > _MOST_TOKENS_AT_ONCE:
+        each = "" if length is None else f" of {length:,} tokens"
+        raise UsageError(
+            f"{what} of {samples:,} samples{each} is more than parastrat counts",
+            hint=f"at most {_MOST_TOKENS_AT_ONCE:,} tokens at once",
+        )
 
 
 def default_sequence_length(source: ModelSource) -> int | None:

@@ -11,12 +11,13 @@ import typer
 from parastrat.plan import Recompute
 from parastrat.workload import Optimizer, Precision
 
-#: beyond these, products of degrees and sizes would leave 64 bits
-_MOST_RANKS = 2**20
+#: devices of one job; the largest that is known has some hundred thousand
+MOST_RANKS = 2**20
+#: samples and tokens; together they are limited by ``facts.check_countable``
 _MOST_SAMPLES = 2**30
 _MOST_TOKENS = 2**30
 
-_Degree = typer.Option(min=1, max=_MOST_RANKS, metavar="N", show_default=False)
+_Degree = typer.Option(min=1, max=MOST_RANKS, metavar="N", show_default=False)
 _Model = typer.Argument(
     metavar="MODEL",
     help="A preset (llama-3.1-70b), an HF config.json or its folder, package.module:callable, "
@@ -42,7 +43,7 @@ class JobFlags:
     ranks_per_node: Annotated[
         int | None,
         typer.Option(
-            min=1, max=_MOST_RANKS, metavar="N", help="Processes on a CPU host [default: its NUMA nodes]."
+            min=1, max=MOST_RANKS, metavar="N", help="Processes on a CPU host [default: its NUMA nodes]."
         ),
     ] = None
     seq_len: Annotated[

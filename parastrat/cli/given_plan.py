@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.assess import assess, assess_all, columns_of
+from parastrat.cli.facts import check_countable
 from parastrat.cli.strategies import SINGLE, given_mesh, strategy_of, unusual_shard
 from parastrat.finding import Severity
 from parastrat.rules import findings_of
@@ -32,12 +33,13 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
     fewest and needs the least memory, so that it can be shown what is wrong with it.
 
     Raises:
-        UsageError: the degrees cannot be a mesh over all devices.
+        UsageError: the degrees cannot be a mesh over all devices, or the micro-batch is of absurd size.
     """
     strategy = strategy_of(fixed)
     if strategy is not None and strategy.name == SINGLE and facts.hardware.world_size > 1:
         facts = replace(facts, hardware=single_device(facts.hardware))
     mesh = given_mesh(fixed, facts.hardware)
+    check_countable(fixed.micro_batch or 1, facts.workload.sequence_length, "a micro-batch")
     constraints = Constraints(
         pp=mesh.pp,
         dp_replicate=mesh.dp_replicate,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
@@ -74,9 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         arguments: without the program's name; None: those of this process.
     """
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
-    for stream in (sys.stdout, sys.stderr):
-        # a name that the terminal cannot show is no reason to fail
-        getattr(stream, "reconfigure", lambda **_: None)(errors="backslashreplace")
+    _mend_streams()
     try:
         app(args=arguments, prog_name="parastrat")
     except ParastratError as error:
@@ -85,6 +85,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     raise AssertionError("typer leaves by SystemExit")
+
+
+def _mend_streams() -> None:
+    """Let nothing that is printed fail for where it is printed."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: >&-
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - to the end
+        # a name that the terminal cannot show is shown in escapes
+        getattr(getattr(sys, name), "reconfigure", lambda **_: None)(errors="backslashreplace")
 
 
 def _tell(error: ParastratError) -> None:

@@ -49,13 +49,21 @@ def _can_encode(text: str) -> bool:
 
 
 def show(text: str) -> None:
-    """Write text to stdout; a reader that has gone away (``| head``) is no failure."""
+    """Write text to stdout; a reader that has gone away (``| head``) is no failure.
+
+    Raises:
+        UsageError: nothing can be written there.
+    """
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # else the interpreter tries to flush again when it ends, and complains
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise UsageError(
+                f"cannot write the answer: {error.strerror}", hint="free some space, or write elsewhere"
+            ) from error
 
 
 def show_json(table: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
 from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
-    from parastrat.hardware import Hardware
+    from parastrat.case import Facts
     from parastrat.search import Constraints
 
 Tolerance = Annotated[
@@ -32,7 +32,7 @@ def recommend(job: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: 
 
     check_tolerance(tolerance)
     found = resolved(job)
-    constraints = constraints_of(fixed, found.facts.hardware)
+    constraints = constraints_of(fixed, found.facts)
     result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
     if output.output is not None and result.chosen is not None:
         write_plan(result.chosen, output.output)
@@ -59,18 +59,21 @@ def check_tolerance(tolerance: float) -> None:
         raise UsageError(f"--tolerance {tolerance} is not a share", hint="write 0.05 for 5 %")
 
 
-def constraints_of(fixed: FixedFlags, hardware: Hardware) -> Constraints:
+def constraints_of(fixed: FixedFlags, facts: Facts) -> Constraints:
     """Return what the flags fix, for the search.
 
     Raises:
-        UsageError: flags that contradict, degrees that do not divide the number of devices, or a strategy
-            that the search leaves out.
+        UsageError: flags that contradict, degrees that do not divide the number of devices, a strategy
+            that the search leaves out, or a micro-batch of absurd size.
     """
+    from parastrat.cli.facts import check_countable
     from parastrat.cli.strategies import DataStrategy, check_degrees, strategy_of
     from parastrat.search import Constraints
 
+    hardware, length = facts.hardware, facts.workload.sequence_length
     strategy = strategy_of(fixed)
     check_degrees(fixed, hardware)
+    check_countable(fixed.micro_batch or 1, length, "a micro-batch")
     if strategy is not None and strategy.data in (DataStrategy.ZERO1, DataStrategy.ZERO2):
         raise UsageError(
             f"--strategy {fixed.strategy}: {strategy.data} is estimated, never recommended",

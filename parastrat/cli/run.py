@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,6 +58,8 @@ def run(  # noqa: PLR0913 - a parameter is a flag
 
     source = PlanSource(path=plan, parsed=read_plan(plan))
     _check_script(script)
+    if find_spec("torch") is None:
+        raise UsageError("to run a plan takes torch, which is not installed", hint="pip install torch")
     if replan:
         source = replanned(source, nnodes)
     with _stdout_on_stderr() if as_json else nullcontext():

@@ -53,7 +53,7 @@ def _asked(job: Job, fixed: FixedFlags, tolerance: float) -> Case:
     from parastrat.cli.given_plan import given_case
     from parastrat.search import find_plan
 
-    constraints = constraints_of(fixed, job.facts.hardware)
+    constraints = constraints_of(fixed, job.facts)
     # the strategy is part of the question, not a choice to be held against the free one
     chosen = find_plan(job.facts, constraints, tolerance=tolerance).chosen
     if chosen is not None:

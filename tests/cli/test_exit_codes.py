@@ -142,3 +142,11 @@ def test_piped_reports_are_plain_and_narrow(typed: Typed) -> None:
     page = typed("recommend", "gpt2", *NODE).out
     assert "\033" not in page
     assert max(map(len, page.splitlines())) <= 80
+
+
+def test_an_interrupt_is_told_by_the_exit_code(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("parastrat.cli.facts.load_hardware", interrupted)
+    assert typed("recommend", "gpt2", *NODE).code == 130

@@ -37,6 +37,18 @@ NODE = ("--on", "dgx-a100:1")
         ),
         (("estimate", "gpt2", *NODE, "--strategy", "fsdp2", "--tp", "2"), "contradict", "leave one"),
         (("why-not", "gpt2", *NODE), "no axis is given", "--tp 16"),
+        (
+            ("recommend", "gpt2", "--on", "dgx-h100:99999999999"),
+            "--on dgx-h100:99999999999: 799,999,999,992 devices",
+            "at most 131,072 nodes",
+        ),
+        (
+            ("recommend", "gpt2", *NODE, "--seq-len", "1073741824", "--global-batch", "64"),
+            "a global batch of 64 samples of 1,073,741,824 tokens",
+            "at most",
+        ),
+        (("estimate", "gpt2", *NODE, "--micro-batch", "1073741824"), "a micro-batch of 1,073,741,824", ""),
+        (("recommend", "gpt2", *NODE, "--micro-batch", "1073741824"), "a micro-batch of 1,073,741,824", ""),
         (("explain", "PS100"), "there is no rule 'PS100'", "PS101"),
         (("emit", "absent.toml", "--to", "slurm"), "there is no plan file absent.toml", "recommend"),
         (("run", "absent.toml", "train.py"), "there is no plan file absent.toml", "recommend"),

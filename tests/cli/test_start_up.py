@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +58,32 @@ def test_a_reader_that_goes_away_is_no_failure() -> None:
     done = subprocess.run(["/bin/sh", "-c", ask], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "message"),
+    [(">&-", 0, ""), ("> /dev/full", 2, "error: cannot write the answer: No space left on device")],
+)
+def test_nowhere_to_write(place: str, code: int, message: str) -> None:
+    if "full" in place and not Path("/dev/full").exists():
+        pytest.skip("Linux's full device")
+    ask = f"{sys.executable} -m parastrat explain {place}"
+    done = subprocess.run(["/bin/sh", "-c", ask], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code
+    assert done.stderr.startswith(message)
+    assert "Traceback" not in done.stderr
+
+
+def test_names_that_the_terminal_cannot_show() -> None:
+    ask = [sys.executable, "-m", "parastrat", "recommend", "mod\u00e8le", "--on", "dgx-h100"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(ask, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: unknown model 'mod\\xe8le'")
+
+
+def test_running_needs_torch(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.toml"
+    assert _asked(_ASK, "recommend", "gpt2", "--on", "dgx-h100", "-o", str(plan)).stderr == "0 []"
+    done = _asked(_WITHOUT_TORCH + _ASK, "run", str(plan), __file__)
+    assert "takes torch, which is not installed" in done.stderr
