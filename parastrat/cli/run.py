@@ -119,6 +119,7 @@ def replanned(source: PlanSource, num_nodes: int | None) -> PlanSource:
     from parastrat.hardware import DeviceType
     from parastrat.parse import read_plan
     from parastrat.probe import probe_hardware
+    from parastrat.report.wording import plan_name
     from parastrat.search import Constraints, find_plan
 
     planned, launch = source.parsed.hardware, source.parsed.launch
@@ -135,7 +136,5 @@ def replanned(source: PlanSource, num_nodes: int | None) -> PlanSource:
         )
     path = source.path.with_name(f"{source.path.stem}.replanned.toml")
     write_plan(result.chosen, path)
-    tell(
-        f"re-planned for {hardware.name}: {result.chosen.plan.strategy}, {result.chosen.plan.mesh}; {path}"
-    )
+    tell(f"re-planned for {hardware.name}: {plan_name(result.chosen)}; written to {path}")
     return PlanSource(path=path, parsed=read_plan(path))

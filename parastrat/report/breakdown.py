@@ -8,7 +8,7 @@ from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.headline import VERDICT_TONES, VERDICT_WORDS
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.text import Line, Tone, heading, labelled
-from parastrat.report.wording import a_device, batch_words, device_word, option_words
+from parastrat.report.wording import batch_words, device_word, hardware_words, option_words
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -34,9 +34,7 @@ def plan_lines(case: Case, paper: Paper) -> list[Line]:
     )
     described = f"{model.name}, {count(model.parameters)} parameters{active}, {model.layers} layers"
     lines += labelled("model", described, paper)
-    nodes = f"{hardware.num_nodes} {'node' if hardware.num_nodes == 1 else 'nodes'}"
-    each = f"{hardware.devices_per_node} {device_word(hardware, hardware.devices_per_node)}"
-    lines += labelled("hardware", f"{hardware.name}: {nodes} of {each} ({hardware.device.name})", paper)
+    lines += labelled("hardware", hardware_words(hardware), paper)
     ranks = f"{world:,} {'rank' if world == 1 else 'ranks'}"
     lines += labelled("mesh", ranks if world == 1 else f"{plan.mesh} = {ranks}", paper)
     lines += labelled("batch", batch_words(plan), paper)

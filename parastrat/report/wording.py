@@ -40,6 +40,16 @@ def device_word(hardware: Hardware, number: int = 1) -> str:
     return one if number == 1 else many
 
 
+def hardware_words(hardware: Hardware) -> str:
+    """Return the cluster, such as ``dgx-h100:8: 8 nodes of 8 GPUs (h100-sxm5)``."""
+    if hardware.name.startswith("auto:"):
+        # what was probed is named by what was found
+        return hardware.name
+    nodes = f"{hardware.num_nodes} {'node' if hardware.num_nodes == 1 else 'nodes'}"
+    each = f"{hardware.devices_per_node} {device_word(hardware, hardware.devices_per_node)}"
+    return f"{hardware.name}: {nodes} of {each} ({hardware.device.name})"
+
+
 def a_device(hardware: Hardware) -> str:
     """Return the device word as a unit of account: ``a GPU``, ``an HPU``."""
     word = device_word(hardware)

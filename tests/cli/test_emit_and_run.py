@@ -5,6 +5,11 @@ from pathlib import Path
 import pytest
 from cli.conftest import Typed
 
+from parastrat.cli.plan_case import PlanSource
+from parastrat.cli.run import replanned
+from parastrat.errors import UsageError
+from parastrat.parse import read_plan
+
 BARE = """\
 [plan]
 dp_shard = 8
@@ -83,3 +88,23 @@ def test_flags_behind_the_plan_are_taken_for_the_script(typed: Typed, plan: Path
     done = typed("run", plan, "--nnodes", "2", "train.py")
     assert done.code == 2
     assert "put run's flags before plan.toml" in done.err
+
+
+def test_a_plan_for_the_devices_at_hand(
+    typed: Typed, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.toml"
+    job = ("gpt2", "--on", "cpu:4", "--ranks-per-node", "1", "--seq-len", "128", "--global-batch", "8")
+    assert typed("estimate", *job, "-o", path).code == 0
+    before = path.read_text(encoding="utf-8")
+    new = replanned(PlanSource(path=path, parsed=read_plan(path)), None)
+    assert new.path == tmp_path / "plan.replanned.toml"
+    assert new.plan.mesh.world_size == 1
+    assert new.parsed.workload == read_plan(path).workload
+    assert path.read_text(encoding="utf-8") == before
+    assert "one CPU process; written to" in capfd.readouterr().err
+
+
+def test_a_plan_that_names_no_model_cannot_be_made_again(bare: Path) -> None:
+    with pytest.raises(UsageError, match="does not say for which model"):
+        replanned(PlanSource(path=bare, parsed=read_plan(bare)), None)

@@ -12,6 +12,7 @@ from parastrat.report.commands import next_steps, plan_flags, steps_to_fit, type
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Paper, rendered, wrapped
+from parastrat.report.wording import hardware_words
 from parastrat.result import NearestFit
 from parastrat.units import GIB, MIB
 
@@ -148,3 +149,9 @@ def test_what_would_fit_is_asked_for_by_its_flags() -> None:
     assert [step.command for step in steps_to_fit(result, here)] == [
         "parastrat recommend small --seq-len 512 --global-batch 128"
     ]
+
+
+def test_hardware_that_was_probed_is_named_by_what_was_found() -> None:
+    assert hardware_words(fsdp2().hardware) == "cluster:2: 2 nodes of 8 GPUs (gpu)"
+    probed = replace(fsdp2().hardware, name="auto: 2 CPU processes on 2 cores, 23.5 GiB")
+    assert hardware_words(probed) == probed.name
