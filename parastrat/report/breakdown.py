@@ -8,7 +8,7 @@ from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.headline import VERDICT_TONES, VERDICT_WORDS
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.text import Line, Tone, heading, labelled
-from parastrat.report.wording import batch_words, device_word, hardware_words, option_words
+from parastrat.report.wording import a_device, batch_words, device_word, hardware_words, option_words
 
 if TYPE_CHECKING:
     from parastrat.case import Case
