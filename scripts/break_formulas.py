@@ -61,9 +61,19 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("stages", "1e-06 * high -> 1.5e-06 * high"): _BISECTION,
     (
         "cost/step",
-        "times.forward + times.backward + times.recomputed(c) + zero"
-        " -> times.forward + times.backward + times.recomputed(c) - zero",
+        (
+            "times.forward + times.backward + times.recomputed(c) + zero"
+            " -> times.forward + times.backward + times.recomputed(c) - zero"
+        ),
     ): _SHAPE,
+    ("sources/convolutional", "stride > 1 -> stride > 2"): "a block that strides widens too",
+    (
+        "sources/convolutional",
+        (
+            "_convolutions('stem', 1, [first], (b, kernels), last=pooled + pixels, first=pixels)"
+            " -> _convolutions('stem', 2, [first], (b, kernels), last=pooled + pixels, first=pixels)"
+        ),
+    ): "only other fields are read",
     ("cost/step", "times.backward + zero -> times.backward - zero"): _SHAPE,
     ("cost/step", "steps * one['tp_exposed'] + zero -> steps * one['tp_exposed'] - zero"): _SHAPE,
     ("cost/step", "steps * one['cp_exposed'] + zero -> steps * one['cp_exposed'] - zero"): _SHAPE,

@@ -280,6 +280,7 @@ def test_what_tp_and_ep_leave_of_parameters(fields: dict[str, Any], dense: float
         ({"dp_shard": 4, "cp": 2, "tp": 2}, 8, 8),
         ({"dp_shard": 4, "cp": 2, "tp": 2, "ep": 8}, 8, 2),
         ({"dp_shard": 4, "tp": 2, "ep": 2}, 4, 4),
+        ({"dp_shard": 4, "ep": 2}, 4, 2),
         ({"dp_shard": 4, "dp_replicate": 3}, 4, 4),
     ],
 )

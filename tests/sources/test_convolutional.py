@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from parastrat.model import Block, ModelSpec, OperatorKind, Parameters, Saved
@@ -47,6 +49,14 @@ def test_the_chain() -> None:
     assert spec.layers == 4
     each = sum(block.parameter_count * block.repeat for block in spec.blocks)
     assert spec.parameters == spec.active_parameters == each
+
+
+@pytest.mark.parametrize(("depth", "repeats"), [(1, [1]), (2, [1, 1]), (4, [1, 3])])
+def test_a_stage_is_its_first_block_and_the_others(depth: int, repeats: list[int]) -> None:
+    one = residual_network(
+        replace(NETWORK, depths=(depth,)), Precision.FP32, Kernels.EAGER, ref="one stage"
+    )
+    assert [block.repeat for block in one.blocks[1:-1]] == repeats
 
 
 def test_convolutions_are_products_over_pixels() -> None:
