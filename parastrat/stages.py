@@ -121,9 +121,11 @@ def rank_columns(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
 
     A plan with fewer distinct ranks than another has its last one several times.
     """
-    # one key for both: two columns would be sorted as pairs
-    keys, where = np.unique(c.pp * _MOST_STAGES + c.virtual_stages, return_inverse=True)
-    loads = [pipeline_ranks(model, *divmod(int(key), _MOST_STAGES)) for key in keys]
+    column_of_keys = c.pp * _MOST_STAGES + c.virtual_stages
+    # not np.unique, which loads numpy.ma
+    keys = sorted(set(column_of_keys.tolist()))
+    where = np.searchsorted(np.array(keys), column_of_keys)
+    loads = [pipeline_ranks(model, *divmod(key, _MOST_STAGES)) for key in keys]
     most = max((len(ranks) for ranks in loads), default=0)
     return tuple(
         _together([ranks[min(place, len(ranks) - 1)] for ranks in loads], where) for place in range(most)

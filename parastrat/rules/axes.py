@@ -102,10 +102,11 @@ def _(case: Case) -> Hit:
 def nothing_to_shard_over(p: Columns) -> Mask:
     """Sharding needs a shard axis.
 
-    What `shard` names is split over dp_shard ranks. With dp_shard = 1 each rank holds all of it, so the
-    plan costs FSDP's hooks and saves no memory; replicas alone are DDP.
+    What `shard` names is split over dp_shard x cp ranks: those that share a sequence share the parameters
+    too. With one such rank it holds all of it, so the plan costs FSDP's hooks and saves no memory;
+    replicas alone are DDP.
     """
-    return (p.shard != _NONE) & (p.dp_shard == 1)
+    return (p.shard != _NONE) & (p.dp_shard * p.cp == 1)
 
 
 @nothing_to_shard_over.message
@@ -113,7 +114,7 @@ def _(case: Case) -> Hit:
     plan = case.plan
     replicas = plan.mesh.dp_replicate
     return Hit(
-        message=f"shard = {plan.shard.value} with dp_shard = 1 splits nothing ({plan.mesh})",
+        message=f"shard = {plan.shard.value} over dp_shard x cp = 1 splits nothing ({plan.mesh})",
         fix=f"use dp_shard {replicas} instead of dp_replicate {replicas}, or shard = none"
         if replicas > 1
         else "set shard = none, or give dp_shard more ranks",

@@ -173,7 +173,7 @@ def _best_by_strategy(judged: Survey) -> list[Plan]:
     fitting = np.flatnonzero(judged.roomy)
     best = [
         judged.best(fitting[judged.strategies[fitting] == strategy])
-        for strategy in np.unique(judged.strategies[fitting])
+        for strategy in sorted(set(judged.strategies[fitting].tolist()))
     ]
     best.sort(key=lambda row: float(judged.step[row]))
     return [judged.plan(row) for row in best[:_MOST_ALTERNATIVES]]

@@ -107,8 +107,14 @@ def _judgement(
     if rung == chosen:
         if step == fastest:
             return RungStatus.TAKEN, "the fastest"
-        return RungStatus.TAKEN, f"{step / fastest - 1:.1%} behind the fastest, tolerance {tolerance:.0%}"
+        return (
+            RungStatus.TAKEN,
+            f"{100 * (step / fastest - 1):.1f} % behind the fastest, tolerance {100 * tolerance:.0f} %",
+        )
     ratio = step / cases[chosen].estimate.time.step if chosen is not None else 1.0
     if ratio < 1:
-        return RungStatus.SLOWER, f"{1 - ratio:.1%} faster, less than the tolerance of {tolerance:.0%}"
+        return (
+            RungStatus.SLOWER,
+            f"{100 * (1 - ratio):.1f} % faster, less than the tolerance of {100 * tolerance:.0f} %",
+        )
     return RungStatus.SLOWER, f"{ratio:.2f} times the step time"

@@ -127,7 +127,7 @@ def _of_strategy(columns: Columns, fixed: Constraints) -> Columns:
     codes = strategies_of(columns)
     wanted = [
         code
-        for code in np.unique(codes)
+        for code in sorted(set(codes.tolist()))
         if plan_at(columns, int(np.argmax(codes == code))).strategy == fixed.strategy
     ]
     return columns.at(np.flatnonzero(np.isin(codes, wanted)))

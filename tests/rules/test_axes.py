@@ -28,6 +28,7 @@ def test_nothing_to_shard_over() -> None:
     assert "PS215" in codes(shard=Shard.PARAMETERS, dp_replicate=8)
     assert "PS215" in codes(shard=Shard.OPTIMIZER)
     assert "PS215" not in codes(shard=Shard.PARAMETERS, dp_shard=8)
+    assert "PS215" not in codes(shard=Shard.PARAMETERS, cp=8)
     assert "PS215" not in codes(shard=Shard.NONE, dp_replicate=8)
 
 

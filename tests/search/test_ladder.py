@@ -88,6 +88,6 @@ def test_every_rung_says_why_it_was_taken_or_left() -> None:
     reports = rung_reports(standings(r1=12.0, r2=10.2, r3=10.0), 2, 0.05)
     assert [(report.status, report.reason) for report in reports] == [
         (RungStatus.SLOWER, "1.18 times the step time"),
-        (RungStatus.TAKEN, "2.0% behind the fastest, tolerance 5%"),
-        (RungStatus.SLOWER, "2.0% faster, less than the tolerance of 5%"),
+        (RungStatus.TAKEN, "2.0 % behind the fastest, tolerance 5 %"),
+        (RungStatus.SLOWER, "2.0 % faster, less than the tolerance of 5 %"),
     ]
