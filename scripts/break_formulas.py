@@ -74,6 +74,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
             " -> _convolutions('stem', 2, [first], (b, kernels), last=pooled + pixels, first=pixels)"
         ),
     ): "only other fields are read",
+    ("memory", "before + count -> before - count"): "asks only whether it is still 0",
+    (
+        "memory",
+        (
+            "_context_bytes(facts) + np.zeros_like(updated)"
+            " -> _context_bytes(facts) - np.zeros_like(updated)"
+        ),
+    ): _SHAPE,
     ("cost/step", "times.backward + zero -> times.backward - zero"): _SHAPE,
     ("cost/step", "steps * one['tp_exposed'] + zero -> steps * one['tp_exposed'] - zero"): _SHAPE,
     ("cost/step", "steps * one['cp_exposed'] + zero -> steps * one['cp_exposed'] - zero"): _SHAPE,

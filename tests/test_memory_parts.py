@@ -109,6 +109,9 @@ def test_overhead_is_the_context_and_a_share_of_what_comes_and_goes() -> None:
     assert memory(holding(layer, stack=stack)).overhead == 1000 + (2 * 200 + 100) / 10
     cpu = holding(layer, stack=stack, device={"type": DeviceType.CPU})
     assert memory(cpu).overhead == (2 * 200 + 100) / 10
+    # at the end of backward: the first block's own
+    late = holding(keeping(50, 1000), keeping(200), stack=stack)
+    assert memory(late).overhead == 1000 + (50 + 1000) / 10
     # while the optimizer runs nothing comes and goes but its copy
     idle = holding(block(parameters=parameters(50)), stack=stack, optimizer=Optimizer.ADAMW)
     assert memory(idle).overhead == 1000
@@ -221,6 +224,12 @@ def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduce
     assert memory(mixed, **fields).transient - 10**6 == 2 * elements + 4 * reduced
 
 
+def test_the_only_layer_is_prefetched_at_the_loss() -> None:
+    layer = keeping(0, parameters=parameters(UNIT))
+    head = keeping(0, 10**6, parameters=parameters(200), unit=False)
+    assert memory(holding(layer, head), **SHARDED).transient - 10**6 == 4 * (200 + UNIT)
+
+
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_MIXED])
 def test_a_pipeline_keeps_all_gathered_and_unreduced(precision: Precision) -> None:
     layer = keeping(0, 10**6, repeat=4, parameters=parameters(UNIT), operators=(matmul(1),))
@@ -240,6 +249,7 @@ def test_a_pipeline_keeps_all_gathered_and_unreduced(precision: Precision) -> No
         ({"cp": 2}, True),
         # ranks of a tensor-parallel group share experts' shards
         ({"tp": 2, "ep": 2}, True),
+        ({"cp": 2, "ep": 2}, True),
     ],
 )
 def test_only_what_is_sharded_is_gathered(fields: dict[str, int], gathers: bool) -> None:
