@@ -164,9 +164,9 @@ def _loop(plan: Plan) -> str:
     lines = [f"One optimizer step of a rank is {count} of {counted(samples, 'sample')}, {batch}."]
     if steps > 1:
         lines.append(f"Divide each loss by {steps}.")
-        if _shards(plan):
-            lines.append("Call model.set_requires_gradient_sync(is_last) before each backward.")
-        elif plan.mesh.world_size > 1:
+        if _shards(plan) and plan.mesh.dp_replicate > 1:
+            lines.append("Call model.set_requires_all_reduce(is_last) before each backward.")
+        elif plan.mesh.world_size > 1 and not _shards(plan):
             lines.append("Run all micro-batches but the last under model.no_sync().")
     if plan.precision is Precision.FP16_MIXED:
         lines.append("Scale the loss with torch.amp.GradScaler: fp16 gradients vanish below 6e-8.")

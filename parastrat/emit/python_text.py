@@ -41,8 +41,8 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     for _, stack in stacks:
         layers = [layer for layer in stack.children() if any(True for _ in layer.children())]
         kinds = Counter((type(layer), tuple(p.shape for p in layer.parameters())) for layer in layers)
-        repeated |= {kind for (kind, shapes), count in kinds.items() if count > 1 and shapes}
-    repeated -= {*containers}
+        several = {kind for (kind, shapes), count in kinds.items() if count > 1 and shapes}
+        repeated |= several - {*containers}
     names: list[str] = []
     for path, stack in stacks:
         if any(f"{path}.".startswith(f"{name}.") for name in names):
