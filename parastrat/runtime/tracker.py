@@ -203,4 +203,5 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
 
 def _key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata  # noqa: SLF001  (the address; no public accessor)
+    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
+    return address
