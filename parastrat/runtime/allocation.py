@@ -104,8 +104,8 @@ def _slurm_nodes(plan: Plan, launch: Launch, environment: Mapping[str, str], pla
     if allocated is None:
         raise UsageError(
             f"the plan is for {launch.nodes} nodes, and this is one, in no allocation",
-            hint=f"write a job script: parastrat emit {plan_path} --to slurm; or start it on each node "
-            f"with --nnodes {launch.nodes} --node-rank N --rdzv-endpoint HOST:PORT",
+            hint=f"write a script for each node: parastrat emit {plan_path} --to torchrun, or --to slurm; "
+            f"or start it on each with --nnodes {launch.nodes} --node-rank N --rdzv-endpoint HOST:PORT",
         )
     check_started(plan, launch, int(allocated) * launch.ranks_per_node)
     if steps != (allocated, allocated):

@@ -32,7 +32,7 @@ from parastrat.plan import Backend, Plan
 from parastrat.rules.backend import decide_backend
 from parastrat.runtime import worker
 from parastrat.runtime.allocation import Nodes, StatedNodes, check_started, nodes_of
-from parastrat.runtime.job_logs import first_to_fail, last_error, last_words, rank_zero_shown, stderr_log
+from parastrat.runtime.job_logs import Watch, first_to_fail, last_error, last_words, stderr_log, watched
 from parastrat.runtime.stated import PLAN_VARIABLE
 
 #: the ranks' store apart from the agents': a restart then does not find the dead one's keys
@@ -160,11 +160,11 @@ def _launched(job: Job) -> None:
         with (
             _environment(_variables(job)),
             _quiet_agent(),
-            rank_zero_shown(logs, job.max_restarts),
+            watched(logs, job.max_restarts) as watch,
         ):
             launch(*start)
     except ChildFailedError as error:
-        raise _failure(error, job, logs) from error
+        raise _failure(error, job, watch) from error
     except (SignalException, KeyboardInterrupt) as error:
         number = error.sigval if isinstance(error, SignalException) else signal.SIGINT
         raise LaunchError(
@@ -239,8 +239,9 @@ def _quiet_agent() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _failure(error: ChildFailedError, job: Job, logs: Path) -> LaunchError:
+def _failure(error: ChildFailedError, job: Job, watch: Watch) -> LaunchError:
     """Show the first failing rank's traceback; return the error that names it."""
+    logs = watch.root
     failed = {rank: failure.exitcode for rank, failure in error.failures.items()}
     restart = max(
         (
@@ -250,10 +251,11 @@ def _failure(error: ChildFailedError, job: Job, logs: Path) -> LaunchError:
         ),
         default=0,
     )
-    rank = first_to_fail(failed, logs, restart)
+    rank = first_to_fail(failed, watch, restart)
     log = stderr_log(logs, rank, restart)
     words = last_words(log)
-    if words:
+    # rank 0's may have been shown while it ran
+    if words and watch.shown.get(log, 0) < log.stat().st_size:
         sys.stderr.write(f"{words}\n")
         sys.stderr.flush()
     how = f"exit code {failed[rank]}"

@@ -14,7 +14,7 @@ from pathlib import Path
 #: of prctl(2): the signal that a process gets when the thread that started it ends
 _PR_SET_PDEATHSIG = 1
 
-STDOUT, STDERR = "stdout.log", "stderr.log"
+STDOUT, STDERR, PROCESS = "stdout.log", "stderr.log", "pid"
 
 
 def log_folder(root: Path, rank: str, restart: str) -> Path:
@@ -33,6 +33,7 @@ def main(arguments: list[str]) -> None:
     rank = os.environ["RANK"]
     folder = log_folder(Path(root), rank, os.environ["TORCHELASTIC_RESTART_COUNT"])
     folder.mkdir(parents=True, exist_ok=True)
+    _note_process(folder / PROCESS)
     _redirect(2, folder / STDERR)
     if rank != "0":
         _redirect(1, folder / STDOUT)
@@ -45,6 +46,13 @@ def _die_with(agent: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != agent:  # it went before the kernel was asked
             sys.exit(f"the agent (process {agent}) is gone")
+
+
+def _note_process(path: Path) -> None:
+    """Write this process's id, which stays the script's, whole or not at all."""
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(str(os.getpid()))
+    unfinished.rename(path)
 
 
 def _redirect(descriptor: int, path: Path) -> None:

@@ -20,7 +20,7 @@ from parastrat.launch import Launch
 from parastrat.parse import Parsed
 from parastrat.plan import Backend
 from parastrat.runtime.allocation import Nodes, StatedNodes, nodes_of
-from parastrat.runtime.job_logs import first_to_fail, last_error, last_words, stderr_log
+from parastrat.runtime.job_logs import Watch, first_to_fail, last_error, last_words, stderr_log
 from parastrat.runtime.launch import run_plan
 
 DEADLINE_S = 60
@@ -187,6 +187,45 @@ def test_rank_zeros_traceback_is_shown_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_rank_zero_writes_after_a_caught_exception_is_shown(tmp_path: Path) -> None:
+    script = """
+import sys, time, traceback
+sys.stderr.write("10 %")  # a progress bar: no line ends
+sys.stderr.flush()
+time.sleep(0.5)
+sys.stderr.write("\\r20 %\\n")
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+print("went on", file=sys.stderr)
+"""
+    code, _, err = ended(started(tmp_path, script, ranks=1))
+    assert code == 0
+    # universal newlines make a line end of the return
+    assert err.startswith("10 %\n20 %\n")
+    assert err.count("ZeroDivisionError") == 1
+    assert err.count("went on") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_will_not_be_stopped_is_not_blamed(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, time
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(600)
+time.sleep(1)
+sys.exit("disk full")
+"""
+    code, _, err = ended(started(tmp_path, script))
+    assert code == 1
+    assert "MESSAGE rank 1 of 2 failed" in err
+    assert "disk full" in err
+    assert "memory runs out" not in err
+
+
+@pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_others_end(tmp_path: Path) -> None:
     process = started(tmp_path, SLEEPING, str(tmp_path))
     ranks = pids(tmp_path)
@@ -331,7 +370,7 @@ def test_the_nodes_of_a_slurm_step() -> None:
 @pytest.mark.parametrize(
     ("stated", "environment", "kind", "message", "hint"),
     [
-        (StatedNodes(), {}, UsageError, "in no allocation", "parastrat emit plan.toml --to slurm"),
+        (StatedNodes(), {}, UsageError, "in no allocation", "emit plan.toml --to torchrun"),
         (StatedNodes(), {**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, UsageError, "started on one", "srun"),
         (StatedNodes(), {"SLURM_NNODES": "4"}, UsageError, "started on one", "--ntasks-per-node=1"),
         (StatedNodes(), {**SLURM, "SLURM_NNODES": "2"}, MismatchError, "4 were started", "--replan"),
@@ -367,8 +406,17 @@ def test_the_first_to_fail_went_silent_first(tmp_path: Path) -> None:
     written(tmp_path, 0, "Connection closed by peer\n", age_s=1)
     written(tmp_path, 1, "out of memory\n", age_s=2)
     written(tmp_path, 2, "", age_s=9)
-    assert first_to_fail({0: 1, 1: -6, 2: -15}, tmp_path, 0) == 1
-    assert first_to_fail({0: 1, 2: -15}, tmp_path, 0) == 0
+    assert first_to_fail({0: 1, 1: -6, 2: -15}, Watch(tmp_path), 0) == 1
+    assert first_to_fail({0: 1, 2: -15}, Watch(tmp_path), 0) == 0
+
+
+def test_a_rank_killed_after_another_had_gone_did_not_begin_it(tmp_path: Path) -> None:
+    for rank, age_s in enumerate((1, 9)):
+        written(tmp_path, rank, "", age_s=age_s)
+    folders = [stderr_log(tmp_path, rank, 0).parent for rank in (0, 1)]
+    failed = {0: 1, 1: -signal.SIGKILL}
+    assert first_to_fail(failed, Watch(tmp_path, gone={folders[0]: 4, folders[1]: 50}, looks=51), 0) == 0
+    assert first_to_fail(failed, Watch(tmp_path, gone={folders[1]: 4, folders[0]: 5}, looks=51), 0) == 1
 
 
 def test_last_words(tmp_path: Path) -> None:
@@ -380,4 +428,13 @@ def test_last_words(tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", "  File", "KeyError: 'a'"]
     log.write_text("warning\n" + "\n".join(f"[rank3]: {line}" for line in lines))
     assert last_words(log).splitlines() == lines
+    assert last_error(last_words(log)) == "KeyError: 'a'"
+    handled = "During handling of the above exception, another exception occurred:"
+    caught = [lines[0], "  File", "OSError: caught long before"]
+    ignored = ["Exception ignored in: <function f>", lines[0], "  File", "TypeError: at exit"]
+    log.write_text("\n".join([*caught, "step 7", *lines, "", handled, "", *caught, *ignored]))
+    assert last_words(log).splitlines() == [*lines, "", handled, "", *caught, *ignored]
+    assert last_error(last_words(log)) == "OSError: caught long before"
+    log.write_text("\n".join([lines[0], *["  File"] * 100, lines[-1]]))
+    assert last_words(log).splitlines()[:3] == [lines[0], "  ... 42 lines", "  File"]
     assert last_error(last_words(log)) == "KeyError: 'a'"
