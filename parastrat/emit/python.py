@@ -39,7 +39,7 @@ def emit(case: Case) -> tuple[TextFile, ...]:
         text.WEIGHTS.format(dtype="bfloat16" if plan.precision is Precision.BF16 else "float32"),
         *([text.BLOCKS, _count_check(case)] if blocks else []),
         text.RECOMPUTE[plan.recompute],
-        text.COMPILE if plan.compile is Compile.BLOCK else "",
+        _compiled(plan),
         _sharded(plan) if _shards(plan) else _whole(plan),
     ]
     lines = [
@@ -131,6 +131,12 @@ def _sorted_imports(imports: list[str]) -> str:
 
 def _import_order(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line
+
+
+def _compiled(plan: Plan) -> str:
+    if plan.compile is not Compile.BLOCK:
+        return ""
+    return text.COMPILE if plan.recompute is Recompute.NONE else text.COMPILE_WRAPPED
 
 
 def _count_check(case: Case) -> str:

@@ -103,17 +103,24 @@ _ATTENTION = '''
 class CheckpointAttention(TorchFunctionMode):
     """Keep queries, keys and values of each attention core, and compute it again in backward."""
 
+    calls = 0
+
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is scaled_dot_product_attention and torch.is_grad_enabled():
-            return checkpoint(function, *args, use_reentrant=False, **(kwargs or {}))
+        if function is scaled_dot_product_attention:
+            self.calls += 1
+            if torch.is_grad_enabled():
+                return checkpoint(function, *args, use_reentrant=False, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
 def recomputing_attention(forward):
     @functools.wraps(forward)
     def under_checkpoints(*args, **kwargs):
-        with CheckpointAttention():
-            return forward(*args, **kwargs)
+        with CheckpointAttention() as attention:
+            result = forward(*args, **kwargs)
+        if not attention.calls:
+            raise RuntimeError("nothing is saved: this block does not call scaled_dot_product_attention")
+        return result
 
     return under_checkpoints
 '''
@@ -155,10 +162,9 @@ def parallelize(model: nn.Module, mesh: {mesh}) -> nn.Module:
 '''
 
 WEIGHTS = """\
-    # the weights that the optimizer updates
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            parameter.data = parameter.data.to(torch.{dtype})
+            parameter.data = parameter.data.to(torch.{dtype})  # as the optimizer updates it
 """
 
 BLOCKS = """\
@@ -176,6 +182,11 @@ _WRAP = """\
         parent, _, key = name.rpartition(".")
         block = checkpoint_wrapper(model.get_submodule(name){context})
         model.get_submodule(parent).register_module(key, block)
+"""
+
+#: after a policy's loop over the blocks
+COMPILE_WRAPPED = """\
+        block.compile()  # equal blocks share one compiled graph
 """
 
 RECOMPUTE = {
@@ -201,14 +212,8 @@ COMPILE = """\
         model.get_submodule(name).compile()
 """
 
-_DEVICE = """\
-    index = None if mesh.device_type == "cpu" else torch.accelerator.current_device_index()
-    device = torch.device(mesh.device_type, index)
-"""
-
-SHARD = (
-    _DEVICE
-    + """\
+SHARD = """\
+    device = torch.device(mesh.device_type)  # build_mesh has chosen its index
     policy = MixedPrecisionPolicy({policy})
     # each block is a unit: gathered as a whole just before it runs
     for block in [model.get_submodule(name) for name in names]:
@@ -220,14 +225,12 @@ SHARD = (
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     return model
 """
-)
 
-MOVE = (
-    _DEVICE
-    + """\
+MOVE = """\
+    index = None if mesh.device_type == "cpu" else torch.accelerator.current_device_index()
+    device = torch.device(mesh.device_type, index)
     model.to(device)
 """
-)
 
 MOVE_ALONE = """\
     device = mesh  # all the mesh that one process has

@@ -19,7 +19,13 @@ from parastrat.runtime.data_parallel import data_mesh, replicate, shard, shards
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
 from parastrat.runtime.plain_loop import guard_plain_loop
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
-from parastrat.runtime.recompute import recompute_call, recomputing, replace_module, without_caches
+from parastrat.runtime.recompute import (
+    guard_attention,
+    recompute_call,
+    recomputing,
+    replace_module,
+    without_caches,
+)
 from parastrat.runtime.refusals import (
     check_fingerprint,
     check_model,
@@ -186,6 +192,8 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
         calls.append(recompute_call(plan.recompute, tuple(units)))
         if without_caches(module):
             calls.append("model.config.use_cache = False")
+        if plan.recompute is Recompute.ATTENTION:
+            guard_attention(module)
     if units and plan.compile is Compile.BLOCK:
         calls.append(f"for name in {tuple(units)}:\n    model.get_submodule(name).compile()")
     return units

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from parastrat.errors import WrapError
 from parastrat.plan import Recompute
 
 _ATEN = torch.ops.aten
@@ -47,6 +48,25 @@ def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
         keywords["context_fn"] = _selective_contexts
     wrapped: nn.Module = checkpoint_wrapper(block, **keywords)
     return wrapped
+
+
+def guard_attention(model: nn.Module) -> None:
+    """Let the first forward fail in which no attention core came under a checkpoint.
+
+    A block that computes attention otherwise (``nn.MultiheadAttention``, plain matrix multiplies) would
+    keep everything, and the plan's memory would be wrong.
+    """
+    before = _CheckpointAttention.calls
+
+    def check(*_: Any) -> None:
+        handle.remove()
+        if _CheckpointAttention.calls == before:
+            raise WrapError(
+                "recompute = attention saves nothing here: no block calls scaled_dot_product_attention",
+                hint="plan with --recompute selective or full, or give it attn_implementation='sdpa'",
+            )
+
+    handle = model.register_forward_hook(check)
 
 
 def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:
@@ -97,11 +117,16 @@ def _selected(
 class _CheckpointAttention(TorchFunctionMode):
     """Runs every attention core under its own checkpoint: keeps queries, keys and values only."""
 
+    #: attention cores that came by, in all models
+    calls = 0
+
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is scaled_dot_product_attention and torch.is_grad_enabled():
-            return checkpoint(func, *args, use_reentrant=False, **(kwargs or {}))
+        if func is scaled_dot_product_attention:
+            _CheckpointAttention.calls += 1
+            if torch.is_grad_enabled():
+                return checkpoint(func, *args, use_reentrant=False, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

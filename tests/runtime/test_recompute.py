@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import parastrat
+from parastrat.errors import WrapError
 from parastrat.plan import Compile, Recompute
 
 LAYERS = 2
@@ -86,6 +87,13 @@ def test_caches_of_hugging_face_models_are_not_filled_twice(policy: Recompute) -
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
     for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
         assert torch.allclose(one.grad, other.grad, atol=1e-6), name
+
+
+def test_attention_that_no_checkpoint_sees_is_refused() -> None:
+    layers = [nn.TransformerEncoderLayer(16, 2, 32, batch_first=True) for _ in range(2)]
+    model = parastrat.auto_parallelize(nn.Sequential(*layers), plan=plan(recompute=Recompute.ATTENTION))
+    with pytest.raises(WrapError, match="no block calls scaled_dot_product_attention"):
+        model(torch.zeros(1, 3, 16))
 
 
 def test_every_block_is_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
