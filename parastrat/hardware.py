@@ -53,6 +53,10 @@ class FabricKind(StrEnum):
     XGMI = "xgmi"
     PCIE = "pcie"
     NONE = "none"
+    #: between Intel's GPUs
+    XE_LINK = "xe-link"
+    #: Gaudi's own Ethernet ports
+    ROCE = "roce"
 
 
 class NetworkKind(StrEnum):
