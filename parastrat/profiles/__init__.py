@@ -15,8 +15,9 @@ from parastrat.errors import ProfileError
 from parastrat.hardware import DeviceType, Hardware
 from parastrat.parse.hardware_file import hardware_toml, read_hardware_file
 from parastrat.profiles.cpu import cpu_hardware, this_host
+from parastrat.profiles.devices import read_device
 from parastrat.profiles.files import ProfileFile, profiles_root, read_profile
-from parastrat.profiles.nodes import generic_node, named, read_device, read_node, with_ranks
+from parastrat.profiles.nodes import generic_node, named, read_node, with_ranks
 from parastrat.records import build
 from parastrat.stack import Stack
 

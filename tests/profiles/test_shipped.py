@@ -128,14 +128,15 @@ def test_a_device_is_plausible(name: str) -> None:
     for rate in dataclasses.fields(Rates):
         peak, sustained = getattr(device.peak, rate.name), getattr(device.sustained, rate.name)
         assert (peak is None) == (sustained is None), rate.name
-        assert peak is None or 0.5 * peak < sustained <= peak, rate.name
+        # a card of 72 W holds half of its peak
+        assert peak is None or 0.45 * peak < sustained <= peak, rate.name
     assert device.peak.fp16 is not None
     assert (device.peak.bf16 is not None) == device.bf16_native
     assert 0.5 < device.matmul.ceiling < 1
     assert min(device.matmul.m_half, device.matmul.n_half, device.matmul.k_half) >= 0
     assert 0.3 < device.attention_efficiency < 1
-    # a step does 50 to 500 FLOP for each byte of memory traffic that it could do
-    assert 50 < device.peak.fp16 / device.memory_bytes_per_s < 500
+    # a step does 50 to 500 FLOP for each byte of memory traffic that it could do; H20 is cut down to 37
+    assert 35 < device.peak.fp16 / device.memory_bytes_per_s < 500
 
 
 @pytest.mark.parametrize("name", GPU_NODES)
