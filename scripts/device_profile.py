@@ -98,7 +98,9 @@ def _sustained(row: Row, rule: Table, peak: Figures) -> Figures:
         main = Figure(value=float(row["mamf_bf16_measured"]), kind="measured", source=mamf)
     else:
         main = Figure(
-            value=float(peak[anchor].value) * share["share"], kind="assumed", source=share["source"]
+            value=_rounded(float(peak[anchor].value) * share["share"]),
+            kind="assumed",
+            source=share["source"],
         )
     reached = float(main.value) / float(peak[anchor].value)
     kind = "assumed" if main.kind == "assumed" else "derived"
@@ -112,5 +114,10 @@ def _sustained(row: Row, rule: Table, peak: Figures) -> Figures:
             found[name] = Figure(value=float(row["mamf_fp8_measured"]), kind="measured", source=mamf)
         else:
             source = f"{anchor}'s sustained share of its peak, applied to this format's peak"
-            found[name] = Figure(value=float(figure.value) * reached, kind=kind, source=source)
+            found[name] = Figure(value=_rounded(float(figure.value) * reached), kind=kind, source=source)
     return found
+
+
+def _rounded(rate: float) -> float:
+    """Return a derived rate with as many digits as it can have."""
+    return float(f"{rate:.4g}")

@@ -32,7 +32,7 @@ class Figure:
         """Return the inline table."""
         value = self.value
         if isinstance(value, float):
-            value = int(value) if value.is_integer() else float(f"{value:.4g}")
+            value = int(value) if value.is_integer() else float(f"{value:.6g}")
         shown = json.dumps(value, ensure_ascii=False)
         source = json.dumps(self.source, ensure_ascii=False)
         return f'{{ value = {shown}, kind = "{self.kind}", source = {source} }}'
