@@ -14,6 +14,7 @@ from typing import Any
 from parastrat.errors import ProfileError
 from parastrat.hardware import DeviceType, Hardware
 from parastrat.parse.hardware_file import hardware_toml, read_hardware_file
+from parastrat.profiles.catalogue import ProfileKind, aliases_of, all_names, profile_names
 from parastrat.profiles.cpu import cpu_hardware, this_host
 from parastrat.profiles.devices import read_device
 from parastrat.profiles.files import ProfileFile, profiles_root, read_profile
@@ -40,29 +41,24 @@ _GENERIC = re.compile(r"(?P<device>.+)x(?P<per_node>\d+)")
 _ALIASES = "aliases"
 
 
-def _names(folder: str) -> tuple[str, ...]:
-    paths = (profiles_root() / folder).glob("*.toml")
-    return tuple(sorted(path.stem for path in paths if path.stem != _ALIASES))
-
-
 def node_names() -> tuple[str, ...]:
     """Return the names of the node profiles, without aliases."""
-    return _names("nodes")
+    return profile_names(ProfileKind.NODES)
 
 
 def device_names() -> tuple[str, ...]:
     """Return the names of the device profiles, without aliases."""
-    return _names("devices")
+    return profile_names(ProfileKind.DEVICES)
 
 
 def stack_names() -> tuple[str, ...]:
     """Return the names of the software stacks."""
-    return _names("stacks")
+    return profile_names(ProfileKind.STACKS)
 
 
 def model_names() -> tuple[str, ...]:
     """Return the names of the model presets, without aliases."""
-    return _names("models")
+    return profile_names(ProfileKind.MODELS)
 
 
 def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
@@ -136,7 +132,7 @@ def _split(ref: str) -> tuple[str, int | None]:
     if not colon or "/" in count or "\\" in count:
         return ref, None
     if not (count.isascii() and count.isdigit() and int(count) > 0):
-        if ref in _aliases("nodes"):  # some names of published tables have a colon
+        if ref in aliases_of(ProfileKind.NODES):  # some names of published tables have a colon
             return ref, None
         raise ProfileError(
             f"{ref!r}: {count!r} is not a number of nodes", hint=f"write a whole number from 1: {name}:8"
@@ -214,13 +210,8 @@ def _stored(name: str, num_nodes: int | None, ranks_per_node: int | None) -> Har
 def _unknown_hardware(name: str) -> ProfileError:
     if _read("devices", name):
         return ProfileError(f"{name!r} is a device, not a node", hint=f"say how many a node has: {name}x8")
-    known = (*node_names(), *device_names(), *_aliases("nodes"), *_aliases("devices"))
+    known = all_names((ProfileKind.NODES, ProfileKind.DEVICES))
     return ProfileError(f"unknown hardware {name!r}", hint=_did_you_mean(name, known))
-
-
-def _aliases(folder: str) -> tuple[str, ...]:
-    file = read_profile(folder, _ALIASES)
-    return tuple(file.table) if file else ()
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,0 +1,77 @@
+"""All shipped profiles, for whoever wants to look through them; planning reads one file for each name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from parastrat.profiles.files import profiles_root, read_profile
+
+_ALIASES = "aliases"
+
+
+class ProfileKind(StrEnum):
+    """What a profile describes; the folder that it is in."""
+
+    NODES = "nodes"
+    DEVICES = "devices"
+    MODELS = "models"
+    STACKS = "stacks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One profile as its file states it."""
+
+    kind: ProfileKind
+    name: str
+    aliases: tuple[str, ...]
+    table: Mapping[str, Any]
+
+
+def profile_names(kind: ProfileKind) -> tuple[str, ...]:
+    """Return the names of the profiles of one kind, without aliases, in order; no file is read."""
+    paths = (profiles_root() / kind).glob("*.toml")
+    return tuple(sorted(path.stem for path in paths if path.stem != _ALIASES))
+
+
+def aliases_of(kind: ProfileKind) -> Mapping[str, str]:
+    """Return the other names of one kind, each with the name that it stands for.
+
+    Raises:
+        ProfileError: for a file of them that cannot be read.
+    """
+    file = read_profile(kind, _ALIASES)
+    return file.table if file else {}
+
+
+def entry_of(kind: ProfileKind, name: str) -> Entry | None:
+    """Return a profile by its name or an alias; None where there is none.
+
+    Raises:
+        ProfileError: for a profile that cannot be read.
+    """
+    own = aliases_of(kind)
+    found = str(own.get(name, name))
+    file = None if found == _ALIASES else read_profile(kind, found)
+    if file is None:
+        return None
+    others = tuple(sorted(alias for alias, meant in own.items() if meant == found))
+    return Entry(kind=kind, name=found, aliases=others, table=file.table)
+
+
+def entries_of(kind: ProfileKind) -> tuple[Entry, ...]:
+    """Return every profile of one kind.
+
+    Raises:
+        ProfileError: for a profile that cannot be read.
+    """
+    found = (entry_of(kind, name) for name in profile_names(kind))
+    return tuple(entry for entry in found if entry is not None)
+
+
+def all_names(kinds: Iterable[ProfileKind] = ProfileKind) -> tuple[str, ...]:
+    """Return every name and alias of some kinds."""
+    return tuple({name for kind in kinds for name in (*profile_names(kind), *aliases_of(kind))})
