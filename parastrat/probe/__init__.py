@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from parastrat.errors import ProbeError
 from parastrat.hardware import Hardware, Host, NetworkKind
-from parastrat.probe.accelerators import gpu_hardware, refuse_other_accelerators
-from parastrat.probe.host import LIVE, read_host
+from parastrat.probe.accelerators import gpu_hardware
 from parastrat.probe.job import nodes_of_job
-from parastrat.probe.network import read_network
-from parastrat.probe.nvml import read_gpus
+from parastrat.probe.reading import read_machine
 from parastrat.profiles import cpu_hardware
 from parastrat.profiles.nodes import with_ranks
 from parastrat.units import GIB
@@ -21,9 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parastrat.hardware import Network
-    from parastrat.probe.host import HostFacts
+    from parastrat.machine import HostFacts, Machine
 
-__all__ = ["probe_hardware"]
+__all__ = ["hardware_of", "probe_hardware", "read_machine"]
 
 
 def probe_hardware(*, ranks_per_node: int | None = None, root: Path | None = None) -> Hardware:
@@ -39,22 +37,29 @@ def probe_hardware(*, ranks_per_node: int | None = None, root: Path | None = Non
         ProbeError: for what is present and cannot be read, or GPUs that no profile describes.
         ProfileError: for a number of ranks that the host cannot have.
     """
-    place = root or LIVE
     num_nodes = nodes_of_job(os.environ) if root is None else 1
-    host = read_host(place)
-    found = read_gpus(place)
-    if found.trouble is not None:
+    return hardware_of(read_machine(root), ranks_per_node=ranks_per_node, num_nodes=num_nodes)
+
+
+def hardware_of(machine: Machine, *, ranks_per_node: int | None = None, num_nodes: int = 1) -> Hardware:
+    """Return the hardware that so many hosts like this one are.
+
+    Raises:
+        ProbeError: for cores or memory that are not stated, a driver in trouble, or accelerators that
+            no profile describes.
+        ProfileError: for a number of ranks that the host cannot have.
+    """
+    if machine.trouble is not None:
         raise ProbeError(
-            found.trouble,
+            machine.trouble,
             hint="look at the driver (nvidia-smi), or name the hardware with --on; "
             "--on cpu plans for the processors alone",
         )
-    network = read_network(place, accelerators=len(found.gpus))
-    if not found.gpus:
-        refuse_other_accelerators(place)
+    host, network = machine.host, machine.network
+    if not machine.gpus:
         return _processes(host, network, ranks_per_node=ranks_per_node, num_nodes=num_nodes)
-    hardware = gpu_hardware(found.gpus, num_nodes, network)
-    name = _name(f"{len(found.gpus)} x {hardware.device.name}", num_nodes)
+    hardware = gpu_hardware(machine.gpus, num_nodes, network)
+    name = _name(f"{len(machine.gpus)} x {hardware.device.name}", num_nodes)
     hardware = replace(hardware, name=name, host=_host(host))
     return hardware if ranks_per_node is None else with_ranks(hardware, ranks_per_node)
 
@@ -62,6 +67,9 @@ def probe_hardware(*, ranks_per_node: int | None = None, root: Path | None = Non
 def _processes(
     host: HostFacts, network: Network, *, ranks_per_node: int | None, num_nodes: int
 ) -> Hardware:
+    if host.cores is None or host.memory_bytes is None:
+        missing = "number of cores" if host.cores is None else "size of the memory"
+        raise ProbeError(f"the {missing} is not stated", hint="name the hardware with --on")
     unstated = network.kind in {NetworkKind.UNKNOWN, NetworkKind.NONE}
     hardware = cpu_hardware(
         cores=host.cores,

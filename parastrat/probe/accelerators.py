@@ -7,22 +7,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.errors import ProbeError
-from parastrat.hardware import DeviceType, FabricKind, FigureKind, Link, Provenance
-from parastrat.probe.files import entries, read_text
+from parastrat.hardware import DeviceType, FabricKind, FigureKind, Link, Provenance, Vendor
+from parastrat.probe.files import whole
 from parastrat.profiles import device_names, load_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from parastrat.hardware import Device, Hardware, Network
-    from parastrat.probe.nvml import Gpu
+    from parastrat.machine import Gpu
 
 #: words that make another product of the same chip; a profile without them does not describe it
 _VARIANTS = frozenset({"pcie", "nvl", "d", "laptop", "ti", "super", "mobile"})
 #: driver versions differ in what they reserve of the same card
 _MEMORY_TOLERANCE = 0.03
 _PCIE_NODE = "8x-rtx-4090"
+#: compute capability from which boards of eight have switches (HGX A100 and later)
+_AMPERE = 8
+_MOST_WITHOUT_SWITCH = 4
 
 
 def gpu_hardware(gpus: Sequence[Gpu], num_nodes: int, network: Network) -> Hardware:
@@ -45,7 +47,7 @@ def gpu_hardware(gpus: Sequence[Gpu], num_nodes: int, network: Network) -> Hardw
     )
 
 
-def profile_of(gpu: Gpu, count: int) -> Device:
+def profile_of(gpu: Gpu, count: int = 1) -> Device:
     """Return the profile of a GPU, of which a host has ``count``.
 
     It has the same chip and form in its name, the same capability, the same memory.
@@ -53,14 +55,16 @@ def profile_of(gpu: Gpu, count: int) -> Device:
     Raises:
         ProbeError: if there is none; the hint names the nearest and how to go on.
     """
-    for device in _profiles():
-        if _describes(device, gpu):
-            return device
+    words = set(_words(gpu.name or ""))
+    for name in device_names():
+        if _is_named(name, words):
+            device = load_hardware(f"{name}x1").device
+            if _describes(device, gpu):
+                return device
     memory = f", {gpu.memory_bytes / 2**30:.1f} GiB" if gpu.memory_bytes else ""
-    known = ", ".join(device.name for device in _profiles())
     raise ProbeError(
         f"no profile describes this GPU: {gpu.name}{memory}",
-        hint=f"plan for the nearest with --on, such as --on {_nearest(gpu)}x{count} (known: {known})",
+        hint=f"plan for the nearest with --on, such as --on {_nearest(gpu)}x{count}",
     )
 
 
@@ -77,37 +81,57 @@ def _nearest(gpu: Gpu) -> str:
 
 
 def fabric(gpus: Sequence[Gpu]) -> FabricKind | None:
-    """Return what joins the GPUs of a node; None where the driver hides the far end, as in some VMs."""
+    """Return what joins the accelerators of a node; None where nothing tells.
+
+    Where the far ends of NVLinks are hidden, as in VMs, more than four GPUs since Ampere have switches
+    between them: boards without have four.
+    """
+    if len(gpus) < 2 and not any(gpu.nvlink_domain for gpu in gpus):
+        return FabricKind.NONE
+    if any(gpu.mig for gpu in gpus):
+        return FabricKind.NONE
     if all(gpu.nvlink_domain for gpu in gpus):
         return FabricKind.NVLINK_DOMAIN
-    if len(gpus) == 1:
-        return FabricKind.NONE
-    if all(gpu.nvlinks == 0 for gpu in gpus):
+    links = {gpu.nvlinks for gpu in gpus}
+    if links == {0}:
         return FabricKind.PCIE
+    if links & {0, None}:
+        return None
+    if gpus[0].vendor is Vendor.AMD:
+        return FabricKind.XGMI
     remotes = {gpu.nvlink_remote for gpu in gpus}
+    if remotes == {None}:
+        is_new = all(_major(gpu) >= _AMPERE for gpu in gpus)
+        return FabricKind.NVSWITCH if is_new and len(gpus) > _MOST_WITHOUT_SWITCH else None
     kinds = {"SWITCH": FabricKind.NVSWITCH, "GPU": FabricKind.NVLINK}
     return kinds.get(remotes.pop() or "") if len(remotes) == 1 else None
 
 
-def refuse_other_accelerators(root: Path) -> None:
-    """Stop where there are accelerators that this probe cannot read: a plan for the CPUs would mislead.
+def domain_size(gpus: Sequence[Gpu], kind: FabricKind | None) -> int | None:
+    """Return how many accelerators share the fast fabric; None on hosts without, or where it is unknown.
 
-    Raises:
-        ProbeError: naming the vendor.
+    A host sees its own part of a domain that spans nodes; its size is that of the device's usual machine.
     """
-    nodes = entries(root / "sys/class/kfd/kfd/topology/nodes")
-    amd = [node for node in nodes if (read_text(node / "gpu_id") or "0") != "0"]
-    gaudi = entries(root / "sys/class/habanalabs")
-    for vendor, found in (("AMD", amd), ("Intel Gaudi", gaudi)):
-        if found:
-            raise ProbeError(
-                f"this host has {len(found)} {vendor} accelerators, which the probe cannot read yet",
-                hint="name the hardware with --on; --on cpu plans for the processors alone",
-            )
+    if not gpus or kind is None:
+        return None
+    if kind is not FabricKind.NVLINK_DOMAIN:
+        return 1 if kind is FabricKind.NONE else len(gpus)
+    try:
+        device = profile_of(gpus[0])
+    except ProbeError:
+        return None
+    return load_hardware(f"{device.name}x{len(gpus)}").scale_up_devices
 
 
 def _the_kind(gpus: Sequence[Gpu]) -> Gpu:
-    """Return one of the GPUs, all of which are alike."""
+    """Return one of the accelerators, all of which are alike."""
+    silent = [str(at) for at, gpu in enumerate(gpus) if gpu.name is None]
+    if silent:
+        raise ProbeError(
+            f"nothing tells what these accelerators are: {', '.join(silent)} of {len(gpus)}",
+            hint="look at the driver (nvidia-smi, hl-smi, xpu-smi), or name the hardware with --on; "
+            "--on cpu plans for the processors alone",
+        )
     kinds = {(gpu.name, gpu.memory_bytes) for gpu in gpus}
     if len(kinds) > 1:
         names = ", ".join(sorted(str(name) for name, _ in kinds))
@@ -123,10 +147,19 @@ def _the_kind(gpus: Sequence[Gpu]) -> Gpu:
     return gpus[0]
 
 
-def _describes(device: Device, gpu: Gpu) -> bool:
-    words, described = set(_words(gpu.name or "")), _words(device.name)
+def _major(gpu: Gpu) -> int:
+    return whole((gpu.compute_capability or "").partition(".")[0]) or 0
+
+
+def _is_named(profile: str, words: set[str]) -> bool:
+    """Return whether a GPU's name has a profile's chip, and the same variant of it."""
+    described = _words(profile)
     chip = {described[0]} if described[0] != "rtx" else set(described[:2])
-    if not chip <= words or (words & _VARIANTS) - set(described):
+    return chip <= words and words & _VARIANTS == set(described) & _VARIANTS
+
+
+def _describes(device: Device, gpu: Gpu) -> bool:
+    if gpu.vendor is not device.vendor:
         return False
     if gpu.compute_capability not in (None, device.compute_capability):
         return False

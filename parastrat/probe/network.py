@@ -1,185 +1,178 @@
-"""What joins a host to others: its network interfaces and RDMA cards, as sysfs shows them."""
+"""What joins a host to others, out of its interfaces and RDMA cards."""
 
 from __future__ import annotations
 
-import socket
-import struct
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parastrat.hardware import Network, NetworkKind
-from parastrat.probe.files import entries, followed, read_int, read_text
-from parastrat.probe.host import LIVE
+from parastrat.errors import ProfileError
+from parastrat.hardware import Network, NetworkKind, Vendor
+from parastrat.machine import GpuDirect
+from parastrat.probe.files import entries, is_folder, read_text
+from parastrat.probe.interfaces import (
+    ETHERNET,
+    is_ipoib,
+    reachable,
+    read_default_interface,
+    read_interfaces,
+    socket_interface,
+)
+from parastrat.probe.limits import read_cloud
+from parastrat.probe.pci import place_at
+from parastrat.probe.rdma import compute_cards, gid_index, is_near, read_infiniband
+from parastrat.profiles import load_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-_AMAZON = "0x1d0f"
-#: /usr/include/linux/if_arp.h
-_ETHERNET, _INFINIBAND, _LOOPBACK = 1, 32, 772
-#: interfaces of container and VM bridges; they lead nowhere outside
-_INNER = (
-    "docker",
-    "veth",
-    "br-",
-    "virbr",
-    "cni",
-    "flannel",
-    "cali",
-    "ifb",
-    "tap",
-    "dummy",
-    "lxc",
-    "podman",
-)
-_SIOCGIFADDR = 0x8915
+    from parastrat.machine import Card, Gpu, Interface, PciPlace
+
+__all__ = ["NetworkFacts", "read_default_interface", "read_infiniband", "read_interfaces", "read_network"]
+
+#: Google's virtual card
+_GVNIC = "0x1ae0"
+#: A3 High has a card for the host and four for its GPUs, A3 Mega one and eight
+_TCPX_CARDS = 5
+#: the EFA driver says this of each generation; only newer drivers ask the device
+_EFA_DEFAULT_BITS_PER_S = 100e9
+#: generations that do have it: before p5en (aws-ofi-nccl src/platform-aws.c; clusters.csv)
+_EFA_OF_DEFAULT_RATE = frozenset({"0xefa0", "0xefa1", "0xefa2"})
+_KERNEL_WITH_DMABUF = (5, 12)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """One port of an RDMA card."""
+class NetworkFacts:
+    """A host's network with the cards and interfaces that it was told from."""
 
-    name: str
-    kind: NetworkKind
-    active: bool
-    #: None where the driver states none
-    bits_per_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interface:
-    """One network interface of the kernel."""
-
-    name: str
-    #: ARP hardware type: 1 Ethernet, 32 InfiniBand, 772 loopback
-    type: int | None
-    up: bool
-    #: has an IPv4 address; None where a recorded host does not say
-    addressed: bool | None
-    virtual: bool
-    wireless: bool
-    #: None where the driver states none, as virtual cards do
-    bits_per_s: float | None
+    network: Network
+    cards: tuple[Card, ...]
+    interfaces: tuple[Interface, ...]
+    #: RDMA cards of other networks; None where nothing tells them apart
+    excluded_hcas: tuple[str, ...] | None
+    gdr: GpuDirect
+    roce_v2_gid_index: int | None
+    #: some of several interfaces was taken, because the record has no routes
+    socket_is_assumed: bool
 
 
-def read_infiniband(root: Path) -> tuple[Card, ...]:
-    """Read the ports of all RDMA cards; empty where the host has no RDMA stack."""
-    cards = []
-    for link in sorted(entries(root / "sys/class/infiniband"), key=_by_number):
-        device = followed(link)
-        vendor = read_text(followed(device / "device") / "vendor")
-        for port in entries(device / "ports"):
-            rate = (read_text(port / "rate") or "").split()
-            state = read_text(port / "state") or ""
-            cards.append(
-                Card(
-                    name=device.name,
-                    kind=_card_kind(vendor, read_text(port / "link_layer")),
-                    active=state.startswith("4"),
-                    bits_per_s=float(rate[0]) * 1e9 if rate else None,
-                )
-            )
-    return tuple(cards)
-
-
-def read_interfaces(root: Path) -> tuple[Interface, ...]:
-    """Read all network interfaces but loopback."""
-    found = []
-    for link in entries(root / "sys/class/net"):
-        path = followed(link)
-        kind = read_int(path / "type")
-        if kind is None or kind == _LOOPBACK:
-            continue
-        speed = read_int(path / "speed")
-        bonded = (path / "bonding").is_dir()
-        found.append(
-            Interface(
-                name=path.name,
-                type=kind,
-                up=read_text(path / "operstate") == "up",
-                addressed=_addressed(path.name, root),
-                virtual="virtual" in path.parts and not bonded,
-                wireless=(path / "wireless").is_dir() or (path / "phy80211").is_dir(),
-                bits_per_s=speed * 1e6 if speed and speed > 0 else None,
-            )
-        )
-    return tuple(found)
-
-
-def read_default_interface(root: Path) -> str | None:
-    """Return the interface of the default route with the lowest metric; None without such a route."""
-    defaults = [row for row in _routes(root) if row[1] == row[7] == "00000000"]
-    return min(defaults, key=lambda row: int(row[6]))[0] if defaults else None
-
-
-def read_network(root: Path, *, accelerators: int) -> Network:
+def read_network(root: Path, gpus: Sequence[Gpu] = ()) -> NetworkFacts:
     """Read what joins this host to others; what sysfs cannot tell is None.
 
     Args:
         root: of the host.
-        accelerators: of the host. With more active RDMA cards than these, some serve storage, and the
-            host's rate into the training network is unknown.
+        gpus: its accelerators: cards near them are the training network's.
     """
     cards, interfaces = read_infiniband(root), read_interfaces(root)
-    reachable = [entry for entry in interfaces if entry.up and not entry.name.startswith(_INNER)]
-    over_infiniband = [
-        entry for entry in reachable if entry.type == _INFINIBAND and entry.addressed is not False
-    ]
-    kind = _network_kind(cards, reachable)
-    used = [card for card in cards if card.active and card.kind is kind]
-    mixed = accelerators > 0 and len(used) > accelerators and kind is not NetworkKind.EFA
-    return Network(
-        kind=kind,
-        node_bits_per_s=None if mixed else _node_rate(kind, used, reachable),
-        ipoib=bool(over_infiniband),
-        socket_ifname=_socket_interface(
-            () if accelerators else over_infiniband, reachable, read_default_interface(root)
+    places = [place_at(root, gpu.bus_id) for gpu in gpus]
+    usable = reachable(interfaces)
+    kind = _network_kind(root, cards, usable, places)
+    used = compute_cards(cards, kind, places)
+    rails = {card.interface for card in used or () if card.interface}
+    names = None if used is None else tuple(dict.fromkeys(card.name for card in used))
+    default = read_default_interface(root)
+    gdr = _gpudirect(root, kind, gpus, used or ())
+    chosen = socket_interface(usable, default, on_gpus=bool(gpus), rails=rails)
+    return NetworkFacts(
+        network=Network(
+            kind=kind,
+            node_bits_per_s=_node_rate(root, kind, used, usable),
+            ipoib=any(is_ipoib(entry) for entry in usable),
+            socket_ifname=chosen,
+            gpudirect={GpuDirect.NONE: False, GpuDirect.UNKNOWN: None}.get(gdr, True) if gpus else None,
+            compute_hcas=names or (),
         ),
-        gpudirect=_gpudirect(root, kind) if accelerators else None,
-        compute_hcas=() if mixed else tuple(dict.fromkeys(card.name for card in used)),
+        cards=cards,
+        interfaces=interfaces,
+        excluded_hcas=None
+        if names is None
+        else tuple(dict.fromkeys(card.name for card in cards if card.name not in names)),
+        gdr=gdr,
+        roce_v2_gid_index=gid_index(used or ()) if kind is NetworkKind.ROCE else None,
+        socket_is_assumed=default is None and _has_equals(chosen, usable, rails),
     )
 
 
-def _by_number(path: Path) -> tuple[int, str]:
-    """Order ``mlx5_9`` before ``mlx5_10``."""
-    return len(path.name), path.name
+def _has_equals(chosen: str | None, usable: Sequence[Interface], rails: set[str]) -> bool:
+    """Return whether other interfaces could serve sockets as well as the one that was chosen."""
+    equals = [
+        entry.name
+        for entry in usable
+        if entry.type == ETHERNET and not entry.virtual and not entry.enslaved and entry.name not in rails
+    ]
+    return chosen in equals and len(equals) > 1
 
 
-def _card_kind(vendor: str | None, link_layer: str | None) -> NetworkKind:
-    if vendor == _AMAZON:
-        return NetworkKind.EFA
-    kinds = {"InfiniBand": NetworkKind.INFINIBAND, "Ethernet": NetworkKind.ROCE}
-    return kinds.get(link_layer or "", NetworkKind.UNKNOWN)
-
-
-def _network_kind(cards: Sequence[Card], reachable: Sequence[Interface]) -> NetworkKind:
-    """Return the fastest kind at hand; only active ports and interfaces that are up count."""
-    active = {card.kind for card in cards if card.active}
-    for kind in (NetworkKind.EFA, NetworkKind.INFINIBAND, NetworkKind.ROCE):
-        if kind in active:
-            return kind
-    if any(entry.name.startswith("hsn") for entry in reachable):
+def _network_kind(
+    root: Path, cards: Sequence[Card], usable: Sequence[Interface], gpus: Sequence[PciPlace | None]
+) -> NetworkKind:
+    """Return the kind of the training network; only active ports and interfaces that are up count."""
+    active = [card for card in cards if card.active]
+    near = {card.kind for card in active if any(is_near(card, gpu) for gpu in gpus)}
+    everywhere = {card.kind for card in active}
+    order = (NetworkKind.EFA, NetworkKind.INFINIBAND, NetworkKind.ROCE)
+    # InfiniBand may be storage's alone, where the cards beside the accelerators speak Ethernet
+    for kinds in (near, everywhere):
+        found = next((kind for kind in order if kind in kinds), None)
+        if found is not None and (found is not NetworkKind.ROCE or not _is_slingshot(root, usable)):
+            return found
+    if _is_slingshot(root, usable):
         return NetworkKind.SLINGSHOT
-    if any(entry.type == _ETHERNET and not entry.virtual and not entry.wireless for entry in reachable):
+    if gpus and len(_google_cards(usable)) >= _TCPX_CARDS:
+        return NetworkKind.TCPX
+    if any(entry.type == ETHERNET and not entry.virtual and not entry.wireless for entry in usable):
         return NetworkKind.ETHERNET
-    if any(entry.wireless for entry in reachable):
+    if any(entry.wireless for entry in usable):
         return NetworkKind.WIFI
     # a container's virtual interface leads to a card of its host that cannot be seen from inside
-    return NetworkKind.UNKNOWN if reachable else NetworkKind.NONE
+    return NetworkKind.UNKNOWN if usable else NetworkKind.NONE
 
 
-def _node_rate(kind: NetworkKind, used: Sequence[Card], reachable: Sequence[Interface]) -> float | None:
+def _is_slingshot(root: Path, usable: Sequence[Interface]) -> bool:
+    return any(entry.name.startswith("hsn") for entry in usable) or bool(entries(root, "sys/class/cxi"))
+
+
+def _google_cards(usable: Sequence[Interface]) -> list[Interface]:
+    return [entry for entry in usable if entry.vendor == _GVNIC]
+
+
+def _node_rate(
+    root: Path, kind: NetworkKind, used: Sequence[Card] | None, usable: Sequence[Interface]
+) -> float | None:
     """Return the host's rate in bits per second, where all its parts are stated."""
-    if used:
-        return _sum_of_known(card.bits_per_s for card in used)
+    if kind is NetworkKind.EFA:
+        return _efa_rate(root, used or ())
+    if used is None or used:
+        return _sum_of_known(card.bits_per_s for card in used) if used else None
     if kind is NetworkKind.SLINGSHOT:
-        return _sum_of_known(entry.bits_per_s for entry in reachable if entry.name.startswith("hsn"))
+        rails = [entry.bits_per_s for entry in usable if entry.name.startswith("hsn")]
+        return _sum_of_known(rails) if rails else None
+    if kind is NetworkKind.TCPX:
+        # the first serves the host
+        return _sum_of_known(entry.bits_per_s for entry in _google_cards(usable)[1:])
     if kind is NetworkKind.ETHERNET:
-        rates = [entry.bits_per_s for entry in reachable if entry.type == _ETHERNET and not entry.virtual]
+        rates = [
+            entry.bits_per_s
+            for entry in usable
+            if entry.type == ETHERNET and not entry.virtual and not entry.enslaved
+        ]
         known = [rate for rate in rates if rate is not None]
-        return max(known) if len(known) == len(rates) else None
+        return max(known) if len(known) == len(rates) and known else None
     return None
+
+
+def _efa_rate(root: Path, cards: Sequence[Card]) -> float | None:
+    """Return what the cards state, or, where the driver states its default, what the instance has."""
+    rates = {card.bits_per_s for card in cards}
+    stated = rates - {_EFA_DEFAULT_BITS_PER_S}
+    if stated or all(card.device_id in _EFA_OF_DEFAULT_RATE for card in cards):
+        return _sum_of_known(card.bits_per_s for card in cards)
+    instance = (read_cloud(root) or "").removeprefix("aws:")
+    try:
+        return load_hardware(instance).network.node_bits_per_s if instance else None
+    except ProfileError:
+        return None
 
 
 def _sum_of_known(rates: Iterable[float | None]) -> float | None:
@@ -188,44 +181,30 @@ def _sum_of_known(rates: Iterable[float | None]) -> float | None:
     return sum(known) if len(known) == len(stated) else None
 
 
-def _socket_interface(
-    over_infiniband: Sequence[Interface], reachable: Sequence[Interface], default: str | None
-) -> str | None:
-    """Return the interface for sockets; None where there are several and nothing tells them apart.
+def _gpudirect(root: Path, kind: NetworkKind, gpus: Sequence[Gpu], used: Sequence[Card]) -> GpuDirect:
+    """Return what lets cards reach device memory; only a run's log proves that they do.
 
-    It is IP over InfiniBand where sockets carry the data, or the default route's, or the only one.
+    Source: NCCL 2.30.7 src/transport/net_ib; for EFA, generations from p4d on (AWS's EFA guide).
     """
-    if over_infiniband:
-        return over_infiniband[0].name
-    if default is not None:
-        return default
-    usable = [entry for entry in reachable if entry.addressed is not False and entry.type == _ETHERNET]
-    candidates = [entry for entry in usable if not entry.virtual] or usable
-    return candidates[0].name if len(candidates) == 1 else None
+    if not gpus or kind in {NetworkKind.ETHERNET, NetworkKind.WIFI, NetworkKind.NONE}:
+        return GpuDirect.NONE
+    if kind is NetworkKind.EFA:
+        first = any(card.device_id == "0xefa0" for card in used)
+        return GpuDirect.UNKNOWN if first else GpuDirect.EFA
+    if kind not in {NetworkKind.INFINIBAND, NetworkKind.ROCE} or gpus[0].vendor is not Vendor.NVIDIA:
+        return GpuDirect.UNKNOWN
+    peers = entries(root, "sys/kernel/mm/memory_peers")
+    if is_folder(root, "sys/module/nvidia_peermem") or any("/nv_mem" in peer for peer in peers):
+        return GpuDirect.NVIDIA_PEERMEM
+    driver = read_text(root, "proc/driver/nvidia/version")
+    kernel = _kernel(root)
+    if driver is None or kernel is None:
+        return GpuDirect.UNKNOWN
+    has_dmabuf = "Open Kernel Module" in driver and kernel >= _KERNEL_WITH_DMABUF
+    return GpuDirect.DMABUF if has_dmabuf else GpuDirect.NONE
 
 
-def _gpudirect(root: Path, kind: NetworkKind) -> bool | None:
-    """Return whether cards can reach device memory; None where only a run's log can tell."""
-    if kind in {NetworkKind.INFINIBAND, NetworkKind.ROCE} and (root / "sys/module/nvidia_peermem").is_dir():
-        return True
-    return None
-
-
-def _addressed(name: str, root: Path) -> bool | None:
-    if root != LIVE:
-        routes = _routes(root)
-        return any(row[0] == name for row in routes) if routes else None
-    import fcntl  # noqa: PLC0415 - Linux and macOS only, and only this machine has addresses to ask for
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-        except OSError:
-            return False
-    return True
-
-
-def _routes(root: Path) -> list[list[str]]:
-    """Return the IPv4 routes: interface, destination, gateway, flags, refs, use, metric, mask, ..."""
-    rows = [line.split() for line in (read_text(root / "proc/net/route") or "").splitlines()[1:]]
-    return [row for row in rows if len(row) > 7]
+def _kernel(root: Path) -> tuple[int, int] | None:
+    text = read_text(root, "proc/sys/kernel/osrelease") or read_text(root, "proc/version") or ""
+    found = re.search(r"\b([0-9]{1,3})\.([0-9]{1,4})\.", text)
+    return (int(found[1]), int(found[2])) if found else None

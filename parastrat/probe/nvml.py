@@ -12,33 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from parastrat.errors import ProbeError
-from parastrat.probe.files import read_text
-from parastrat.probe.host import LIVE
+from parastrat.machine import Gpu
+from parastrat.probe.files import LIVE, read_text
+from parastrat.probe.pci import sysfs_address
+
+__all__ = ["TIME_LIMIT_S", "Gpu", "GpuFacts", "ask", "facts_of", "read_gpus", "visible"]
 
 #: a driver that answers at all does so within a second, many GPUs without persistence mode in three
 TIME_LIMIT_S = 5.0
 #: signs of a driver that cannot block: the kernel module's, and WSL's
 _DRIVER = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
+_MOST_LINKS, _MOST_LANES = 64, 32
+#: how a record may say so of one fact (NVMLError_NotSupported)
+_NOT_SUPPORTED = "NotSupported"
 #: NVML_GPU_FABRIC_STATE_COMPLETED
 _FABRIC_COMPLETED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU. None is unknown."""
-
-    name: str | None
-    uuid: str | None = None
-    memory_bytes: int | None = None
-    #: such as ``9.0``
-    compute_capability: str | None = None
-    #: split into slices that cannot reach each other
-    mig: bool = False
-    nvlinks: int = 0
-    #: what the NVLinks lead to: ``SWITCH``, ``GPU`` or ``NPU``
-    nvlink_remote: str | None = None
-    #: a domain of NVLink that spans nodes
-    nvlink_domain: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +45,7 @@ def read_gpus(root: Path) -> GpuFacts:
         ProbeError: for a record that is malformed.
     """
     if root != LIVE:
-        record = read_text(root / "nvml.json")
+        record = read_text(root, "nvml.json")
         return facts_of(record) if record is not None else GpuFacts()
     if not any((root / sign).exists() for sign in _DRIVER):
         return GpuFacts()
@@ -102,33 +90,73 @@ def facts_of(record: str) -> GpuFacts:
     try:
         table = json.loads(record)
         gpus = tuple(_gpu(entry) for entry in table["gpus"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    # deep nesting ends in RecursionError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProbeError(
-            f"the record of the GPUs is malformed: {error!r}",
+            f"the record of the GPUs is malformed: {str(error)[:200]!r}",
             hint="record the host again, or use --on NAME",
         ) from error
     trouble = table.get("trouble")
-    if trouble in {"NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"}:
+    if trouble in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
         return GpuFacts()  # a machine without a driver has no GPU that torch could use
     return GpuFacts(gpus=gpus, trouble=f"NVML: {table.get('message', trouble)}" if trouble else None)
 
 
 def _gpu(entry: Mapping[str, Any]) -> Gpu:
-    capability, fabric, mig = entry.get("cuda_cc"), entry.get("fabric") or {}, entry.get("mig")
-    cluster = str(fabric.get("clusterUuid") or "").replace("-", "")
+    """Return one GPU; what its driver refused to tell, in whatever words, is None.
+
+    A link's state that is not supported is no link; the far ends of links may be hidden, as in VMs.
+    """
+    mig, name = entry.get("mig"), entry.get("name") if "error" in entry else entry["name"]
+    remote = entry.get("nvlink_remote_type")
     return Gpu(
-        name=entry["name"],
-        uuid=entry.get("uuid"),
-        memory_bytes=entry.get("memory_total_bytes"),
-        compute_capability=".".join(map(str, capability)) if capability else None,
-        mig=bool(mig and mig[0]),
-        nvlinks=entry.get("nvlink_active") or 0,
-        nvlink_remote=entry.get("nvlink_remote_type"),
-        # H100 boxes report a completed fabric with a zero cluster (meta-pytorch/torchcomms#936)
-        nvlink_domain=fabric.get("state") == _FABRIC_COMPLETED
-        and fabric.get("status") == 0
-        and bool(cluster.strip("0")),
+        name=name if isinstance(name, str) else None,
+        uuid=entry["uuid"] if isinstance(entry.get("uuid"), str) else None,
+        memory_bytes=_number(entry, "memory_total_bytes", 2**60) or None,
+        compute_capability=_capability(entry.get("cuda_cc")),
+        mig=isinstance(mig, list) and bool(mig) and mig[0] == 1,
+        nvlinks=_number(entry, "nvlink_active", _MOST_LINKS),
+        nvlink_remote=remote if isinstance(remote, str) else None,
+        nvlink_domain=_in_domain(entry.get("fabric")),
+        peers=_peers(entry.get("nvlink_peers")),
+        bus_id=sysfs_address(entry.get("bus_id")),
+        numa_node=_number(entry, "numa", 2**16),
+        pcie_width=_number(entry, "pcie_width_cur", _MOST_LANES) or None,
+        pcie_width_max=_number(entry, "pcie_width_max", _MOST_LANES) or None,
     )
+
+
+def _number(entry: Mapping[str, Any], key: str, most: int) -> int | None:
+    value = entry.get(key)
+    if isinstance(value, str) and _NOT_SUPPORTED in value:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= most else None
+
+
+def _capability(value: object) -> str | None:
+    if not (isinstance(value, list) and len(value) == 2 and all(type(part) is int for part in value)):
+        return None
+    return ".".join(map(str, value)) if all(0 <= part < 1000 for part in value) else None
+
+
+def _in_domain(fabric: object) -> bool:
+    """Return whether a GPU is in a domain of NVLink that spans nodes.
+
+    H100 boxes report a completed fabric with a zero cluster (meta-pytorch/torchcomms#936).
+    """
+    if not isinstance(fabric, dict):
+        return False
+    is_ready = fabric.get("state") == _FABRIC_COMPLETED and fabric.get("status") == 0
+    return is_ready and bool(str(fabric.get("clusterUuid") or "").strip("0-"))
+
+
+def _peers(table: object) -> tuple[tuple[str, int], ...]:
+    if not isinstance(table, dict):
+        return ()
+    known = ((sysfs_address(address), _number(table, address, _MOST_LINKS)) for address in table)
+    return tuple((address, links) for address, links in known if address and links)
 
 
 def visible(facts: GpuFacts, setting: str | None) -> GpuFacts:

@@ -42,6 +42,7 @@ def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
         return {"name": None}
     memory = _ask(pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
     links, remote = _links(pynvml, handle)
+    pci = _ask(pynvml, pynvml.nvmlDeviceGetPciInfo, handle)
     return {
         "name": _ask(pynvml, pynvml.nvmlDeviceGetName, handle),
         "uuid": _ask(pynvml, pynvml.nvmlDeviceGetUUID, handle),
@@ -50,8 +51,22 @@ def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
         "mig": _ask(pynvml, pynvml.nvmlDeviceGetMigMode, handle),
         "nvlink_active": links,
         "nvlink_remote_type": remote,
+        "nvlink_peers": _peers(pynvml, handle) if remote == "GPU" else {},
         "fabric": _fabric(pynvml, handle),
+        "bus_id": _text(getattr(pci, "busId", None)),
+        "numa": _ask(pynvml, pynvml.nvmlDeviceGetNumaNodeId, handle),
+        "pcie_gen_cur": _ask(pynvml, pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        "pcie_gen_max": _ask(pynvml, pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width_cur": _ask(pynvml, pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        "pcie_width_max": _ask(pynvml, pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "ecc": _ask(pynvml, pynvml.nvmlDeviceGetEccMode, handle),
+        "power_limit_mw": _ask(pynvml, pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
     }
+
+
+def _text(value: Any) -> str | None:
+    """Return text; older releases of the binding give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _links(pynvml: Any, handle: Any) -> tuple[int, str | None]:
@@ -65,6 +80,22 @@ def _links(pynvml: Any, handle: Any) -> tuple[int, str | None]:
             active += 1
             remotes.add(_ask(pynvml, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link))
     return active, _LINK_REMOTES.get(remotes.pop()) if len(remotes) == 1 else None
+
+
+def _peers(pynvml: Any, handle: Any) -> dict[str, int]:
+    """Return the number of active NVLinks to each GPU, by its PCI address."""
+    peers: dict[str, int] = {}
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        state = _ask(pynvml, pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:
+            break
+        if state != pynvml.NVML_FEATURE_ENABLED:
+            continue
+        remote = _ask(pynvml, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        address = _text(getattr(remote, "busId", None))
+        if address is not None:
+            peers[address] = peers.get(address, 0) + 1
+    return peers
 
 
 def _fabric(pynvml: Any, handle: Any) -> dict[str, Any] | None:

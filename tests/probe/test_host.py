@@ -8,7 +8,7 @@ import pytest
 
 from parastrat.errors import ProbeError
 from parastrat.hardware import HostSystem
-from parastrat.probe.files import count_in_list, entries, followed, read_text
+from parastrat.probe.files import count_in_list
 from parastrat.probe.host import read_cores, read_memory_bytes, read_numa_nodes, read_system
 
 
@@ -89,11 +89,17 @@ def test_memory_limit(tmp_path: Path, limit: str, size: int) -> None:
     assert read_memory_bytes(root) == size
 
 
-def test_memory_that_is_not_stated_is_an_error(tmp_path: Path) -> None:
+def test_memory_that_is_not_stated_is_unknown(tmp_path: Path) -> None:
     root = tree(tmp_path)
     (root / "proc/meminfo").write_text("MemFree: 1 kB\n")
-    with pytest.raises(ProbeError, match="memory"):
-        read_memory_bytes(root)
+    assert read_memory_bytes(root) is None
+
+
+def test_a_limit_alone_does_not_make_the_memory_known(tmp_path: Path) -> None:
+    root = tree(tmp_path, sys__fs__cgroup__memory__memory="x")
+    (root / "proc/meminfo").unlink()
+    (root / "sys/fs/cgroup/memory.max").write_text("4096")
+    assert read_memory_bytes(root) is None
 
 
 def test_numa_nodes(tmp_path: Path) -> None:
@@ -111,33 +117,3 @@ def test_a_malformed_list_is_named() -> None:
     assert count_in_list("0-3,8,10-11\n") == 7
     with pytest.raises(ProbeError, match="0-x"):
         count_in_list("0-x")
-
-
-def test_absent_is_a_value(tmp_path: Path) -> None:
-    assert read_text(tmp_path / "rate") is None
-    assert entries(tmp_path / "infiniband") == ()
-
-
-def test_unreadable_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> str:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(ProbeError, match=r"rate cannot be read: Permission denied"):
-        read_text(tmp_path / "rate")
-
-
-def test_an_attribute_without_a_value_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_value(*_: object, **__: object) -> str:
-        raise OSError(22, "Invalid argument")  # what the speed of a link that is down answers
-
-    monkeypatch.setattr(Path, "read_text", no_value)
-    assert read_text(tmp_path / "speed") is None
-
-
-def test_links_are_followed_in_both_forms(tmp_path: Path) -> None:
-    (tmp_path / "devices/card").mkdir(parents=True)
-    (tmp_path / "class").mkdir()
-    (tmp_path / "class/a").symlink_to("../devices/card")
-    (tmp_path / "class/b").write_text("../devices/card")
-    assert {followed(path) for path in entries(tmp_path / "class")} == {tmp_path / "devices/card"}

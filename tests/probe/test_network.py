@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from parastrat.hardware import NetworkKind
-from parastrat.probe.network import read_default_interface, read_infiniband, read_interfaces, read_network
+from parastrat.hardware import Network, NetworkKind
+from parastrat.machine import Gpu
+from parastrat.probe import network
+from parastrat.probe.network import read_default_interface, read_infiniband, read_interfaces
 
 ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
 eth1 00000000 010200C0 0003 0 0 200 00000000 0 0 0
 eth0 00000000 010200C0 0003 0 0 100 00000000 0 0 0
 ib0 000200C0 00000000 0001 0 0 0 00FFFFFF 0 0 0
 """
+
+
+def read_network(root: Path, *, accelerators: int) -> Network:
+    """The network of a host with accelerators whose place on the bus is unknown."""
+    gpus = [Gpu(name="NVIDIA H100 80GB HBM3") for _ in range(accelerators)]
+    return network.read_network(root, gpus).network
 
 
 def card(
@@ -58,18 +66,18 @@ def test_kind_of_a_card(tmp_path: Path, vendor: str, layer: str, kind: NetworkKi
 def test_a_card_that_is_not_active_does_not_count(tmp_path: Path) -> None:
     card(tmp_path, "mlx5_0", layer="InfiniBand", state="2: INIT", rate="200 Gb/sec (4X HDR)")
     interface(tmp_path, "eno1", speed=25_000)
-    network = read_network(tmp_path, accelerators=0)
-    assert network.kind is NetworkKind.ETHERNET
-    assert network.node_bits_per_s == 25e9
-    assert network.compute_hcas == ()
+    found = read_network(tmp_path, accelerators=0)
+    assert found.kind is NetworkKind.ETHERNET
+    assert found.node_bits_per_s == 25e9
+    assert found.compute_hcas == ()
 
 
 def test_rates_add_up_and_cards_are_counted_in_order(tmp_path: Path) -> None:
     for number in (10, 9, 1):
         card(tmp_path, f"mlx5_{number}", layer="InfiniBand", rate="200 Gb/sec (4X HDR)")
-    network = read_network(tmp_path, accelerators=0)
-    assert network.node_bits_per_s == 600e9
-    assert network.compute_hcas == ("mlx5_1", "mlx5_9", "mlx5_10")
+    found = read_network(tmp_path, accelerators=0)
+    assert found.node_bits_per_s == 600e9
+    assert found.compute_hcas == ("mlx5_1", "mlx5_9", "mlx5_10")
 
 
 def test_cards_beyond_the_gpus_leave_the_rate_unknown(tmp_path: Path) -> None:
@@ -117,10 +125,16 @@ def test_sockets_use_the_default_route_where_gpus_carry_their_own_data(tmp_path:
     assert read_network(tmp_path, accelerators=8).socket_ifname == "eth0"
 
 
-def test_of_two_interfaces_without_a_route_none_is_chosen(tmp_path: Path) -> None:
-    interface(tmp_path, "eno1", speed=1000)
-    interface(tmp_path, "eno2", speed=100_000)
-    assert read_network(tmp_path, accelerators=0).socket_ifname is None
+def test_of_two_interfaces_without_a_route_the_first_is_taken_and_that_is_told(tmp_path: Path) -> None:
+    for name in ("eth10", "eth9"):
+        interface(tmp_path, name, speed=1000)
+    facts = network.read_network(tmp_path)
+    assert facts.network.socket_ifname == "eth9"
+    assert facts.socket_is_assumed
+    routes(tmp_path)
+    facts = network.read_network(tmp_path)
+    assert facts.network.socket_ifname == "eth0"
+    assert not facts.socket_is_assumed
 
 
 def test_bridges_and_loopback_are_no_network(tmp_path: Path) -> None:
@@ -132,17 +146,17 @@ def test_bridges_and_loopback_are_no_network(tmp_path: Path) -> None:
 
 def test_speed_of_a_virtual_card_is_unknown(tmp_path: Path) -> None:
     interface(tmp_path, "eth0", speed=-1)
-    network = read_network(tmp_path, accelerators=0)
-    assert network.kind is NetworkKind.ETHERNET
-    assert network.node_bits_per_s is None
+    found = read_network(tmp_path, accelerators=0)
+    assert found.kind is NetworkKind.ETHERNET
+    assert found.node_bits_per_s is None
 
 
 def test_slingshot_is_told_by_its_interfaces(tmp_path: Path) -> None:
     for number in range(4):
         interface(tmp_path, f"hsn{number}", speed=200_000)
-    network = read_network(tmp_path, accelerators=4)
-    assert network.kind is NetworkKind.SLINGSHOT
-    assert network.node_bits_per_s == 800e9
+    found = read_network(tmp_path, accelerators=4)
+    assert found.kind is NetworkKind.SLINGSHOT
+    assert found.node_bits_per_s == 800e9
 
 
 def test_bond_is_real_although_the_kernel_calls_it_virtual(tmp_path: Path) -> None:

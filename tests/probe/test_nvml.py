@@ -117,6 +117,13 @@ def test_a_fabric_needs_a_cluster(fabric_info: dict[str, Any] | None, spans: boo
         ("NVIDIA A100-SXM4-80GB", 81920, "8.0", "a100-sxm4-80"),
         ("NVIDIA GeForce RTX 4090", 24564, "8.9", "rtx-4090"),
         ("NVIDIA B200", 183359, "10.0", "b200"),
+        ("NVIDIA H100 PCIe", 81559, "9.0", "h100-pcie"),
+        ("NVIDIA A100 80GB PCIe", 81920, "8.0", "a100-pcie-80"),
+        ("NVIDIA A100-PCIE-40GB", 40960, "8.0", "a100-pcie-40"),
+        ("NVIDIA H200 NVL", 143771, "9.0", "h200-nvl"),
+        ("NVIDIA H20", 97871, "9.0", "h20"),
+        ("Tesla V100-SXM2-32GB", 32768, "7.0", "v100-sxm2-32"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97887, "12.0", "rtx-pro-6000"),
     ],
 )
 def test_profile_of_a_gpu(name: str, mib: int, capability: str, profile: str) -> None:
@@ -127,13 +134,12 @@ def test_profile_of_a_gpu(name: str, mib: int, capability: str, profile: str) ->
 @pytest.mark.parametrize(
     ("name", "mib", "capability", "nearest"),
     [
-        ("NVIDIA H100 PCIe", 81559, "9.0", "h100-sxm5x8"),
-        ("NVIDIA H200 NVL", 143771, "9.0", "h200-sxmx8"),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, "8.9", "rtx-4090x8"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376, "8.9", "x8"),
         ("NVIDIA GeForce RTX 4090 D", 24564, "8.9", "rtx-4090x8"),
+        ("NVIDIA GeForce RTX 3090 Ti", 24564, "8.6", "rtx-3090x8"),
         ("NVIDIA H100 80GB HBM3", 81559, "9.9", "h100"),
-        ("NVIDIA H20", 97871, "9.0", "h100-96gb"),
-        ("NVIDIA RTX PRO 6000 Blackwell", 97887, "12.0", "x8"),
+        ("NVIDIA A100-SXM4-80GB", 60000, "8.0", "a100"),
+        ("NVIDIA RTX PRO 4000 Blackwell", 24467, "12.0", "x8"),
     ],
 )
 def test_another_product_of_the_same_chip_is_not_taken_for_it(
@@ -152,8 +158,12 @@ def test_fabric() -> None:
     assert fabric([H100]) is FabricKind.NONE
     assert fabric([like(H100, nvlinks=0)] * 2) is FabricKind.PCIE
     assert fabric([like(H100, nvlink_domain=True)] * 4) is FabricKind.NVLINK_DOMAIN
-    # a VM hides the far end: what the profile assumes stands
-    assert fabric([like(H100, nvlink_remote=None)] * 8) is None
+    # a VM hides the far end: boards of eight have switches, of fewer the profile's assumption stands
+    assert fabric([like(H100, nvlink_remote=None)] * 8) is FabricKind.NVSWITCH
+    assert fabric([like(H100, nvlink_remote=None)] * 4) is None
+    assert fabric([like(H100, nvlink_remote=None, compute_capability="7.0")] * 8) is None
+    assert fabric([like(H100, nvlinks=None)] * 8) is None
+    assert fabric([like(H100, mig=True)] * 8) is FabricKind.NONE
 
 
 def test_pcie_between_gpus_of_an_nvlink_profile_has_pcie_figures() -> None:
