@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from parastrat.cli.completion import hardware_words, model_words, target_words
 from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,17 +21,33 @@ _SCHEMA = "parastrat.emit/1"
 
 _Plan = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
 _To = Annotated[
-    str, typer.Option("--to", metavar="TARGET", help="torchrun, slurm or python.", show_default=False)
+    str,
+    typer.Option(
+        "--to",
+        metavar="TARGET",
+        help="torchrun, slurm or python.",
+        show_default=False,
+        autocompletion=target_words,
+    ),
 ]
 _Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="DIR", help="Write the files here, not to stdout."),
 ]
 _Model = Annotated[
-    str | None, typer.Option("--model", metavar="MODEL", help="Where the plan file does not say it.")
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="Where the plan file does not say it.", autocompletion=model_words
+    ),
 ]
 _On = Annotated[
-    str | None, typer.Option("--on", metavar="HARDWARE", help="Where the plan file does not say it.")
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="HARDWARE",
+        help="Where the plan file does not say it.",
+        autocompletion=hardware_words,
+    ),
 ]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite files with other contents.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the files.")]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from parastrat.cli.completion import rule_words
 from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ _MOST_GUESSES = 3
 _SCHEMA = "parastrat.explain/1"
 
 Code = Annotated[
-    str | None, typer.Argument(metavar="[CODE]", help="Such as PS101; all are listed without it.")
+    str | None,
+    typer.Argument(
+        metavar="[CODE]", help="Such as PS101; all are listed without it.", autocompletion=rule_words
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 

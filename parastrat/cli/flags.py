@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from parastrat.cli.completion import hardware_words, model_words, stack_words
 from parastrat.plan import Recompute
 from parastrat.workload import Optimizer, Precision
 
@@ -23,6 +24,7 @@ _Model = typer.Argument(
     help="A preset (llama-3.1-70b), an HF config.json or its folder, package.module:callable, "
     "path.py:callable, or hf:org/name.",
     show_default=False,
+    autocompletion=model_words,
 )
 
 
@@ -38,6 +40,7 @@ class JobFlags:
             metavar="HARDWARE",
             help="auto (this machine), NAME:N (dgx-h100:8 is 8 nodes), DEVICExM:N (h100-sxm5x4:2), cpu:N, "
             "or a file from probe -o.",
+            autocompletion=hardware_words,
         ),
     ] = "auto"
     ranks_per_node: Annotated[
@@ -58,7 +61,12 @@ class JobFlags:
     precision: Annotated[Precision | None, typer.Option(help="Number format.")] = None
     optimizer: Annotated[Optimizer | None, typer.Option(help="Decides the size of its states.")] = None
     stack: Annotated[
-        str, typer.Option(metavar="NAME", help="The software that runs it: torch, torch-compile, ...")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The software that runs it: torch, torch-compile, ...",
+            autocompletion=stack_words,
+        ),
     ] = "torch"
 
 

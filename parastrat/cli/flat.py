@@ -18,6 +18,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from typer.core import TyperCommand, TyperGroup
 
+from parastrat.cli.completion import choice_words
 from parastrat.errors import UsageError
 
 _Group = TypeVar("_Group")
@@ -47,7 +48,8 @@ def _passing(parameters: list[Any]) -> list[Any]:
 
 def _passed(parameter: Any, context: Any, value: Any) -> Any:
     """Return text, switches and absence as they are; leave the rest to the parameter's own class."""
-    is_absent = value is None and not parameter.required
+    # while a shell asks for completions, what is required may be missing still
+    is_absent = value is None and (not parameter.required or context.resilient_parsing)
     if not (is_absent or isinstance(value, str | bool)):
         return type(parameter).process_value(parameter, context, value)
     return value if parameter.callback is None else parameter.callback(context, parameter, value)
@@ -149,6 +151,7 @@ def _as_text(parameter: inspect.Parameter) -> inspect.Parameter:
     if isinstance(kind, type) and issubclass(kind, StrEnum) and details.metavar is None:
         details = copy.copy(details)
         details.metavar = "|".join(choice.value for choice in kind)
+        details.autocompletion = choice_words(choice.value for choice in kind)
     text: Any = str if default is not None else str | None
     return parameter.replace(
         annotation=Annotated[text, details], default=default if is_open else str(default)

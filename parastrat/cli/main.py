@@ -15,6 +15,7 @@ from parastrat.cli.emit import emit
 from parastrat.cli.estimate import estimate
 from parastrat.cli.explain import explain
 from parastrat.cli.flat import TextCommand, TextGroup, flat
+from parastrat.cli.probe import probe
 from parastrat.cli.profiles import profiles
 from parastrat.cli.recommend import recommend
 from parastrat.cli.run import run
@@ -29,7 +30,6 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     name="parastrat",
     cls=TextGroup,
-    add_completion=False,
     no_args_is_help=True,
     # rich would be imported for help and errors
     rich_markup_mode=None,
@@ -63,6 +63,7 @@ app.command(cls=TextCommand)(flat(estimate))
 app.command("why-not", cls=TextCommand)(flat(why_not))
 app.command(cls=TextCommand)(flat(explain))
 app.command(cls=TextCommand)(flat(profiles))
+app.command(cls=TextCommand)(flat(probe))
 app.command(cls=TextCommand)(flat(emit))
 # what follows the script is the script's
 app.command(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from parastrat.cli.completion import profile_words
 from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,11 +17,18 @@ _SCHEMA = "parastrat.profiles/1"
 Kind = Annotated[
     str | None,
     typer.Argument(
-        metavar="[KIND]", help="nodes, devices, models or stacks, to list them; or a NAME of any kind."
+        metavar="[KIND]",
+        help="nodes, devices, models or stacks, to list them; or a NAME of any kind.",
+        autocompletion=profile_words,
     ),
 ]
 Name = Annotated[
-    str | None, typer.Argument(metavar="[NAME]", help="Shown with every figure, its kind and its source.")
+    str | None,
+    typer.Argument(
+        metavar="[NAME]",
+        help="Shown with every figure, its kind and its source.",
+        autocompletion=profile_words,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
