@@ -151,12 +151,14 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazard:
-    """What was found and will harm training."""
+    """What was found and will harm training, or may because it is not known."""
 
     #: in a few words
     what: str
     why: str
     fix: str
+    #: nothing is wrong as far as is known, but this is not
+    is_gap: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

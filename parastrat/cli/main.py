@@ -15,6 +15,7 @@ from parastrat.cli.emit import emit
 from parastrat.cli.estimate import estimate
 from parastrat.cli.explain import explain
 from parastrat.cli.flat import TextCommand, TextGroup, flat
+from parastrat.cli.probe import probe
 from parastrat.cli.profiles import profiles
 from parastrat.cli.recommend import recommend
 from parastrat.cli.run import run
@@ -62,6 +63,7 @@ app.command(cls=TextCommand)(flat(estimate))
 app.command("why-not", cls=TextCommand)(flat(why_not))
 app.command(cls=TextCommand)(flat(explain))
 app.command(cls=TextCommand)(flat(profiles))
+app.command(cls=TextCommand)(flat(probe))
 app.command(cls=TextCommand)(flat(emit))
 # what follows the script is the script's
 app.command(

@@ -31,7 +31,9 @@ def _accelerators(machine: Machine) -> Iterator[Hazard]:
         yield Hazard(
             what="accelerators cannot be read",
             why=machine.trouble,
-            fix="look at the driver (nvidia-smi, dmesg), and probe again",
+            fix="pip install nvidia-ml-py"
+            if "pynvml" in machine.trouble
+            else "look at the driver (nvidia-smi, dmesg), and probe again",
         )
     if any(gpu.mig for gpu in machine.gpus):
         yield Hazard(
@@ -79,18 +81,21 @@ def _network(machine: Machine) -> Iterator[Hazard]:
             what="speed unknown",
             why="the network's cards state none, and NCCL then assumes 10 Gb/s",
             fix="measure it between two nodes, and state it in the hardware file",
+            is_gap=True,
         )
     if machine.host.numa_nodes is None:
         yield Hazard(
             what="numa unknown",
             why="the kernel does not show NUMA nodes here, so ranks cannot be placed on them",
             fix="probe on the host itself, outside of the container",
+            is_gap=True,
         )
     if machine.excluded_hcas is None:
         yield Hazard(
             what="compute and storage cards look alike",
             why="more RDMA cards are active than there are accelerators, and PCIe does not tell them apart",
             fix="name the cards of the training network in NCCL_IB_HCA",
+            is_gap=True,
         )
 
 

@@ -57,7 +57,6 @@ def summary(machine: Machine, hardware: Hardware | None) -> dict[str, Any]:
     host, network, gpus = machine.host, machine.network, machine.gpus
     decision = between_nodes(machine, hardware)
     kind = machine.fabric or (hardware.scale_up_kind if hardware else None)
-    on_gpus = bool(gpus)
     node = _gbit(network.node_bits_per_s)
     return {
         "gpus": None if machine.trouble else len(gpus),
@@ -81,7 +80,7 @@ def summary(machine: Machine, hardware: Hardware | None) -> dict[str, Any]:
         "backend": decision.backend.value if decision.backend else None,
         "backend_fallback": _value(FALLBACKS.get(decision.row)),
         "backend_library": _library(machine, decision),
-        "needs_plugin": _PLUGINS.get(network.kind) if on_gpus else None,
+        "needs_plugin": plugin_of(machine),
         "env": dict(decision.env),
         "numa_nodes": host.numa_nodes,
         "cpus_effective": host.cores,
@@ -95,6 +94,12 @@ def summary(machine: Machine, hardware: Hardware | None) -> dict[str, Any]:
 def between_nodes(machine: Machine, hardware: Hardware | None) -> BackendDecision:
     """Return the backend of a job over several such hosts."""
     return backend_between_nodes(hardware or _without_figures(machine))
+
+
+def plugin_of(machine: Machine) -> str | None:
+    """Return the package that the collectives of a host's GPUs need on its network."""
+    on_gpus = bool(machine.gpus) and machine.gpus[0].type is DeviceType.CUDA
+    return _PLUGINS.get(machine.network.kind) if on_gpus else None
 
 
 def _without_figures(machine: Machine) -> Hardware:
