@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.hardware import DeviceType
+from parastrat.hardware import DeviceType, FigureKind
 from parastrat.plan import Compile, Offload, Shard
 
 if TYPE_CHECKING:
@@ -47,7 +47,15 @@ def hardware_words(hardware: Hardware) -> str:
         return hardware.name
     nodes = f"{hardware.num_nodes} {'node' if hardware.num_nodes == 1 else 'nodes'}"
     each = f"{hardware.devices_per_node} {device_word(hardware, hardware.devices_per_node)}"
-    return f"{hardware.name}: {nodes} of {each} ({hardware.device.name})"
+    links = "; links are assumed" if _links_are_assumed(hardware) else ""
+    return f"{hardware.name}: {nodes} of {each} ({hardware.device.name}{links})"
+
+
+def _links_are_assumed(hardware: Hardware) -> bool:
+    """Whether nobody stated any figure of the links, as of ``DEVICExM``."""
+    links = [link for link in (hardware.scale_up, hardware.scale_out) if link is not None]
+    kinds = {entry.kind for link in links for entry in link.provenance}
+    return kinds == {FigureKind.ASSUMED}
 
 
 def a_device(hardware: Hardware) -> str:

@@ -6,6 +6,7 @@ import pytest
 from report.answers import CONTEXT, fsdp2, nothing, pipelined
 
 from parastrat.plan import Offload
+from parastrat.profiles import load_hardware
 from parastrat.report.advice import wrapped_command
 from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.commands import next_steps, plan_flags, steps_to_fit, typed
@@ -153,5 +154,8 @@ def test_what_would_fit_is_asked_for_by_its_flags() -> None:
 
 def test_hardware_that_was_probed_is_named_by_what_was_found() -> None:
     assert hardware_words(fsdp2().hardware) == "cluster:2: 2 nodes of 8 GPUs (gpu)"
+    assert hardware_words(load_hardware("dgx-h100")) == "dgx-h100: 1 node of 8 GPUs (h100-sxm5)"
+    generic = hardware_words(load_hardware("h100x4:2"))
+    assert generic == "h100-sxm5x4:2: 2 nodes of 4 GPUs (h100-sxm5; links are assumed)"
     probed = replace(fsdp2().hardware, name="auto: 2 CPU processes on 2 cores, 23.5 GiB")
     assert hardware_words(probed) == probed.name
