@@ -105,6 +105,13 @@ TARGETS = {
         long_run=1.18,
         long_run_source="the A100's factor: no training run was at hand",
     ),
+    "rtx-pro-6000": Target(
+        gpu="RTX-PRO-6000",
+        device="rtx-pro-6000",
+        ridge=503 / 1.792,
+        long_run=1.18,
+        long_run_source="the A100's factor: no training run was at hand",
+    ),
 }
 
 
