@@ -16,6 +16,7 @@ from parastrat.hardware import DeviceType, Hardware
 from parastrat.parse.hardware_file import hardware_toml, read_hardware_file
 from parastrat.profiles.catalogue import ProfileKind, aliases_of, all_names, profile_names
 from parastrat.profiles.cpu import cpu_hardware, this_host
+from parastrat.profiles.details import MARK, with_detail
 from parastrat.profiles.devices import read_device
 from parastrat.profiles.files import ProfileFile, profiles_root, read_profile
 from parastrat.profiles.nodes import generic_node, named, read_node, with_ranks
@@ -72,6 +73,8 @@ def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
 def load_hardware(ref: str, *, ranks_per_node: int | None = None) -> Hardware:
     """Return the hardware that a user named: ``NAME[:N]``, ``DEVICExM[:N]`` or ``FILE[:N]``.
 
+    ``NAME@800g-per-node`` is a node whose network has another rate.
+
     Args:
         ref: a node profile or its alias, so many devices of a kind in a node, or the path of a file
             that ``probe -o`` wrote; N is the number of nodes, 1 when left out.
@@ -95,7 +98,9 @@ def load_hardware(ref: str, *, ranks_per_node: int | None = None) -> Hardware:
             network=None,
             name=name,
         )
-    hardware = _node(name, num_nodes or 1) or _generic(name, num_nodes or 1)
+    hardware = (
+        _node(name, num_nodes or 1) or _generic(name, num_nodes or 1) or _detailed(name, num_nodes or 1)
+    )
     if hardware is None:
         raise _unknown_hardware(name)
     return hardware if ranks_per_node is None else with_ranks(hardware, ranks_per_node)
@@ -167,6 +172,17 @@ def _node(name: str, num_nodes: int) -> Hardware | None:
         return read_node(node, read_device(device), num_nodes)
     except ValueError as error:  # a name outside its enumeration
         raise node.error(str(error)) from error
+
+
+def _detailed(name: str, num_nodes: int) -> Hardware | None:
+    """Return ``NAME@detail`` where no profile has that name; None when NAME is no node."""
+    own, mark, detail = name.partition(MARK)
+    node = _node(own, 1) if mark and own != DeviceType.CPU else None
+    if node is None:
+        return None
+    return replace(
+        with_detail(node, detail), num_nodes=num_nodes, name=named(f"{node.name}{MARK}{detail}", num_nodes)
+    )
 
 
 def _generic(name: str, num_nodes: int) -> Hardware | None:
