@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: /usr/include/linux/if_arp.h
 ETHERNET, INFINIBAND, _LOOPBACK = 1, 32, 772
+#: how Slingshot's interfaces are named
+SLINGSHOT = "hsn"
 #: interfaces of container and VM bridges; they lead nowhere outside
 _INNER = re.compile(r"(docker|veth|br-|virbr|cni|flannel|cali|ifb|tap|tun|dummy|lxc|podman|kube|nerdctl)")
 _SIOCGIFADDR = 0x8915
@@ -37,7 +39,9 @@ _FASTEST_MBIT = 10_000_000
 def read_interfaces(root: Path) -> tuple[Interface, ...]:
     """Read all network interfaces but loopback."""
     found = []
-    for link in entries(root, "sys/class/net"):
+    links = entries(root, "sys/class/net")
+    slaves = {name for link in links for name in (read_text(root, f"{link}/bonding/slaves") or "").split()}
+    for link in links:
         path = followed(root, link)
         kind = read_int(root, f"{link}/type")
         if path is None or kind is None or kind == _LOOPBACK:
@@ -52,7 +56,7 @@ def read_interfaces(root: Path) -> tuple[Interface, ...]:
                 virtual="virtual" in path.split("/") and not is_folder(root, f"{link}/bonding"),
                 wireless=is_folder(root, f"{link}/wireless") or is_folder(root, f"{link}/phy80211"),
                 bits_per_s=speed * 1e6 if speed and 0 < speed <= _FASTEST_MBIT else None,
-                enslaved=exists(root, f"{link}/master"),
+                enslaved=exists(root, f"{link}/master") or base(link) in slaves,
                 vendor=read_text(root, f"{link}/device/vendor"),
                 place=place_of(root, link),
             )
@@ -79,7 +83,7 @@ def socket_interface(
 
     Between CPU hosts, whose data goes through sockets, it is IP over InfiniBand where there is any. Else it
     is the default route's, or the first on the bus, as NCCL takes it: Ethernet that is no port of the
-    training network, then any Ethernet, then IP over InfiniBand.
+    training network, then any Ethernet, then IP over InfiniBand. On Slingshot it is Slingshot's own.
 
     Args:
         usable: interfaces that are up, in order.
@@ -90,8 +94,9 @@ def socket_interface(
     over_infiniband = [entry for entry in usable if is_ipoib(entry)]
     if over_infiniband and not on_gpus:
         return over_infiniband[0].name
-    if default is not None:
-        return default
+    own = next((entry.name for entry in usable if entry.name.startswith(SLINGSHOT)), None)
+    if own is not None or default is not None:
+        return own or default
     usable = [
         entry
         for entry in usable

@@ -12,6 +12,7 @@ from parastrat.machine import GpuDirect
 from parastrat.probe.files import entries, is_folder, read_text
 from parastrat.probe.interfaces import (
     ETHERNET,
+    SLINGSHOT,
     is_ipoib,
     reachable,
     read_default_interface,
@@ -130,7 +131,7 @@ def _network_kind(
 
 
 def _is_slingshot(root: Path, usable: Sequence[Interface]) -> bool:
-    return any(entry.name.startswith("hsn") for entry in usable) or bool(entries(root, "sys/class/cxi"))
+    return any(entry.name.startswith(SLINGSHOT) for entry in usable) or bool(entries(root, "sys/class/cxi"))
 
 
 def _google_cards(usable: Sequence[Interface]) -> list[Interface]:
@@ -146,7 +147,7 @@ def _node_rate(
     if used is None or used:
         return _sum_of_known(card.bits_per_s for card in used) if used else None
     if kind is NetworkKind.SLINGSHOT:
-        rails = [entry.bits_per_s for entry in usable if entry.name.startswith("hsn")]
+        rails = [entry.bits_per_s for entry in usable if entry.name.startswith(SLINGSHOT)]
         return _sum_of_known(rails) if rails else None
     if kind is NetworkKind.TCPX:
         # the first serves the host
@@ -155,7 +156,7 @@ def _node_rate(
         rates = [
             entry.bits_per_s
             for entry in usable
-            if entry.type == ETHERNET and not entry.virtual and not entry.enslaved
+            if entry.type == ETHERNET and not (entry.virtual or entry.enslaved or entry.wireless)
         ]
         known = [rate for rate in rates if rate is not None]
         return max(known) if len(known) == len(rates) and known else None

@@ -17,6 +17,8 @@ _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 #: PCI class codes: display controllers, and processing accelerators
 _DISPLAY, _WITHOUT_SCREEN, _ACCELERATOR = "0x03", "0x0380", "0x12"
+#: Linux drivers/accel/habanalabs, and Habana's user library
+_GAUDIS = {"0x1020": "Gaudi2", "0x1021": "Gaudi2", "0x1060": "Gaudi3", "0x1063": "Gaudi3"}
 #: vendor -> vendor, torch's device type, class
 _KINDS = {
     "0x10de": (Vendor.NVIDIA, DeviceType.CUDA, _DISPLAY),
@@ -111,7 +113,9 @@ def read_pci_accelerators(root: Path) -> tuple[Gpu, ...]:
             place = place_of(root, entry)
             found.append(
                 Gpu(
-                    name=None,
+                    name=_GAUDIS.get(read_text(root, f"{entry}/device") or "")
+                    if kind[1] is DeviceType.HPU
+                    else None,
                     vendor=kind[0],
                     type=kind[1],
                     nvlinks=None,

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
     from parastrat.machine import PciPlace
 
-_AMAZON = "0x1d0f"
+_AMAZON, _EFA = "0x1d0f", "0xefa"
+#: of node_type; iWARP is Ethernet too, and nothing that NCCL drives
+_IWARP = "4"
+_OTHER = NetworkKind.UNKNOWN
 _LAYERS = {"InfiniBand": NetworkKind.INFINIBAND, "Ethernet": NetworkKind.ROCE}
 #: ports of one card, and addresses of one port; drivers have at most 2 and 256
 _MOST_PORTS, _MOST_ADDRESSES = 8, 256
@@ -35,10 +38,11 @@ def read_infiniband(root: Path) -> tuple[Card, ...]:
         vendor, identity = (read_text(root, f"{link}/device/{name}") for name in ("vendor", "device"))
         nets = entries(root, f"{link}/device/net")
         width, width_max = read_width(root, place)
+        kind = _kind(vendor, identity, read_text(root, f"{link}/node_type"), device)
         cards += (
             Card(
                 name=base(link),
-                kind=_kind(vendor, read_text(root, f"{port}/link_layer")),
+                kind=kind or _LAYERS.get(read_text(root, f"{port}/link_layer") or "", _OTHER),
                 active=(read_text(root, f"{port}/state") or "").startswith("4"),
                 bits_per_s=_rate(read_text(root, f"{port}/rate")),
                 place=place,
@@ -92,10 +96,13 @@ def gid_index(cards: Sequence[Card]) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _kind(vendor: str | None, link_layer: str | None) -> NetworkKind:
+def _kind(vendor: str | None, identity: str | None, node_type: str | None, path: str) -> NetworkKind | None:
+    """Return the kind of a card's ports; None where each port's link layer says it."""
     if vendor == _AMAZON:
-        return NetworkKind.EFA
-    return _LAYERS.get(link_layer or "", NetworkKind.UNKNOWN)
+        return NetworkKind.EFA if (identity or _EFA).startswith(_EFA) else _OTHER
+    # RDMA in software (rxe, siw) runs on a network interface, which is counted itself
+    is_software = "virtual" in path.split("/")
+    return _OTHER if is_software or (node_type or "").startswith(_IWARP) else None
 
 
 def _rate(text: str | None) -> float | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.hardware import FabricKind, NetworkKind, Vendor
 from parastrat.machine import PciPath, Topology
-from parastrat.probe.interfaces import ETHERNET, reachable
+from parastrat.probe.interfaces import ETHERNET, SLINGSHOT, reachable
 from parastrat.probe.pci import path_between
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _rails(facts: NetworkFacts) -> dict[str, PciPlace | None]:
         return {card.name: card.place for card in facts.cards if card.name in used}
     usable = [entry for entry in reachable(facts.interfaces) if not entry.virtual and not entry.enslaved]
     if facts.network.kind is NetworkKind.SLINGSHOT:
-        return {entry.name: entry.place for entry in usable if entry.name.startswith("hsn")}
+        return {entry.name: entry.place for entry in usable if entry.name.startswith(SLINGSHOT)}
     if facts.network.kind not in {NetworkKind.ETHERNET, NetworkKind.TCPX}:
         return {}
     return {entry.name: entry.place for entry in usable if entry.type == ETHERNET and not entry.wireless}

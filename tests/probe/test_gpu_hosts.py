@@ -95,6 +95,8 @@ def test_slingshot_and_four_gpus_that_are_linked_directly(host: SyntheticHost) -
         folder = host.pci(f"pci0000:{at}0/0000:{at}0:02.0", f"{at}2:00.0", numa=at, vendor="0x17db")
         host.interface(f"hsn{at}", folder, speed=200_000)
     host.write("sys/devices/system/node/online", "0-3")
+    host.interface("nmn0", host.pci("pci0000:00/0000:00:00.0", "00:01.0"), speed=1000)
+    assert host.summary["socket_ifname"] == "hsn0"
     assert host.says("network", "per_gpu_gbps", "needs_plugin") == ("slingshot", 200, "aws-ofi-nccl")
     assert host.says("gpu_fabric", "gpu_gpu_path", "nic_gpu_path") == ("nvlink", "NV4", "PHB")
     assert host.summary["env"] == {"NCCL_SOCKET_IFNAME": "hsn"}
@@ -328,7 +330,8 @@ def test_gaudi_speaks_hccl(host: SyntheticHost) -> None:
     host.write("sys/module/habanalabs/version", "1.16")
     assert host.says("gpus", "vendor", "backend", "backend_fallback") == (8, "intel", "hccl", "gloo")
     assert host.says("backend_library", "nvlink_per_gpu") == (None, None)
-    assert host.machine.gpus[0].type is DeviceType.HPU
+    hardware = hardware_of(host.machine)
+    assert (hardware.device.name, hardware.device.type) == ("gaudi2", DeviceType.HPU)
 
 
 def test_gpus_of_a_recording_without_nvml(host: SyntheticHost) -> None:
