@@ -111,7 +111,7 @@ def backend_string(backend: Backend, device_type: str) -> str:
     Checkpoints, objects and offload need collectives on CPU tensors beside the device's.
     """
     if device_type == "cpu":
-        return f"cpu:{Backend.GLOO.value if backend is Backend.NCCL else backend.value}"
+        return Backend.GLOO.value if backend is Backend.NCCL else backend.value
     return f"cpu:gloo,{device_type}:{backend.value}"
 
 
