@@ -26,11 +26,11 @@ def write_files(files: Sequence[TextFile], directory: Path, *, force: bool = Fal
     """
     targets = {directory / file.path: file for file in files}
     try:
-        folders = [path for path in targets if path.is_dir()]
-        if folders:
-            raise UsageError(
-                f"cannot write {folders[0]}: it is a folder", hint="name another folder with -o"
-            )
+        # a device or a pipe would be replaced by a file
+        taken = [path for path in targets if path.exists() and not path.is_file()]
+        if taken:
+            what = "a folder" if taken[0].is_dir() else "a device or a pipe"
+            raise UsageError(f"cannot write {taken[0]}: it is {what}", hint="name another place with -o")
         changed = {path: file for path, file in targets.items() if not _holds(path, file)}
         if not force:
             _refuse_overwriting([path for path in changed if path.exists()])

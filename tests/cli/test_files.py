@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,3 +62,11 @@ def test_a_folder_in_the_way_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot write .*: it is a folder"):
         write_files([PLAN, RUN], tmp_path, force=True)
     assert listing(tmp_path) == {"run.sh"}
+
+
+def test_a_device_is_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "plan.toml"
+    os.mkfifo(pipe)
+    with pytest.raises(UsageError, match="a device or a pipe"):
+        write_files((TextFile(path="plan.toml", text="x"),), tmp_path, force=True)
+    assert pipe.is_fifo()
