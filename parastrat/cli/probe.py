@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,10 +104,10 @@ def _report(
     if hardware is None:
         commands = ("parastrat profiles nodes", "parastrat recommend MODEL --on NAME:N")
     elif output is not None:
-        commands = (f"parastrat recommend MODEL --on {_ref(output)}:N",)
+        commands = (f"parastrat recommend MODEL --on {quote(_ref(output))}:N",)
     elif root is not None:
         commands = (
-            f"parastrat probe --root {root} -o host.toml",
+            f"parastrat probe --root {quote(str(root))} -o host.toml",
             "parastrat recommend MODEL --on host.toml:N",
         )
     else:

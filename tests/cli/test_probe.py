@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -116,6 +117,10 @@ def test_somebodys_file_is_not_overwritten(typed: Typed, tmp_path: Path) -> None
     root = HOSTS / "laptop-nothing"
     assert typed("probe", "--root", root, "-o", file).code == 2
     assert file.read_text() == "mine = true\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert typed("probe", "--root", root, "-o", pipe).code == 2
+    assert pipe.is_fifo()
     fresh = tmp_path / "host.toml"
     for _ in range(2):  # one's own file is replaced
         assert typed("probe", "--root", root, "-o", fresh).code == 0
