@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import Any
 
 _LINK_REMOTES = {0: "GPU", 1: "NPU", 2: "SWITCH"}
@@ -26,10 +25,14 @@ def main() -> None:
         return
     count = pynvml.nvmlDeviceGetCount()
     gpus = [_gpu(pynvml, index) for index in range(count)]
-    json.dump({"driver": _ask(pynvml, pynvml.nvmlSystemGetDriverVersion), "gpus": gpus}, sys.stdout)
+    json.dump({"driver": _ask(pynvml, "nvmlSystemGetDriverVersion"), "gpus": gpus}, sys.stdout)
 
 
-def _ask(pynvml: Any, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def _ask(pynvml: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
+    """Return a call's answer; None where the driver refuses it or the binding is too old to have it."""
+    call = getattr(pynvml, name, None)
+    if call is None:
+        return None
     try:
         return call(*arguments, **keywords)
     except pynvml.NVMLError:
@@ -37,30 +40,30 @@ def _ask(pynvml: Any, call: Callable[..., Any], *arguments: Any, **keywords: Any
 
 
 def _gpu(pynvml: Any, index: int) -> dict[str, Any]:
-    handle = _ask(pynvml, pynvml.nvmlDeviceGetHandleByIndex, index)
+    handle = _ask(pynvml, "nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return {"name": None}
-    memory = _ask(pynvml, pynvml.nvmlDeviceGetMemoryInfo, handle, version=pynvml.nvmlMemory_v2)
+    memory = _ask(pynvml, "nvmlDeviceGetMemoryInfo", handle, version=pynvml.nvmlMemory_v2)
     links, remote = _links(pynvml, handle)
-    pci = _ask(pynvml, pynvml.nvmlDeviceGetPciInfo, handle)
+    pci = _ask(pynvml, "nvmlDeviceGetPciInfo", handle)
     return {
-        "name": _ask(pynvml, pynvml.nvmlDeviceGetName, handle),
-        "uuid": _ask(pynvml, pynvml.nvmlDeviceGetUUID, handle),
+        "name": _ask(pynvml, "nvmlDeviceGetName", handle),
+        "uuid": _ask(pynvml, "nvmlDeviceGetUUID", handle),
         "memory_total_bytes": memory.total if memory is not None else None,
-        "cuda_cc": _ask(pynvml, pynvml.nvmlDeviceGetCudaComputeCapability, handle),
-        "mig": _ask(pynvml, pynvml.nvmlDeviceGetMigMode, handle),
+        "cuda_cc": _ask(pynvml, "nvmlDeviceGetCudaComputeCapability", handle),
+        "mig": _ask(pynvml, "nvmlDeviceGetMigMode", handle),
         "nvlink_active": links,
         "nvlink_remote_type": remote,
         "nvlink_peers": _peers(pynvml, handle) if remote == "GPU" else {},
         "fabric": _fabric(pynvml, handle),
         "bus_id": _text(getattr(pci, "busId", None)),
-        "numa": _ask(pynvml, pynvml.nvmlDeviceGetNumaNodeId, handle),
-        "pcie_gen_cur": _ask(pynvml, pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "pcie_gen_max": _ask(pynvml, pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        "pcie_width_cur": _ask(pynvml, pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-        "pcie_width_max": _ask(pynvml, pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "ecc": _ask(pynvml, pynvml.nvmlDeviceGetEccMode, handle),
-        "power_limit_mw": _ask(pynvml, pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        "numa": _ask(pynvml, "nvmlDeviceGetNumaNodeId", handle),
+        "pcie_gen_cur": _ask(pynvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        "pcie_gen_max": _ask(pynvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        "pcie_width_cur": _ask(pynvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "pcie_width_max": _ask(pynvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        "ecc": _ask(pynvml, "nvmlDeviceGetEccMode", handle),
+        "power_limit_mw": _ask(pynvml, "nvmlDeviceGetEnforcedPowerLimit", handle),
     }
 
 
@@ -73,12 +76,12 @@ def _links(pynvml: Any, handle: Any) -> tuple[int, str | None]:
     """Return the number of active NVLinks and what is at their other end."""
     active, remotes = 0, set()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        state = _ask(pynvml, pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = _ask(pynvml, "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:  # not supported, or past the last link
             break
         if state == pynvml.NVML_FEATURE_ENABLED:
             active += 1
-            remotes.add(_ask(pynvml, pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link))
+            remotes.add(_ask(pynvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link))
     return active, _LINK_REMOTES.get(remotes.pop()) if len(remotes) == 1 else None
 
 
@@ -86,12 +89,12 @@ def _peers(pynvml: Any, handle: Any) -> dict[str, int]:
     """Return the number of active NVLinks to each GPU, by its PCI address."""
     peers: dict[str, int] = {}
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        state = _ask(pynvml, pynvml.nvmlDeviceGetNvLinkState, handle, link)
+        state = _ask(pynvml, "nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
             break
         if state != pynvml.NVML_FEATURE_ENABLED:
             continue
-        remote = _ask(pynvml, pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        remote = _ask(pynvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
         address = _text(getattr(remote, "busId", None))
         if address is not None:
             peers[address] = peers.get(address, 0) + 1
@@ -107,7 +110,7 @@ def _fabric(pynvml: Any, handle: Any) -> dict[str, Any] | None:
     else:  # nvidia-ml-py before 13
         info, version = pynvml.c_nvmlGpuFabricInfoV_t(), pynvml.nvmlGpuFabricInfo_v2
     info.version = version  # some releases of the binding do not set it
-    if _ask(pynvml, pynvml.nvmlDeviceGetGpuFabricInfoV, handle, byref(info)) is None:
+    if _ask(pynvml, "nvmlDeviceGetGpuFabricInfoV", handle, byref(info)) is None:
         return None
     return {
         "state": info.state,

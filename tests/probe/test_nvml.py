@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -255,3 +256,25 @@ def test_pynvml_is_imported_in_the_child_only() -> None:
     code = "import parastrat.probe, sys; sys.exit('pynvml' in sys.modules or 'torch' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_every_call_that_the_child_makes_is_one_of_the_bindings() -> None:
+    import pynvml
+
+    source = Path(nvml_child.__file__).read_text()
+    names = set(re.findall(r"\bnvml[A-Z]\w+", source)) - {"nvmlGpuFabricInfo_v2", "nvmlGpuFabricInfo_v3"}
+    assert {"nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetNumaNodeId"} <= names
+    assert [name for name in sorted(names) if not hasattr(pynvml, name)] == []
+
+
+def test_a_binding_without_a_call_leaves_its_fact_open() -> None:
+    driver = SimpleNamespace(NVMLError=RuntimeError)
+    assert nvml_child._ask(driver, "nvmlDeviceGetNumaNodeId", "handle") is None
+
+
+def test_links_to_other_gpus_are_counted_by_their_address() -> None:
+    driver = fake_pynvml()
+    ends = [b"00000000:1B:00.0", "00000000:1B:00.0", "00000000:43:00.0"]
+    driver.nvmlDeviceGetNvLinkState = lambda _, link: 1 if link < 3 else driver.nvmlNothing()
+    driver.nvmlDeviceGetNvLinkRemotePciInfo = lambda _, link: SimpleNamespace(busId=ends[link])
+    assert nvml_child._peers(driver, "handle") == {"00000000:1B:00.0": 2, "00000000:43:00.0": 1}
