@@ -68,6 +68,8 @@ class Gpu:
     nvlink_domain: bool = False
     #: PCI address and number of links of each accelerator that is linked directly
     peers: tuple[tuple[str, int], ...] = ()
+    #: the driver lets it read the memory of all others
+    peer_access: bool | None = None
     #: PCI address as sysfs writes it, such as ``0000:1b:00.0``
     bus_id: str | None = None
     numa_node: int | None = None

@@ -41,6 +41,13 @@ def _accelerators(machine: Machine) -> Iterator[Hazard]:
             why="slices of a GPU cannot reach each other: each is a device alone",
             fix="turn MIG off to train on several (nvidia-smi -mig 0)",
         )
+    blocked = [str(at) for at, gpu in enumerate(machine.gpus) if gpu.peer_access is False and not gpu.mig]
+    if blocked:
+        yield Hazard(
+            what=f"no peer access between GPUs ({', '.join(blocked)})",
+            why="the driver refuses direct reads, and data between GPUs goes through the host's memory",
+            fix="see `nvidia-smi topo -p2p r`; on bare metal IOMMU and PCIe ACS are often why",
+        )
     if machine.fabric is FabricKind.NVLINK_DOMAIN:
         size = machine.scale_up_domain
         upto = "as many as it has" if size is None else f"{size}"

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ def facts_of(record: str) -> GpuFacts:
     try:
         table = json.loads(record)
         gpus = tuple(_gpu(entry) for entry in table["gpus"])
+        gpus = _with_peer_access(gpus, table.get("p2p"))
     # deep nesting ends in RecursionError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ProbeError(
@@ -124,6 +125,23 @@ def _gpu(entry: Mapping[str, Any]) -> Gpu:
         pcie_width=_number(entry, "pcie_width_cur", _MOST_LANES) or None,
         pcie_width_max=_number(entry, "pcie_width_max", _MOST_LANES) or None,
     )
+
+
+def _with_peer_access(gpus: tuple[Gpu, ...], states: object) -> tuple[Gpu, ...]:
+    """Complete GPUs with whether each may read all others; None where one of the answers is missing."""
+    if not isinstance(states, list) or len(states) != len(gpus):
+        return gpus
+    return tuple(
+        replace(gpu, peer_access=_reads_all(row, at))
+        for at, (gpu, row) in enumerate(zip(gpus, states, strict=True))
+    )
+
+
+def _reads_all(row: object, own: int) -> bool | None:
+    others = row[:own] + row[own + 1 :] if isinstance(row, list) else []
+    if any(type(state) is int and state != 0 for state in others):
+        return False
+    return True if others and all(type(state) is int for state in others) else None
 
 
 def _number(entry: Mapping[str, Any], key: str, most: int) -> int | None:

@@ -11,6 +11,8 @@ import json
 import sys
 from typing import Any
 
+#: NVML_P2P_CAPS_INDEX_READ, which the binding has as a tuple
+_READ = 0
 _LINK_REMOTES = {0: "GPU", 1: "NPU", 2: "SWITCH"}
 
 
@@ -25,7 +27,12 @@ def main() -> None:
         return
     count = pynvml.nvmlDeviceGetCount()
     gpus = [_gpu(pynvml, index) for index in range(count)]
-    json.dump({"driver": _ask(pynvml, "nvmlSystemGetDriverVersion"), "gpus": gpus}, sys.stdout)
+    answer = {
+        "driver": _ask(pynvml, "nvmlSystemGetDriverVersion"),
+        "gpus": gpus,
+        "p2p": _peer_access(pynvml, count),
+    }
+    json.dump(answer, sys.stdout)
 
 
 def _ask(pynvml: Any, name: str, *arguments: Any, **keywords: Any) -> Any:
@@ -83,6 +90,18 @@ def _links(pynvml: Any, handle: Any) -> tuple[int, str | None]:
             active += 1
             remotes.add(_ask(pynvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link))
     return active, _LINK_REMOTES.get(remotes.pop()) if len(remotes) == 1 else None
+
+
+def _peer_access(pynvml: Any, count: int) -> list[list[int | None]]:
+    """Return NVML's state of reading from each GPU to each other: 0 is fine, None for itself."""
+    handles = [_ask(pynvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+    return [
+        [
+            None if one is other else _ask(pynvml, "nvmlDeviceGetP2PStatus", one, other, _READ)
+            for other in handles
+        ]
+        for one in handles
+    ]
 
 
 def _peers(pynvml: Any, handle: Any) -> dict[str, int]:

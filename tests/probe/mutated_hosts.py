@@ -181,7 +181,7 @@ def _record(path: Path, draw: random.Random) -> None:
     try:
         table = json.loads(path.read_bytes())
         entry = draw.choice(table["gpus"]) if draw.random() < 0.8 else table
-        key = draw.choice([*entry, "error", "trouble", "nvlink_peers", "fabric"])
+        key = draw.choice([*entry, "error", "trouble", "nvlink_peers", "fabric", "p2p"])
         entry[key] = draw.choice(_VALUES)
         _overwrite(path, json.dumps(table).encode())
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):

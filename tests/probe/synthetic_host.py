@@ -139,3 +139,18 @@ def behind_switch(socket: int, switch: int, port: int) -> str:
     """Return the bridges of a port of a PCIe switch: two switches a socket hang on bridges of their own."""
     bus = f"{16 * (socket * 8 + switch + 1):02x}"
     return f"pci0000:{bus}/0000:{bus}:01.0/0000:{bus[0]}1:00.0/0000:{bus[0]}2:{port:02x}.0"
+
+
+def eight(host: SyntheticHost, kind: Any, *, first: int = 8, **facts: Any) -> None:
+    """Add eight GPUs, four a socket, each behind a switch of its own at port ``first``."""
+    for at in range(8):
+        bridges = behind_switch(at // 4, at % 4, first)
+        host.gpu(kind, bridges, f"{bridges[-7]}9:00.0", at // 4, **facts)
+
+
+def cards(host: SyntheticHost, number: int, names: str, **facts: Any) -> None:
+    """Add cards behind the switches of eight GPUs, as many at each."""
+    for at in range(number):
+        switch, port = at * 8 // number, 1 + at % max(1, number // 8)
+        bridges = behind_switch(switch // 4, switch % 4, port)
+        host.card(names.format(at), bridges, f"{bridges[-7]}{port + 2:x}:00.0", switch // 4, **facts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from probe.synthetic_host import (
@@ -18,6 +17,8 @@ from probe.synthetic_host import (
     V100,
     SyntheticHost,
     behind_switch,
+    cards,
+    eight,
 )
 
 from parastrat.errors import ProbeError
@@ -29,21 +30,6 @@ SWITCHED = {"nvlink_active": 18, "nvlink_remote_type": "SWITCH"}
 @pytest.fixture
 def host(tmp_path: Path) -> SyntheticHost:
     return SyntheticHost(root=tmp_path)
-
-
-def eight(host: SyntheticHost, kind: Any, *, first: int = 8, **facts: Any) -> None:
-    """Add eight GPUs, four a socket, each behind a switch of its own at port ``first``."""
-    for at in range(8):
-        bridges = behind_switch(at // 4, at % 4, first)
-        host.gpu(kind, bridges, f"{bridges[-7]}9:00.0", at // 4, **facts)
-
-
-def cards(host: SyntheticHost, number: int, names: str, **facts: Any) -> None:
-    """Add cards behind the switches of eight GPUs, as many at each."""
-    for at in range(number):
-        switch, port = at * 8 // number, 1 + at % max(1, number // 8)
-        bridges = behind_switch(switch // 4, switch % 4, port)
-        host.card(names.format(at), bridges, f"{bridges[-7]}{port + 2:x}:00.0", switch // 4, **facts)
 
 
 def test_p4d_shares_four_cards(host: SyntheticHost) -> None:
@@ -219,29 +205,6 @@ def test_a_driver_in_trouble_is_told(host: SyntheticHost) -> None:
     assert host.summary["warn"][0] == "accelerators cannot be read"
 
 
-def test_storage_cards_on_infiniband_too(host: SyntheticHost) -> None:
-    eight(host, H100, **SWITCHED)
-    cards(host, 8, "mlx5_{}")
-    for at in range(2):
-        host.card(f"mlx5_{at + 8}", f"pci0000:f{at}/0000:f{at}:01.0", f"f{at + 4}:00.0", at)
-    assert host.summary["compute_hcas"] == [f"mlx5_{at}" for at in range(8)]
-    assert host.says("exclude_hcas", "per_gpu_gbps") == (["mlx5_8", "mlx5_9"], 400)
-
-
-def test_infiniband_for_storage_and_roce_beside_the_gpus(host: SyntheticHost) -> None:
-    eight(host, H100, **SWITCHED)
-    cards(host, 8, "mlx5_{}", layer="Ethernet")
-    host.card("mlx5_8", "pci0000:f0/0000:f0:01.0", "f4:00.0")
-    assert host.says("network", "exclude_hcas") == ("roce", ["mlx5_8"])
-
-
-def test_two_cards_for_eight_gpus_serve_both(host: SyntheticHost) -> None:
-    eight(host, H100, **SWITCHED)
-    host.card("mlx5_0", behind_switch(0, 0, 1), "13:00.0")
-    host.card("mlx5_1", "pci0000:f0/0000:f0:01.0", "f4:00.0", 1)
-    assert host.says("compute_hcas", "per_gpu_gbps") == (["mlx5_0", "mlx5_1"], 100)
-
-
 def test_a_vm_with_a_flat_bus(host: SyntheticHost) -> None:
     for at in range(8):
         folder = f"sys/devices/LNXSYSTM:00/VMBUS:01/{at}/pci000{at}:00/000{at}:00:00.0"
@@ -296,3 +259,10 @@ def test_memory_of_gpus_is_no_numa_node_to_run_on(host: SyntheticHost) -> None:
     host.write("sys/devices/system/node/online", "0-8")
     host.write("sys/devices/system/node/has_cpu", "0")
     assert host.summary["numa_nodes"] == 1
+
+
+def test_peer_access_that_the_driver_refuses(host: SyntheticHost) -> None:
+    for at in range(2):
+        host.gpu(L40S, f"pci0000:10/0000:10:0{at + 1}.0", f"1{at + 1}:00.0")
+    host.record = {"p2p": [[None, 1], [1, None]]}
+    assert host.summary["warn"] == ["no peer access between GPUs (0, 1)"]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import re
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from parastrat.errors import ProbeError
 from parastrat.hardware import FabricKind, Network, NetworkKind
-from parastrat.probe import nvml, nvml_child
+from parastrat.probe import nvml
 from parastrat.probe.accelerators import fabric, gpu_hardware, profile_of
 from parastrat.probe.nvml import Gpu, GpuFacts, ask, facts_of, visible
 
@@ -198,83 +195,23 @@ def test_slices_are_refused() -> None:
         gpu_hardware([like(H100, mig=True)], 1, NETWORK)
 
 
-class _FabricInfo(ctypes.Structure):
-    pass
-
-
-def fake_pynvml(**answers: Any) -> SimpleNamespace:
-    """Return a driver that answers with these values and refuses all else."""
-
-    class NVMLError(Exception):
-        pass
-
-    def refuse(*_: object, **__: object) -> Any:
-        raise NVMLError
-
-    class Fake(SimpleNamespace):
-        def __getattr__(self, name: str) -> Any:
-            return refuse
-
-    def answering(value: Any) -> Any:
-        return lambda *_, **__: value
-
-    driver = Fake(NVMLError=NVMLError, c_nvmlGpuFabricInfo_v3_t=_FabricInfo, nvmlGpuFabricInfo_v3=3)
-    driver.NVML_NVLINK_MAX_LINKS, driver.NVML_FEATURE_ENABLED, driver.nvmlMemory_v2 = 36, 1, 2
-    for name, value in answers.items():
-        setattr(driver, name, answering(value))
-    return driver
-
-
-def test_one_fact_that_is_missing_does_not_hide_the_others() -> None:
-    driver = fake_pynvml(
-        nvmlDeviceGetHandleByIndex="handle",
-        nvmlDeviceGetName="NVIDIA H100 80GB HBM3",
-        nvmlDeviceGetCudaComputeCapability=(9, 0),
-    )
-    record = nvml_child._gpu(driver, 0)
-    assert record["name"] == "NVIDIA H100 80GB HBM3"
-    assert record["memory_total_bytes"] is None
-    assert record["nvlink_active"] == 0
-    (gpu,) = facts_of(json.dumps({"gpus": [record]})).gpus
-    assert gpu.compute_capability == "9.0"
-
-
-def test_nvlinks_are_counted_up_to_the_last() -> None:
-    driver = fake_pynvml(nvmlDeviceGetNvLinkRemoteDeviceType=2)
-    states = [1, 1, 0, 1]
-
-    def state(_handle: object, link: int) -> int:
-        if link >= len(states):
-            raise driver.NVMLError
-        return states[link]
-
-    driver.nvmlDeviceGetNvLinkState = state
-    assert nvml_child._links(driver, "handle") == (3, "SWITCH")
-
-
 def test_pynvml_is_imported_in_the_child_only() -> None:
     code = "import parastrat.probe, sys; sys.exit('pynvml' in sys.modules or 'torch' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
-def test_every_call_that_the_child_makes_is_one_of_the_bindings() -> None:
-    import pynvml
-
-    source = Path(nvml_child.__file__).read_text()
-    names = set(re.findall(r"\bnvml[A-Z]\w+", source)) - {"nvmlGpuFabricInfo_v2", "nvmlGpuFabricInfo_v3"}
-    assert {"nvmlDeviceGetNvLinkRemotePciInfo", "nvmlDeviceGetNumaNodeId"} <= names
-    assert [name for name in sorted(names) if not hasattr(pynvml, name)] == []
-
-
-def test_a_binding_without_a_call_leaves_its_fact_open() -> None:
-    driver = SimpleNamespace(NVMLError=RuntimeError)
-    assert nvml_child._ask(driver, "nvmlDeviceGetNumaNodeId", "handle") is None
-
-
-def test_links_to_other_gpus_are_counted_by_their_address() -> None:
-    driver = fake_pynvml()
-    ends = [b"00000000:1B:00.0", "00000000:1B:00.0", "00000000:43:00.0"]
-    driver.nvmlDeviceGetNvLinkState = lambda _, link: 1 if link < 3 else driver.nvmlNothing()
-    driver.nvmlDeviceGetNvLinkRemotePciInfo = lambda _, link: SimpleNamespace(busId=ends[link])
-    assert nvml_child._peers(driver, "handle") == {"00000000:1B:00.0": 2, "00000000:43:00.0": 1}
+@pytest.mark.parametrize(
+    ("states", "access"),
+    [
+        ([[None, 0], [0, None]], (True, True)),
+        ([[None, 1], [0, None]], (False, True)),
+        ([[None, None], [0, None]], (None, True)),
+        ([[None, 0]], (None, None)),
+        ("no", (None, None)),
+        ([7, [0, None]], (None, True)),
+    ],
+)
+def test_peer_access(states: object, access: tuple[bool | None, ...]) -> None:
+    record = json.dumps({"gpus": [{"name": "NVIDIA L4"}] * 2, "p2p": states})
+    assert tuple(gpu.peer_access for gpu in facts_of(record).gpus) == access
