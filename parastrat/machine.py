@@ -180,6 +180,8 @@ class Machine:
     excluded_hcas: tuple[str, ...] | None = ()
     #: accelerators that share the fast fabric; exceeds the host where it spans nodes
     scale_up_domain: int | None = None
+    #: IMEX channels are there, through which hosts of one NVLink domain share memory
+    imex: bool | None = None
     gdr: GpuDirect = GpuDirect.NONE
     roce_v2_gid_index: int | None = None
     #: some of several interfaces was taken for sockets, because nothing told them apart

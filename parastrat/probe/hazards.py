@@ -56,6 +56,12 @@ def _accelerators(machine: Machine) -> Iterator[Hazard]:
             why="the GPUs of several trays share one NVLink fabric",
             fix="give the job whole racks, and let IMEX run on each tray",
         )
+        if machine.imex is False:
+            yield Hazard(
+                what="no IMEX channels",
+                why="without /dev/nvidia-caps-imex-channels NCCL fails with error 800 between trays",
+                fix="start nvidia-imex on each tray, and pass its channels to the container",
+            )
 
 
 def _limits(machine: Machine) -> Iterator[Hazard]:

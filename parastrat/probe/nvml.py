@@ -146,6 +146,8 @@ def _reads_all(row: object, own: int) -> bool | None:
 
 def _number(entry: Mapping[str, Any], key: str, most: int) -> int | None:
     value = entry.get(key)
+    if isinstance(value, dict):
+        value = value.get("error")
     if isinstance(value, str) and _NOT_SUPPORTED in value:
         return 0
     if not isinstance(value, int) or isinstance(value, bool):

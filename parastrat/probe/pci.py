@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _DEVICES = "sys/bus/pci/devices"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
-#: PCI class codes: display controllers, and processing accelerators
-_DISPLAY, _WITHOUT_SCREEN, _ACCELERATOR = "0x03", "0x0380", "0x12"
+#: PCI class codes: display controllers, and those without a screen
+_DISPLAY, _WITHOUT_SCREEN = "0x03", "0x0380"
 #: Linux drivers/accel/habanalabs, and Habana's user library
 _GAUDIS = {"0x1020": "Gaudi2", "0x1021": "Gaudi2", "0x1060": "Gaudi3", "0x1063": "Gaudi3"}
 #: vendor -> vendor, torch's device type, class
@@ -24,8 +24,8 @@ _KINDS = {
     "0x10de": (Vendor.NVIDIA, DeviceType.CUDA, _DISPLAY),
     # the graphics of a processor or a laptop drive a screen: torch.xpu alone knows whether it serves
     "0x8086": (Vendor.INTEL, DeviceType.XPU, _WITHOUT_SCREEN),
-    # Habana Labs
-    "0x1da3": (Vendor.INTEL, DeviceType.HPU, _ACCELERATOR),
+    # Habana Labs, which makes nothing else
+    "0x1da3": (Vendor.INTEL, DeviceType.HPU, ""),
 }
 
 

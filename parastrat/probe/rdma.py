@@ -75,14 +75,15 @@ def compute_cards(
     routable = [card for card in used if card.roce_v2_gid is not None]
     if kind is NetworkKind.ROCE and routable:
         used = routable
-    if not gpus or kind is NetworkKind.EFA:
+    if not gpus:
         return tuple(used)
     near = [card for card in used if any(is_near(card, gpu) for gpu in gpus)]
     if near and all(any(is_near(card, gpu) for card in near) for gpu in gpus):
         return tuple(near)
     fastest = max((card.bits_per_s or 0 for card in used), default=0)
     used = [card for card in used if card.bits_per_s in (fastest, None)]
-    return tuple(used) if len(used) <= len(gpus) else None
+    # EFA serves nothing but such jobs, with several cards a GPU
+    return tuple(used) if len(used) <= len(gpus) or kind is NetworkKind.EFA else None
 
 
 def is_near(card: Card, gpu: PciPlace | None) -> bool:

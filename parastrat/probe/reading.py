@@ -10,7 +10,7 @@ from parastrat.hardware import DeviceType, Vendor
 from parastrat.machine import Machine
 from parastrat.probe.accelerators import domain_size, fabric
 from parastrat.probe.amd import read_amd_gpus
-from parastrat.probe.files import LIVE, is_folder
+from parastrat.probe.files import LIVE, entries, is_folder
 from parastrat.probe.hazards import hazards_of
 from parastrat.probe.host import read_host
 from parastrat.probe.network import read_network
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     from parastrat.machine import Gpu
 
+#: signs of a driver that is loaded, by torch's type of its devices
 _DRIVERS = {
-    DeviceType.CUDA: ("nvidia",),
-    DeviceType.XPU: ("xe", "i915"),
-    DeviceType.HPU: ("habanalabs",),
+    DeviceType.CUDA: ("sys/module/nvidia", "proc/driver/nvidia"),
+    DeviceType.XPU: ("sys/module/xe", "sys/module/i915"),
+    DeviceType.HPU: ("sys/module/habanalabs", "sys/class/habanalabs", "sys/class/accel"),
 }
 
 
@@ -63,6 +64,7 @@ def read_machine(root: Path | None = None) -> Machine:
         gdr=network.gdr,
         roce_v2_gid_index=network.roce_v2_gid_index,
         socket_is_assumed=network.socket_is_assumed,
+        imex=_has_imex(place),
         topology=topology_of(gpus, places, kind, network, host.numa_nodes),
     )
     return replace(machine, hazards=hazards_of(machine))
@@ -85,9 +87,20 @@ def _without_driver(root: Path) -> tuple[Gpu, ...]:
     return tuple(
         gpu
         for gpu in read_pci_accelerators(root)
-        if any(is_folder(root, f"sys/module/{name}") for name in _DRIVERS[gpu.type])
+        if any(is_folder(root, sign) for sign in _DRIVERS[gpu.type])
         and not (root == LIVE and gpu.vendor is Vendor.NVIDIA)
     )
+
+
+def _has_imex(root: Path) -> bool | None:
+    """Return whether a process may export memory to other hosts of an NVLink domain.
+
+    None where a record does not say; records keep devices under a name of their own.
+    """
+    folder = "nvidia-caps-imex-channels"
+    if entries(root, f"dev/{folder}") or entries(root, f"dev_{folder}"):
+        return True
+    return False if is_folder(root, "dev") else None
 
 
 def _with_sysfs(root: Path, gpu: Gpu) -> Gpu:

@@ -62,6 +62,28 @@ def test_newer_efa_whose_driver_states_the_rate_of_the_first(
     assert host.says("efa_devices", "per_node_gbps", "cloud") == (16, node, product and f"aws:{product}")
 
 
+def test_slower_efa_that_serves_the_host(host: SyntheticHost) -> None:
+    efa = {"vendor": "0x1d0f", "device": "0xefa3"}
+    eight(host, B200, **SWITCHED)
+    cards(host, 8, "rdmap{}s0", rate="400 Gb/sec (4X NDR)", **efa)
+    for at in range(2):
+        host.card(f"rdmap{at + 90}s0", f"pci0000:f{at}", f"f{at}:01.0", rate="100 Gb/sec", **efa)
+    assert host.says("efa_devices", "per_gpu_gbps") == (8, 400)
+
+
+def test_an_nvlink_domain_needs_imex(host: SyntheticHost) -> None:
+    fabric = {"state": 3, "status": 0, "clusterUuid": "5fe9d1a0", "cliqueId": 1}
+    for at in range(4):
+        gb200 = ("NVIDIA GB200", 189471, (10, 0))
+        host.gpu(gb200, f"pci000{at}:00", f"0{at}:01.0", at // 2, **SWITCHED, fabric=fabric)
+    assert host.says("gpu_fabric", "scale_up_domain") == ("nvlink-domain", 72)
+    assert "no IMEX channels" not in host.summary["warn"]  # the record has no devices at all
+    host.write("dev/null", "")
+    assert "no IMEX channels" in host.summary["warn"]
+    host.write("dev/nvidia-caps-imex-channels/channel0", "")
+    assert "no IMEX channels" not in host.summary["warn"]
+
+
 def test_cards_beside_efa_are_not_counted(host: SyntheticHost) -> None:
     eight(host, B200, **SWITCHED)
     cards(host, 8, "rdmap{}s0", vendor="0x1d0f", device="0xefa3", rate="400 Gb/sec (4X NDR)")
@@ -184,7 +206,7 @@ def test_what_the_driver_refuses_is_unknown(host: SyntheticHost) -> None:
     assert host.summary["gpu_fabric"] == "nvswitch"
 
 
-@pytest.mark.parametrize("answer", ["NVMLError_NotSupported", 0])
+@pytest.mark.parametrize("answer", ["NVMLError_NotSupported", {"error": "NotSupported"}, 0])
 def test_links_that_are_not_supported_are_none(host: SyntheticHost, answer: object) -> None:
     for at in range(2):
         host.gpu(L40S, f"pci0000:10/0000:10:0{at + 1}.0", f"1{at + 1}:00.0", nvlink_active=answer)
