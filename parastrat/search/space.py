@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,20 +147,23 @@ def batch_columns(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> di
 
 
 def option_columns(fixed: Constraints, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows joined with recompute policies, resharding and pipeline schedules."""
+    """Return the rows joined with recompute policies, resharding and pipeline schedules.
+
+    Rows that differ in recompute alone are of one ``family``.
+    """
     policies = (fixed.recompute,) if fixed.recompute is not None else _RECOMPUTES
+    others = tuple(product((True, False), _SCHEDULES))
     parts = []
-    for policy in policies:
-        for reshard in (True, False):
-            for schedule, chunks in _SCHEDULES:
-                kept = _option_rows(table, reshard=reshard, schedule=schedule, chunks=chunks)
-                part = {name: column[kept] for name, column in table.items()}
-                count = int(kept.sum())
-                part["recompute"] = np.full(count, code_of(policy))
-                part["reshard_after_forward"] = np.full(count, reshard)
-                part["pp_schedule"] = np.where(part["pp"] > 1, code_of(schedule), -1)
-                part["virtual_stages"] = np.full(count, chunks)
-                parts.append(part)
+    for policy, (number, (reshard, (schedule, chunks))) in product(policies, enumerate(others)):
+        kept = _option_rows(table, reshard=reshard, schedule=schedule, chunks=chunks)
+        part = {name: column[kept] for name, column in table.items()}
+        count = int(kept.sum())
+        part["recompute"] = np.full(count, code_of(policy))
+        part["reshard_after_forward"] = np.full(count, reshard)
+        part["pp_schedule"] = np.where(part["pp"] > 1, code_of(schedule), -1)
+        part["virtual_stages"] = np.full(count, chunks)
+        part["family"] = np.flatnonzero(kept) * len(others) + number
+        parts.append(part)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.rules import PlanRule
 
+#: columns that memory's parts give
+_MEMORY = {"memory_total": "total", "memory_margin": "margin", "memory_capacity": "capacity"}
 #: codes of rules about memory, whose rows may come near to fitting
 _MEMORY_CODES = "PS1"
 
@@ -104,10 +106,7 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
     columns = with_facts(facts, fixed, option_columns(fixed, kept))
     considered = len(columns.pp) + sum(len(entry.rows) for entry in rejected)
     columns, more = _obeying(columns)
-    memory = memory_columns(facts, columns)
-    names = {"memory_total": "total", "memory_margin": "margin", "memory_capacity": "capacity"}
-    columns = columns.joined({name: memory[part] for name, part in names.items()})
-    columns, unfit = _obeying(columns)
+    columns, unfit = _obeying(_undominated(facts, columns))
     return Survey(
         facts=facts,
         columns=columns,
@@ -118,6 +117,29 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
         rejected=(*rejected, *more, *unfit),
         considered=considered,
     )
+
+
+def _undominated(facts: Facts, columns: Columns) -> Columns:
+    """Return the rows that may win, with their memory.
+
+    Of plans that differ in recompute alone, one without any that fits with its margin is at least as fast
+    as the others, and goes before them where times are equal: those are left out.
+    """
+    least = columns.recompute == columns.recompute.min(initial=0)
+    first = np.flatnonzero(least)
+    found = _memory(facts, columns, first)
+    roomy = found["memory_total"] + found["memory_margin"] <= found["memory_capacity"]
+    settled = np.zeros(int(columns.family.max(initial=0)) + 1, dtype=bool)
+    settled[columns.family[first[roomy]]] = True
+    others = np.flatnonzero(~least & ~settled[columns.family])
+    more = _memory(facts, columns, others)
+    joined = {name: np.concatenate([found[name], more[name]]) for name in _MEMORY}
+    return columns.at(np.concatenate([first, others])).joined(joined)
+
+
+def _memory(facts: Facts, columns: Columns, rows: Any) -> dict[str, Any]:
+    found = memory_columns(facts, columns.at(rows))
+    return {name: found[part] + np.zeros_like(rows) for name, part in _MEMORY.items()}
 
 
 def _of_strategy(columns: Columns, fixed: Constraints) -> Columns:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
+from search.brute_force import brute_force, runnable
 
-from parastrat.assess import assess, columns_of
-from parastrat.case import Case, Facts
+from parastrat.case import Facts
 from parastrat.estimate import Verdict
-from parastrat.finding import Severity
-from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.plan import Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.result import RungStatus, SearchResult
-from parastrat.rules import findings_of
 from parastrat.search import Constraints, find_plan
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
@@ -32,64 +28,6 @@ def facts(model: str, on: str, batch: int, length: int | None) -> Facts:
         ),
         stack=stack,
     )
-
-
-def every_plan(job: Facts) -> list[Plan]:
-    """Return all plans of the searched space, written down without its code."""
-    world, batch = job.hardware.world_size, job.workload.global_batch_size
-    degrees = [degree for degree in range(1, world + 1) if world % degree == 0]
-    plans = []
-    for pp, replicate, shard, cp, tp in product(degrees, repeat=5):
-        if pp * replicate * shard * cp * tp != world or batch % (replicate * shard):
-            continue
-        if (cp > 1 or tp > 1) and job.model.heads is None:
-            continue
-        share = batch // (replicate * shard)
-        sharded = shard * cp > 1
-        for size, recompute in product(
-            (1, 2, 4, 8, 16, 32, 64), (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-        ):
-            if share % size:
-                continue
-            steps = share // size
-            for reshard, chunks in product((True, False), (1, 2, 4)):
-                if reshard and (pp > 1 or not sharded):
-                    continue
-                if chunks > 1 and (pp == 1 or steps % pp):
-                    continue
-                schedule = PipelineSchedule.ONE_F_ONE_B if chunks == 1 else PipelineSchedule.INTERLEAVED
-                plans.append(
-                    Plan(
-                        mesh=Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp),
-                        micro_batch_size=size,
-                        gradient_accumulation_steps=steps,
-                        precision=job.workload.precision,
-                        backend=Backend.NCCL,
-                        shard=Shard.PARAMETERS if sharded else Shard.NONE,
-                        reshard_after_forward=reshard,
-                        sequence_parallel=tp > 1,
-                        loss_parallel=tp > 1,
-                        recompute=recompute,
-                        pp_schedule=schedule if pp > 1 else None,
-                        virtual_stages=chunks,
-                    )
-                )
-    return plans
-
-
-def runnable(case: Case) -> bool:
-    errors = [f for f in findings_of(case, columns_of(case)) if f.severity is Severity.ERROR]
-    return not errors and case.estimate.verdict is Verdict.FITS
-
-
-def brute_force(job: Facts) -> dict[int, float]:
-    """Return the fastest step of every rung."""
-    best: dict[int, float] = {}
-    for plan in every_plan(job):
-        case = assess(job, plan)
-        if runnable(case):
-            best[plan.rung] = min(best.get(plan.rung, float("inf")), case.estimate.time.step)
-    return best
 
 
 @pytest.mark.slow

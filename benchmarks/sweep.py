@@ -1,0 +1,153 @@
+"""A recommendation for every preset on 1, 8 and 128 of every node: nothing may crash or break a rule.
+
+Usage: python benchmarks/sweep.py [JOBS]
+
+Prints how many were answered, what each fault was, and how long an answer took. ``JOBS``: so many drawn at
+random; without it all, which takes the better part of an hour. For every fifty answers, one whose space is
+small is compared with every plan of that space.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import runpy
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from parastrat.assess import columns_of
+from parastrat.case import Case
+from parastrat.cli.facts import Job, resolved
+from parastrat.cli.flags import JobFlags
+from parastrat.estimate import Verdict
+from parastrat.finding import Severity
+from parastrat.profiles import model_names, node_names
+from parastrat.result import SearchResult
+from parastrat.rules import findings_of
+from parastrat.search import find_plan
+
+NODES = (1, 8, 128)
+#: for so many answers one is held against every plan of its space
+_EVERY = 50
+#: plans that brute force can assess in a few seconds
+_SMALL_SPACE = 2500
+_BRUTE_FORCE = Path(__file__).resolve().parents[1] / "tests" / "search" / "brute_force.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came of one job."""
+
+    model: str
+    on: str
+    seconds: float
+    result: SearchResult
+    #: what is wrong with it; empty
+    faults: tuple[str, ...]
+
+
+def jobs() -> list[tuple[str, str]]:
+    """Return every preset with every node and count."""
+    return [
+        (model, f"{node}:{count}") for model in model_names() for node in node_names() for count in NODES
+    ]
+
+
+def answered(model: str, on: str) -> Answer:
+    """Plan one job, and look for faults in the answer."""
+    job = resolved(JobFlags(model=model, on=on))
+    start = time.perf_counter()
+    result = find_plan(job.facts, model_at=job.model_at)
+    seconds = time.perf_counter() - start
+    return Answer(model=model, on=on, seconds=seconds, result=result, faults=tuple(_faults(job, result)))
+
+
+def _faults(job: Job, result: SearchResult) -> Iterator[str]:
+    if result.chosen is None:
+        if not result.nearest_fit:
+            yield "nothing fits, and nothing is said of what would"
+        yield from (f"nearest fit: {fault}" for near in result.nearest_fit for fault in _of_case(near.case))
+        return
+    alone = result.chosen.plan.mesh.world_size == 1
+    if not alone and result.chosen.plan.mesh.world_size != job.facts.hardware.world_size:
+        yield f"a plan for {result.chosen.plan.mesh.world_size} devices"
+    for case in (result.chosen, *result.alternatives):
+        yield from _of_case(case)
+
+
+def _of_case(case: Case) -> Iterator[str]:
+    """Name what is wrong with a plan that was returned."""
+    plan, memory, spent = case.plan, case.estimate.memory, case.estimate.time
+    for finding in findings_of(case, columns_of(case)):
+        if finding.severity is Severity.ERROR:
+            yield f"{plan.strategy} breaks {finding.code}: {finding.message}"
+    if memory.verdict is Verdict.DOES_NOT_FIT:
+        yield f"{plan.strategy} does not fit"
+    if sum(memory.parts.values()) != memory.total or min(memory.parts.values()) < 0:
+        yield f"memory of {memory.parts} is said to be {memory.total}"
+    if not math.isclose(sum(spent.parts.values()), spent.step) or min(spent.parts.values()) < 0:
+        yield f"time of {spent.parts} is said to be {spent.step}"
+    if not spent.step_low <= spent.step <= spent.step_high:
+        yield f"step of {spent.step} s outside of {spent.step_low} to {spent.step_high}"
+    if plan.global_batch_size != case.workload.global_batch_size:
+        yield f"a global batch of {plan.global_batch_size}, not of {case.workload.global_batch_size}"
+
+
+def is_small(answer: Answer) -> bool:
+    """Return whether every plan of the job's space can be assessed; experts multiply spaces."""
+    return answer.result.considered <= _SMALL_SPACE and not answer.result.facts.model.experts
+
+
+def beaten(answer: Answer) -> list[str]:
+    """Return the rungs at which brute force finds another best step than the search."""
+    best = runpy.run_path(str(_BRUTE_FORCE))["brute_force"](answer.result.facts)
+    found = {
+        rung.rung: rung.case.estimate.time.step
+        for rung in answer.result.rungs
+        if rung.case is not None and rung.case.estimate.verdict is Verdict.FITS and rung.rung > 0
+    }
+    best.pop(0, None)
+    # of plans within 0.5 % the simplest is shown
+    return [
+        f"rung {rung}: {found.get(rung)} s, brute force {best.get(rung)} s"
+        for rung in sorted(best.keys() | found.keys())
+        if not (rung in best and rung in found and best[rung] <= found[rung] * (1 + 1e-9))
+        or found[rung] > 1.005 * best[rung] * (1 + 1e-9)
+    ]
+
+
+def main() -> None:
+    """Print the counts, every fault, and the times."""
+    chosen = jobs()
+    if len(sys.argv) > 1:
+        chosen = random.Random(0).sample(chosen, int(sys.argv[1]))  # noqa: S311 - a draw that can be repeated
+    answers, faults, compared = [], Counter[str](), 0
+    for number, (model, on) in enumerate(chosen):
+        answer = answered(model, on)
+        wrong = list(answer.faults)
+        if compared * _EVERY <= number and is_small(answer):
+            compared += 1
+            wrong += beaten(answer)
+        for fault in wrong:
+            faults[fault] += 1
+            print(f"{model} on {on}: {fault}")
+        answers.append((answer.seconds, f"{model} on {on}", answer.result.chosen is not None))
+    times = sorted(seconds for seconds, _, _ in answers)
+    print(
+        f"{len(answers)} jobs, {sum(fits for *_, fits in answers)} with a plan, {compared} compared with "
+        f"brute force, {faults.total()} faults"
+    )
+    print(
+        f"seconds each: median {statistics.median(times):.3f}, 90th percentile "
+        f"{times[len(times) * 9 // 10]:.3f}, longest {times[-1]:.3f} ({max(answers)[1]}); "
+        f"{sum(seconds <= 0.05 for seconds in times)} within 0.05"
+    )
+
+
+if __name__ == "__main__":
+    main()
