@@ -58,8 +58,8 @@ def shards_in_one_node(p: Columns) -> Mask:
 @shards_in_one_node.message
 def _(case: Case) -> Hit:
     return Hit(
-        message=f"{case.plan.strategy} over {case.plan.mesh.dp_shard} GPUs of one node",
-        fix='load the model without device_map="auto", so that every rank can shard it',
+        message=f"each layer is sharded over {case.plan.mesh.dp_shard} GPUs, instead of layers put on GPUs",
+        fix='leave device_map="auto" and .to() of single layers out of the script: FSDP2 places the weights',
     )
 
 
