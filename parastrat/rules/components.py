@@ -59,7 +59,7 @@ def shards_in_one_node(p: Columns) -> Mask:
 def _(case: Case) -> Hit:
     return Hit(
         message=f"each layer is sharded over {case.plan.mesh.dp_shard} GPUs, instead of layers put on GPUs",
-        fix='leave device_map="auto" and .to() of single layers out of the script: FSDP2 places the weights',
+        fix='leave device_map="auto" and .to() of single layers out: FSDP2 places the weights',
     )
 
 

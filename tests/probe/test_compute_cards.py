@@ -47,3 +47,26 @@ def test_cards_that_nothing_tells_apart(host: SyntheticHost) -> None:
         None,
     )
     assert host.summary["warn"] == ["compute and storage cards look alike"]
+
+
+def test_slower_cards_of_a_flat_bus_are_left_out(host: SyntheticHost) -> None:
+    for at in range(4):
+        host.gpu(H100, f"pci000{at}:00", f"0{at}:01.0", **SWITCHED)
+        host.card(f"mlx5_{at}", f"pci001{at}:00", f"1{at}:01.0")
+    host.card("mlx5_4", "pci0020:00", "20:01.0", rate="200 Gb/sec (4X HDR)")
+    assert host.says("exclude_hcas", "per_gpu_gbps") == (["mlx5_4"], 400)
+
+
+def test_roce_that_cannot_leave_its_link_is_left_out(host: SyntheticHost) -> None:
+    address = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    host.card("mlx5_0", "pci0000:10", "10:01.0", layer="Ethernet", gids=[("RoCE v2", "fe80::1")])
+    host.card("mlx5_1", "pci0000:10", "10:02.0", layer="Ethernet", gids=[("RoCE v2", address)])
+    assert host.says("compute_hcas", "per_node_gbps") == (["mlx5_1"], 400)
+
+
+def test_the_farthest_card_sets_the_path(host: SyntheticHost) -> None:
+    host.gpu(H100, behind_switch(0, 0, 8), "19:00.0")
+    host.gpu(H100, behind_switch(0, 1, 8), "29:00.0")
+    host.card("mlx5_0", behind_switch(0, 0, 1), "13:00.0")
+    host.card("mlx5_1", "pci0000:f0/0000:f0:01.0", "f4:00.0")
+    assert host.says("compute_hcas", "nic_gpu_path") == (["mlx5_0", "mlx5_1"], "NODE")

@@ -165,6 +165,13 @@ def test_pairs_are_not_guessed(host: SyntheticHost) -> None:
     assert "NV4" not in host.machine.topology.gpu_gpu[0]
 
 
+def test_eight_gpus_of_which_each_has_four_neighbours(host: SyntheticHost) -> None:
+    eight(host, V100, nvlink_active=6, nvlink_remote_type="GPU")
+    # six links cannot join seven others alike; which are joined is not recorded
+    assert host.says("gpu_fabric", "nvlink_per_gpu", "gpu_gpu_path") == ("nvlink", 6, "SYS")
+    assert not any("NV" in (path or "") for row in host.machine.topology.gpu_gpu for path in row)
+
+
 def test_sixteen_gpus_and_six_links(host: SyntheticHost) -> None:
     for at in range(16):
         host.gpu(

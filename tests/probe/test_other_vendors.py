@@ -8,8 +8,10 @@ import pytest
 from probe.synthetic_host import SyntheticHost
 
 from parastrat.errors import ProbeError
-from parastrat.hardware import DeviceType
-from parastrat.probe import hardware_of
+from parastrat.hardware import DeviceType, Vendor
+from parastrat.machine import Gpu
+from parastrat.probe import hardware_of, reading
+from parastrat.probe.files import LIVE
 
 
 @pytest.fixture
@@ -65,3 +67,20 @@ def test_a_laptops_graphics_is_no_accelerator(host: SyntheticHost) -> None:
     host.pci("pci0000:00", "00:02.0", vendor="0x8086", class_="0x030000")
     host.write("sys/module/i915/srcversion", "x")
     assert host.says("gpus", "backend") == (0, "gloo")
+
+
+def test_amd_cards_without_xgmi(host: SyntheticHost) -> None:
+    nodes = "sys/class/kfd/kfd/topology/nodes"
+    for at in (1, 2):
+        host.write(f"{nodes}/{at}/gpu_id", at)
+        host.write(f"{nodes}/{at}/properties", "simd_count 192\ngfx_target_version 110000")
+        host.write(f"{nodes}/{at}/io_links/0/properties", f"type 2\nnode_to {3 - at}")
+    assert host.says("gpus", "gfx", "gpu_fabric", "backend_library") == (2, "gfx1100", "pcie", "rccl")
+
+
+def test_gpus_of_the_host_that_this_container_may_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = (Gpu(name=None), Gpu(name=None, vendor=Vendor.INTEL, type=DeviceType.HPU))
+    monkeypatch.setattr(reading, "read_pci_accelerators", lambda _: seen)
+    monkeypatch.setattr(reading, "is_folder", lambda *_: True)
+    assert reading._without_driver(LIVE) == seen[1:]
+    assert reading._without_driver(LIVE / "tmp") == seen
