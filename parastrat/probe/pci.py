@@ -33,9 +33,10 @@ def sysfs_address(address: object) -> str | None:
     """Return a PCI address as sysfs writes it; NVML's has eight digits of domain, in capitals."""
     if not isinstance(address, str):
         return None
+    if not _ADDRESS.fullmatch(address.lower()):
+        return None
     domain, _, rest = address.lower().partition(":")
-    written = f"{domain[-4:] if domain[:-4].strip('0') == '' else domain}:{rest}"
-    return written if _ADDRESS.fullmatch(written) else None
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def place_of(root: Path, path: str | None) -> PciPlace | None:
