@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from parastrat.errors import UsageError
+from parastrat.runtime.buffers import equalise_buffers
 from parastrat.runtime.wrapping import wrapping_of
 
 
@@ -29,12 +30,14 @@ def save_checkpoint(
 ) -> None:
     """Save weights, optimizer state and ``extra`` (step, scheduler) into a folder; all ranks call it.
 
-    The names are those of the plain model, so that any plan, or plain torch, can load it.
+    The names are those of the plain model, so that any plan, or plain torch, can load it. Buffers, such as
+    running statistics, are rank 0's.
 
     Raises:
         UsageError: for a model that ``auto_parallelize`` did not return.
     """
     wrapping = wrapping_of(model)
+    equalise_buffers(model)
     state = _state(model, optimizer)
     state["extra"] = dict(extra or {})
     if wrapping.loss_scale is not None:

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.plan import Plan, Shard
-from parastrat.runtime.precision import policy
+from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, norms_with_statistics
+from parastrat.runtime.precision import COMPUTE, policy
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,7 +52,7 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     wrapping.calls.append(
         f"model = DistributedDataParallel(model, device_ids={device_ids}, gradient_as_bucket_view=True)"
     )
-    if not _persistent_buffers(module):
+    if not has_changing_buffers(module):
         wrapped.broadcast_buffers = False
         wrapping.calls.append("model.broadcast_buffers = False")
     return wrapped
@@ -65,6 +66,9 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     plan = wrapping.plan
     keywords: dict[str, Any] = {"mesh": wrapping.mesh, "mp_policy": policy(plan.precision)}
     own = _without_shared(module, units)
+    if plan.precision in COMPUTE:
+        norms = _shard_norms(module, wrapping)
+        own = {name: unit for name, unit in own.items() if unit not in norms}
     for unit in own.values():
         _to_device_from_first_rank(unit, wrapping.device)
         fully_shard(unit, reshard_after_forward=plan.reshard_after_forward, **keywords)
@@ -79,7 +83,26 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
             f"reshard_after_forward={plan.reshard_after_forward}, {said})"
         )
     wrapping.calls.append(f"fully_shard(model, reshard_after_forward=False, {said})")
+    follow_first_rank(module, wrapping)
     return module
+
+
+def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:
+    """Shard each norm that keeps statistics as a unit in fp32: its kernels take no short weights with them.
+
+    Source: https://github.com/pytorch/torchtitan/issues/674 (the remedy of FSDP2's author).
+    """
+    inside = [norm for norm in norms_with_statistics(module) if norm is not module]
+    norms = [norm for norm in inside if any(True for _ in norm.parameters())]
+    for norm in norms:
+        _to_device_from_first_rank(norm, wrapping.device)
+        fully_shard(norm, mesh=wrapping.mesh, reshard_after_forward=False)
+    if norms:
+        wrapping.calls.append(
+            "for norm in [part for part in model.modules() if hasattr(part, 'running_mean')]:\n"
+            "    fully_shard(norm, mesh=mesh, reshard_after_forward=False)"
+        )
+    return norms
 
 
 def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -97,11 +120,6 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
         for name, unit in units.items()
         if (held := list(unit.parameters())) and all(len(owners[parameter]) == 1 for parameter in held)
     }
-
-
-def _persistent_buffers(module: nn.Module) -> bool:
-    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
-    return not buffers.isdisjoint(module.state_dict(keep_vars=True))
 
 
 def _to_device_from_first_rank(unit: nn.Module, device: torch.device) -> None:

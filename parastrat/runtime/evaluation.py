@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from parastrat.errors import UsageError
 from parastrat.runtime.batches import called, rebuilt, same_order, target_count, to_device
+from parastrat.runtime.buffers import equalise_buffers
 from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
 
     The ranks take turns with the batches. Sharded models need all ranks in every forward, so a rank
     without a batch in the last round repeats one with weight zero; no sample is counted twice or left out.
+    All ranks evaluate with rank 0's buffers, such as running statistics.
 
     Args:
         model: What ``auto_parallelize`` returned. Evaluated in eval mode without gradients, then put back.
@@ -37,6 +39,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
         UsageError: if the loader yields nothing.
     """
     wrapping = wrapping_of(model)
+    equalise_buffers(model)
     sums = torch.zeros(2, dtype=torch.float64)
     training = model.training
     model.eval()

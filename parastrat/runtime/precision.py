@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
+from parastrat.runtime.buffers import norms_with_statistics
 from parastrat.workload import Precision
 
 #: what the forward computes in, where that differs from the weights
@@ -27,11 +28,14 @@ def cast_weights(module: nn.Module, precision: Precision) -> list[str]:
     """Bring floating-point parameters into the plan's format, in place; return the names of those changed.
 
     Parameters stay the same objects. Buffers keep their format: rotary frequencies and running
-    statistics lose too much in a short one.
+    statistics lose too much in a short one. Norms with such statistics take no short weights with them.
     """
     dtype = weight_dtype(precision)
+    kept = {parameter for norm in norms_with_statistics(module) for parameter in norm.parameters()}
     changed = []
     for name, parameter in module.named_parameters():
+        if parameter in kept and parameter.dtype is torch.float32:
+            continue
         if parameter.is_floating_point() and parameter.dtype is not dtype:
             parameter.data = parameter.data.to(dtype)
             changed.append(name)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
@@ -13,12 +13,21 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    noop_context_fn,
+)
 
 from parastrat.errors import WrapError
 from parastrat.plan import Recompute
+from parastrat.runtime.buffers import norms_with_statistics, still_statistics
 
 _ATEN = torch.ops.aten
+
+_Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+_MakeContexts = Callable[[], _Contexts]
 
 #: matrix multiplies; every second one is computed again, as torchtitan does: half of the memory for a
 #: sixth of the forward
@@ -44,8 +53,11 @@ def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
         block.forward = _recomputing_attention(block.forward)
         return block
     keywords: dict[str, Any] = {"checkpoint_impl": CheckpointImpl.NO_REENTRANT, "preserve_rng_state": True}
-    if policy is Recompute.SELECTIVE:
-        keywords["context_fn"] = _selective_contexts
+    contexts = _selective_contexts if policy is Recompute.SELECTIVE else None
+    if norms_with_statistics(block):
+        contexts = partial(_counting_once, block, contexts or noop_context_fn)
+    if contexts is not None:
+        keywords["context_fn"] = contexts
     wrapped: nn.Module = checkpoint_wrapper(block, **keywords)
     return wrapped
 
@@ -96,8 +108,22 @@ def replace_module(root: nn.Module, name: str, module: nn.Module) -> None:
     root.get_submodule(parent).register_module(key, module)
 
 
-def _selective_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    contexts: tuple[AbstractContextManager[None], AbstractContextManager[None]]
+def _counting_once(block: nn.Module, policy: _MakeContexts) -> _Contexts:
+    """Leave running statistics alone while the block is computed again."""
+    forward, again = policy()
+    return forward, _within(again, still_statistics(block))
+
+
+@contextmanager
+def _within(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
+
+
+def _selective_contexts() -> _Contexts:
+    contexts: _Contexts
     seen: dict[bool, int] = defaultdict(int)  # forward and recomputation count apart
     contexts = create_selective_checkpoint_contexts(partial(_selected, seen))  # type: ignore[no-untyped-call]
     return contexts

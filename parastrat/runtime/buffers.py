@@ -1,0 +1,101 @@
+"""Buffers that a forward changes, such as running statistics: rank 0's, on every rank.
+
+Each rank's forward sees its own samples, so their buffers drift apart. Rank 0's count, as under DDP: FSDP2
+leaves buffers alone, and ``torch.distributed.checkpoint`` keeps each from whichever rank writes least.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from parastrat.runtime.wrapping import inner, wrapping_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parastrat.runtime.wrapping import Wrapping
+
+
+def has_changing_buffers(module: nn.Module) -> bool:
+    """Return whether a checkpoint has buffers: those may change, the others are constants."""
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    return not buffers.isdisjoint(module.state_dict(keep_vars=True))
+
+
+def follow_first_rank(model: nn.Module, wrapping: Wrapping) -> None:
+    """Send rank 0's buffers to all ranks before each forward that follows one in training.
+
+    That is what DDP does by itself, and what a sharded model needs as much.
+    """
+    if not has_changing_buffers(model):
+        return
+    drifted = False
+
+    def before(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+        nonlocal drifted
+        if drifted:
+            _send(model)
+            drifted = False
+
+    def after(module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+        nonlocal drifted
+        # with gradients on, a part may train while the whole is said to be in eval mode
+        drifted = drifted or module.training or torch.is_grad_enabled()
+
+    model.register_forward_pre_hook(before)
+    model.register_forward_hook(after)
+    wrapping.calls.append("# rank 0's buffers are sent before a forward that follows training, as by DDP")
+
+
+def equalise_buffers(model: nn.Module) -> None:
+    """Give all ranks rank 0's buffers now; all ranks call it.
+
+    Args:
+        model: What ``auto_parallelize`` returned.
+    """
+    module = inner(model)
+    if wrapping_of(model).mesh is not None and has_changing_buffers(module):
+        _send(module)
+
+
+def _send(module: nn.Module) -> None:
+    """Broadcast all buffers from rank 0, in one message a format."""
+    formats: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for buffer in module.buffers():
+        if not buffer.is_meta:
+            formats[buffer.dtype].append(buffer)
+    for buffers in formats.values():
+        message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        dist.broadcast(message, src=0)
+        parts = torch.split(message, [buffer.numel() for buffer in buffers])
+        with torch.no_grad():
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part.view_as(buffer))
+
+
+def norms_with_statistics(module: nn.Module) -> list[nn.Module]:
+    """Return the normalisations that keep running statistics."""
+    norms = [part for part in module.modules() if isinstance(part, _NormBase)]
+    return [norm for norm in norms if norm.running_mean is not None]
+
+
+@contextmanager
+def still_statistics(module: nn.Module) -> Iterator[None]:
+    """Let no batch normalisation count its batch: a recomputed forward has been counted before."""
+    norms = [part for part in norms_with_statistics(module) if isinstance(part, _BatchNorm)]
+    held = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    try:
+        for norm, _, _ in held:
+            # not track_running_stats: autograd would save other tensors than in the first forward
+            norm.momentum, norm.num_batches_tracked = 0.0, None
+        yield
+    finally:
+        for norm, momentum, counted in held:
+            norm.momentum, norm.num_batches_tracked = momentum, counted
