@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from parastrat.case import Facts
+    from parastrat.hardware import Hardware
+    from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.units import Numbers
+    from parastrat.workload import Workload
 
 
 def code_of(choice: StrEnum) -> int:
@@ -120,11 +123,24 @@ class Columns:
 
 def facts_columns(facts: Facts) -> dict[str, Any]:
     """Return the columns that do not depend on the plan; unknown facts are None."""
-    model, hardware, workload = facts.model, facts.hardware, facts.workload
-    device = hardware.device
+    return {
+        **workload_columns(facts.workload),
+        **model_columns(facts.model),
+        **hardware_columns(facts.hardware),
+    }
+
+
+def workload_columns(workload: Workload) -> dict[str, Any]:
+    """Return what is trained with, as columns."""
     return {
         "global_batch_size": workload.global_batch_size,
         "sequence_length": workload.sequence_length,
+    }
+
+
+def model_columns(model: ModelSpec) -> dict[str, Any]:
+    """Return what is trained, as columns."""
+    return {
         "layers": model.layers,
         "hidden": model.hidden,
         "heads": model.heads,
@@ -132,6 +148,13 @@ def facts_columns(facts: Facts) -> dict[str, Any]:
         "vocab": model.vocab,
         "experts": model.experts,
         "max_sequence_length": model.max_sequence_length,
+    }
+
+
+def hardware_columns(hardware: Hardware) -> dict[str, Any]:
+    """Return what is trained on, as columns."""
+    device = hardware.device
+    return {
         "devices": hardware.world_size,
         "devices_per_node": hardware.devices_per_node,
         "num_nodes": hardware.num_nodes,

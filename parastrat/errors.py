@@ -39,6 +39,10 @@ class PlanFileError(ParastratError):
     """A plan file that is unreadable, malformed or incomplete."""
 
 
+class ConfigError(ParastratError):
+    """A config file of another tool that is unreadable or malformed."""
+
+
 class MismatchError(ParastratError):
     """A plan made for another world or another model than the one at hand."""
 

@@ -21,6 +21,8 @@ class Hit:
     message: str
     #: imperative
     fix: str
+    #: dotted key of the file that it is about; None: of no single one
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

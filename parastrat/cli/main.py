@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from parastrat.cli.check import check
 from parastrat.cli.emit import emit
 from parastrat.cli.estimate import estimate
 from parastrat.cli.explain import explain
@@ -65,6 +66,7 @@ app.command(cls=TextCommand)(flat(explain))
 app.command(cls=TextCommand)(flat(profiles))
 app.command(cls=TextCommand)(flat(probe))
 app.command(cls=TextCommand)(flat(emit))
+app.command(cls=TextCommand)(flat(check))
 # what follows the script is the script's
 app.command(
     cls=TextCommand,

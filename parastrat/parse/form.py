@@ -137,7 +137,9 @@ def _unknown_keys(cls: type, table: dict[str, Any], key: str) -> Iterator[tuple[
         if name not in known:
             near = did_you_mean(name, known)
             hint = f"did you mean {near}?" if near else f"the keys of [{key}] are {', '.join(known)}"
-            problem = Problem(key=f"{key}.{name}", text="is not a key of plan files", hint=hint)
+            problem = Problem(
+                key=f"{key}.{name}", text="is not a key of plan files", hint=hint, code="PS601"
+            )
             yield problem, f"{key}.{near}" if near else None
             continue
         inner = _record_type(field_types(cls).get(name))
@@ -210,7 +212,8 @@ def _type_problem(cls: type, key: str, fault: Mapping[str, Any]) -> Problem:
     path = _file_path(cls, [str(part) for part in fault["loc"]])
     name, full, value = path[-1], ".".join([key, *path]), fault["input"]
     if fault["type"] == "missing":
-        return Problem(key=full, text="is missing", hint=f"add {name} to [{'.'.join([key, *path[:-1]])}]")
+        table = ".".join([key, *path[:-1]])
+        return Problem(key=full, text="is missing", hint=f"add {name} to [{table}]", code="PS603")
     if fault["type"] == "enum":
         choices = [
             choice.strip("'") for choice in fault["ctx"]["expected"].replace(" or ", ", ").split(", ")

@@ -114,9 +114,10 @@ def _top_level(table: dict[str, Any]) -> list[Problem]:
         if name not in known:
             near = did_you_mean(name, known)
             hint = f"did you mean {near}?" if near else f"a plan file has {', '.join(known)}"
-            problems.append(Problem(key=name, text="is not a part of plan files", hint=hint))
+            text = "is not a part of plan files"
+            problems.append(Problem(key=name, text=text, hint=hint, code="PS601"))
     if "plan" not in table and not problems:
-        problems.append(Problem(key="plan", text="is missing", hint="add the table [plan]"))
+        problems.append(Problem(key="plan", text="is missing", hint="add the table [plan]", code="PS603"))
     return problems
 
 
@@ -176,4 +177,4 @@ def _differs(key: str, table: dict[str, Any], derived: str | float) -> list[Prob
         return []
     text = f"is {written(stated)}, but the other keys make it {written(derived)}"
     hint = f"remove {name} (it is derived), or mend the keys that it follows from"
-    return [Problem(key=key, text=text, hint=hint)]
+    return [Problem(key=key, text=text, hint=hint, code="PS604")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from parastrat.errors import PlanFileError
@@ -27,6 +27,8 @@ class Problem:
     hint: str
     #: line and column, both from 1; None for what concerns the whole file
     position: tuple[int, int] | None = None
+    #: of the rule that explains it
+    code: str = "PS602"
 
 
 class MalformedPlanError(PlanFileError):
@@ -45,7 +47,7 @@ def located(problem: Problem, positions: Mapping[str, tuple[int, int]]) -> Probl
     key = problem.key
     while key not in positions and "." in key:
         key = key.rpartition(".")[0]
-    return Problem(key=problem.key, text=problem.text, hint=problem.hint, position=positions.get(key))
+    return replace(problem, position=positions.get(key))
 
 
 def raise_problems(

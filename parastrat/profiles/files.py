@@ -117,3 +117,15 @@ def read_profile(folder: str, name: str) -> ProfileFile | None:
     if not table:
         raise ProfileFile(path=path, table={}).error("is empty")
     return ProfileFile(path=path, table=table)
+
+
+def read_format(name: str) -> Mapping[str, Any]:
+    """Return the keys of a framework's configuration, as ``profiles/formats`` has them.
+
+    Raises:
+        ProfileError: for a file that is missing, unreadable, not TOML or empty.
+    """
+    file = read_profile("formats", name)
+    if file is None:
+        raise ProfileFile(path=profiles_root() / "formats" / f"{name}.toml", table={}).error("is missing")
+    return file.table

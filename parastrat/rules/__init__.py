@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 from parastrat.errors import UnknownFactError
 from parastrat.finding import Severity
 from parastrat.rules import (
+    accelerate,
+    accelerate_fsdp,
     axes,
     backend_rules,
     batch,
     components,
+    deepspeed,
     environment,
     experts,
+    file_form,
     launcher,
     memory,
     mesh,
@@ -25,7 +29,7 @@ from parastrat.rules import (
     precision,
     runtime_support,
 )
-from parastrat.rules.rule import CaseRule, Guidance, PlanRule, Rule, finding
+from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +46,7 @@ __all__ = [
     "PLAN_RULES",
     "RULES",
     "CaseRule",
+    "FileRule",
     "Guidance",
     "PlanRule",
     "Rule",
@@ -65,6 +70,10 @@ FAMILIES: tuple[ModuleType, ...] = (
     environment,
     pipeline,
     experts,
+    file_form,
+    accelerate,
+    accelerate_fsdp,
+    deepspeed,
 )
 
 

@@ -73,7 +73,7 @@ def heads_do_not_divide(p: Columns) -> Mask:
 @heads_do_not_divide.message
 def _(case: Case) -> Hit:
     tp, heads = case.plan.mesh.tp, case.model.heads or 1
-    choices = nearest_divisors(tp, heads, case.hardware.world_size)
+    choices = nearest_divisors(tp, heads, case.plan.mesh.world_size)
     return Hit(
         message=f"{heads} heads cannot be split evenly over tp={tp}",
         fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {heads} heads",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -12,12 +12,14 @@ from parastrat.finding import Finding, Severity
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.columns import Columns
+    from parastrat.config_file import ConfigFile, ConfigFormat
     from parastrat.finding import Hit
     from parastrat.units import Mask
 
 Condition: TypeAlias = "Callable[[Columns], Mask]"
 Wording: TypeAlias = "Callable[[Case], Hit]"
 Judgement: TypeAlias = "Callable[[Case], Hit | None]"
+Reading: TypeAlias = "Callable[[ConfigFile], Iterator[Hit]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,20 @@ class CaseRule(Guidance):
         return self.judge(case)
 
 
-Rule: TypeAlias = PlanRule | CaseRule | Guidance
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRule(Guidance):
+    """A rule about a config file of one format, as it is written; only the checker runs it."""
+
+    format: ConfigFormat
+    read: Reading
+
+    def hits(self, file: ConfigFile) -> Iterator[Hit]:
+        """Yield what the rule says of a file of its format, place by place."""
+        if file.format is self.format:
+            yield from self.read(file)
+
+
+Rule: TypeAlias = PlanRule | CaseRule | FileRule | Guidance
 
 
 def plan_rule(
@@ -130,15 +145,41 @@ def case_rule(
     return make
 
 
+def file_rule(
+    code: str,
+    severity: Severity,
+    format: ConfigFormat,  # noqa: A002  (as the field is named)
+    *,
+    source: str,
+    covers: tuple[str, ...] = (),
+) -> Callable[[Reading], FileRule]:
+    """Make a file rule of a generator of hits; its docstring is title and rationale."""
+
+    def make(read: Reading) -> FileRule:
+        title, rationale = _teaching(read)
+        return FileRule(
+            code=code,
+            severity=severity,
+            title=title,
+            rationale=rationale,
+            url=source,
+            covers=covers,
+            format=format,
+            read=read,
+        )
+
+    return make
+
+
 def guidance(
-    code: str, *, source: str, covers: tuple[str, ...] = ()
+    code: str, *, source: str, severity: Severity = Severity.INFO, covers: tuple[str, ...] = ()
 ) -> Callable[[Callable[[], None]], Guidance]:
-    """Make advice of a docstring; the function below it is never called."""
+    """Make a rule of a docstring alone; the function below it is never called."""
 
     def make(topic: Callable[[], None]) -> Guidance:
         title, rationale = _teaching(topic)
         return Guidance(
-            code=code, severity=Severity.INFO, title=title, rationale=rationale, url=source, covers=covers
+            code=code, severity=severity, title=title, rationale=rationale, url=source, covers=covers
         )
 
     return make

@@ -1,0 +1,58 @@
+"""Where in a file the facts stand that a rule has read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parastrat.columns import Columns
+from parastrat.config_file import ConfigFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from parastrat.config_file import ConfigFile
+
+_ACCELERATE = {
+    "dp_replicate": "parallelism_config.parallelism_config_dp_replicate_size",
+    "dp_shard": "parallelism_config.parallelism_config_dp_shard_size",
+    "cp": "parallelism_config.parallelism_config_cp_size",
+    "tp": "parallelism_config.parallelism_config_tp_size",
+    "precision": "mixed_precision",
+    "world_size": "num_processes",
+    "dp": "num_processes",
+    "shard": "fsdp_config",
+}
+_DEEPSPEED = {
+    "precision": "bf16",
+    "shard": "zero_optimization.stage",
+    "offload": "zero_optimization",
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+
+
+class ReadColumns(Columns):
+    """Columns that remember what was read of them."""
+
+    __slots__ = ("read",)
+
+    read: list[str]
+
+    def __init__(self, known: Mapping[str, Any]) -> None:
+        super().__init__(known)
+        object.__setattr__(self, "read", [])
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.append(name)
+        return super().__getattr__(name)
+
+
+def positions_of(file: ConfigFile, read: Iterable[str]) -> Iterator[str]:
+    """Yield the keys of a file that state the facts which a rule has read, the first read first."""
+    for name in read:
+        if file.format is ConfigFormat.PLAN:
+            candidates = [f"plan.{name}", f"workload.{name}", f"hardware.{name}"]
+        else:
+            table = _ACCELERATE if file.format is ConfigFormat.ACCELERATE else _DEEPSPEED
+            candidates = [table.get(name, "")]
+        yield from (key for key in candidates if key in file.positions)

@@ -1,0 +1,44 @@
+"""A config file that somebody wrote, as its values and where they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class ConfigFormat(StrEnum):
+    """What ``parastrat check`` reads."""
+
+    PLAN = "plan"
+    ACCELERATE = "accelerate"
+    DEEPSPEED = "deepspeed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigFile:
+    """Values by key, with the position of each key."""
+
+    format: ConfigFormat
+    table: Mapping[str, Any]
+    #: dotted key to line and column, both from 1
+    positions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: dotted keys that are written twice
+    repeated: tuple[str, ...] = ()
+
+    def get(self, key: str) -> Any:
+        """Return the value of a dotted key; None where it, or a table around it, is absent."""
+        value: Any = self.table
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def number(self, key: str) -> int | None:
+        """Return a whole number; None for anything else, ``"auto"`` among it."""
+        value = self.get(key)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def is_on(self, key: str) -> bool:
+        """Return whether a switch is set."""
+        return self.get(key) is True

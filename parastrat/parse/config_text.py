@@ -1,0 +1,206 @@
+"""Text of config files to values with positions: JSON and YAML; TOML's positions are in ``positions``."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from parastrat.errors import ConfigError
+
+#: a configuration is small; a larger file is something else
+_MOST_BYTES = 1_000_000
+#: tables within tables; known configurations have five
+_DEPTH = 40
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
+
+
+class ConfigSyntaxError(ConfigError):
+    """A file that is not of its format; ``position`` is a line and a column, both from 1, or None."""
+
+    def __init__(self, message: str, *, hint: str, position: tuple[int, int] | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.position = position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """What a text says, and where."""
+
+    table: dict[str, Any]
+    positions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: dotted keys that are written twice; ``table`` has the last value
+    repeated: tuple[str, ...] = ()
+
+
+def json_structure(text: str) -> Structure:
+    """Read JSON.
+
+    Raises:
+        ConfigSyntaxError: it is none, or no object.
+    """
+    _check_size(text)
+    try:
+        table = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigSyntaxError(
+            f"not JSON: {error.msg}",
+            hint="mend the line; JSON has no comments and no comma behind the last entry",
+            position=(error.lineno, error.colno),
+        ) from error
+    except (RecursionError, ValueError) as error:
+        raise ConfigSyntaxError(
+            "not readable as JSON: nested too deep, or a number too long", hint=_MEND
+        ) from error
+    _check_table(table)
+    positions, repeated = _json_positions(text)
+    return Structure(table=table, positions=positions, repeated=tuple(repeated))
+
+
+def yaml_structure(text: str) -> Structure:
+    """Read YAML 1.1, as PyYAML does: ``no`` is false.
+
+    Raises:
+        ConfigSyntaxError: it is none, or no mapping.
+    """
+    from ruamel.yaml import YAML  # noqa: PLC0415  (only the checker needs it)
+    from ruamel.yaml.error import MantissaNoDotYAML1_1Warning, MarkedYAMLError, YAMLError  # noqa: PLC0415
+
+    _check_size(text)
+    reader = YAML(typ="rt", pure=True)
+    reader.version = (1, 1)
+    reader.allow_duplicate_keys = True
+    try:
+        with warnings.catch_warnings():
+            # 5e8 is text to YAML 1.1; the form says so
+            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)
+            table = reader.load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise ConfigSyntaxError(
+            f"not YAML: {error.problem or error.context}",
+            hint=_MEND,
+            position=None if mark is None else (mark.line + 1, mark.column + 1),
+        ) from error
+    except (
+        YAMLError,
+        RecursionError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        IndexError,
+    ) as error:
+        # the reader's own faults on texts that are no YAML at all
+        raise ConfigSyntaxError(
+            f"not YAML: {str(error).splitlines()[0] if str(error) else 'broken'}", hint=_MEND
+        ) from error
+    _check_table(table)
+    positions = dict(_yaml_positions(table))
+    return Structure(table=_plain(table), positions=positions, repeated=tuple(_yaml_repeated(text)))
+
+
+_MEND = "mend the file, or write it again with the tool that it is for"
+
+
+def _check_size(text: str) -> None:
+    if len(text) > _MOST_BYTES:
+        raise ConfigSyntaxError(
+            f"{len(text):,} characters are no configuration", hint="name the configuration file"
+        )
+
+
+def _check_table(table: Any) -> None:
+    if not isinstance(table, dict):
+        what = "empty" if table is None else f"a {type(table).__name__}, not a table of keys"
+        raise ConfigSyntaxError(f"the file is {what}", hint=_MEND)
+
+
+def _json_positions(text: str) -> tuple[dict[str, tuple[int, int]], list[str]]:
+    """Return where each key of valid JSON stands, and the keys that stand twice."""
+    starts = [0, *(match.end() for match in re.finditer("\n", text))]
+    found: dict[str, tuple[int, int]] = {}
+    repeated: list[str] = []
+    #: path of each open table or list; for lists the index of the next element
+    open_ones: list[tuple[str, int | None]] = []
+    key, is_key = "", False
+    for token in _TOKEN.finditer(text):
+        word = token.group()
+        if word in "{[":
+            path = _joined(open_ones, key)
+            open_ones.append((path, None if word == "{" else 0))
+            key, is_key = "", word == "{"
+        elif word in "}]":
+            open_ones.pop()
+            is_key = False
+        elif word == ",":
+            path, index = open_ones[-1]
+            is_key = index is None
+            if index is not None:
+                open_ones[-1] = (path, index + 1)
+        elif word == ":":
+            is_key = False
+        elif is_key:
+            key = json.loads(word)
+            path = _joined(open_ones, key)
+            line = bisect_right(starts, token.start())
+            if path in found:
+                repeated.append(path)
+            found[path] = (line, token.start() - starts[line - 1] + 1)
+    return found, repeated
+
+
+def _joined(open_ones: list[tuple[str, int | None]], key: str) -> str:
+    if not open_ones:
+        return ""
+    path, index = open_ones[-1]
+    last = key if index is None else str(index)
+    return f"{path}.{last}" if path else last
+
+
+def _yaml_positions(table: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, tuple[int, int]]]:
+    if depth > _DEPTH:
+        return
+    for name, value in table.items():
+        path = f"{prefix}{name}"
+        line, column = (
+            table.lc.key(name)[:2] if name in (table.lc.data or {}) else (table.lc.line, table.lc.col)
+        )
+        yield path, (line + 1, column + 1)
+        if isinstance(value, dict) and hasattr(value, "lc"):
+            yield from _yaml_positions(value, f"{path}.", depth + 1)
+
+
+def _yaml_repeated(text: str) -> Iterator[str]:
+    """Yield the key that stands twice, if the reader finds one when it is strict."""
+    from ruamel.yaml import YAML  # noqa: PLC0415
+    from ruamel.yaml.constructor import DuplicateKeyError  # noqa: PLC0415
+    from ruamel.yaml.error import MantissaNoDotYAML1_1Warning  # noqa: PLC0415
+
+    strict = YAML(typ="rt", pure=True)
+    strict.version = (1, 1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)
+            strict.load(text)
+    except DuplicateKeyError as error:
+        named = re.search(r'found duplicate key "([^"]*)"', str(error))
+        yield named[1] if named else ""
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """Return a value without what the reader keeps for writing it again."""
+    if depth > _DEPTH:
+        return None
+    if isinstance(value, dict):
+        return {str(name): _plain(item, depth + 1) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, bool) or value is None:
+        return value
+    # dates and tagged values are text to whoever reads a configuration
+    return next((kind(value) for kind in (int, float) if isinstance(value, kind)), str(value))

@@ -1,0 +1,87 @@
+"""What the checker found, as text and as annotations of GitHub's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.finding import Finding, Severity
+from parastrat.report.text import Line, Paper, Span, Tone, line, rendered, wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_TONES = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.CAUTION, Severity.INFO: Tone.FAINT}
+_GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+#: a longer line of a file is cut where it is shown
+_LONGEST = 200
+
+
+def check_text(findings: Sequence[Finding], sources: Mapping[str, Sequence[str]], paper: Paper) -> str:
+    """Return findings with the lines that they point to.
+
+    Args:
+        findings: in the order in which they are told.
+        sources: path to the lines of the file.
+        paper: the screen.
+    """
+    rows: list[Line] = []
+    for found in findings:
+        rows += _block(found, sources.get(found.path or "", ()), paper)
+    return rendered(rows, paper)
+
+
+def _block(found: Finding, source: Sequence[str], paper: Paper) -> list[Line]:
+    place = ":".join(str(part) for part in (found.path, found.line, found.column) if part is not None)
+    rows: list[Line] = [
+        (
+            Span(f"{place}: "),
+            Span(f"{found.severity.value} {found.code}", _TONES[found.severity]),
+        )
+    ]
+    rows += wrapped(found.message, paper, first="  ")
+    if found.line is not None and found.line <= len(source):
+        rows += _pointed(found.line, found.column or 1, source[found.line - 1])
+    rows += wrapped(f"fix: {found.fix}", paper, first="  ", rest="       ")
+    return [*rows, line()]
+
+
+def _pointed(number: int, column: int, text: str) -> list[Line]:
+    """Return a line of the file with a caret below the place."""
+    margin = f"{number:>5} | "
+    shown = text[:_LONGEST].replace("\t", " ")
+    rows = [line(margin + shown, Tone.FAINT)]
+    if column <= len(shown):
+        rows.append(line(" " * (len(margin) + column - 1) + "^", Tone.STRONG))
+    return rows
+
+
+def summary_line(findings: Sequence[Finding], files: int) -> str:
+    """Return what was found, counted."""
+    counts = [
+        f"{count} {severity.value}{'s' if count != 1 and severity is not Severity.INFO else ''}"
+        for severity in Severity
+        if (count := sum(found.severity is severity for found in findings))
+    ]
+    checked = "1 file" if files == 1 else f"{files} files"
+    return f"{checked} checked: {', '.join(counts) or 'nothing found'}\n"
+
+
+def github_text(findings: Sequence[Finding]) -> str:
+    """Return workflow commands, one a line: https://docs.github.com/actions/reference/workflow-commands."""
+    return "".join(f"{_command(found)}\n" for found in findings)
+
+
+def _command(found: Finding) -> str:
+    fields = {"file": found.path, "line": found.line, "col": found.column, "title": found.code}
+    stated = ",".join(
+        f"{name}={_property(str(value))}" for name, value in fields.items() if value is not None
+    )
+    return f"::{_GITHUB[found.severity]} {stated}::{_data(f'{found.message} (fix: {found.fix})')}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

@@ -1,0 +1,176 @@
+"""Good configurations, and what each mistake in them must be called."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+FSDP2 = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_machines: 2
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+num_processes: 16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+"""
+MESH = (
+    FSDP2
+    + """\
+parallelism_config:
+  parallelism_config_dp_replicate_size: 2
+  parallelism_config_dp_shard_size: 4
+  parallelism_config_tp_size: 2
+"""
+)
+FSDP1 = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config:
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_sharding_strategy: FULL_SHARD
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_sync_module_states: true
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+"""
+ACCELERATED_ZERO = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+mixed_precision: bf16
+num_processes: 8
+deepspeed_config:
+  zero_stage: 3
+  gradient_accumulation_steps: 2
+"""
+ZERO: dict[str, Any] = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 2,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8},
+}
+GOOD = {"FSDP2": FSDP2, "MESH": MESH, "FSDP1": FSDP1, "ACCELERATED_ZERO": ACCELERATED_ZERO, "ZERO": ZERO}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bad:
+    """One mistake."""
+
+    what: str
+    text: str
+    suffix: str
+    code: str
+
+
+def _yaml(what: str, base: str, old: str, new: str, code: str) -> Bad:
+    assert old in base
+    return Bad(what=what, text=base.replace(old, new), suffix=".yaml", code=code)
+
+
+def _json(what: str, code: str, **changes: Any) -> Bad:
+    table = {name: value for name, value in {**ZERO, **changes}.items() if value is not None}
+    return Bad(what=what, text=json.dumps(table, indent=2), suffix=".json", code=code)
+
+
+def _zero(what: str, code: str, **changes: Any) -> Bad:
+    return _json(what, code, zero_optimization={**ZERO["zero_optimization"], **changes})
+
+
+BAD = (
+    _yaml("misspelt key", FSDP2, "num_machines", "num_machine", "PS601"),
+    _yaml(
+        "key of a section at the top", FSDP2, "fsdp_config:\n", "fsdp_version: 2\nfsdp_config:\n", "PS601"
+    ),
+    _yaml("misspelt key of FSDP", FSDP2, "fsdp_auto_wrap_policy", "fsdp_auto_wrap_polcy", "PS606"),
+    _yaml("misspelt axis", MESH, "_tp_size", "_tp_siz", "PS606"),
+    _yaml("text for a number", FSDP2, "num_processes: 16", "num_processes: '16'", "PS602"),
+    _yaml("text for a switch", FSDP2, "fsdp_version: 2", "fsdp_version: two", "PS602"),
+    _yaml("unknown kind", FSDP2, "distributed_type: FSDP", "distributed_type: FDSP", "PS602"),
+    _yaml("unknown format", FSDP2, "bf16", "bfloat16", "PS602"),
+    _yaml("unknown policy", FSDP2, "TRANSFORMER_BASED_WRAP", "TRANSFORMER_WRAP", "PS602"),
+    _yaml("version 3", FSDP2, "fsdp_version: 2", "fsdp_version: 3", "PS602"),
+    _yaml("cut off", FSDP2, "fsdp_config:\n", "fsdp_config: {\n", "PS600"),
+    _yaml("key twice", FSDP2, "machine_rank: 0\n", "machine_rank: 0\nmachine_rank: 1\n", "PS605"),
+    _yaml("axes and world differ", MESH, "num_processes: 16", "num_processes: 8", "PS610"),
+    _yaml("mesh with FSDP1", MESH, "fsdp_version: 2", "fsdp_version: 1", "PS611"),
+    _yaml("mesh, version left out", MESH, "  fsdp_version: 2\n", "", "PS611"),
+    _yaml(
+        "two ways to cut sequences",
+        MESH,
+        "tp_size: 2",
+        "cp_size: 2\n  parallelism_config_sp_size: 2",
+        "PS612",
+    ),
+    _yaml("replicas of tp groups", MESH, "_dp_shard_size: 4", "_dp_shard_size: 1", "PS613"),
+    _yaml(
+        "strategy of FSDP1",
+        FSDP2,
+        "fsdp_reshard_after_forward: true",
+        "fsdp_sharding_strategy: FULL_SHARD",
+        "PS614",
+    ),
+    _yaml(
+        "prefetch of FSDP1",
+        FSDP2,
+        "fsdp_version: 2",
+        "fsdp_version: 2\n  fsdp_backward_prefetch: BACKWARD_PRE",
+        "PS614",
+    ),
+    _yaml(
+        "weights on rank 0 alone",
+        FSDP1,
+        "fsdp_sync_module_states: true",
+        "fsdp_sync_module_states: false",
+        "PS615",
+    ),
+    _yaml("no units", FSDP2, "TRANSFORMER_BASED_WRAP", "NO_WRAP", "PS616"),
+    _yaml("units by no size", FSDP2, "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "PS616"),
+    _yaml("checkpoint on one rank", FSDP1, "SHARDED_STATE_DICT", "FULL_STATE_DICT", "PS617"),
+    _yaml("processes of no whole machine", FSDP2, "num_processes: 16", "num_processes: 15", "PS618"),
+    _yaml("machine 2 of 2", FSDP2, "machine_rank: 0", "machine_rank: 2", "PS619"),
+    _yaml("nowhere to meet", FSDP2, "main_process_ip: 10.0.0.1\n", "", "PS620"),
+    _yaml(
+        "DeepSpeed set up twice",
+        ACCELERATED_ZERO,
+        "zero_stage: 3",
+        "deepspeed_config_file: ds.json",
+        "PS621",
+    ),
+    _yaml("FSDP not used", FSDP2, "distributed_type: FSDP", "distributed_type: MULTI_GPU", "PS622"),
+    _yaml("FSDP1 on processors", FSDP1, "num_processes: 8", "num_processes: 8\nuse_cpu: true", "PS623"),
+    _yaml("nothing sharded", FSDP1, "FULL_SHARD", "NO_SHARD", "PS624"),
+    _yaml("stage 4", ACCELERATED_ZERO, "zero_stage: 3", "zero_stage: 4", "PS602"),
+    _json("both short formats", "PS630", fp16={"enabled": True}),
+    _json("batch that does not divide", "PS631", train_batch_size=60),
+    _json("no batch", "PS632", train_batch_size=None, train_micro_batch_size_per_gpu=None),
+    _json("auto", "PS633", train_batch_size="auto"),
+    _json("text for a number", "PS602", gradient_accumulation_steps="2"),
+    _json("key that nobody reads", "PS606", gradient_cliping=1.0),
+    _zero("misspelt key of ZeRO", "PS601", overlap_com=True),
+    _zero("stage 5", "PS602", stage=5),
+    _zero("parameters offloaded at stage 2", "PS634", stage=2, offload_param={"device": "cpu"}),
+    _zero("optimizer offloaded at stage 0", "PS635", stage=0, offload_optimizer={"device": "cpu"}),
+    _zero("old key", "PS636", cpu_offload=True),
+    _zero("NVMe nowhere", "PS637", offload_param={"device": "nvme"}),
+    _json("pipeline with stage 3", "PS638", pipeline={"stages": 4}),
+    _zero("secondary shards at stage 2", "PS639", stage=2, zero_hpz_partition_size=8),
+    _json("checkpoints not partitioned", "PS640", activation_checkpointing={"cpu_checkpointing": True}),
+    Bad(what="comment", text='{\n  // ours\n  "train_batch_size": 8\n}', suffix=".json", code="PS600"),
+    Bad(what="comma at the end", text='{\n  "train_batch_size": 8,\n}', suffix=".json", code="PS600"),
+    Bad(
+        what="key twice",
+        text='{"train_batch_size": 8, "bf16": {}, "train_batch_size": 16}',
+        suffix=".json",
+        code="PS605",
+    ),
+    Bad(what="empty", text="", suffix=".json", code="PS600"),
+)

@@ -1,0 +1,133 @@
+"""Files with one mistake each, and files without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from check.bad_configs import BAD, GOOD, Bad
+
+from parastrat.check import check_file, config_files
+from parastrat.check.known import Given
+from parastrat.errors import ConfigError
+from parastrat.finding import Severity
+from parastrat.profiles import load_hardware
+from parastrat.report.check import check_text, github_text, summary_line
+from parastrat.report.text import Paper
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad.code}-{bad.what}")
+def test_every_mistake_is_found_where_it_is(tmp_path: Path, bad: Bad) -> None:
+    path = tmp_path / f"config{bad.suffix}"
+    path.write_text(bad.text)
+    checked = check_file(path, Given())
+    assert bad.code in [found.code for found in checked.findings]
+    for found in checked.findings:
+        assert found.path == str(path)
+        assert found.line is None or 1 <= found.line <= len(checked.lines) + 1
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_good_files_have_no_findings(tmp_path: Path, name: str) -> None:
+    good = GOOD[name]
+    path = tmp_path / ("config.yaml" if isinstance(good, str) else "config.json")
+    path.write_text(good if isinstance(good, str) else json.dumps(good))
+    assert check_file(path, Given()).findings == ()
+
+
+def test_a_mistake_has_line_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{\n  "train_batch_size": 8,\n  "zero_optimization": {"stage": 7}\n}\n')
+    (found,) = check_file(path, Given()).findings
+    assert (found.code, found.line, found.column) == ("PS602", 3, 25)
+    text = check_text([found], {str(path): path.read_text().splitlines()}, Paper())
+    assert '    3 |   "zero_optimization": {"stage": 7}\n' + " " * 32 + "^" in text
+    assert summary_line([found], 1) == "1 file checked: 1 error\n"
+
+
+def test_hardware_makes_more_rules_answer(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": 8, "bf16": {"enabled": true}}')
+    assert check_file(path, Given()).findings == ()
+    given = Given(hardware=load_hardware("dgx-1v"))
+    found = check_file(path, given).findings
+    assert any("bf16" in each.message for each in found), found
+    assert found[0].line == 1
+
+
+def test_a_model_makes_more_rules_answer(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD["MESH"].replace("_tp_size: 2", "_tp_size: 24").replace(": 16", ": 192"))
+    assert [each.code for each in check_file(path, Given()).findings] == []
+    found = check_file(path, Given(model="llama-3.1-8b")).findings
+    (heads,) = [each for each in found if each.severity is Severity.ERROR]
+    assert "32" in heads.message
+    assert path.read_text().splitlines()[(heads.line or 0) - 1].strip() == "parallelism_config_tp_size: 24"
+
+
+def test_plan_files_are_judged_by_the_advisors_rules(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        """\
+schema = "parastrat.plan/1"
+[model]
+ref = "llama-3.1-8b"
+parameters = 8030261248
+blocks = 32
+[workload]
+global_batch_size = 16
+sequence_length = 8192
+optimizer = "adamw"
+precision = "bf16-mixed"
+[plan]
+pp = 1
+dp_replicate = 8
+dp_shard = 1
+cp = 1
+tp = 3
+ep = 1
+micro_batch_size = 2
+gradient_accumulation_steps = 1
+precision = "bf16-mixed"
+backend = "nccl"
+"""
+    )
+    found = {
+        each.code: each for each in check_file(path, Given(hardware=load_hardware("dgx-h100:3"))).findings
+    }
+    assert found["PS101"].severity is Severity.ERROR  # a replica does not fit
+    heads = found["PS210"] if "PS210" in found else found["PS201"]
+    assert heads.line == path.read_text().splitlines().index("tp = 3") + 1
+
+
+def test_a_folder_gives_its_configurations(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "ds.json").write_text('{"train_batch_size": 8}')
+    (tmp_path / "package.json").write_text('{"name": "other"}')
+    (tmp_path / "notes.toml").write_text("a = 1\n")
+    assert config_files(tmp_path) == (tmp_path / "deep" / "ds.json",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("config.ini", "[a]", "none of .toml"),
+        ("other.json", '{"name": 1}', "no key of a configuration"),
+        ("missing.yaml", None, "there is no"),
+    ],
+)
+def test_what_is_no_configuration(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        [check_file(file, Given()) for file in config_files(path)]
+
+
+def test_annotations_are_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "a,b.yaml"
+    path.write_text("num_processes: 8\nnum_machine: 2\n")
+    (line,) = github_text(check_file(path, Given()).findings).splitlines()
+    assert line.startswith("::error file=")
+    assert "a%2Cb.yaml,line=2,col=1,title=PS601::num_machine is no key of accelerate" in line
