@@ -14,6 +14,8 @@ class ConfigFormat(StrEnum):
     PLAN = "plan"
     ACCELERATE = "accelerate"
     DEEPSPEED = "deepspeed"
+    #: a shell or batch script that starts torchrun
+    SCRIPT = "script"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

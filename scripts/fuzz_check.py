@@ -37,8 +37,10 @@ PIECES = (
 def seeds() -> list[tuple[str, str]]:
     """Return good files as suffix and text."""
     texts = [
-        (".yaml", good) if isinstance(good, str) else (".json", json.dumps(good, indent=2))
-        for good in GOOD.values()
+        (".sbatch" if name == "SCRIPT" else ".yaml", good)
+        if isinstance(good, str)
+        else (".json", json.dumps(good, indent=2))
+        for name, good in GOOD.items()
     ]
     return [*texts, (".toml", PLAN.read_text(encoding="utf-8"))]
 

@@ -14,6 +14,7 @@ from parastrat.errors import ConfigError, PlanFileError
 from parastrat.finding import Finding, Hit, Severity
 from parastrat.parse.config_text import ConfigSyntaxError, json_structure, yaml_structure
 from parastrat.parse.formats import form_problems
+from parastrat.parse.launch_script import script_table
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, Problem, located
 from parastrat.profiles.files import read_format
@@ -45,10 +46,13 @@ _SIGNS = {
         "mixed_precision",
     },
 }
-_SUFFIXES = (".toml", ".json", ".yaml", ".yml")
+_SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
+_SUFFIXES = (".toml", ".json", ".yaml", ".yml", *_SCRIPTS)
 #: folders of other people's files
 _FOREIGN = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
-_KNOWN = "parastrat check reads plan.toml, accelerate's YAML or JSON, and DeepSpeed's JSON"
+_KNOWN = (
+    "parastrat check reads plan.toml, accelerate's YAML or JSON, DeepSpeed's JSON, and torchrun's scripts"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,8 @@ def _is_config(path: Path) -> bool:
         text = _text_of(path)
         if path.suffix == ".toml":
             return 'schema = "parastrat.plan' in text
+        if path.suffix in _SCRIPTS:
+            return "torchrun" in script_table(text)[0]
         return _format_of(path, _structure(path, text).table) is not None
     except ConfigError:
         return False
@@ -107,6 +113,8 @@ def check_file(path: Path, given: Given) -> Checked:
     lines = tuple(text.splitlines())
     if path.suffix == ".toml":
         return _check_plan(path, lines, given)
+    if path.suffix in _SCRIPTS:
+        return _check_script(path, lines, text, given)
     try:
         structure = _structure(path, text)
     except ConfigSyntaxError as error:
@@ -126,6 +134,14 @@ def check_file(path: Path, given: Given) -> Checked:
     return _check_config(path, lines, file, given)
 
 
+def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
+    table, positions = script_table(text)
+    if "torchrun" not in table and "sbatch" not in table:
+        raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=_KNOWN)
+    file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
+    return _check_config(path, lines, file, given)
+
+
 def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Given) -> Checked:
     problems = [
         Problem(key=key, text="stands twice", hint="remove one of them", code="PS605")
@@ -141,9 +157,15 @@ def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: G
     ]
     judged, unknown = known_case(file, given)
     for rule_finding, columns in judged:
-        key = next(iter(positions_of(file, columns)), None)
+        key = next(iter(positions_of(file, columns)), None) or _variable_of(file, rule_finding)
         found.append(_placed(path, rule_finding, key, file.positions))
     return Checked(path=path, format=file.format, findings=_ordered(found), lines=lines, open=unknown)
+
+
+def _variable_of(file: ConfigFile, found: Finding) -> str | None:
+    """Return the key of the variable that a finding names."""
+    named = (f"env.{name}" for name in file.get("env") or {} if name in found.message)
+    return next(named, None)
 
 
 def _check_plan(path: Path, lines: tuple[str, ...], given: Given) -> Checked:

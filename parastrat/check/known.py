@@ -16,7 +16,7 @@ from parastrat.config_file import ConfigFile
 from parastrat.errors import ModelError, ParastratError, UnknownFactError
 from parastrat.finding import Hit
 from parastrat.parse import FingerprintedModel, Parsed, resolved_ref
-from parastrat.parse.frameworks import plan_fields
+from parastrat.parse.frameworks import launch_fields, plan_fields
 from parastrat.profiles import load_stack
 from parastrat.rules import RULES, CaseRule, PlanRule, runtime_support
 from parastrat.rules.rule import finding
@@ -40,19 +40,19 @@ class Given:
     folder: Path = Path()
 
 
-class PartOfPlan(Unknown):
-    """Stands for a plan of which a configuration states some fields."""
+class Part(Unknown):
+    """Stands for a plan or a launch of which a configuration states some fields."""
 
     __slots__ = ("_fields",)
 
-    def __init__(self, fields: Mapping[str, Any]) -> None:
-        super().__init__("plan")
+    def __init__(self, fact: str, fields: Mapping[str, Any]) -> None:
+        super().__init__(fact)
         self._fields = fields
 
     def __getattr__(self, name: str) -> Any:
         if name in self._fields:
             return self._fields[name]
-        raise UnknownFactError(f"plan.{name}")
+        return super().__getattr__(name)
 
 
 #: tokens at which a stated model is looked at
@@ -115,9 +115,9 @@ def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
         hardware=given.hardware or cast("Any", Unknown("hardware")),
         workload=cast("Any", Unknown("workload")),
         stack=cast("Any", Unknown("stack")),
-        plan=cast("Any", PartOfPlan(fields)),
+        plan=cast("Any", Part("plan", fields)),
         estimate=cast("Any", Unknown("estimate")),
-        launch=cast("Any", Unknown("launch")),
+        launch=cast("Any", Part("launch", launch_fields(file))),
     )
     columns = _part_columns(fields)
     if given.hardware is not None:

@@ -31,6 +31,9 @@ _DEEPSPEED = {
 }
 
 
+_KEYS = {ConfigFormat.ACCELERATE: _ACCELERATE, ConfigFormat.DEEPSPEED: _DEEPSPEED}
+
+
 class ReadColumns(Columns):
     """Columns that remember what was read of them."""
 
@@ -53,6 +56,6 @@ def positions_of(file: ConfigFile, read: Iterable[str]) -> Iterator[str]:
         if file.format is ConfigFormat.PLAN:
             candidates = [f"plan.{name}", f"workload.{name}", f"hardware.{name}"]
         else:
-            table = _ACCELERATE if file.format is ConfigFormat.ACCELERATE else _DEEPSPEED
+            table = _KEYS.get(file.format, {})
             candidates = [table.get(name, "")]
         yield from (key for key in candidates if key in file.positions)

@@ -24,7 +24,7 @@ from parastrat.records import field_types
 from parastrat.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pydantic import TypeAdapter
 
@@ -118,9 +118,9 @@ def written(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def did_you_mean(name: str, names: list[str]) -> str | None:
-    """Return the nearest of the names, if one is near."""
-    return next(iter(get_close_matches(name.lower(), names, n=1, cutoff=0.6)), None)
+def did_you_mean(name: str, names: list[str], *, fold: Callable[[str], str] = str.lower) -> str | None:
+    """Return the nearest of the names, if one is near; ``fold`` gives a name their case of letters."""
+    return next(iter(get_close_matches(fold(name), names, n=1, cutoff=0.6)), None)
 
 
 def keys_of(cls: type) -> list[str]:

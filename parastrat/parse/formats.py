@@ -47,6 +47,17 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
                 yield from _of_key(file, entry, path, key)
     for path, choices in known["choices"].items():
         yield from _of_choice(file, path, choices)
+    if "environment" in known:
+        yield from _of_environment(file, known["environment"])
+
+
+def _of_environment(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Problem]:
+    for name in file.get("env") or {}:
+        if name.startswith(tuple(known["prefixes"])) and name not in known["names"]:
+            near = did_you_mean(name, known["names"], fold=str.upper)
+            hint = f"did you mean {near}?" if near else f"remove {name}"
+            text = "is no variable that NCCL or torch reads"
+            yield Problem(key=f"env.{name}", text=text, hint=hint, code="PS607")
 
 
 def _of_key(file: ConfigFile, entry: Mapping[str, Any], path: str, key: str) -> Iterator[Problem]:

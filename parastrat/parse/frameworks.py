@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from parastrat.config_file import ConfigFile
 
+#: a longer number counts no machines
+_DIGITS = 8
 _STAGES = {0: Shard.NONE, 1: Shard.OPTIMIZER, 2: Shard.GRADIENTS, 3: Shard.PARAMETERS}
 _PRECISIONS = {
     "no": Precision.FP32,
@@ -25,8 +27,29 @@ _PRECISIONS = {
 
 def plan_fields(file: ConfigFile) -> Mapping[str, Any]:
     """Return the fields of ``Plan`` that a configuration states."""
-    read = {ConfigFormat.ACCELERATE: _of_accelerate, ConfigFormat.DEEPSPEED: _of_deepspeed}[file.format]
-    return {name: value for name, value in read(file).items() if value is not None}
+    if file.format is ConfigFormat.ACCELERATE:
+        found = _of_accelerate(file)
+    else:
+        found = _of_deepspeed(file) if file.format is ConfigFormat.DEEPSPEED else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def launch_fields(file: ConfigFile) -> Mapping[str, Any]:
+    """Return the fields of ``Launch`` that a script states."""
+    if file.format is not ConfigFormat.SCRIPT:
+        return {}
+    stated = {
+        "nodes": file.get("torchrun.nnodes") or file.get("sbatch.nodes"),
+        "ranks_per_node": file.get("torchrun.nproc-per-node"),
+    }
+    counts = {
+        name: int(value)
+        for name, value in stated.items()
+        if isinstance(value, str) and value.isdecimal() and 0 < len(value) < _DIGITS
+    }
+    if len(counts) == len(stated):
+        counts["world_size"] = counts["nodes"] * counts["ranks_per_node"]
+    return {**counts, "env": dict(file.get("env") or {})}
 
 
 def _of_accelerate(file: ConfigFile) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from parastrat.rules import (
     environment,
     experts,
     file_form,
+    launch_script,
     launcher,
     memory,
     mesh,
@@ -74,6 +75,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     accelerate,
     accelerate_fsdp,
     deepspeed,
+    launch_script,
 )
 
 

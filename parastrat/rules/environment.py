@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.errors import UnknownFactError
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind, NetworkKind
 from parastrat.plan import Shard
@@ -46,6 +47,14 @@ _RENAMED = {
     "NCCL_IB_GDR_LEVEL": "NCCL_NET_GDR_LEVEL",
     "NCCL_IB_CUDA_SUPPORT": "NCCL_NET_GDR_LEVEL",
 }
+
+
+def _interface(case: Case) -> str | None:
+    """Return the interface between the nodes; None where nobody knows it."""
+    try:
+        return case.hardware.network.socket_ifname
+    except UnknownFactError:
+        return None
 
 
 @case_rule("PS511", Severity.WARNING, source=_NCCL_ENV, covers=("PIT606",))
@@ -113,7 +122,7 @@ def loopback_between_nodes(case: Case) -> Hit | None:
         return None
     return Hit(
         message=f"{found[0]}=lo for {case.launch.nodes} nodes",
-        fix=f"set {found[0]} to {case.hardware.network.socket_ifname or 'the interface between the nodes'}",
+        fix=f"set {found[0]} to {_interface(case) or 'the interface between the nodes'}",
     )
 
 
@@ -129,7 +138,7 @@ def gloo_interface_is_a_pattern(case: Case) -> Hit | None:
         return None
     return Hit(
         message=f"GLOO_SOCKET_IFNAME={value}",
-        fix=f"set GLOO_SOCKET_IFNAME={case.hardware.network.socket_ifname or 'eth0 (the exact name)'}",
+        fix=f"set GLOO_SOCKET_IFNAME={_interface(case) or 'eth0 (the exact name)'}",
     )
 
 

@@ -84,3 +84,16 @@ def ignored_key() -> None:
 
     DeepSpeed reads the keys that it knows at the top level and passes over all others without a word.
     """
+
+
+@guidance(
+    "PS607",
+    severity=Severity.WARNING,
+    source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
+    covers=("PIT620",),
+)
+def variable_without_reader() -> None:
+    """A variable of NCCL's or torch's must be one that they read.
+
+    A misspelt name is set, printed and believed, and changes nothing.
+    """

@@ -58,7 +58,25 @@ ZERO: dict[str, Any] = {
     "bf16": {"enabled": True},
     "zero_optimization": {"stage": 3, "overlap_comm": True, "reduce_bucket_size": 5e8},
 }
-GOOD = {"FSDP2": FSDP2, "MESH": MESH, "FSDP1": FSDP1, "ACCELERATED_ZERO": ACCELERATED_ZERO, "ZERO": ZERO}
+SCRIPT = """\
+#!/usr/bin/env bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+export OMP_NUM_THREADS=8
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun --nnodes 2 --nproc-per-node 8 \\
+    --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" train.py --nodes 3
+"""
+GOOD = {
+    "FSDP2": FSDP2,
+    "MESH": MESH,
+    "FSDP1": FSDP1,
+    "ACCELERATED_ZERO": ACCELERATED_ZERO,
+    "ZERO": ZERO,
+    "SCRIPT": SCRIPT,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +92,11 @@ class Bad:
 def _yaml(what: str, base: str, old: str, new: str, code: str) -> Bad:
     assert old in base
     return Bad(what=what, text=base.replace(old, new), suffix=".yaml", code=code)
+
+
+def _script(what: str, old: str, new: str, code: str) -> Bad:
+    assert old in SCRIPT
+    return Bad(what=what, text=SCRIPT.replace(old, new), suffix=".sbatch", code=code)
 
 
 def _json(what: str, code: str, **changes: Any) -> Bad:
@@ -164,6 +187,30 @@ BAD = (
     _json("pipeline with stage 3", "PS638", pipeline={"stages": 4}),
     _zero("secondary shards at stage 2", "PS639", stage=2, zero_hpz_partition_size=8),
     _json("checkpoints not partitioned", "PS640", activation_checkpointing={"cpu_checkpointing": True}),
+    _script(
+        "alone on two nodes", '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500"', "--standalone", "PS650"
+    ),
+    _script("nowhere to meet", ' --rdzv-endpoint "$HEAD:29500"', "", "PS650"),
+    _script("each at its own door", '"$HEAD:29500"', "localhost:29500", "PS651"),
+    _script("number of the node", "--rdzv-backend c10d", "--rdzv-backend c10d --node-rank 0", "PS652"),
+    _script(
+        "elastic and static",
+        "--nnodes 2 --nproc-per-node 8 \\\n    --rdzv-backend c10d",
+        "--nnodes 1:2",
+        "PS653",
+    ),
+    _script("eight agents", "--ntasks-per-node=1", "--ntasks-per-node=8", "PS654"),
+    _script("first node only", "srun torchrun", "torchrun", "PS655"),
+    _script("old launcher", "srun torchrun", "srun python -m torch.distributed.launch", "PS656"),
+    _script("more processes than GPUs", "--nproc-per-node 8", "--nproc-per-node=16", "PS657"),
+    _script("way back", "| head -n 1)", "| head -n 1 || echo localhost)", "PS658"),
+    _script("another head on each node", '"$HEAD:29500"', '"$(hostname):29500"', "PS659"),
+    _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
+    _script("misspelt option", "--rdzv-endpoint", "--rdzv-endpont", "PS601"),
+    _script("misspelt variable", "OMP_NUM_THREADS=8", "NCCL_IB_DISABEL=1", "PS607"),
+    _script("loopback", "OMP_NUM_THREADS=8", "NCCL_SOCKET_IFNAME=lo", "PS514"),
+    _script("debugging left on", "OMP_NUM_THREADS=8", "NCCL_SHM_DISABLE=1", "PS513"),
+    _script("pattern for Gloo", "OMP_NUM_THREADS=8", "GLOO_SOCKET_IFNAME=^docker0", "PS515"),
     Bad(what="comment", text='{\n  // ours\n  "train_batch_size": 8\n}', suffix=".json", code="PS600"),
     Bad(what="comma at the end", text='{\n  "train_batch_size": 8,\n}', suffix=".json", code="PS600"),
     Bad(

@@ -31,7 +31,8 @@ def test_every_mistake_is_found_where_it_is(tmp_path: Path, bad: Bad) -> None:
 @pytest.mark.parametrize("name", GOOD)
 def test_good_files_have_no_findings(tmp_path: Path, name: str) -> None:
     good = GOOD[name]
-    path = tmp_path / ("config.yaml" if isinstance(good, str) else "config.json")
+    suffix = ".sbatch" if name == "SCRIPT" else ".yaml" if isinstance(good, str) else ".json"
+    path = tmp_path / f"config{suffix}"
     path.write_text(good if isinstance(good, str) else json.dumps(good))
     assert check_file(path, Given()).findings == ()
 

@@ -1,0 +1,254 @@
+"""PS65x and PS66x: shell and batch scripts that start torchrun."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from parastrat.config_file import ConfigFormat
+from parastrat.finding import Hit, Severity
+from parastrat.rules.rule import file_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parastrat.config_file import ConfigFile
+
+_TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
+_SBATCH = "https://slurm.schedmd.com/sbatch.html"
+_FORMAT = ConfigFormat.SCRIPT
+
+_LOOPBACK = ("localhost", "127.", "[::1]", "::1")
+_FALLBACK = re.compile(r"\|\|\s*echo\s+[\"']?(localhost|127\.0\.0\.1)")
+_GPUS = re.compile(r"(?:gpu(?::[\w-]+)?:)?(\d+)$")
+
+
+def _count(file: ConfigFile, key: str) -> int | None:
+    """Return a stated whole number; None for what only the shell knows."""
+    value = file.get(key)
+    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else None
+
+
+def _nodes(file: ConfigFile) -> int | None:
+    """Return the nodes of the job: torchrun's, else the allocation's."""
+    return _count(file, "torchrun.nnodes") or _count(file, "sbatch.nodes")
+
+
+def _endpoint(file: ConfigFile) -> tuple[str, str] | None:
+    """Return the option that says where the nodes meet, with its value."""
+    for name in ("rdzv-endpoint", "master-addr"):
+        value = file.get(f"torchrun.{name}")
+        if isinstance(value, str):
+            return name, value
+    return None
+
+
+@file_rule("PS650", Severity.ERROR, _FORMAT, source=_TORCHRUN, covers=("PIT501",))
+def nodes_know_where_to_meet(file: ConfigFile) -> Iterator[Hit]:
+    """Torchrun on several nodes needs an address that all of them can reach.
+
+    Without --rdzv-endpoint or --master-addr each node waits at its own door, and gives up after some
+    minutes. --standalone means this node alone.
+    """
+    nodes = _nodes(file)
+    if file.get("torchrun") is None or nodes is None or nodes < 2:
+        return
+    if file.get("torchrun.standalone") is not None:
+        yield Hit(
+            message=f"--standalone on {nodes} nodes: each trains alone",
+            fix='write --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" in its place',
+            key="torchrun.standalone",
+        )
+    elif _endpoint(file) is None:
+        yield Hit(
+            message=f"torchrun on {nodes} nodes, and no --rdzv-endpoint",
+            fix='add --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500", HEAD being the first node',
+            key="torchrun",
+        )
+
+
+@file_rule("PS651", Severity.ERROR, _FORMAT, source=_TORCHRUN)
+def nodes_meet_outside_themselves(file: ConfigFile) -> Iterator[Hit]:
+    """The loopback address is another machine on each node.
+
+    Every node finds itself there, and nobody else.
+    """
+    nodes, stated = _nodes(file), _endpoint(file)
+    if stated is not None and nodes is not None and nodes > 1 and stated[1].startswith(_LOOPBACK):
+        yield Hit(
+            message=f"{nodes} nodes are to meet at {stated[1]}",
+            fix='write the first node\'s name: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1',
+            key=f"torchrun.{stated[0]}",
+        )
+
+
+@file_rule(
+    "PS652",
+    Severity.WARNING,
+    _FORMAT,
+    source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py",
+    covers=("PIT503",),
+)
+def rendezvous_numbers_the_nodes(file: ConfigFile) -> Iterator[Hit]:
+    """With the c10d rendezvous --node-rank and --master-addr are not read.
+
+    It numbers the nodes itself, and meets at --rdzv-endpoint. What stands there misleads the reader.
+    """
+    if file.get("torchrun.rdzv-backend") != "c10d":
+        return
+    for name in ("node-rank", "master-addr", "master-port"):
+        if file.get(f"torchrun.{name}") is not None:
+            yield Hit(
+                message=f"--{name} with --rdzv-backend c10d",
+                fix=f"remove --{name}; --rdzv-endpoint HOST:PORT says where to meet",
+                key=f"torchrun.{name}",
+            )
+
+
+@file_rule("PS653", Severity.ERROR, _FORMAT, source=_TORCHRUN, covers=("PIT502",))
+def elastic_nodes_need_a_rendezvous(file: ConfigFile) -> Iterator[Hit]:
+    """A range of nodes needs a rendezvous that can change.
+
+    --nnodes MIN:MAX works with c10d or etcd; the static one, which is the default, takes one number.
+    """
+    low, colon, high = str(file.get("torchrun.nnodes") or "").partition(":")
+    backend = file.get("torchrun.rdzv-backend")
+    if colon and low != high and backend in (None, "static"):
+        yield Hit(
+            message=f"--nnodes {low}:{high} with the static rendezvous",
+            fix="add --rdzv-backend c10d",
+            key="torchrun.nnodes",
+        )
+
+
+@file_rule(
+    "PS654",
+    Severity.ERROR,
+    _FORMAT,
+    source="https://github.com/pytorch/pytorch/issues/73656",
+    covers=("PIT508",),
+)
+def one_agent_a_node(file: ConfigFile) -> Iterator[Hit]:
+    """Torchrun is started once a node; it starts the processes itself.
+
+    With several tasks a node as many agents start, each with all processes, and several processes share
+    every GPU.
+    """
+    tasks = _count(file, "sbatch.ntasks-per-node")
+    if file.get("torchrun.srun") == "yes" and tasks is not None and tasks > 1:
+        yield Hit(
+            message=f"srun starts torchrun {tasks} times on each node",
+            fix="write #SBATCH --ntasks-per-node=1, and --nproc-per-node for the processes",
+            key="sbatch.ntasks-per-node",
+        )
+
+
+@file_rule(
+    "PS655",
+    Severity.ERROR,
+    _FORMAT,
+    source="https://github.com/huggingface/accelerate/issues/2816",
+    covers=("PIT509",),
+)
+def every_node_is_started(file: ConfigFile) -> Iterator[Hit]:
+    """A batch script runs on the first node; srun starts what runs on all.
+
+    torchrun without srun waits on the first node for the others, which nobody has started.
+    """
+    nodes = _count(file, "sbatch.nodes")
+    if file.get("torchrun.srun") == "no" and nodes is not None and nodes > 1:
+        yield Hit(
+            message=f"torchrun without srun in a job of {nodes} nodes",
+            fix="write srun torchrun ...",
+            key="torchrun",
+        )
+
+
+@file_rule("PS656", Severity.WARNING, _FORMAT, source=_TORCHRUN)
+def launcher_of_today(file: ConfigFile) -> Iterator[Hit]:
+    """torch.distributed.launch is deprecated.
+
+    It is torchrun with another way to tell the rank. torchrun sets LOCAL_RANK and passes no --local-rank
+    to the script.
+    """
+    if file.get("torchrun.launcher") == "torch.distributed.launch":
+        yield Hit(
+            message="python -m torch.distributed.launch",
+            fix='write torchrun, and read os.environ["LOCAL_RANK"] in the script',
+            key="torchrun.launcher",
+        )
+
+
+@file_rule("PS657", Severity.ERROR, _FORMAT, source=_SBATCH, covers=("PIT511",))
+def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
+    """A node cannot have more processes than GPUs.
+
+    Two ranks on one GPU stop in NCCL's initialisation: duplicate GPU detected.
+    """
+    processes = _count(file, "torchrun.nproc-per-node")
+    for key in ("sbatch.gpus-per-node", "sbatch.gres"):
+        stated = _GPUS.search(str(file.get(key) or ""))
+        if stated is not None and processes is not None and processes > int(stated[1]):
+            yield Hit(
+                message=f"{processes} processes on a node with {stated[1]} GPUs",
+                fix=f"write --nproc-per-node {stated[1]}",
+                key="torchrun.nproc-per-node",
+            )
+
+
+@file_rule("PS658", Severity.WARNING, _FORMAT, source=_TORCHRUN, covers=("PIT507",))
+def no_way_back_to_the_loopback(file: ConfigFile) -> Iterator[Hit]:
+    """A head node that is not found must stop the job.
+
+    `|| echo localhost` hides that it was not found: on one node the job works, on several it waits.
+    """
+    for number, line in (file.get("text") or {}).items():
+        if _FALLBACK.search(line):
+            yield Hit(
+                message="localhost stands in where the head node is not found",
+                fix="let the script stop there: set -euo pipefail, and no ||",
+                key=f"text.{number}",
+            )
+
+
+@file_rule("PS659", Severity.WARNING, _FORMAT, source=_SBATCH, covers=("PIT506",))
+def head_is_one_node(file: ConfigFile) -> Iterator[Hit]:
+    """The head's name must be the same on all nodes.
+
+    $(hostname) and SLURM_LAUNCH_NODE_IPADDR differ from node to node, or name the node that submitted the
+    job, as soon as they are read inside a step.
+    """
+    stated, nodes = _endpoint(file), _nodes(file)
+    if stated is None or (nodes is not None and nodes < 2):
+        return
+    if re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME\b|SLURM_LAUNCH_NODE_IPADDR", stated[1]):
+        yield Hit(
+            message=f"the nodes are to meet at {stated[1]}",
+            fix='take the first of: scontrol show hostnames "$SLURM_JOB_NODELIST"',
+            key=f"torchrun.{stated[0]}",
+        )
+
+
+@file_rule("PS660", Severity.WARNING, _FORMAT, source=_SBATCH, covers=("PIT714",))
+def tasks_have_their_cores(file: ConfigFile) -> Iterator[Hit]:
+    """A task gets one core unless the job asks for more.
+
+    torchrun's processes and their data loaders then share it, and the GPUs wait for data.
+    """
+    processes = _count(file, "torchrun.nproc-per-node")
+    if file.get("sbatch") is None or processes is None or processes < 2:
+        return
+    cores = _count(file, "sbatch.cpus-per-task")
+    asked = ("cpus-per-task", "exclusive", "cpus-per-gpu", "mincpus")
+    if cores is not None and cores < processes:
+        yield Hit(
+            message=f"{cores} cores for {processes} processes",
+            fix=f"write #SBATCH --cpus-per-task={processes * 8}",
+            key="sbatch.cpus-per-task",
+        )
+    if not any(file.get(f"sbatch.{name}") is not None for name in asked):
+        yield Hit(
+            message=f"{processes} processes in a task that asks for no cores",
+            fix=f"add #SBATCH --cpus-per-task={processes * 8}, or --exclusive",
+            key="sbatch",
+        )
