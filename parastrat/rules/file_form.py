@@ -95,5 +95,5 @@ def ignored_key() -> None:
 def variable_without_reader() -> None:
     """A variable of NCCL's or torch's must be one that they read.
 
-    A misspelt name is set, printed and believed, and changes nothing.
+    A misspelt name is set, printed and believed, and changes nothing. The job hangs or crawls as it did.
     """

@@ -71,7 +71,7 @@ def nodes_know_where_to_meet(file: ConfigFile) -> Iterator[Hit]:
 def nodes_meet_outside_themselves(file: ConfigFile) -> Iterator[Hit]:
     """The loopback address is another machine on each node.
 
-    Every node finds itself there, and nobody else.
+    Every node finds itself there, and nobody else: each waits for the others until its time is over.
     """
     nodes, stated = _nodes(file), _endpoint(file)
     if stated is not None and nodes is not None and nodes > 1 and stated[1].startswith(_LOOPBACK):
@@ -183,7 +183,8 @@ def launcher_of_today(file: ConfigFile) -> Iterator[Hit]:
 def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
     """A node cannot have more processes than GPUs.
 
-    Two ranks on one GPU stop in NCCL's initialisation: duplicate GPU detected.
+    Two ranks on one GPU stop in NCCL's initialisation (duplicate GPU detected), after the job has waited in
+    the queue.
     """
     processes = _count(file, "torchrun.nproc-per-node")
     for key in ("sbatch.gpus-per-node", "sbatch.gres"):
