@@ -73,9 +73,8 @@ def main() -> None:
                 unsteady.setdefault(entry["id"], []).append(
                     f"{figure}: {other.plan.strategy if other else 'nothing fits'}"
                 )
-    print(
-        f"{flips.total()} of {tried.total()} moves flip a decision; {len(unsteady)} of {len(entries)} decisions"
-    )
+    moves = f"{flips.total()} of {tried.total()} moves flip a decision"
+    print(f"{moves}; {len(unsteady)} of {len(entries)} decisions")
     for figure, count in flips.most_common():
         print(f"  {count:>3} of {tried[figure]}  {figure}")
     for name, changes in unsteady.items():
