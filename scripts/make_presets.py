@@ -1,0 +1,152 @@
+# ruff: noqa: INP001, T201 - a script, which reports by printing
+"""Writes the presets of ``scripts/data/presets.csv`` to ``profiles/models``.
+
+Usage: python scripts/make_presets.py
+
+A row's style says what its family has in common. A preset whose file lacks the first line that this script
+writes was made by hand, and is left alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "scripts" / "data" / "presets.csv"
+FOLDER = ROOT / "profiles" / "models"
+HEADER = "# written by scripts/make_presets.py from scripts/data/presets.csv"
+
+_BIASES = ("qkv_bias = true", "output_bias = true", "ffn_bias = true")
+_LLAMA = ('family = "decoder"', 'norm = "rms"', "gated = true")
+_LAYER = ('norm = "layer"', "gated = false")
+#: lines that a family's architecture has in common; POSITIONS is the row's longest sequence
+STYLES = {
+    "llama": _LLAMA,
+    "qwen2": (*_LLAMA, "qkv_bias = true"),
+    "qwen3": (*_LLAMA, "qk_norm = true"),
+    "phi3": (*_LLAMA, "fused_qkv = true"),
+    "gpt2": (
+        'family = "decoder"',
+        *_LAYER,
+        *_BIASES,
+        "fused_qkv = true",
+        "positions = POSITIONS",
+        "composite_activation = true",
+        "dropout = true",
+    ),
+    "megatron": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true", "positions = POSITIONS"),
+    # two rows of the position table are the padding's
+    "opt": (
+        'family = "decoder"',
+        *_LAYER,
+        *_BIASES,
+        "rectified = true",
+        "positions = 2050",
+        "dropout = true",
+    ),
+    "neox": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true"),
+    "bloom": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true", "composite_activation = true"),
+    "nemotron": ('family = "decoder"', *_LAYER, "composite_activation = true"),
+    "bert": (
+        'family = "encoder"',
+        *_LAYER,
+        *_BIASES,
+        "positions = POSITIONS",
+        "segments = 2",
+        "transform_head = true",
+        "pooler = true",
+        "dropout = true",
+    ),
+    # two rows of the position table are the padding's
+    "roberta": (
+        'family = "encoder"',
+        *_LAYER,
+        *_BIASES,
+        "positions = 514",
+        "segments = 1",
+        "transform_head = true",
+        "dropout = true",
+    ),
+    "t5": (
+        'family = "encoder-decoder"',
+        "encoder_layers = LAYERS",
+        'norm = "rms"',
+        "gated = false",
+        "rectified = true",
+        "relative_buckets = 32",
+        "dropout = true",
+    ),
+    "vit16": ('family = "vision-transformer"', *_LAYER, *_BIASES),
+    "vit14": ('family = "vision-transformer"', *_LAYER, *_BIASES),
+}
+_PATCH = {"vit16": 16, "vit14": 14}
+_OPTIMIZER = {"t5": "adafactor"}
+_FIELDS = (
+    "layers",
+    "hidden",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "ffn",
+    "vocab",
+    "tied",
+    "max_sequence_length",
+)
+
+
+def preset(row: dict[str, str]) -> str:
+    """Return a row's file."""
+    style = row["style"]
+    lines = [
+        HEADER,
+        f"name = {json.dumps(row['name'])}",
+        f"source = {json.dumps(row['source'])}",
+        "",
+        "# ties counted once",
+        f"published_parameters = {row['published_parameters']}",
+        f"published_source = {json.dumps(row['published_source'])}",
+        "",
+        "[architecture]",
+        *(f"{name} = {row[name]}" for name in _FIELDS if row[name]),
+        *(
+            line.replace("POSITIONS", row["max_sequence_length"]).replace("LAYERS", row["layers"])
+            for line in STYLES[style]
+        ),
+    ]
+    if style in _PATCH:
+        patch = f"patch = {_PATCH[style]}"
+        lines += ["", "[architecture.image]", "size = 224", patch, "channels = 3", "classes = 1000"]
+    if row["experts"]:
+        count, top_k, ffn = row["experts"].split(":")
+        lines += ["", "[architecture.experts]", f"count = {count}", f"top_k = {top_k}", f"ffn = {ffn}"]
+    if row["training_source"]:
+        stated = [f"{name} = {row[name]}" for name in ("sequence_length", "global_batch_size") if row[name]]
+        if style in _OPTIMIZER:
+            stated.append(f"optimizer = {json.dumps(_OPTIMIZER[style])}")
+        lines += ["", "[training]", *stated, f"source = {json.dumps(row['training_source'])}"]
+    return "\n".join(lines) + "\n"
+
+
+def rows() -> list[dict[str, str]]:
+    """Return the table."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    """Write the files, and say how many."""
+    written = 0
+    for row in rows():
+        path = FOLDER / f"{row['name']}.toml"
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(HEADER):
+            print(f"{path.name} was made by hand, and is left alone")
+            continue
+        path.write_text(preset(row), encoding="utf-8")
+        written += 1
+    print(f"{written} presets written")
+
+
+if __name__ == "__main__":
+    main()
