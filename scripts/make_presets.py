@@ -25,7 +25,7 @@ _LAYER = ('norm = "layer"', "gated = false")
 STYLES = {
     "llama": _LLAMA,
     "qwen2": (*_LLAMA, "qkv_bias = true"),
-    "qwen3": (*_LLAMA, "qk_norm = true"),
+    "qwen3": (*_LLAMA, 'qk_norm = "head"'),
     "phi3": (*_LLAMA, "fused_qkv = true"),
     "gpt2": (
         'family = "decoder"',

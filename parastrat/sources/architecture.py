@@ -11,18 +11,49 @@ from parastrat.model import Family
 class Norm(StrEnum):
     RMS = "rms"
     LAYER = "layer"
+    #: a layer norm with a weight alone (MPT, Command R)
+    UNBIASED = "layer-unbiased"
+    #: a norm without parameters (OLMo)
+    BARE = "bare"
+
+    @property
+    def weights(self) -> int:
+        """Parameters for each element of its width."""
+        return {Norm.RMS: 1, Norm.LAYER: 2, Norm.UNBIASED: 1, Norm.BARE: 0}[self]
+
+
+class QkNorm(StrEnum):
+    """Norms on queries and keys."""
+
+    #: of each head, all with the same weights (Qwen3)
+    HEAD = "head"
+    #: of all heads together (OLMo 2)
+    WIDTH = "width"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): low-rank q, k and v."""
 
+    #: 0 where queries are projected at once (DeepSeek-V2-Lite)
     q_rank: int
     kv_rank: int
     #: per head: without and with rotary position, and of the values
     nope_dim: int
     rope_dim: int
     v_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Layers in which a query sees only the keys before it that are near."""
+
+    #: keys that a query sees, its own among them
+    size: int
+    #: so many of the layers
+    layers: int
+    #: a query sees the keys of its own stretch of ``size`` tokens (Llama 4)
+    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +67,14 @@ class Experts:
     shared_ffn: int = 0
     #: first layers that keep a dense feed-forward
     dense_layers: int = 0
+    #: of the others every so many-th layer has experts: 2 is layers 1, 3, 5 counted from 0
+    period: int = 1
+    #: a bias per expert in the router
+    router_bias: bool = False
+    #: biases in the experts
+    bias: bool = False
+    #: a gate on the shared experts, one number a token (Qwen2-MoE)
+    shared_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +119,22 @@ class Architecture:
     composite_activation: bool = False
     #: the activation is a ReLU, whose output alone backward needs
     rectified: bool = False
-    #: norms on queries and keys, per head
-    qk_norm: bool = False
+    #: keys have a bias where queries and values have one; Whisper's have none
+    key_bias: bool = True
+    qk_norm: QkNorm | None = None
+    #: a learned logit per head that takes up attention (gpt-oss)
+    sinks: bool = False
+    #: norms in a layer: 1 where attention and feed-forward share it (Falcon-7B), 4 with norms on the
+    #: outputs as well (Gemma 2); cross-attention brings one more
+    layer_norms: int = 2
+    #: a norm behind the embedding (BLOOM); encoders have one in any case
+    embedding_norm: bool = False
+    #: a norm before the logits
+    final_norm: bool = True
+    #: a bias per token of the vocabulary on the logits
+    head_bias: bool = False
+    #: None: every query sees all keys before it
+    window: Window | None = None
     #: rows of a learned position table; 0 for rotary or relative positions
     positions: int = 0
     #: rows of a segment table (BERT)

@@ -49,7 +49,8 @@ def embedding(setting: Setting) -> Block:
         bytes=2 * b * a.hidden * tokens * (1 + bool(a.positions) + bool(a.segments)),
         split=Split.SEQUENCE,
     )
-    normalised = norm(setting, added=False) if a.family is Family.ENCODER else Part()
+    behind = a.embedding_norm or a.family is Family.ENCODER
+    normalised = norm(setting, added=False) if behind else Part()
     mask = Saved(sequence=a.hidden * tokens if a.dropout else 0, replicated=_TOKEN_ID_BYTES * tokens)
     groups = (table, Parameters(trainable=others)) if others else (table,)
     part = joined(Part(parameters=groups, operators=(lookup,), saved=mask), normalised)
@@ -63,10 +64,10 @@ def head(setting: Setting) -> Block:
     fp32; compiled kernels keep the logits; Megatron's keep the fp32 softmax and work in place.
     """
     a, tokens, b = setting.architecture, setting.tokens, setting.element
-    parts = [_transform(setting) if a.transform_head else norm(setting, added=False)]
+    parts = [_before_logits(setting)]
     tie = TIED if a.tied else None
     weights = [Parameters(trainable=a.vocab * a.hidden, split=Split.TENSOR, tie_group=tie)]
-    if a.transform_head:
+    if a.transform_head or a.head_bias:
         weights.append(Parameters(trainable=a.vocab, split=Split.TENSOR))
     loss = _FP32 if a.family is Family.DECODER else b
     kept, again = {
@@ -98,6 +99,12 @@ def head(setting: Setting) -> Block:
         boundary_bytes=0,
         unit=False,
     )
+
+
+def _before_logits(setting: Setting) -> Part:
+    if setting.architecture.transform_head:
+        return _transform(setting)
+    return norm(setting, added=False) if setting.architecture.final_norm else Part()
 
 
 def _transform(setting: Setting) -> Part:

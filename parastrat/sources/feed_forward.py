@@ -9,7 +9,7 @@ from parastrat.sources.layers import Part, Setting, elementwise, joined, matmul
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
-    from parastrat.sources.architecture import Architecture
+    from parastrat.sources.architecture import Architecture, Experts
 
 #: intermediates of the tanh GELU as a chain of kernels: its input, half of it, the tanh, and one plus it
 _COMPOSITE = 4
@@ -64,11 +64,11 @@ def mixture(setting: Setting) -> Part:
         raise ValueError("the architecture has no experts")
     routed = tokens * experts.top_k
     inner = (2 if a.gated else 1) * experts.ffn
-    weights = a.hidden * (inner + experts.ffn)
+    weights = a.hidden * (inner + experts.ffn) + (inner + a.hidden if experts.bias else 0)
     # tokens in expert order before and after, and the experts' inner tensors
     kept = routed * b * (2 * a.hidden + _kept_tensors(a, setting.kernels) * experts.ffn)
     router = Part(
-        parameters=(Parameters(trainable=a.hidden * experts.count),),
+        parameters=(Parameters(trainable=_router_parameters(a.hidden, experts)),),
         operators=(matmul(tokens, experts.count, a.hidden, ""),),
         saved=Saved(sequence=4 * 2 * experts.count * tokens),
     )
@@ -85,6 +85,14 @@ def mixture(setting: Setting) -> Part:
     if not experts.shared_ffn:
         return joined(router, own)
     return joined(router, own, feed_forward(setting, experts.shared_ffn))
+
+
+def _router_parameters(hidden: int, experts: Experts) -> int:
+    return (
+        hidden * experts.count
+        + (experts.count if experts.router_bias else 0)
+        + (hidden if experts.shared_gate else 0)
+    )
 
 
 def _grouped(rows: int, n: int, k: int, side: str) -> Operator:

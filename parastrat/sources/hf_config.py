@@ -10,7 +10,7 @@ from typing import Any
 
 from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSource
-from parastrat.sources.architecture import Architecture, Experts, Norm
+from parastrat.sources.architecture import Architecture, Experts, Norm, QkNorm
 from parastrat.sources.presets import TransformerSource
 
 
@@ -146,7 +146,7 @@ def _qwen2(config: Config) -> Architecture:
 
 
 def _qwen3(config: Config) -> Architecture:
-    return _llama(config, qk_norm=True)
+    return _llama(config, qk_norm=QkNorm.HEAD)
 
 
 def _mixtral(config: Config) -> Architecture:
@@ -170,7 +170,7 @@ def _qwen3_moe(config: Config) -> Architecture:
         top_k=config.size("num_experts_per_tok"),
         ffn=config.size("moe_intermediate_size"),
     )
-    return _llama(config, qk_norm=True, experts=experts, ffn=config.size("moe_intermediate_size"))
+    return _llama(config, qk_norm=QkNorm.HEAD, experts=experts, ffn=config.size("moe_intermediate_size"))
 
 
 def _gpt2(config: Config) -> Architecture:

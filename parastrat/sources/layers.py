@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from parastrat.model import Activations, Operator, OperatorKind, Parameters, Saved, Split
-from parastrat.sources.architecture import Norm
+from parastrat.sources.architecture import Norm, QkNorm
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def norm(setting: Setting, *, added: bool) -> Part:
     passes = 4 if setting.kernels is Kernels.EAGER and rms else 1
     moved = 2 * b * passes + (3 * b if added else 0)
     return Part(
-        parameters=(Parameters(trainable=a.hidden * (1 if rms else 2)),),
+        parameters=(Parameters(trainable=a.hidden * a.norm.weights),) if a.norm.weights else (),
         operators=(elementwise(moved * a.hidden * tokens, Split.SEQUENCE),),
         saved=Saved(sequence=kept * tokens),
     )
@@ -132,17 +132,18 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     keys = tokens if memory_tokens is None else memory_tokens
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
     weights = a.hidden * (q + 2 * kv) + q * a.hidden
-    inner_bias = (q + 2 * kv) if a.qkv_bias else 0
-    groups = [Parameters(trainable=weights + inner_bias, split=Split.TENSOR)]
-    replicated = (a.hidden if a.output_bias else 0) + (2 * a.head_dim if a.qk_norm else 0)
+    inner_bias = (q + (2 if a.key_bias else 1) * kv) if a.qkv_bias else 0
+    sinks = a.heads if a.sinks else 0
+    groups = [Parameters(trainable=weights + inner_bias + sinks, split=Split.TENSOR)]
+    replicated = (a.hidden if a.output_bias else 0) + _qk_norm_parameters(a)
     if replicated:
         groups.append(Parameters(trainable=replicated))
     statistics = _FP32 * a.heads * tokens
     rotary = 0 if a.positions or a.relative_buckets else 2 * b * (q + kv) * tokens
     kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
     if a.qk_norm and setting.kernels is Kernels.EAGER:
-        normalised = (_FP32 + b) * a.head_dim + _FP32
-        kept += normalised * (a.heads * tokens + a.kv_heads * keys)
+        rows = (tokens, keys) if a.qk_norm is QkNorm.WIDTH else (a.heads * tokens, a.kv_heads * keys)
+        kept += (_FP32 + b) * (q * tokens + kv * keys) + _FP32 * sum(rows)
     if a.fused_qkv and setting.kernels is Kernels.EAGER:
         kept += 2 * b * kv * keys
     selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
@@ -150,7 +151,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         parameters=tuple(groups),
         operators=(
             *_projections(a, tokens, keys, (q, kv)),
-            _core(tokens, keys, q, 2 if causal and memory_tokens is None else 1),
+            _core(_pairs(a, tokens) if causal and memory_tokens is None else tokens * keys, q),
             elementwise(rotary + b * q * tokens, Split.TENSOR),
         ),
         saved=Saved(tensor=kept),
@@ -167,11 +168,29 @@ def _projections(a: Architecture, tokens: int, keys: int, widths: tuple[int, int
     return matmul(tokens, q, a.hidden, "n"), matmul(keys, kv, a.hidden, "n", count=2), out
 
 
-def _core(tokens: int, keys: int, width: int, halves: int) -> Operator:
-    """Return q k^T and its product with v; a causal mask leaves half."""
+def _qk_norm_parameters(a: Architecture) -> int:
+    if a.qk_norm is None:
+        return 0
+    widths = 2 if a.qk_norm is QkNorm.HEAD else a.heads + a.kv_heads
+    return a.norm.weights * widths * a.head_dim
+
+
+def _pairs(a: Architecture, tokens: int) -> float:
+    """Return the queries times the keys that each sees under a causal mask, on average over the layers."""
+    full = tokens * tokens / 2
+    window = a.window
+    if window is None or window.size >= tokens:
+        return full
+    near = window.size / 2 if window.chunked else window.size - window.size**2 / (2 * tokens)
+    share = window.layers / a.layers
+    return share * near * tokens + (1 - share) * full
+
+
+def _core(pairs: float, width: int) -> Operator:
+    """Return q k^T and its product with v, for so many pairs of a query and a key."""
     return Operator(
         kind=OperatorKind.ATTENTION,
-        flops=4 * tokens * keys * width / halves,
+        flops=4 * pairs * width,
         bytes=0,
         split=Split.TENSOR,
         weighted=False,
@@ -186,9 +205,11 @@ def _latent_attention(setting: Setting) -> Part:
         raise ValueError("the architecture has no latent attention")
     qk = a.heads * (latent.nope_dim + latent.rope_dim)
     v = a.heads * latent.v_dim
-    down = a.hidden * latent.q_rank + a.hidden * (latent.kv_rank + latent.rope_dim)
+    queries = latent.q_rank or a.hidden
+    down = a.hidden * (latent.q_rank + latent.kv_rank + latent.rope_dim)
     norms = latent.q_rank + latent.kv_rank
-    up = latent.q_rank * qk + latent.kv_rank * a.heads * (latent.nope_dim + latent.v_dim)
+    keys_values = a.heads * (latent.nope_dim + latent.v_dim)
+    up = queries * qk + latent.kv_rank * keys_values
     low_rank = (_FP32 + 2 * b) * norms if setting.kernels is Kernels.EAGER else 2 * b * norms
     statistics = _FP32 * a.heads * tokens
     kept = b * (2 * qk + 2 * v) * tokens + statistics
@@ -198,12 +219,12 @@ def _latent_attention(setting: Setting) -> Part:
             Parameters(trainable=down + norms),
         ),
         operators=(
-            matmul(tokens, latent.q_rank, a.hidden, ""),
+            *((matmul(tokens, latent.q_rank, a.hidden, ""),) if latent.q_rank else ()),
             matmul(tokens, latent.kv_rank + latent.rope_dim, a.hidden, ""),
-            matmul(tokens, qk, latent.q_rank, "n"),
-            matmul(tokens, a.heads * (latent.nope_dim + latent.v_dim), latent.kv_rank, "n"),
+            matmul(tokens, qk, queries, "n"),
+            matmul(tokens, keys_values, latent.kv_rank, "n"),
             matmul(tokens, a.hidden, v, "k"),
-            _core(tokens, tokens, (qk + v) // 2, 2),
+            _core(_pairs(a, tokens), (qk + v) // 2),
             elementwise(3 * b * (qk + norms) * tokens, Split.TENSOR),
         ),
         saved=Saved(replicated=low_rank * tokens, tensor=kept),

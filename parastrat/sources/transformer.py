@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from parastrat.model import (
@@ -28,6 +29,9 @@ from parastrat.stack import Kernels
 if TYPE_CHECKING:
     from parastrat.sources.architecture import Architecture
     from parastrat.workload import Precision
+
+#: additions to the residual in a layer: attention's output and the feed-forward's
+_ADDITIONS = 2
 
 
 def transformer(
@@ -106,13 +110,17 @@ def _counts(blocks: tuple[Block, ...], a: Architecture) -> tuple[int, int]:
 def _single_stack(setting: Setting) -> tuple[Block, ...]:
     a = setting.architecture
     causal = a.family is Family.DECODER
-    if a.experts is None:
-        stacks = (_layer(setting, a.layers, causal=causal),)
-    else:
-        dense = a.experts.dense_layers
-        first = (_layer(setting, dense, causal=causal),) if dense else ()
-        stacks = (*first, _layer(setting, a.layers - dense, causal=causal, mixed=True))
-    return (embedding(setting), *stacks, head(setting))
+    runs = (_layer(setting, repeat, causal=causal, mixed=mixed) for mixed, repeat in _runs(a))
+    return (embedding(setting), *runs, head(setting))
+
+
+def _runs(a: Architecture) -> list[tuple[bool, int]]:
+    """Return the layers in order as runs of equal ones: with experts or without, and how many."""
+    mixed = (
+        a.experts is not None and index >= a.experts.dense_layers and (index + 1) % a.experts.period == 0
+        for index in range(a.layers)
+    )
+    return [(kind, sum(1 for _ in run)) for kind, run in groupby(mixed)]
 
 
 def _encoder_decoder(setting: Setting) -> tuple[Block, ...]:
@@ -139,11 +147,11 @@ def _layer(
     name: str = "layer",
 ) -> Block:
     a, width = setting.architecture, setting.element * setting.tokens * setting.architecture.hidden
-    parts = [norm(setting, added=True), attention(setting, causal=causal)]
+    parts = [norm(setting, added=index < _ADDITIONS) for index in range(a.layer_norms)]
+    parts.append(attention(setting, causal=causal))
     if crossed:
         parts += [norm(setting, added=True), attention(setting, causal=False, memory_tokens=setting.tokens)]
-    parts += [norm(setting, added=True), mixture(setting) if mixed else feed_forward(setting)]
-    parts.append(dropout_masks(setting))
+    parts += [mixture(setting) if mixed else feed_forward(setting), dropout_masks(setting)]
     routed = a.experts.top_k * width if mixed and a.experts else 0
     inner = (a.experts.ffn * a.experts.top_k if a.experts and mixed else a.ffn) * setting.tokens
     part = joined(*parts)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Saved, Split
-from parastrat.sources.architecture import Architecture, LatentAttention, Norm
+from parastrat.sources.architecture import Architecture, LatentAttention, Norm, QkNorm
 from parastrat.sources.layers import (
     Part,
     Setting,
@@ -130,13 +130,13 @@ def test_attentions_parameters() -> None:
     assert attention(setting(), causal=True).parameters == (
         Parameters(trainable=weights, split=Split.TENSOR),
     )
-    biased = attention(setting(qkv_bias=True, output_bias=True, qk_norm=True), causal=True)
+    biased = attention(setting(qkv_bias=True, output_bias=True, qk_norm=QkNorm.HEAD), causal=True)
     assert biased.parameters == (
         Parameters(trainable=weights + Q + 2 * KV, split=Split.TENSOR),
         # the bias of the output, and a norm over a head's queries and one over its keys
         Parameters(trainable=8 + 2 * 3),
     )
-    normed = attention(setting(qk_norm=True), causal=True)
+    normed = attention(setting(qk_norm=QkNorm.HEAD), causal=True)
     assert normed.parameters[1] == Parameters(trainable=2 * 3)
 
 
@@ -190,13 +190,13 @@ def test_attention_keeps_queries_keys_values_and_output() -> None:
 @pytest.mark.parametrize("kernels", OTHER_KERNELS)
 def test_only_eager_kernels_keep_more_of_normed_and_fused_projections(kernels: Kernels) -> None:
     plain = attention(setting(), causal=True).saved.tensor
-    for changes in ({"qk_norm": True}, {"fused_qkv": True}):
+    for changes in ({"qk_norm": QkNorm.HEAD}, {"fused_qkv": True}):
         assert attention(setting(kernels, **changes), causal=True).saved.tensor == plain
 
 
 def test_eager_kernels_keep_norms_of_heads_and_copies_of_a_fused_projection() -> None:
     plain = attention(setting(), causal=True, memory_tokens=7).saved.tensor
-    normed = attention(setting(qk_norm=True), causal=True, memory_tokens=7).saved.tensor
+    normed = attention(setting(qk_norm=QkNorm.HEAD), causal=True, memory_tokens=7).saved.tensor
     # for each head's row the fp32 copy, the normalised one, and 1/rms: 4 of queries, 2 of keys
     assert normed - plain == ((4 + 2) * 3 + 4) * (4 * T + 2 * 7)
     fused = attention(setting(fused_qkv=True), causal=True, memory_tokens=7).saved.tensor

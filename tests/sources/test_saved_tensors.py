@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from parastrat.model import Family
-from parastrat.sources.architecture import Architecture, Experts, Image, Norm
+from parastrat.sources.architecture import Architecture, Experts, Image, Norm, QkNorm
 from parastrat.sources.transformer import transformer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -42,7 +42,7 @@ def llama() -> tuple[nn.Module, Architecture]:
 
 def qwen3() -> tuple[nn.Module, Architecture]:
     config = transformers.Qwen3Config(**LLAMA_SIZES, head_dim=16)
-    return transformers.Qwen3ForCausalLM(config), replace(LLAMA, qk_norm=True)
+    return transformers.Qwen3ForCausalLM(config), replace(LLAMA, qk_norm=QkNorm.HEAD)
 
 
 def mixtral() -> tuple[nn.Module, Architecture]:
