@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from parastrat.emit import python_shard_text as shard_text
 from parastrat.emit import python_text as text
 from parastrat.emit.shell import counted, title
 from parastrat.emit.text_file import EmitError, TextFile
@@ -36,6 +37,7 @@ def emit(case: Case) -> tuple[TextFile, ...]:
             count=counted(plan.mesh.world_size, "rank"),
             mesh="torch.device" if plan.mesh.world_size == 1 else "DeviceMesh",
         ),
+        _statistics_check(plan),
         text.WEIGHTS.format(dtype="bfloat16" if plan.precision is Precision.BF16 else "float32"),
         *([text.BLOCKS, _count_check(case)] if blocks else []),
         text.RECOMPUTE[plan.recompute],
@@ -111,8 +113,12 @@ def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
     imports += text.RECOMPUTE_IMPORTS[plan.recompute]
     definitions += text.RECOMPUTE_DEFINITIONS[plan.recompute]
     if _shards(plan):
-        imports += text.FSDP_IMPORTS
-        definitions += [text.OWNS_PARAMETERS, text.FROM_FIRST_RANK]
+        imports += shard_text.FSDP_IMPORTS
+        definitions += [
+            shard_text.OWNS_PARAMETERS,
+            shard_text.FROM_FIRST_RANK,
+            shard_text.FOLLOW_FIRST_RANK,
+        ]
     elif mesh.world_size > 1:
         imports.append("from torch.nn.parallel import DistributedDataParallel")
     return _sorted_imports(imports), definitions
@@ -131,6 +137,17 @@ def _sorted_imports(imports: list[str]) -> str:
 
 def _import_order(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line
+
+
+def _statistics_check(plan: Plan) -> str:
+    """Return the refusal of batch normalisation where these few lines would get its statistics wrong."""
+    if plan.recompute not in (Recompute.NONE, Recompute.ATTENTION):
+        reason = "recomputation would count each batch of a batch norm twice: plan without it"
+    elif plan.precision is Precision.BF16:
+        reason = "batch norms need fp32 weights: plan with bf16-mixed"
+    else:
+        return ""
+    return text.NO_STATISTICS.format(reason=reason)
 
 
 def _compiled(plan: Plan) -> str:
@@ -152,7 +169,10 @@ def _sharded(plan: Plan) -> str:
     settings = [f"param_dtype={compute}"] if compute else []
     if plan.precision is not Precision.FP32:
         settings.append("reduce_dtype=torch.float32")
-    return text.SHARD.format(policy=", ".join(settings), reshard=plan.reshard_after_forward)
+    norms = shard_text.NORMS if compute else ""
+    return shard_text.SHARD.format(
+        policy=", ".join(settings), reshard=plan.reshard_after_forward, norms=norms
+    )
 
 
 def _whole(plan: Plan) -> str:

@@ -52,27 +52,6 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     return names
 '''
 
-OWNS_PARAMETERS = '''
-def owns_parameters(block: nn.Module, model: nn.Module) -> bool:
-    """Whether nobody else uses the block's parameters: a tied weight belongs to the root."""
-    inside, everywhere = (
-        Counter(p for part in module.modules() for p in part.parameters(recurse=False))
-        for module in (block, model)
-    )
-    return bool(inside) and all(everywhere[p] == count for p, count in inside.items())
-'''
-
-FROM_FIRST_RANK = '''
-def from_first_rank(module: nn.Module, device: torch.device) -> None:
-    """Move what is not sharded yet to the device, with rank 0's values: ranks may have drawn others."""
-    for tensor in [*module.parameters(), *module.buffers()]:
-        if not isinstance(tensor, DTensor) and not tensor.is_meta:
-            tensor.data = tensor.data.to(device)
-            values = tensor.data.contiguous()
-            dist.broadcast(values, src=0)
-            tensor.data.copy_(values)
-'''
-
 _SELECTIVE = '''
 def selective_contexts():
     """Keep every second matrix multiply, all convolutions and attention; recompute the rest."""
@@ -151,11 +130,6 @@ RECOMPUTE_IMPORTS = {
     ],
 }
 
-FSDP_IMPORTS = [
-    "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard",
-    "from torch.distributed.tensor import DTensor",
-]
-
 SIGNATURE = '''
 def parallelize(model: nn.Module, mesh: {mesh}) -> nn.Module:
     """Return the model on this rank's device, wrapped for {count}."""
@@ -165,6 +139,11 @@ WEIGHTS = """\
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.{dtype})  # as the optimizer updates it
+"""
+
+NO_STATISTICS = """\
+    if any(getattr(part, "running_mean", None) is not None for part in model.modules()):
+        raise ValueError("{reason}")
 """
 
 BLOCKS = """\
@@ -210,20 +189,6 @@ COMPILE = """\
     # equal blocks share one compiled graph
     for name in names:
         model.get_submodule(name).compile()
-"""
-
-SHARD = """\
-    device = torch.device(mesh.device_type)  # build_mesh has chosen its index
-    policy = MixedPrecisionPolicy({policy})
-    # each block is a unit: gathered as a whole just before it runs
-    for block in [model.get_submodule(name) for name in names]:
-        if owns_parameters(block, model):
-            from_first_rank(block, device)
-            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward={reshard})
-    # the rest is one more unit; it stays gathered, because backward begins with it
-    from_first_rank(model, device)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    return model
 """
 
 MOVE = """\
