@@ -3,72 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSource
-from parastrat.sources.architecture import Architecture, Experts, Norm, QkNorm
+from parastrat.profiles import profiles_root
+from parastrat.sources.architecture import Architecture, Experts, LatentAttention, Norm, Window
+from parastrat.sources.hf_families import FORMS, Form
+from parastrat.sources.hf_fields import Config, UnknownFormError, resolved
 from parastrat.sources.presets import TransformerSource
 
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """A config's fields with errors that name the file and the field."""
-
-    path: Path
-    table: Mapping[str, Any]
-
-    def size(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer field.
-
-        Raises:
-            ModelError: missing without a default, not an integer, zero or negative.
-        """
-        value = self.table.get(name)
-        if value is None:
-            value = default
-        if value is None:
-            raise ModelError(f"{self.path}: {name} is missing", hint=f"add {name} to the config")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelError(f"{self.path}: {name} is {value!r}, not an integer", hint="correct the config")
-        if value <= 0:
-            raise ModelError(f"{self.path}: {name} is {value}, not positive", hint="correct the config")
-        return value
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        """Return a boolean field."""
-        value = self.table.get(name, default)
-        if not isinstance(value, bool):
-            raise ModelError(
-                f"{self.path}: {name} is {value!r}, not true or false", hint="correct the config"
-            )
-        return value
-
-    def rate(self, *names: str) -> float:
-        """Return the largest of some dropout probabilities; absent ones are 0."""
-        values = [self.table.get(name, 0.0) or 0.0 for name in names]
-        for name, value in zip(names, values, strict=True):
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ModelError(
-                    f"{self.path}: {name} is {value!r}, not a number", hint="correct the config"
-                )
-        return max(values, default=0.0)
-
-    def head_dim(self, hidden: int, heads: int) -> int:
-        """Return the width of a head, stated or hidden / heads.
-
-        Raises:
-            ModelError: not stated, and the heads do not divide the width.
-        """
-        if self.table.get("head_dim") is None and hidden % heads:
-            raise ModelError(
-                f"{self.path}: {heads} heads do not divide a width of {hidden}",
-                hint="state head_dim, or correct num_attention_heads",
-            )
-        return self.size("head_dim", hidden // heads)
+#: kinds of attention that differ in the keys that a query sees, and in nothing else
+_ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def load_config(ref: str, path: Path) -> ModelSource | None:
@@ -85,10 +33,24 @@ def load_config(ref: str, path: Path) -> ModelSource | None:
     kind = table.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{file}: model_type is missing", hint="name a Hugging Face config.json")
-    reader = _FAMILIES.get(kind)
-    if reader is None:
+    form, family = FORMS.get(kind), _family(kind)
+    if form is None or family is None:
         return None
-    return TransformerSource(ref=ref, architecture=reader(Config(file, table)))
+    if table.get("architectures") not in (None, [], [family["class"]]):
+        return None
+    config = Config(file, table, family["defaults"], family["names"])
+    try:
+        architecture = architecture_of(form, config)
+    except UnknownFormError:
+        return None
+    return TransformerSource(ref=ref, architecture=architecture)
+
+
+def _family(kind: str) -> dict[str, Any] | None:
+    """Return a family's class, defaults and names; None where the table has none."""
+    table = json.loads((profiles_root() / "families.json").read_text(encoding="utf-8"))
+    family: dict[str, Any] | None = table["families"].get(kind)
+    return family
 
 
 def _read(file: Path) -> Mapping[str, Any]:
@@ -108,31 +70,47 @@ def _read(file: Path) -> Mapping[str, Any]:
     return table
 
 
-def _llama(config: Config, **differences: Any) -> Architecture:
-    """Llama and its relatives: RMS norms, SwiGLU, rotary positions, grouped queries."""
+def architecture_of(form: Form, config: Config) -> Architecture:
+    """Return what a config of a known form says.
+
+    Raises:
+        ModelError: a field that is missing or wrong.
+        UnknownFormError: a field that the closed form does not cover.
+    """
+    for name, wanted in form.requires.items():
+        config.require(name, wanted)
+    fields = resolved(form.fields, config) | (form.more(config) if form.more else {})
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
-    bias = config.flag("attention_bias", default=False)
-    mlp_bias = config.flag("mlp_bias", default=False)
-    fields: dict[str, Any] = {
-        "name": _name(config),
-        "family": Family.DECODER,
-        "layers": config.size("num_hidden_layers"),
-        "hidden": hidden,
-        "heads": heads,
-        "kv_heads": config.size("num_key_value_heads", heads),
-        "head_dim": config.head_dim(hidden, heads),
-        "ffn": config.size("intermediate_size"),
-        "vocab": config.size("vocab_size"),
-        "norm": Norm.RMS,
-        "gated": True,
-        "tied": config.flag("tie_word_embeddings", default=False),
-        "qkv_bias": bias,
-        "output_bias": bias,
-        "ffn_bias": mlp_bias,
-        "max_sequence_length": config.size("max_position_embeddings"),
-        "source": str(config.path),
-    }
-    architecture = Architecture(**(fields | differences))
+    layers = config.size("num_hidden_layers")
+    shared: dict[str, Any] = {"kv_heads": heads, "norm": Norm.RMS, "gated": True}
+    if "kv_heads" not in fields:
+        shared["kv_heads"] = config.size("num_key_value_heads", heads)
+    if "max_sequence_length" not in fields:
+        length = config.value("max_position_embeddings")
+        shared["max_sequence_length"] = None if length is None else config.size("max_position_embeddings")
+    if form.experts:
+        shared["experts"] = _experts(form, config, layers)
+    if "ffn" not in fields:
+        # a family whose layers all have experts may have no dense width
+        shared["ffn"] = config.size("intermediate_size", shared["experts"].ffn if form.experts else None)
+    if form.latent:
+        shared["latent"] = LatentAttention(**resolved(form.latent, config))
+    architecture = Architecture(
+        **{
+            "name": _name(config),
+            "family": Family.DECODER,
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "head_dim": _head_dim(config, hidden, heads, latent=bool(form.latent)),
+            "vocab": config.size("vocab_size"),
+            "tied": config.flag("tie_word_embeddings"),
+            "window": _window(form, config, layers),
+            "source": str(config.path),
+            **shared,
+            **fields,
+        }
+    )
     if architecture.heads % architecture.kv_heads:
         raise ModelError(
             f"{config.path}: {architecture.kv_heads} key-value heads for {architecture.heads} heads",
@@ -141,77 +119,70 @@ def _llama(config: Config, **differences: Any) -> Architecture:
     return architecture
 
 
-def _qwen2(config: Config) -> Architecture:
-    return _llama(config, qkv_bias=True, output_bias=False)
+def _head_dim(config: Config, hidden: int, heads: int, *, latent: bool) -> int:
+    """Return the width of a head, stated or hidden / heads.
 
-
-def _qwen3(config: Config) -> Architecture:
-    return _llama(config, qk_norm=QkNorm.HEAD)
-
-
-def _mixtral(config: Config) -> Architecture:
-    experts = Experts(
-        count=config.size("num_local_experts"),
-        top_k=config.size("num_experts_per_tok"),
-        ffn=config.size("intermediate_size"),
-    )
-    return _llama(config, experts=experts)
-
-
-def _qwen3_moe(config: Config) -> Architecture:
-    if config.table.get("mlp_only_layers") or config.size("decoder_sparse_step", 1) != 1:
+    Raises:
+        ModelError: not stated, and the heads do not divide the width.
+        UnknownFormError: stated, by a family that may not read it.
+    """
+    stated = config.value("head_dim")
+    if stated is None and hidden % heads and not latent:
         raise ModelError(
-            f"{config.path}: dense layers between expert layers have no closed form",
-            hint="give a builder, path.py:callable, to be traced",
+            f"{config.path}: {heads} heads do not divide a width of {hidden}",
+            hint="state head_dim, or correct num_attention_heads",
         )
-    experts = Experts(
-        # older files say num_experts
-        count=config.size("num_local_experts", config.table.get("num_experts")),
-        top_k=config.size("num_experts_per_tok"),
-        ffn=config.size("moe_intermediate_size"),
-    )
-    return _llama(config, qk_norm=QkNorm.HEAD, experts=experts, ffn=config.size("moe_intermediate_size"))
+    if stated is None and not latent and config.table.get("head_dim") not in (None, hidden // heads):
+        raise UnknownFormError(f"{config.path}: head_dim is no field of this family")
+    return config.size("head_dim", hidden // heads)
 
 
-def _gpt2(config: Config) -> Architecture:
-    hidden, heads = config.size("n_embd"), config.size("n_head")
-    activation = config.table.get("activation_function", "gelu_new")
-    return Architecture(
-        name=_name(config),
-        family=Family.DECODER,
-        layers=config.size("n_layer"),
-        hidden=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=config.head_dim(hidden, heads),
-        ffn=config.size("n_inner", 4 * hidden),
-        vocab=config.size("vocab_size"),
-        norm=Norm.LAYER,
-        gated=False,
-        tied=config.flag("tie_word_embeddings", default=True),
-        qkv_bias=True,
-        output_bias=True,
-        ffn_bias=True,
-        fused_qkv=True,
-        composite_activation=activation == "gelu_new",
-        positions=config.size("n_positions"),
-        dropout=config.rate("resid_pdrop", "embd_pdrop") > 0,
-        max_sequence_length=config.size("n_positions"),
-        source=str(config.path),
+def _experts(form: Form, config: Config, layers: int) -> Experts:
+    """Return the experts; which layers have them may stand in a list.
+
+    Raises:
+        UnknownFormError: layers with and without experts in an order of their own.
+    """
+    fields = resolved(form.experts, config)
+    kinds = config.value("mlp_layer_types")
+    if isinstance(kinds, list):
+        dense = kinds.count("dense")
+        if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+            raise UnknownFormError(f"{config.path}: mlp_layer_types mixes dense layers and others")
+        fields["dense_layers"] = dense
+    return Experts(**fields)
+
+
+def _window(form: Form, config: Config, layers: int) -> Window | None:
+    """Return the layers that see only near keys."""
+    kinds = config.value("layer_types")
+    if isinstance(kinds, list):
+        unknown = set(map(str, kinds)) - _ATTENTION_KINDS
+        if unknown or len(kinds) != layers:
+            raise UnknownFormError(f"{config.path}: layer_types has {', '.join(sorted(unknown))}")
+    chunk = config.value("attention_chunk_size")
+    size = config.value("sliding_window") if chunk is None else chunk
+    if size is None or config.value("use_sliding_window") is False:
+        return None
+    if isinstance(kinds, list):
+        windowed = sum(kind != "full_attention" for kind in kinds)
+    else:
+        windowed = layers - _full_layers(form, layers)
+    if not windowed:
+        return None
+    return Window(
+        size=config.size("sliding_window" if chunk is None else "attention_chunk_size"),
+        layers=windowed,
+        chunked=chunk is not None,
     )
+
+
+def _full_layers(form: Form, layers: int) -> int:
+    if not form.full_every:
+        return 0
+    return -(-layers // form.full_every) if form.full_first else layers // form.full_every
 
 
 def _name(config: Config) -> str:
     stated = config.table.get("_name_or_path")
     return stated if isinstance(stated, str) and stated else config.path.resolve().parent.name
-
-
-_FAMILIES: Mapping[str, Callable[[Config], Architecture]] = {
-    "gpt2": _gpt2,
-    "llama": _llama,
-    "mistral": _llama,
-    "mixtral": _mixtral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-}
