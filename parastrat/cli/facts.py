@@ -34,6 +34,7 @@ _MOST_TOKENS_AT_ONCE = 2**34
 #: longer sequences are a choice that somebody makes
 _LONGEST_ASSUMED = 4096
 
+_HUB = "hf:"
 _CALLABLE = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_][\w.]*)")
 
 
@@ -103,13 +104,12 @@ def source_of(ref: str) -> ModelSource:
     source = load_source(ref)
     if source is not None:
         return source
-    if _CALLABLE.fullmatch(ref) is None:
-        raise ModelError(
-            f"{ref} is of no family that parastrat knows in closed form",
-            hint="write a function that builds it and name that: path.py:callable",
-        )
     if find_spec("torch") is None:
         raise ModelError(f"{ref} has to be built, which needs torch", hint="pip install torch")
+    if _CALLABLE.fullmatch(ref) is None or ref.startswith(_HUB):
+        from parastrat.runtime.hf_models import built_source
+
+        return built_source(ref)
     from parastrat.runtime.trace import traced_source
 
     return traced_source(ref)

@@ -139,9 +139,9 @@ def test_an_empty_model_is_refused() -> None:
         source_of(" ")
 
 
-def test_a_family_without_closed_form_needs_a_builder(tmp_path: Path) -> None:
+def test_a_family_that_nobody_knows_needs_a_builder(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text('{"model_type": "mamba", "hidden_size": 64}')
+    config.write_text('{"model_type": "nonesuch", "hidden_size": 64}')
     with pytest.raises(ModelError) as error:
         source_of(str(config))
     assert "callable" in error.value.hint
