@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from parastrat.check.files import Checked, check_file, config_files
+from parastrat.check.files import Checked, check_file
+from parastrat.check.recognition import config_files
 
 __all__ = ["Checked", "check_file", "config_files"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from parastrat.check.known import Given, known_case
 from parastrat.check.positions import positions_of
+from parastrat.check.recognition import KNOWN, SCRIPTS, SUFFIXES, named_format, structure_of, text_of
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ConfigError, PlanFileError
 from parastrat.finding import Finding, Hit, Severity
-from parastrat.parse.config_text import ConfigSyntaxError, json_structure, yaml_structure
-from parastrat.parse.formats import form_problems
+from parastrat.parse.config_text import ConfigSyntaxError
+from parastrat.parse.formats import form_problems, with_full_names
 from parastrat.parse.launch_script import script_table
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, Problem, located
@@ -22,37 +21,7 @@ from parastrat.rules import RULES, FileRule, rule_named
 from parastrat.rules.rule import finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-#: keys by which a JSON or YAML file shows whose it is
-_SIGNS = {
-    ConfigFormat.DEEPSPEED: {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "zero_optimization",
-        "gradient_accumulation_steps",
-        "fp16",
-        "bf16",
-    },
-    ConfigFormat.ACCELERATE: {
-        "compute_environment",
-        "distributed_type",
-        "num_processes",
-        "num_machines",
-        "machine_rank",
-        "fsdp_config",
-        "deepspeed_config",
-        "parallelism_config",
-        "mixed_precision",
-    },
-}
-_SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
-_SUFFIXES = (".toml", ".json", ".yaml", ".yml", *_SCRIPTS)
-#: folders of other people's files
-_FOREIGN = frozenset({"node_modules", "__pycache__", "venv", "site-packages"})
-_KNOWN = (
-    "parastrat check reads plan.toml, accelerate's YAML or JSON, DeepSpeed's JSON, and torchrun's scripts"
-)
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,68 +37,36 @@ class Checked:
     open: tuple[str, ...] = ()
 
 
-def config_files(path: Path) -> tuple[Path, ...]:
-    """Return the path itself, or the files of a folder whose format is known by their content.
-
-    Raises:
-        ConfigError: there is nothing there.
-    """
-    if path.is_file():
-        return (path,)
-    if not path.is_dir():
-        raise ConfigError(f"there is no {path}", hint="name files or folders that exist")
-    return tuple(file for file in _files_below(path) if _is_config(file))
-
-
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield a folder's files of the known suffixes, without what is hidden or was not written here."""
-    for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name[0] != "." and name not in _FOREIGN)
-        yield from (Path(root) / name for name in sorted(names) if name.endswith(_SUFFIXES))
-
-
-def _is_config(path: Path) -> bool:
-    """Whether a file of a folder is one that the checker reads; a broken one is told when it is named."""
-    try:
-        text = _text_of(path)
-        if path.suffix == ".toml":
-            return 'schema = "parastrat.plan' in text
-        if path.suffix in _SCRIPTS:
-            return "torchrun" in script_table(text)[0]
-        return _format_of(path, _structure(path, text).table) is not None
-    except ConfigError:
-        return False
-
-
 def check_file(path: Path, given: Given) -> Checked:
     """Return what is wrong with a file, in its order.
 
     Raises:
         ConfigError: it cannot be read at all, or is of no format that is known.
     """
-    if path.suffix not in _SUFFIXES:
-        raise ConfigError(f"{path} is none of {', '.join(_SUFFIXES)}", hint=_KNOWN)
-    text = _text_of(path)
+    if path.suffix not in SUFFIXES:
+        raise ConfigError(f"{path} is none of {', '.join(SUFFIXES)}", hint=KNOWN)
+    text = text_of(path)
     lines = tuple(text.splitlines())
     if path.suffix == ".toml":
         return _check_plan(path, lines, given)
-    if path.suffix in _SCRIPTS:
+    if path.suffix in SCRIPTS:
         return _check_script(path, lines, text, given)
     try:
-        structure = _structure(path, text)
+        structure = structure_of(path, text)
     except ConfigSyntaxError as error:
         problem = Problem(
             key="", text=error.message, hint=error.hint, position=error.position, code="PS600"
         )
         return Checked(path=path, format=None, findings=(_of_problem(path, problem),), lines=lines)
-    format_ = _format_of(path, structure.table)
-    if format_ is None:
-        raise ConfigError(f"{path} has no key of a configuration that parastrat knows", hint=_KNOWN)
-    file = ConfigFile(
-        format=format_,
-        table=structure.table,
-        positions=structure.positions,
-        repeated=structure.repeated,
+    format_ = named_format(path, structure.table)
+    file = with_full_names(
+        ConfigFile(
+            format=format_,
+            table=structure.table,
+            positions=structure.positions,
+            repeated=structure.repeated,
+        ),
+        read_format(format_.value),
     )
     return _check_config(path, lines, file, given)
 
@@ -137,7 +74,7 @@ def check_file(path: Path, given: Given) -> Checked:
 def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
     table, positions = script_table(text)
     if "torchrun" not in table and "sbatch" not in table:
-        raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=_KNOWN)
+        raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=KNOWN)
     file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
     return _check_config(path, lines, file, given)
 
@@ -188,32 +125,6 @@ def _check_plan(path: Path, lines: tuple[str, ...], given: Given) -> Checked:
     return Checked(
         path=path, format=ConfigFormat.PLAN, findings=_ordered(found_), lines=lines, open=unknown
     )
-
-
-def _structure(path: Path, text: str) -> Any:
-    return json_structure(text) if path.suffix == ".json" else yaml_structure(text)
-
-
-def _format_of(path: Path, table: dict[str, Any]) -> ConfigFormat | None:
-    """Return whose keys a file has most of; YAML is never DeepSpeed's."""
-    counts = {
-        format_: len(signs & table.keys())
-        for format_, signs in _SIGNS.items()
-        if path.suffix == ".json" or format_ is ConfigFormat.ACCELERATE
-    }
-    best = max(counts, key=lambda format_: counts[format_])
-    return best if counts[best] else None
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text", hint="store it as UTF-8") from error
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="name a file that can be read"
-        ) from error
 
 
 def _of_problem(path: Path, problem: Problem) -> Finding:

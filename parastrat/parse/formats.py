@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import ConfigFile, ConfigFormat
+from parastrat.config_file import ConfigFormat
 from parastrat.parse.form import did_you_mean, written
 from parastrat.parse.problems import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from parastrat.config_file import ConfigFile
 
 #: what transformers and accelerate put a value in place of
 _AUTO = "auto"
@@ -21,7 +24,14 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "list": (list,),
     "table": (dict,),
 }
+#: whole numbers from here on
+_LEAST = {"natural": 0, "positive": 1}
+_BARE = {"int", "number", "bool", *_LEAST}
+#: how keys begin that are remarks, in formats without comments
+_NOTES = ("_", "//", "#", "comment")
 _NOUNS = {
+    "natural": "a whole number, 0 or more",
+    "positive": "a whole number, 1 or more",
     "int": "a whole number",
     "number": "a number",
     "bool": "true or false",
@@ -35,20 +45,64 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
     """Yield what is wrong with the form of a configuration.
 
     Args:
-        file: what was read.
-        known: the format's profile: ``tables`` with ``name``, ``unknown`` and ``keys``, and ``choices``.
+        file: what was read, with full names.
+        known: the format's profile, whose comments say of what it is made.
     """
-    names = {entry["name"]: entry for entry in known["tables"]}
-    for entry in names.values():
+    choices = {**known["choices"], **_variant(known, file.table).get("choices", {})}
+    for entry in known["tables"]:
         table = file.get(entry["name"]) if entry["name"] else file.table
-        if isinstance(table, dict):
-            for key in table:
-                path = f"{entry['name']}.{key}" if entry["name"] else key
-                yield from _of_key(file, entry, path, key)
-    for path, choices in known["choices"].items():
-        yield from _of_choice(file, path, choices)
+        if not isinstance(table, dict):
+            continue
+        keys = entry["keys"]
+        if not entry["name"]:
+            yield from _of_missing(table, known)
+            keys = {**keys, **_variant(known, table).get("keys", {})}
+        for key in table:
+            yield from _of_key(file, {**entry, "keys": keys}, key, choices)
+    for path, allowed in choices.items():
+        yield from _of_choice(file, path, allowed, folded=path in known.get("folded", ()))
     if "environment" in known:
         yield from _of_environment(file, known["environment"])
+
+
+def top_keys(known: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:
+    """Return the keys that a format knows outside its tables, for a file of this variant."""
+    found = [key for entry in known["tables"] if not entry["name"] for key in entry["keys"]]
+    return [*found, *_variant(known, table).get("keys", {})]
+
+
+def _variant(known: Mapping[str, Any], table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a format adds for files that state a certain value."""
+    for variant in known.get("variants", ()):
+        if table.get(variant["key"]) == variant["value"]:
+            return dict(variant)
+    return {}
+
+
+def with_full_names(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
+    """Return a file whose keys have the prefix of their table, where its reader lets it be left out."""
+    table, positions = dict(file.table), dict(file.positions)
+    for entry in known["tables"]:
+        name, prefix, keys = entry["name"], entry.get("prefix"), entry["keys"]
+        section = table.get(name)
+        if prefix is None or not isinstance(section, dict):
+            continue
+        short = [key for key in section if prefix + key in keys and prefix + key not in section]
+        table[name] = {prefix + key if key in short else key: value for key, value in section.items()}
+        for key in short:
+            positions[f"{name}.{prefix}{key}"] = positions.get(f"{name}.{key}", (1, 1))
+    return replace(file, table=table, positions=positions)
+
+
+def _of_missing(table: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in known.get("required", ()):
+        if key not in table and did_you_mean_any(key, table) is None:
+            yield Problem(key=key, text="is missing", hint=f"add {key}", code="PS603")
+
+
+def did_you_mean_any(key: str, table: Mapping[str, Any]) -> str | None:
+    """Return the key of a table that is a misspelling of a key, if there is one."""
+    return next((other for other in table if did_you_mean(other, [key]) is not None), None)
 
 
 def _of_environment(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Problem]:
@@ -60,43 +114,61 @@ def _of_environment(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Prob
             yield Problem(key=f"env.{name}", text=text, hint=hint, code="PS607")
 
 
-def _of_key(file: ConfigFile, entry: Mapping[str, Any], path: str, key: str) -> Iterator[Problem]:
-    kinds = entry["keys"]
+def _of_key(
+    file: ConfigFile, entry: Mapping[str, Any], key: str, choices: Mapping[str, list[Any]]
+) -> Iterator[Problem]:
+    kinds, path = entry["keys"], f"{entry['name']}.{key}" if entry["name"] else key
     if key not in kinds:
+        ignored = entry["unknown"] == "ignored"
+        if ignored and key.startswith(_NOTES):
+            return
         near = did_you_mean(key, list(kinds))
         hint = f"did you mean {near}?" if near else f"remove it; {file.format} has no such key here"
-        ignored = entry["unknown"] == "ignored"
         text = "is not read by anybody" if ignored else f"is no key of {file.format}"
         yield Problem(key=path, text=text, hint=hint, code="PS606" if ignored else "PS601")
         return
-    kind, value = kinds[key], file.get(path)
-    if value is None or kind == "any" or _is_of(kind, value):
+    accepted, value = kinds[key].split(" or "), file.get(path)
+    if value is None or _is_unquoted_no(value, choices.get(path)):
+        return
+    if any(_is_of(kind, value) for kind in accepted):
         return
     if value == _AUTO and file.format is ConfigFormat.DEEPSPEED:
         return
-    hint = f"write {_NOUNS[kind]}"
-    if isinstance(value, str) and kind in ("int", "number", "bool"):
-        hint = f"write {value.lower()} without quotes" if value else hint
-    yield Problem(key=path, text=f"must be {_NOUNS[kind]}, not {written(value)}", hint=hint)
+    nouns = " or ".join(_NOUNS[kind] for kind in accepted)
+    hint = f"write {nouns}"
+    if isinstance(value, str) and _is_number_or_switch(value) and set(accepted) <= _BARE:
+        hint = f"write {value.lower()} without quotes"
+    yield Problem(key=path, text=f"must be {nouns}, not {written(value)}", hint=hint)
+
+
+def _is_number_or_switch(text: str) -> bool:
+    return text.lower() in ("true", "false") or text.replace(".", "", 1).isdecimal()
 
 
 def _is_of(kind: str, value: Any) -> bool:
+    if kind == "any":
+        return True
     if isinstance(value, bool):
         return kind == "bool"
+    if kind in _LEAST:
+        return _is_of("int", value) and bool(value >= _LEAST[kind])
     if kind == "int" and isinstance(value, float):
         return value.is_integer()  # 5e8, as bucket sizes are written
     return isinstance(value, _TYPES[kind])
 
 
-def _of_choice(file: ConfigFile, path: str, choices: list[Any]) -> Iterator[Problem]:
+def _is_unquoted_no(value: Any, choices: list[Any] | None) -> bool:
+    """Whether YAML made false of a choice that is called no."""
+    return value is False and choices is not None and any(str(each).lower() == "no" for each in choices)
+
+
+def _of_choice(file: ConfigFile, path: str, choices: list[Any], *, folded: bool) -> Iterator[Problem]:
     value = file.get(path)
-    if value is None or value == _AUTO or isinstance(value, dict | list):
+    if value is None or value == _AUTO or isinstance(value, dict | list) or _is_unquoted_no(value, choices):
         return
-    if value is False and "no" in choices:
-        return  # how YAML reads an unquoted no
     same = {str(choice).lower(): choice for choice in choices}
-    if str(value).lower() in same:
+    if str(value) in map(str, choices) or (folded and str(value).lower() in same):
         return
-    near = did_you_mean(str(value), [str(choice).lower() for choice in choices])
+    near = did_you_mean(str(value), list(same))
     hint = f"did you mean {same[near]}?" if near else f"write one of {', '.join(map(str, choices))}"
     yield Problem(key=path, text=f"cannot be {written(value)}", hint=hint)

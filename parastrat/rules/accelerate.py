@@ -44,15 +44,18 @@ def fsdp_version(file: ConfigFile) -> int | None:
 def axes_multiply_to_the_world(file: ConfigFile) -> Iterator[Hit]:
     """The sizes of parallelism_config must multiply to the number of processes.
 
-    Each process has one place in the mesh. accelerate stops when processes are left over or missing.
+    Each process has one place in the mesh. accelerate stops when processes are left over or missing. Where
+    all sizes are 1 they become replicas, and beside sequence parallelism DeepSpeed makes its own groups.
     """
     world = file.number("num_processes")
+    if degree(file, "sp") > 1:
+        return
     sizes = {axis: degree(file, axis) for axis in _AXES}
     product = 1
     for size in sizes.values():
         product *= size
-    if file.get(_PARALLEL) is not None and world is not None and product != world:
-        factors = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "all sizes 1"
+    if world is not None and product not in (1, world):
+        factors = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
         yield Hit(
             message=f"{factors} make {product} places for {world} processes",
             fix=f"make the sizes multiply to {world}, or write num_processes: {product}",

@@ -50,14 +50,14 @@ def keys_of_fsdp1(file: ConfigFile) -> Iterator[Hit]:
 def loading_on_one_rank_needs_broadcast(file: ConfigFile) -> Iterator[Hit]:
     """Loading weights on rank 0 alone needs them sent to the others.
 
-    With fsdp_cpu_ram_efficient_loading the other ranks hold empty tensors until FSDP1's
-    sync_module_states broadcasts rank 0's. Without it they train on noise.
+    With fsdp_cpu_ram_efficient_loading the other ranks hold empty tensors until rank 0's are broadcast.
+    accelerate refuses to start without fsdp_sync_module_states, in FSDP2 too, which always broadcasts.
     """
     loads = file.is_on("fsdp_config.fsdp_cpu_ram_efficient_loading")
-    if fsdp_version(file) == 1 and loads and file.get("fsdp_config.fsdp_sync_module_states") is False:
+    if loads and file.get("fsdp_config.fsdp_sync_module_states") is False:
         yield Hit(
             message="fsdp_cpu_ram_efficient_loading without fsdp_sync_module_states",
-            fix="write fsdp_sync_module_states: true",
+            fix="remove fsdp_sync_module_states: it is true unless it is stated",
             key="fsdp_config.fsdp_sync_module_states",
         )
 

@@ -71,9 +71,9 @@ def batch_is_stated(file: ConfigFile) -> Iterator[Hit]:
     """One of train_batch_size and train_micro_batch_size_per_gpu must be stated.
 
     DeepSpeed makes the third of batch, micro-batch and accumulation from the other two; from accumulation
-    alone no batch follows, and it stops.
+    alone no batch follows, and it stops. Elastic training states them in its own table.
     """
-    if file.get(_BATCH) is None and file.get(_MICRO) is None:
+    if file.get(_BATCH) is None and file.get(_MICRO) is None and not file.is_on("elasticity.enabled"):
         yield Hit(
             message=f"neither {_BATCH} nor {_MICRO}",
             fix=f'add "{_MICRO}", the samples that fit one GPU',

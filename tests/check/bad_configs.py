@@ -69,6 +69,28 @@ HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes 2 --nproc-per-node 8 \\
     --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" train.py --nodes 3
 """
+#: what is allowed, though it looks like a mistake
+LENIENT = {
+    ".yaml": (
+        FSDP2.replace("  fsdp_", "  "),  # prefixes left out
+        MESH.replace("dp_replicate_size: 2", "dp_replicate_size: 1")
+        .replace("dp_shard_size: 4", "dp_shard_size: 1")
+        .replace("tp_size: 2", "tp_size: 1"),
+        MESH.replace("tp_size: 2", "sp_size: 4"),
+        FSDP1.replace("FULL_SHARD", "full_shard").replace("SHARDED_STATE", "sharded_state"),
+        "distributed_type: NO\nnum_processes: 1\nmixed_precision: no\n",
+        "distributed_type: MULTI_GPU\nnum_processes: 4\ndynamo_backend: INDUCTOR\nfp16: true\n",
+        (
+            "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: DATA_PARALLEL\nprofile: me\n"
+            "ec2_instance_type: ml.p3.16xlarge\niam_role_name: role\n"
+        ),
+    ),
+    ".json": (
+        json.dumps({**ZERO, "_comment": "ours", "zero_optimization": True}),
+        json.dumps({"bf16": {"enabled": True}, "elasticity": {"enabled": True}, "steps_per_print": 1}),
+        json.dumps({**ZERO, "optimizer": {"type": "adamw"}, "communication_data_type": "FP32"}),
+    ),
+}
 GOOD = {
     "FSDP2": FSDP2,
     "MESH": MESH,
@@ -159,6 +181,24 @@ BAD = (
     _yaml("units by no size", FSDP2, "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "PS616"),
     _yaml("checkpoint on one rank", FSDP1, "SHARDED_STATE_DICT", "FULL_STATE_DICT", "PS617"),
     _yaml("processes of no whole machine", FSDP2, "num_processes: 16", "num_processes: 15", "PS618"),
+    _yaml("kind left out", FSDP2, "distributed_type: FSDP\n", "", "PS603"),
+    _yaml("kind in small letters", FSDP2, "distributed_type: FSDP", "distributed_type: fsdp", "PS602"),
+    _yaml("size 0", MESH, "_tp_size: 2", "_tp_size: 0", "PS602"),
+    _yaml(
+        "list of layers",
+        FSDP2,
+        "fsdp_version: 2",
+        "fsdp_version: 2\n  fsdp_transformer_layer_cls_to_wrap: [LlamaDecoderLayer]",
+        "PS602",
+    ),
+    _yaml("unknown strategy", FSDP1, "FULL_SHARD", "FULL_SHARDED", "PS602"),
+    _yaml(
+        "no broadcast in FSDP2",
+        FSDP2,
+        "fsdp_version: 2",
+        "fsdp_version: 2\n  cpu_ram_efficient_loading: true\n  sync_module_states: false",
+        "PS615",
+    ),
     _yaml("machine 2 of 2", FSDP2, "machine_rank: 0", "machine_rank: 2", "PS619"),
     _yaml("nowhere to meet", FSDP2, "main_process_ip: 10.0.0.1\n", "", "PS620"),
     _yaml(
@@ -177,6 +217,11 @@ BAD = (
     _json("no batch", "PS632", train_batch_size=None, train_micro_batch_size_per_gpu=None),
     _json("auto", "PS633", train_batch_size="auto"),
     _json("text for a number", "PS602", gradient_accumulation_steps="2"),
+    _json("batch of 0", "PS602", train_micro_batch_size_per_gpu=0),
+    _json("ZeRO as text", "PS602", zero_optimization="stage 3"),
+    _json("optimizer of nobody", "PS602", optimizer={"type": "AdmaW", "params": {"lr": 1e-4}}),
+    _json("scheduler of nobody", "PS602", scheduler={"type": "WarmupLinear"}),
+    _zero("bucket below 0", "PS602", reduce_bucket_size=-1),
     _json("key that nobody reads", "PS606", gradient_cliping=1.0),
     _zero("misspelt key of ZeRO", "PS601", overlap_com=True),
     _zero("stage 5", "PS602", stage=5),

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from check.bad_configs import BAD, GOOD, Bad
+from check.bad_configs import BAD, GOOD, LENIENT, Bad
 
 from parastrat.check import check_file, config_files
 from parastrat.check.known import Given
@@ -34,6 +34,15 @@ def test_good_files_have_no_findings(tmp_path: Path, name: str) -> None:
     suffix = ".sbatch" if name == "SCRIPT" else ".yaml" if isinstance(good, str) else ".json"
     path = tmp_path / f"config{suffix}"
     path.write_text(good if isinstance(good, str) else json.dumps(good))
+    assert check_file(path, Given()).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"), [(suffix, text) for suffix, texts in LENIENT.items() for text in texts]
+)
+def test_what_readers_allow_is_no_mistake(tmp_path: Path, suffix: str, text: str) -> None:
+    path = tmp_path / f"config{suffix}"
+    path.write_text(text)
     assert check_file(path, Given()).findings == ()
 
 
@@ -110,11 +119,37 @@ def test_a_folder_gives_its_configurations(tmp_path: Path) -> None:
     assert config_files(tmp_path) == (tmp_path / "deep" / "ds.json",)
 
 
+#: of another trainer, which has some keys of accelerate's
+OTHER_TRAINER = "fsdp_config: {}\n" + "".join(
+    f"{key}: 1\n" for key in ("base_model", "datasets", "adapter", "lora_r", "epochs", "optimizer", "seed")
+)
+
+
+def test_a_folder_gives_what_is_broken_and_leaves_what_is_not_ours(tmp_path: Path) -> None:
+    texts = {
+        "broken.json": '{\n  "train_batch_size": 8,,\n}',
+        "broken.yaml": "distributed_type: MULTI_GPU\nfsdp_config: {\n",
+        "template.json": '{\n  "train_batch_size": BATCH_SIZE,\n}',
+        "template.yaml": "num_processes: 8\ngpu_ids: {{ ids }}: 1\n",
+        "other.yaml": "services: [\n",
+        "trainer.yaml": OTHER_TRAINER + "num_processes: 8\n",
+        "arguments.json": '{"bf16": true, "gradient_accumulation_steps": 4}',
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = config_files(tmp_path)
+    assert [path.name for path in found] == ["broken.json", "broken.yaml"]
+    for path in found:
+        (problem,) = check_file(path, Given()).findings
+        assert problem.code == "PS600"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("trainer.yaml", OTHER_TRAINER, "too few keys of a configuration"),
         ("config.ini", "[a]", "none of .toml"),
-        ("other.json", '{"name": 1}', "no key of a configuration"),
+        ("other.json", '{"name": 1}', "too few keys of a configuration"),
         ("missing.yaml", None, "there is no"),
     ],
 )
@@ -128,7 +163,7 @@ def test_what_is_no_configuration(tmp_path: Path, name: str, text: str | None, m
 
 def test_annotations_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "a,b.yaml"
-    path.write_text("num_processes: 8\nnum_machine: 2\n")
+    path.write_text("distributed_type: MULTI_GPU\nnum_processes: 8\nnum_machine: 2\n")
     (line,) = github_text(check_file(path, Given()).findings).splitlines()
     assert line.startswith("::error file=")
-    assert "a%2Cb.yaml,line=2,col=1,title=PS601::num_machine is no key of accelerate" in line
+    assert "a%2Cb.yaml,line=3,col=1,title=PS601::num_machine is no key of accelerate" in line
