@@ -37,6 +37,14 @@ STYLES = {
         "dropout = true",
     ),
     "megatron": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true", "positions = POSITIONS"),
+    "gemma2": (*_LLAMA, "layer_norms = 4"),
+    "gemma3": (*_LLAMA, "layer_norms = 4", 'qk_norm = "head"'),
+    "grok": (*_LLAMA, "layer_norms = 4"),
+    "gpt-oss": (*_LLAMA, "qkv_bias = true", "output_bias = true", "sinks = true"),
+    "olmo": ('family = "decoder"', 'norm = "bare"', "gated = true"),
+    "olmo2": (*_LLAMA, 'qk_norm = "width"'),
+    "falcon": ('family = "decoder"', *_LAYER, "fused_qkv = true"),
+    "falcon-7b": ('family = "decoder"', *_LAYER, "fused_qkv = true", "layer_norms = 1"),
     # two rows of the position table are the padding's
     "opt": (
         'family = "decoder"',
@@ -47,7 +55,14 @@ STYLES = {
         "dropout = true",
     ),
     "neox": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true"),
-    "bloom": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true", "composite_activation = true"),
+    "bloom": (
+        'family = "decoder"',
+        *_LAYER,
+        *_BIASES,
+        "fused_qkv = true",
+        "composite_activation = true",
+        "embedding_norm = true",
+    ),
     "nemotron": ('family = "decoder"', *_LAYER, "composite_activation = true"),
     "bert": (
         'family = "encoder"',
@@ -83,6 +98,14 @@ STYLES = {
 }
 _PATCH = {"vit16": 16, "vit14": 14}
 _OPTIMIZER = {"t5": "adafactor"}
+#: columns with a part of the architecture, as its fields in order with colons between; the last may lack
+_PARTS = {
+    "experts": ("count", "top_k", "ffn", "shared_ffn", "dense_layers", "period"),
+    "latent": ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim"),
+    "window": ("size", "layers", "chunked"),
+}
+#: what all experts of a style have in common
+_EXPERTS = {"gpt-oss": ("router_bias = true", "bias = true")}
 _FIELDS = (
     "layers",
     "hidden",
@@ -118,15 +141,41 @@ def preset(row: dict[str, str]) -> str:
     if style in _PATCH:
         patch = f"patch = {_PATCH[style]}"
         lines += ["", "[architecture.image]", "size = 224", patch, "channels = 3", "classes = 1000"]
-    if row["experts"]:
-        count, top_k, ffn = row["experts"].split(":")
-        lines += ["", "[architecture.experts]", f"count = {count}", f"top_k = {top_k}", f"ffn = {ffn}"]
+    for part, names in _PARTS.items():
+        lines += _part(part, names, row[part], style)
     if row["training_source"]:
         stated = [f"{name} = {row[name]}" for name in ("sequence_length", "global_batch_size") if row[name]]
         if style in _OPTIMIZER:
             stated.append(f"optimizer = {json.dumps(_OPTIMIZER[style])}")
         lines += ["", "[training]", *stated, f"source = {json.dumps(row['training_source'])}"]
     return "\n".join(lines) + "\n"
+
+
+def _part(part: str, names: tuple[str, ...], stated: str, style: str) -> list[str]:
+    if not stated:
+        return []
+    values = stated.split(":")
+    lines = [
+        f"{name} = {'true' if value == name else value}" for name, value in zip(names, values, strict=False)
+    ]
+    return ["", f"[architecture.{part}]", *lines, *(_EXPERTS.get(style, ()) if part == "experts" else ())]
+
+
+def sections(row: dict[str, str]) -> dict[str, list[str]]:
+    """Return the tables below a row's architecture: ``experts`` is COUNT:TOP_K:FFN, ``more`` the rest.
+
+    ``more`` is a list of ``TABLE.FIELD = VALUE``, separated by semicolons.
+    """
+    found: dict[str, list[str]] = {}
+    if row["experts"]:
+        names = ("count", "top_k", "ffn")
+        found["experts"] = [
+            f"{name} = {value}" for name, value in zip(names, row["experts"].split(":"), strict=True)
+        ]
+    for line in filter(None, row["more"].split("; ")):
+        section, _, stated = line.partition(".")
+        found.setdefault(section, []).append(stated)
+    return found
 
 
 def rows() -> list[dict[str, str]]:

@@ -70,7 +70,9 @@ def activations(part: Part, input_bytes: float) -> Activations:
         tensor=part.saved.tensor - part.core.tensor,
         sequence=part.saved.sequence,
     )
-    return Activations(none=part.saved, attention=without_core, selective=kept + part.selective, full=kept)
+    # a policy keeps nothing that would not be kept without it
+    selective = min(kept + part.selective, without_core, key=lambda saved: saved.total)
+    return Activations(none=part.saved, attention=without_core, selective=selective, full=kept)
 
 
 def matmul(tokens: int, n: int, k: int, side: str, *, count: int = 1) -> Operator:
