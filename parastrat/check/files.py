@@ -13,6 +13,7 @@ from parastrat.errors import ConfigError, PlanFileError
 from parastrat.finding import Finding, Hit, Severity
 from parastrat.parse.config_text import ConfigSyntaxError
 from parastrat.parse.formats import form_problems, with_full_names
+from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
 from parastrat.parse.launch_script import script_table
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, Problem, located
@@ -22,6 +23,8 @@ from parastrat.rules.rule import finding
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+_BEYOND = "remove it: DeepSpeed's own reader (Hjson) lets it pass, transformers' and accelerate's stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,12 @@ def check_file(path: Path, given: Given) -> Checked:
         ),
         read_format(format_.value),
     )
-    return _check_config(path, lines, file, given)
+    checked = _check_config(path, lines, file, given)
+    if structure.beyond is None:
+        return checked
+    what, position = structure.beyond
+    problem = Problem(key="", text=f"{what} is not JSON", hint=_BEYOND, position=position, code="PS600")
+    return replace(checked, findings=_ordered([_of_problem(path, problem), *checked.findings]))
 
 
 def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
@@ -86,11 +94,14 @@ def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: G
     ]
     problems += form_problems(file, read_format(file.format.value))
     found = [_of_problem(path, located(problem, file.positions)) for problem in problems]
+    inner = deepspeed_part(file)
     found += [
-        _placed(path, finding(rule, hit), hit.key, file.positions)
+        _placed(path, finding(rule, hit), hit.key, part.positions)
+        for part in (file, inner)
+        if part is not None
         for rule in RULES
         if isinstance(rule, FileRule)
-        for hit in rule.hits(file)
+        for hit in (rule.hits(part) if part is file else map(in_accelerates_words, rule.hits(part)))
     ]
     judged, unknown = known_case(file, given)
     for rule_finding, columns in judged:

@@ -16,7 +16,7 @@ from parastrat.config_file import ConfigFile
 from parastrat.errors import ModelError, ParastratError, UnknownFactError
 from parastrat.finding import Hit
 from parastrat.parse import FingerprintedModel, Parsed, resolved_ref
-from parastrat.parse.frameworks import launch_fields, plan_fields
+from parastrat.parse.frameworks import launch_fields, plan_fields, workload_fields
 from parastrat.profiles import load_stack
 from parastrat.rules import RULES, CaseRule, PlanRule, runtime_support
 from parastrat.rules.rule import finding
@@ -107,19 +107,20 @@ def _judged(rule: Rule, case: Case, columns: ReadColumns) -> Finding | None:
 
 
 def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
-    fields = plan_fields(file)
+    fields = plan_fields(file, None if given.hardware is None else given.hardware.world_size)
+    workload = workload_fields(file)
     model = None if given.model is None else _stated_model(given.model)
     # a part that is not known stands for itself
     case = Case(
         model=model or cast("Any", Unknown("model")),
         hardware=given.hardware or cast("Any", Unknown("hardware")),
-        workload=cast("Any", Unknown("workload")),
+        workload=cast("Any", Part("workload", workload)),
         stack=cast("Any", Unknown("stack")),
         plan=cast("Any", Part("plan", fields)),
         estimate=cast("Any", Unknown("estimate")),
         launch=cast("Any", Part("launch", launch_fields(file))),
     )
-    columns = _part_columns(fields)
+    columns = {**_part_columns(fields), **workload}
     if given.hardware is not None:
         columns |= hardware_columns(given.hardware)
     if model is not None:

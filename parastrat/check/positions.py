@@ -21,6 +21,7 @@ _ACCELERATE = {
     "world_size": "num_processes",
     "dp": "num_processes",
     "shard": "fsdp_config",
+    "offload": "fsdp_config",
 }
 _DEEPSPEED = {
     "precision": "bf16",
@@ -28,6 +29,7 @@ _DEEPSPEED = {
     "offload": "zero_optimization",
     "micro_batch_size": "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "global_batch_size": "train_batch_size",
 }
 
 

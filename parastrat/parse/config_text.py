@@ -35,30 +35,77 @@ class Structure:
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: dotted keys that are written twice; ``table`` has the last value
     repeated: tuple[str, ...] = ()
+    #: what the text has beyond its format, though it can be read: what, line and column
+    beyond: tuple[str, tuple[int, int]] | None = None
 
 
 def json_structure(text: str) -> Structure:
-    """Read JSON.
+    """Read JSON; comments and commas behind the last entry are read over, and told in ``beyond``.
 
     Raises:
         ConfigSyntaxError: it is none, or no object.
     """
     _check_size(text)
+    beyond = None
     try:
         table = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ConfigSyntaxError(
-            f"not JSON: {error.msg}",
-            hint="mend the line; JSON has no comments and no comma behind the last entry",
-            position=(error.lineno, error.colno),
-        ) from error
+        bare, beyond = _without_extras(text)
+        if beyond is None:
+            raise _json_error(text, error) from error
+        text = bare
+        try:
+            table = json.loads(text)
+        except (json.JSONDecodeError, RecursionError, ValueError):
+            raise _json_error(bare, error) from error
     except (RecursionError, ValueError) as error:
         raise ConfigSyntaxError(
             "not readable as JSON: nested too deep, or a number too long", hint=_MEND
         ) from error
     _check_table(table)
     positions, repeated = _json_positions(text)
-    return Structure(table=table, positions=positions, repeated=tuple(repeated))
+    return Structure(table=table, positions=positions, repeated=tuple(repeated), beyond=beyond)
+
+
+#: text in quotes; a comment; a comma before a closing bracket
+_EXTRAS = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|(?P<comment>//[^\n]*|#[^\n]*|/\*.*?\*/)|(?P<comma>,)(?=\s*[}\]])', re.DOTALL
+)
+
+
+def _without_extras(text: str) -> tuple[str, tuple[str, tuple[int, int]] | None]:
+    """Return a text with blanks for comments and last commas, and the first of them with its place."""
+    first: tuple[str, tuple[int, int]] | None = None
+
+    def blank(match: re.Match[str]) -> str:
+        nonlocal first
+        if match.lastgroup is None:
+            return match[0]
+        what = "a comment" if match.lastgroup == "comment" else "a comma behind the last entry"
+        start = match.start()
+        place = (text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start))
+        first = first if first is not None and first[1] < place else (what, place)
+        return re.sub(r"[^\n]", " ", match[0])
+
+    # commas once more: one may stand before a comment that stood before the bracket
+    return _EXTRAS.sub(blank, _EXTRAS.sub(blank, text)), first
+
+
+def _json_error(text: str, error: json.JSONDecodeError) -> ConfigSyntaxError:
+    line = text.splitlines()[error.lineno - 1 : error.lineno]
+    rest = line[0][error.colno - 1 :] if line else ""
+    python = {"True": "true", "False": "false", "None": "null"}
+    hint = next(
+        (f"write {json_} for Python's {word}" for word, json_ in python.items() if rest.startswith(word)),
+        "",
+    )
+    if rest.startswith("'"):
+        hint = "write \" for '"
+    return ConfigSyntaxError(
+        f"not JSON: {error.msg}",
+        hint=hint or "mend the line, or the end of the one before",
+        position=(error.lineno, error.colno),
+    )
 
 
 def yaml_structure(text: str) -> Structure:

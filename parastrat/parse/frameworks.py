@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import ConfigFormat
+from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.plan import Mesh, Offload, Shard
 from parastrat.rules.accelerate import degree
 from parastrat.workload import Precision
@@ -12,7 +13,7 @@ from parastrat.workload import Precision
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from parastrat.config_file import ConfigFile
+    from parastrat.finding import Hit
 
 #: a longer number counts no machines
 _DIGITS = 8
@@ -24,14 +25,68 @@ _PRECISIONS = {
     "fp8": Precision.FP8,
 }
 
+#: keys of accelerate's ``deepspeed_config``, as DeepSpeed calls them
+_DEEPSPEED_KEYS = {
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_optimizer_nvme_path": "zero_optimization.offload_optimizer.nvme_path",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "offload_param_nvme_path": "zero_optimization.offload_param.nvme_path",
+}
 
-def plan_fields(file: ConfigFile) -> Mapping[str, Any]:
-    """Return the fields of ``Plan`` that a configuration states."""
+
+def plan_fields(file: ConfigFile, devices: int | None = None) -> Mapping[str, Any]:
+    """Return the fields of ``Plan`` that a configuration states; ``devices`` are those it is to run on."""
     if file.format is ConfigFormat.ACCELERATE:
         found = _of_accelerate(file)
     else:
         found = _of_deepspeed(file) if file.format is ConfigFormat.DEEPSPEED else {}
+    if file.format is ConfigFormat.DEEPSPEED and devices is not None and not _splits_models(file):
+        shards = found["shard"] not in (None, Shard.NONE)
+        found["mesh"] = Mesh(dp_shard=devices) if shards else Mesh(dp_replicate=devices)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _splits_models(file: ConfigFile) -> bool:
+    """Whether DeepSpeed is told of axes beside the data's, whose sizes may stand in the script."""
+    sections = ("pipeline", "tensor_parallel", "expert_parallel", "sequence_parallel_size", "hybrid_engine")
+    return any(file.get(name) is not None for name in sections)
+
+
+def workload_fields(file: ConfigFile) -> Mapping[str, Any]:
+    """Return the fields of ``Workload`` that a configuration states."""
+    batch = file.number("train_batch_size") if file.format is ConfigFormat.DEEPSPEED else None
+    return {"global_batch_size": batch} if batch is not None and batch > 0 else {}
+
+
+def deepspeed_part(file: ConfigFile) -> ConfigFile | None:
+    """Return DeepSpeed's configuration that accelerate makes of its own keys; None where it makes none."""
+    section = "deepspeed_config"
+    stated = file.get(section)
+    in_a_file = file.get(f"{section}.deepspeed_config_file") is not None
+    if file.format is not ConfigFormat.ACCELERATE or not isinstance(stated, dict) or in_a_file:
+        return None
+    # accelerate puts the script's batch in place of this one; the stage is its default
+    table: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}
+    positions: dict[str, tuple[int, int]] = {}
+    for name, key in _DEEPSPEED_KEYS.items():
+        if stated.get(name) is None or (name.endswith("_path") and stated[name] == "none"):
+            continue
+        *sections, last = key.split(".")
+        inner = table
+        for part in sections:
+            inner = inner.setdefault(part, {})
+        inner[last] = stated[name]
+        positions[key] = file.positions.get(f"{section}.{name}", (1, 1))
+        # findings about a table stand at the first key that it is made of
+        positions.setdefault(".".join(sections), positions[key])
+    return ConfigFile(format=ConfigFormat.DEEPSPEED, table=table, positions=positions)
+
+
+def in_accelerates_words(hit: Hit) -> Hit:
+    """Return what a rule says of a part of accelerate's file, with the keys of that file."""
+    text = hit.fix.replace('"stage":', "zero_stage:").replace('"nvme_path":', "the section's _nvme_path:")
+    return replace(hit, fix=text)
 
 
 def launch_fields(file: ConfigFile) -> Mapping[str, Any]:
@@ -69,9 +124,11 @@ def _of_accelerate(file: ConfigFile) -> dict[str, Any]:
     if "mesh" in found:
         shards = found["mesh"].dp_shard * found["mesh"].cp > 1
         found["shard"] = Shard.PARAMETERS if shards else Shard.NONE
-    stage = file.number("deepspeed_config.zero_stage")
-    if stage in _STAGES:
-        found["shard"] = _STAGES[stage]
+    if file.is_on("fsdp_config.fsdp_offload_params"):
+        found["offload"] = Offload.PARAMETERS
+    inner = deepspeed_part(file)
+    if inner is not None and file.get("distributed_type") == "DEEPSPEED":
+        found |= {name: _of_deepspeed(inner)[name] for name in ("shard", "offload")}
     return found
 
 

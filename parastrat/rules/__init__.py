@@ -18,6 +18,7 @@ from parastrat.rules import (
     batch,
     components,
     deepspeed,
+    deepspeed_engine,
     environment,
     experts,
     file_form,
@@ -75,6 +76,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     accelerate,
     accelerate_fsdp,
     deepspeed,
+    deepspeed_engine,
     launch_script,
 )
 

@@ -203,3 +203,43 @@ def kind_and_settings_go_together(file: ConfigFile) -> Iterator[Hit]:
                 fix=f"write distributed_type: {wanted}, or remove {section}",
                 key="distributed_type",
             )
+
+
+@file_rule("PS628", Severity.WARNING, _FORMAT, source=f"{_SOURCE}/commands/launch.py")
+def several_processes_are_distributed(file: ConfigFile) -> Iterator[Hit]:
+    """With distributed_type NO accelerate starts one process.
+
+    The number of processes is then read by nobody: one GPU trains, and the others stand idle.
+    """
+    kind, world = file.get("distributed_type"), file.number("num_processes")
+    if kind in ("NO", False) and world is not None and world > 1 and not file.is_on("use_cpu"):
+        yield Hit(
+            message=f"distributed_type NO with {world} processes",
+            fix="write distributed_type: MULTI_GPU, or num_processes: 1",
+            key="distributed_type",
+        )
+
+
+@file_rule("PS629", Severity.ERROR, _FORMAT, source=f"{_SOURCE}/utils/launch.py", covers=("PIT511",))
+def processes_have_the_gpus_that_are_named(file: ConfigFile) -> Iterator[Hit]:
+    """gpu_ids must name a GPU for every process of the machine.
+
+    accelerate hides all others. Two processes on one GPU stop when NCCL starts (duplicate GPU detected).
+    """
+    stated, world = file.get("gpu_ids"), file.number("num_processes")
+    if stated in (None, "all") or isinstance(stated, list | dict) or world is None or file.is_on("use_cpu"):
+        return
+    named = len([part for part in str(stated).split(",") if part.strip()])
+    machines = file.number("num_machines") or 1
+    if _is_distributed(file) and world > named * machines:
+        yield Hit(
+            message=f"gpu_ids names {named} GPUs for {world // machines} processes on a machine",
+            fix=f"write num_processes: {named * machines}, or gpu_ids: all",
+            key="gpu_ids",
+        )
+
+
+def _is_distributed(file: ConfigFile) -> bool:
+    """Return whether accelerate starts more than one process on GPUs."""
+    kind = str(file.get("distributed_type"))
+    return kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM") or kind.startswith("MULTI_")

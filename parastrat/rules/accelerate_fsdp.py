@@ -27,6 +27,11 @@ _FSDP1_KEYS = {
 }
 
 
+def _named(value: object) -> str:
+    """Return a choice as accelerate compares it: in capitals."""
+    return str(value).upper()
+
+
 @file_rule(
     "PS614",
     Severity.WARNING,
@@ -44,6 +49,12 @@ def keys_of_fsdp1(file: ConfigFile) -> Iterator[Hit]:
     for name, fix in _FSDP1_KEYS.items():
         if file.get(f"fsdp_config.{name}") is not None:
             yield Hit(message=f"{name} with fsdp_version 2", fix=fix, key=f"fsdp_config.{name}")
+    if file.is_on("fsdp_config.fsdp_forward_prefetch"):
+        yield Hit(
+            message="fsdp_forward_prefetch with fsdp_version 2",
+            fix="remove it: FSDP2 has no such switch in accelerate",
+            key="fsdp_config.fsdp_forward_prefetch",
+        )
 
 
 @file_rule("PS615", Severity.ERROR, _FORMAT, source=f"{_SOURCE}/utils/launch.py", covers=("PIT411",))
@@ -72,13 +83,13 @@ def model_is_wrapped_in_units(file: ConfigFile) -> Iterator[Hit]:
     if fsdp_version(file) is None:
         return
     policy = file.get("fsdp_config.fsdp_auto_wrap_policy")
-    if policy == "NO_WRAP":
+    if _named(policy) == "NO_WRAP":
         yield Hit(
             message="fsdp_auto_wrap_policy is NO_WRAP: one unit holds the whole model",
             fix="write fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             key="fsdp_config.fsdp_auto_wrap_policy",
         )
-    if policy == "SIZE_BASED_WRAP" and not file.get("fsdp_config.fsdp_min_num_params"):
+    if _named(policy) == "SIZE_BASED_WRAP" and not file.get("fsdp_config.fsdp_min_num_params"):
         yield Hit(
             message="fsdp_auto_wrap_policy is SIZE_BASED_WRAP, and no size is stated",
             fix="add fsdp_min_num_params: 100000000, or wrap by layer with TRANSFORMER_BASED_WRAP",
@@ -93,7 +104,7 @@ def checkpoints_are_sharded(file: ConfigFile) -> Iterator[Hit]:
     FULL_STATE_DICT gathers all weights into rank 0's host memory at every checkpoint, while the others
     wait; beyond some ten billion parameters that takes minutes, or the memory ends.
     """
-    if file.get("fsdp_config.fsdp_state_dict_type") == "FULL_STATE_DICT":
+    if _named(file.get("fsdp_config.fsdp_state_dict_type")) == "FULL_STATE_DICT":
         yield Hit(
             message="fsdp_state_dict_type is FULL_STATE_DICT",
             fix="write SHARDED_STATE_DICT, and merge with `accelerate merge-weights` in the end",
@@ -130,9 +141,63 @@ def strategy_shards(file: ConfigFile) -> Iterator[Hit]:
     Every rank keeps everything, in flat parameters besides, and torch deprecates it. DDP does the same
     with buckets that overlap.
     """
-    if file.get("fsdp_config.fsdp_sharding_strategy") in ("NO_SHARD", 3):
+    if _named(file.get("fsdp_config.fsdp_sharding_strategy")) in ("NO_SHARD", "3"):
         yield Hit(
             message="fsdp_sharding_strategy NO_SHARD shards nothing",
             fix="write distributed_type: MULTI_GPU without fsdp_config, or FULL_SHARD",
             key="fsdp_config.fsdp_sharding_strategy",
+        )
+
+
+#: how accelerate reads a switch that is written as text
+_SWITCHES = {"y", "yes", "t", "true", "on", "1", "n", "no", "f", "false", "off", "0"}
+
+
+@file_rule("PS625", Severity.ERROR, _FORMAT, source=f"{_SOURCE}/utils/dataclasses.py")
+def resharding_is_a_switch(file: ConfigFile) -> Iterator[Hit]:
+    """FSDP2's fsdp_reshard_after_forward is true or false.
+
+    The names of FSDP1's strategies are none of the two, and accelerate stops. true is FULL_SHARD, false is
+    SHARD_GRAD_OP; hybrid sharding is a matter of parallelism_config.
+    """
+    stated = file.get("fsdp_config.fsdp_reshard_after_forward")
+    if fsdp_version(file) == 2 and stated is not None and str(stated).lower() not in _SWITCHES:
+        yield Hit(
+            message=f"fsdp_reshard_after_forward {stated} with fsdp_version 2",
+            fix=f"write {'true' if _named(stated) == 'FULL_SHARD' else 'true or false'}",
+            key="fsdp_config.fsdp_reshard_after_forward",
+        )
+
+
+@file_rule("PS626", Severity.WARNING, _FORMAT, source=f"{_SOURCE}/utils/dataclasses.py")
+def resharding_is_of_fsdp2(file: ConfigFile) -> Iterator[Hit]:
+    """FSDP1 is told by fsdp_sharding_strategy what to shard.
+
+    fsdp_reshard_after_forward is FSDP2's. With version 1 accelerate takes the strategy alone, which is
+    FULL_SHARD where nothing is said, and gathers every parameter twice.
+    """
+    stated = file.get("fsdp_config.fsdp_reshard_after_forward")
+    meant = _named(stated) not in ("TRUE", "FULL_SHARD", "1")
+    strategy = file.get("fsdp_config.fsdp_sharding_strategy")
+    if fsdp_version(file) == 1 and stated is not None and meant and strategy is None:
+        yield Hit(
+            message=f"fsdp_reshard_after_forward {str(stated).lower()} with FSDP version 1",
+            fix="write fsdp_sharding_strategy: SHARD_GRAD_OP, or fsdp_version: 2",
+            key="fsdp_config.fsdp_reshard_after_forward",
+        )
+
+
+@file_rule("PS627", Severity.ERROR, _FORMAT, source=f"{_SOURCE}/utils/dataclasses.py")
+def fsdp2_has_no_local_checkpoints(file: ConfigFile) -> Iterator[Hit]:
+    """FSDP2 saves full or sharded state dicts.
+
+    LOCAL_STATE_DICT is FSDP1's flat parameters as they lie on each rank. FSDP2 has none, and accelerate
+    stops.
+    """
+    kind = file.get("fsdp_config.fsdp_state_dict_type")
+    if fsdp_version(file) == 2 and _named(kind) == "LOCAL_STATE_DICT":
+        yield Hit(
+            message="fsdp_state_dict_type LOCAL_STATE_DICT with fsdp_version 2",
+            fix="write SHARDED_STATE_DICT",
+            key="fsdp_config.fsdp_state_dict_type",
         )
