@@ -15,8 +15,9 @@ from parastrat.errors import ParastratError
 from parastrat.plan import Compile, Plan, Recompute
 from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.data_parallel import data_mesh, replicate, shard, shards
+from parastrat.runtime.data_parallel import replicate, shard, shards
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
+from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.plain_loop import guard_plain_loop
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
 from parastrat.runtime.recompute import (
@@ -148,7 +149,7 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
     wrapping = Wrapping(
         plan=plan,
         device=device,
-        mesh=data_mesh(plan, device, calls),
+        mesh=rank_mesh(plan, device, calls),
         blocks=repeated_blocks(module),
         calls=calls,
     )
@@ -209,7 +210,12 @@ def _fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
             if slot.persistent:
                 slot.put(slot.allocated(wrapping.device))
     if fresh:
-        recipe = Recipe(device=wrapping.device, blocks=wrapping.blocks.names, record=start.record)
+        recipe = Recipe(
+            device=wrapping.device,
+            blocks=wrapping.blocks.names,
+            record=start.record,
+            mesh=wrapping.mesh,
+        )
         initialise(module, fresh, recipe)
         wrapping.calls.append(f"# {len(fresh)} tensors initialised on {wrapping.device}, block by block")
     if start.checkpoint is not None:

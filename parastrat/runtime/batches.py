@@ -103,7 +103,7 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
     plan = wrapping.plan
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
     if isinstance(loader.dataset, IterableDataset):
-        stream = _ShareOfStream(loader.dataset, wrapping.dp_rank, plan.mesh.dp, share)
+        stream = _ShareOfStream(loader.dataset, wrapping.mesh.dp_rank, plan.mesh.dp, share)
         return rebuilt(loader, dataset=stream, batch_size=share, drop_last=loader.drop_last)
     if loader.batch_size is None:
         raise UsageError(
@@ -111,7 +111,11 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
             hint="pass a DataLoader with a batch_size and, if need be, a sampler",
         )
     sampler = ShareSampler(
-        loader.sampler, rank=wrapping.dp_rank, ranks=plan.mesh.dp, share=share, drop_last=loader.drop_last
+        loader.sampler,
+        rank=wrapping.mesh.dp_rank,
+        ranks=plan.mesh.dp,
+        share=share,
+        drop_last=loader.drop_last,
     )
     return rebuilt(loader, dataset=loader.dataset, batch_sampler=sampler)
 

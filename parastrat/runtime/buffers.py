@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
@@ -20,6 +19,7 @@ from parastrat.runtime.wrapping import inner, wrapping_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.wrapping import Wrapping
 
 
@@ -41,7 +41,7 @@ def follow_first_rank(model: nn.Module, wrapping: Wrapping) -> None:
     def before(_module: nn.Module, _args: tuple[Any, ...]) -> None:
         nonlocal drifted
         if drifted:
-            _send(model)
+            _send(model, wrapping.mesh)
             drifted = False
 
     def after(module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
@@ -60,12 +60,12 @@ def equalise_buffers(model: nn.Module) -> None:
     Args:
         model: What ``auto_parallelize`` returned.
     """
-    module = inner(model)
-    if wrapping_of(model).mesh is not None and has_changing_buffers(module):
-        _send(module)
+    module, mesh = inner(model), wrapping_of(model).mesh
+    if mesh.data is not None and has_changing_buffers(module):
+        _send(module, mesh)
 
 
-def _send(module: nn.Module) -> None:
+def _send(module: nn.Module, mesh: RankMesh) -> None:
     """Broadcast all buffers from rank 0, in one message a format."""
     formats: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
     for buffer in module.buffers():
@@ -73,7 +73,7 @@ def _send(module: nn.Module) -> None:
             formats[buffer.dtype].append(buffer)
     for buffers in formats.values():
         message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-        dist.broadcast(message, src=0)
+        mesh.from_first(message)
         parts = torch.split(message, [buffer.numel() for buffer in buffers])
         with torch.no_grad():
             for buffer, part in zip(buffers, parts, strict=True):

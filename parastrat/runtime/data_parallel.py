@@ -6,10 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -19,20 +16,7 @@ from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, n
 from parastrat.runtime.precision import COMPUTE, policy
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from parastrat.runtime.wrapping import Wrapping
-
-
-def data_mesh(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh | None:
-    """Return the mesh of the data axes that split something; None for one process."""
-    axes = {"dp_replicate": plan.mesh.dp_replicate, "dp_shard": plan.mesh.dp_shard}
-    used = {name: degree for name, degree in axes.items() if degree > 1}
-    if not used:
-        return None
-    shape, names = tuple(used.values()), tuple(used)
-    calls.append(f"mesh = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
-    return init_device_mesh(device.type, shape, mesh_dim_names=names)
 
 
 def shards(plan: Plan) -> bool:
@@ -47,10 +31,15 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     statistics; the others are constants.
     """
     device_ids = [wrapping.device.index] if wrapping.device.type != "cpu" else None
+    group = wrapping.mesh.data_group if wrapping.mesh.data is not wrapping.mesh.whole else None
     # the reducer registers on gradients of the default stream's graph; views of its buckets save a copy
-    wrapped = DistributedDataParallel(module, device_ids=device_ids, gradient_as_bucket_view=True)
+    wrapped = DistributedDataParallel(
+        module, device_ids=device_ids, gradient_as_bucket_view=True, process_group=group
+    )
+    own_group = "" if group is None else ", process_group=mesh['dp_replicate'].get_group()"
     wrapping.calls.append(
-        f"model = DistributedDataParallel(model, device_ids={device_ids}, gradient_as_bucket_view=True)"
+        f"model = DistributedDataParallel(model, device_ids={device_ids}, "
+        f"gradient_as_bucket_view=True{own_group})"
     )
     if not has_changing_buffers(module):
         wrapped.broadcast_buffers = False
@@ -64,15 +53,15 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     Meta parameters stay meta. Real ones become those of rank 0, one unit on the device at a time.
     """
     plan = wrapping.plan
-    keywords: dict[str, Any] = {"mesh": wrapping.mesh, "mp_policy": policy(plan.precision)}
+    keywords: dict[str, Any] = {"mesh": wrapping.mesh.data, "mp_policy": policy(plan.precision)}
     own = _without_shared(module, units)
     if plan.precision in COMPUTE:
         norms = _shard_norms(module, wrapping)
         own = {name: unit for name, unit in own.items() if unit not in norms}
     for unit in own.values():
-        _to_device_from_first_rank(unit, wrapping.device)
+        _to_device_from_first_rank(unit, wrapping)
         fully_shard(unit, reshard_after_forward=plan.reshard_after_forward, **keywords)
-    _to_device_from_first_rank(module, wrapping.device)
+    _to_device_from_first_rank(module, wrapping)
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
@@ -95,8 +84,8 @@ def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:
     inside = [norm for norm in norms_with_statistics(module) if norm is not module]
     norms = [norm for norm in inside if any(True for _ in norm.parameters())]
     for norm in norms:
-        _to_device_from_first_rank(norm, wrapping.device)
-        fully_shard(norm, mesh=wrapping.mesh, reshard_after_forward=False)
+        _to_device_from_first_rank(norm, wrapping)
+        fully_shard(norm, mesh=wrapping.mesh.data, reshard_after_forward=False)
     if norms:
         wrapping.calls.append(
             "for norm in [part for part in model.modules() if hasattr(part, 'running_mean')]:\n"
@@ -122,15 +111,15 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
     }
 
 
-def _to_device_from_first_rank(unit: nn.Module, device: torch.device) -> None:
+def _to_device_from_first_rank(unit: nn.Module, wrapping: Wrapping) -> None:
     """Move what is not sharded yet to the device, and overwrite it with rank 0's values."""
     tensors = [*unit.parameters(), *unit.buffers()]
     plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor) and not tensor.is_meta]
     for tensor in plain:
-        tensor.data = tensor.data.to(device)
+        tensor.data = tensor.data.to(wrapping.device)
         # an own copy in standard layout: other layouts are sent in whatever order they are stored
         values = tensor.data.contiguous()
-        dist.broadcast(values, src=0)
+        wrapping.mesh.from_first(values)
         if values is not tensor.data:
             tensor.data.copy_(values)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -56,8 +55,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
     finally:
         model.train(training)
     sums = sums.to(wrapping.device)
-    if wrapping.mesh is not None:
-        dist.all_reduce(sums)
+    wrapping.mesh.sum_over_data(sums)
     total, number = sums.tolist()
     if number == 0:
         raise UsageError(
@@ -68,7 +66,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
 
 def _turns(loader: Iterable[Any], wrapping: Wrapping) -> Iterator[tuple[Any, bool]]:
     """Yield this rank's batches, as many on every rank, each with whether it counts."""
-    rank, ranks = wrapping.dp_rank, wrapping.plan.mesh.dp
+    rank, ranks = wrapping.mesh.dp_rank, wrapping.plan.mesh.dp
     if (
         isinstance(loader, DataLoader)
         and loader.batch_sampler

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.agreement import shared_seed
+from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.replay import Record, Recorder, WriteWatch
 from parastrat.runtime.slots import Slot, clean_name
 
@@ -30,6 +30,7 @@ class Recipe:
     blocks: tuple[str, ...]
     #: what the constructor did on the meta device; None if nobody recorded it
     record: Record | None
+    mesh: RankMesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None
             missing += _fill(module, group, recipe)
             for slot, meta in zip(group.slots, empty, strict=True):
                 full = slot.current().detach()
-                placed.append((slot, slot.placed(_from_first_rank(full))))
+                placed.append((slot, slot.placed(_from_first_rank(full, recipe.mesh))))
                 slot.put(meta)
     if missing:
         raise WrapError(
@@ -216,10 +217,10 @@ def _required(function: Callable[..., object]) -> int:
     return sum(p.default is inspect.Parameter.empty and p.kind in positional for p in parameters)
 
 
-def _from_first_rank(values: torch.Tensor) -> torch.Tensor:
-    """Return rank 0's values; other machines may draw other random numbers from the same seed."""
-    if not dist.is_initialized():
+def _from_first_rank(values: torch.Tensor, mesh: RankMesh) -> torch.Tensor:
+    """Return the first rank's values; other machines may draw other random numbers from the same seed."""
+    if mesh.stage_group is None:
         return values
     values = values.contiguous()
-    dist.broadcast(values, src=0)
+    mesh.from_first(values)
     return values

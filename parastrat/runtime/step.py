@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -84,8 +83,7 @@ def forward_backward(
         wrapping.stepping = False
     if wrapping.loss_scale is not None:
         wrapping.loss_scale.unscale_(model)
-    if wrapping.mesh is not None:
-        dist.all_reduce(summed)
+    wrapping.mesh.sum_over_data(summed)
     return summed
 
 
@@ -153,10 +151,10 @@ def _predicts_next(model: nn.Module) -> bool:
 
 def _over_ranks(count: int, wrapping: Wrapping) -> int:
     """Return the targets of the global batch; at least one, so that nothing divides by zero."""
-    if wrapping.mesh is None:
+    if wrapping.mesh.data is None:
         return max(count, 1)
     total = torch.tensor(count, device=wrapping.device)
-    dist.all_reduce(total)
+    wrapping.mesh.sum_over_data(total)
     return max(int(total.item()), 1)
 
 

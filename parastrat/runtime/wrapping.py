@@ -14,10 +14,10 @@ from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.plan import Plan
     from parastrat.runtime.blocks import Blocks
+    from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.precision import LossScale
 
 
@@ -27,8 +27,7 @@ class Wrapping:
 
     plan: Plan
     device: torch.device
-    #: None for one process
-    mesh: DeviceMesh | None
+    mesh: RankMesh
     blocks: Blocks
     #: of ``auto_parallelize``; ``forward_backward`` uses it where it is given none
     loss_fn: Callable[..., torch.Tensor] | None = None
@@ -38,16 +37,6 @@ class Wrapping:
     calls: list[str] = field(default_factory=list)
     #: ``forward_backward`` is running; outside of it, every backward reduces
     stepping: bool = False
-
-    @property
-    def dp_rank(self) -> int:
-        """This rank's place among those that see different samples."""
-        if self.mesh is None:
-            return 0
-        place = 0
-        for axis, degree in enumerate(self.mesh.shape):
-            place = place * degree + self.mesh.get_local_rank(axis)
-        return place
 
 
 #: the model that was wrapped last, if it still lives: what data loaders are sharded for

@@ -1,0 +1,84 @@
+"""The ranks of a plan, laid out by axis: one mesh, its parts, and the collectives over its data ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.plan import Plan
+
+#: axes that become dimensions of the mesh, outermost first: neighbours share the fastest links
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+#: axes along which ranks see different samples
+DATA_AXES = ("dp_replicate", "dp_shard")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankMesh:
+    """A plan's mesh of the axes that split something. Every part is None where its axes split nothing."""
+
+    whole: DeviceMesh | None = None
+    #: over ``DATA_AXES``
+    data: DeviceMesh | None = None
+    #: all ranks that see different samples of one model
+    data_group: dist.ProcessGroup | None = None
+    #: all ranks that hold parts of the same parameters: the world but for pipelines
+    stage_group: dist.ProcessGroup | None = None
+    tp: DeviceMesh | None = None
+    pp: DeviceMesh | None = None
+
+    @property
+    def dp_rank(self) -> int:
+        """This rank's place among those that see different samples."""
+        return 0 if self.data_group is None else dist.get_rank(self.data_group)
+
+    def sum_over_data(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+        """All-reduce a tensor in place over the ranks that see different samples."""
+        if self.data_group is not None:
+            dist.all_reduce(tensor, op=op, group=self.data_group)
+
+    def from_first(self, tensor: torch.Tensor) -> None:
+        """Overwrite a tensor with that of the first rank which holds parts of the same parameters."""
+        if self.stage_group is not None:
+            dist.broadcast(tensor, group_src=0, group=self.stage_group)
+
+
+def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
+    """Lay the ranks out by the plan's axes; all ranks call it."""
+    used = {axis: degree for axis in AXES if (degree := getattr(plan.mesh, axis)) > 1}
+    if not used:
+        return RankMesh()
+    shape, names = tuple(used.values()), tuple(used)
+    calls.append(f"mesh = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
+    whole = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    axes = tuple(axis for axis in DATA_AXES if axis in used)
+    within = tuple(axis for axis in names if axis != "pp")
+    return RankMesh(
+        whole=whole,
+        data=_part(whole, axes),
+        data_group=_group(whole, axes),
+        stage_group=_group(whole, within),
+        tp=whole["tp"] if "tp" in used else None,
+        pp=whole["pp"] if "pp" in used else None,
+    )
+
+
+def _part(whole: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh | None:
+    if not axes:
+        return None
+    return whole if axes == whole.mesh_dim_names else whole[axes]
+
+
+def _group(whole: DeviceMesh, axes: tuple[str, ...]) -> dist.ProcessGroup | None:
+    """Return one group over several axes; a mesh has one group an axis."""
+    part = _part(whole, axes)
+    if part is None or part is whole:
+        return None if part is None else dist.group.WORLD
+    return part.get_group() if part.ndim == 1 else part._flatten("_".join(axes)).get_group()  # noqa: SLF001  (as torchtitan does: there is no public way)
