@@ -37,3 +37,14 @@ class Finding:
     path: str | None = None
     line: int | None = None
     column: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """Findings of one rule that somebody left out, and why."""
+
+    code: str
+    count: int
+    reason: str
+    #: the file that says so, or the flag
+    stated_in: str

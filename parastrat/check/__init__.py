@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 from parastrat.check.files import Checked, check_file
+from parastrat.check.known import Given, stated_model
 from parastrat.check.recognition import config_files
+from parastrat.check.selection import all_ignored, with_settings
+from parastrat.check.settings import Ignore, Settings, settings_of
+from parastrat.check.settings_form import code_problems
 
-__all__ = ["Checked", "check_file", "config_files"]
+__all__ = [
+    "Checked",
+    "Given",
+    "Ignore",
+    "Settings",
+    "all_ignored",
+    "check_file",
+    "code_problems",
+    "config_files",
+    "settings_of",
+    "stated_model",
+    "with_settings",
+]

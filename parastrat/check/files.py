@@ -10,7 +10,7 @@ from parastrat.check.positions import positions_of
 from parastrat.check.recognition import KNOWN, SCRIPTS, SUFFIXES, named_format, structure_of, text_of
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ConfigError, PlanFileError
-from parastrat.finding import Finding, Hit, Severity
+from parastrat.finding import Finding, Hit, Ignored, Severity
 from parastrat.parse.config_text import ConfigSyntaxError
 from parastrat.parse.formats import form_problems, with_full_names
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
@@ -38,6 +38,11 @@ class Checked:
     lines: tuple[str, ...]
     #: codes of rules that need facts which nobody stated
     open: tuple[str, ...] = ()
+    #: what the settings leave out, and how many findings they do not ask for
+    ignored: tuple[Ignored, ...] = ()
+    not_selected: int = 0
+    #: where the settings stand
+    settings: Path | None = None
 
 
 def check_file(path: Path, given: Given) -> Checked:

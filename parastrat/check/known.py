@@ -32,10 +32,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What the flags and the configuration say beside the files."""
+    """What the flags and the settings say beside the files."""
 
     model: str | None = None
     hardware: Hardware | None = None
+    #: of the settings, for files that state none themselves
+    usual_model: str | None = None
+    usual_hardware: Hardware | None = None
     #: where a plan file's own paths begin
     folder: Path = Path()
 
@@ -107,13 +110,15 @@ def _judged(rule: Rule, case: Case, columns: ReadColumns) -> Finding | None:
 
 
 def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
-    fields = plan_fields(file, None if given.hardware is None else given.hardware.world_size)
+    hardware = given.hardware or given.usual_hardware
+    ref = given.model or given.usual_model
+    fields = plan_fields(file, None if hardware is None else hardware.world_size)
     workload = workload_fields(file)
-    model = None if given.model is None else _stated_model(given.model)
+    model = None if ref is None else stated_model(ref)
     # a part that is not known stands for itself
     case = Case(
         model=model or cast("Any", Unknown("model")),
-        hardware=given.hardware or cast("Any", Unknown("hardware")),
+        hardware=hardware or cast("Any", Unknown("hardware")),
         workload=cast("Any", Part("workload", workload)),
         stack=cast("Any", Unknown("stack")),
         plan=cast("Any", Part("plan", fields)),
@@ -121,14 +126,14 @@ def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
         launch=cast("Any", Part("launch", launch_fields(file))),
     )
     columns = {**_part_columns(fields), **workload}
-    if given.hardware is not None:
-        columns |= hardware_columns(given.hardware)
+    if hardware is not None:
+        columns |= hardware_columns(hardware)
     if model is not None:
         columns |= model_columns(model)
     return case, columns
 
 
-def _stated_model(ref: str) -> ModelSpec:
+def stated_model(ref: str) -> ModelSpec:
     """Return a model by its shape; at which length it runs does not matter to that.
 
     Raises:
@@ -158,7 +163,7 @@ def _part_columns(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_plan_file(parsed: Parsed, given: Given) -> tuple[Case, dict[str, Any]]:
     stack = load_stack(parsed.stack or "torch")
-    hardware = given.hardware or parsed.hardware
+    hardware = given.hardware or parsed.hardware or given.usual_hardware
     model = _model(parsed, given)
     plan = parsed.plan
     if model is not None and hardware is not None and parsed.workload is not None and plan is not None:
@@ -206,6 +211,8 @@ def _model(parsed: Parsed, given: Given) -> Any:
     ref = given.model
     if ref is None and parsed.model is not None:
         ref = resolved_ref(parsed.model.ref, given.folder / "plan.toml")
+    if ref is None:
+        ref = given.usual_model
     if ref is None:
         return None
     try:

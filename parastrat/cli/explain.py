@@ -10,11 +10,8 @@ from parastrat.cli.completion import rule_words
 from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from parastrat.rules import Rule
 
-_MOST_GUESSES = 3
 _SCHEMA = "parastrat.explain/1"
 
 Code = Annotated[
@@ -56,24 +53,14 @@ def _named(code: str) -> Rule:
         UsageError: there is none; the hint has the nearest.
     """
     from parastrat.rules import RULES, rule_named
+    from parastrat.rules.codes import nearest_codes
 
     rule = rule_named(code)
     if rule is None:
-        near = _nearest_codes(code.upper(), [rule.code for rule in RULES])
+        near = nearest_codes(code, [rule.code for rule in RULES])
         hint = f"did you mean {', '.join(near)}?" if near else "`parastrat explain` lists all codes"
         raise UsageError(f"there is no rule {code!r}", hint=hint)
     return rule
-
-
-def _nearest_codes(code: str, codes: Sequence[str]) -> tuple[str, ...]:
-    """Return codes of the same family, nearest number first; else those that are written alike."""
-    from parastrat.profiles import nearest
-
-    family, number = code[:3], code[2:]
-    kin = [known for known in codes if known.startswith(family)]
-    if kin and number.isdecimal():
-        return tuple(sorted(kin, key=lambda known: abs(int(known[2:]) - int(number)))[:_MOST_GUESSES])
-    return nearest(code, codes)
 
 
 def _rule_table(rule: Rule) -> dict[str, Any]:

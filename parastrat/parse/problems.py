@@ -35,10 +35,7 @@ class MalformedPlanError(PlanFileError):
     """A plan file with wrong keys or values; ``problems`` lists all of them in the file's order."""
 
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
-        lines = [_line(path, problem) for problem in problems[:_SHOWN]]
-        if len(problems) > _SHOWN:
-            lines.append(f"and {len(problems) - _SHOWN} more")
-        super().__init__("\n".join(lines), hint=problems[0].hint)
+        super().__init__(problem_lines(path, problems), hint=problems[0].hint)
         self.problems = tuple(problems)
 
 
@@ -61,6 +58,14 @@ def raise_problems(
     if problems:
         placed = [located(problem, positions) for problem in problems]
         raise MalformedPlanError(path, sorted(placed, key=lambda found: found.position or (0, 0)))
+
+
+def problem_lines(path: Path, problems: Sequence[Problem]) -> str:
+    """Return the first problems, one a line."""
+    lines = [_line(path, problem) for problem in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        lines.append(f"and {len(problems) - _SHOWN} more")
+    return "\n".join(lines)
 
 
 def _line(path: Path, problem: Problem) -> str:

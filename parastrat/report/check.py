@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.finding import Finding, Severity
+from parastrat.finding import Finding, Ignored, Severity
 from parastrat.report.text import Line, Paper, Span, Tone, line, rendered, wrapped
 
 if TYPE_CHECKING:
@@ -66,9 +66,35 @@ def summary_line(findings: Sequence[Finding], files: int) -> str:
     return f"{checked} checked: {', '.join(counts) or 'nothing found'}\n"
 
 
-def github_text(findings: Sequence[Finding]) -> str:
+def ignored_text(ignored: Sequence[Ignored], not_selected: int, paper: Paper) -> str:
+    """Return what was found and is not told, and why; nothing where all is told."""
+    rows: list[Line] = []
+    for each in ignored:
+        told = f"ignored: {_findings(each.count)} of {each.code} ({each.stated_in}: {each.reason})"
+        rows += wrapped(told, paper, rest="  ")
+    if not_selected:
+        rows += wrapped(_not_selected(not_selected), paper, rest="  ")
+    return rendered(rows, paper)
+
+
+def _findings(count: int) -> str:
+    return "1 finding" if count == 1 else f"{count} findings"
+
+
+def _not_selected(count: int) -> str:
+    return f"not selected: {_findings(count)} of rules that select leaves out"
+
+
+def github_text(findings: Sequence[Finding], ignored: Sequence[Ignored] = (), not_selected: int = 0) -> str:
     """Return workflow commands, one a line: https://docs.github.com/actions/reference/workflow-commands."""
-    return "".join(f"{_command(found)}\n" for found in findings)
+    notices = [
+        f"::notice title={each.code} ignored::"
+        + _data(f"{_findings(each.count)} ignored by {each.stated_in}: {each.reason}")
+        for each in ignored
+    ]
+    if not_selected:
+        notices.append(f"::notice title=not selected::{_data(_not_selected(not_selected))}")
+    return "".join(f"{row}\n" for row in [*map(_command, findings), *notices])
 
 
 def _command(found: Finding) -> str:
