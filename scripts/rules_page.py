@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from parastrat.rules import RULES, CaseRule, PlanRule, Rule
+from parastrat.rules import RULES, CaseRule, FileRule, PlanRule, Rule
 from parastrat.rules.backend_table import ROWS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "rules.md"
@@ -17,6 +17,7 @@ _CHAPTERS = {
     "PS3": "Network and backend",
     "PS4": "Precision and batch arithmetic",
     "PS5": "Launcher and environment",
+    "PS6": "Files",
     "PS7": "Pipelines",
     "PS8": "Experts and context",
 }
@@ -58,7 +59,7 @@ def page() -> str:
 
 
 def _entry(rule: Rule) -> str:
-    kind = {PlanRule: "plan rule", CaseRule: "case rule"}.get(type(rule), "advice")
+    kind = {PlanRule: "plan rule", CaseRule: "case rule", FileRule: "file rule"}.get(type(rule), "advice")
     pitfalls = f" · {', '.join(rule.covers)}" if rule.covers else ""
     return (
         f"### {rule.code} {rule.title}\n\n"

@@ -273,6 +273,7 @@ def test_pitfalls_are_covered_or_listed() -> None:
 def test_page_is_current() -> None:
     page = runpy.run_path(str(ROOT / "scripts" / "rules_page.py"))["page"]()
     assert (ROOT / "docs" / "rules.md").read_text(encoding="utf-8") == page, "run scripts/rules_page.py"
+    assert re.findall(r"^### (PS\d+) ", page, flags=re.MULTILINE) == [rule.code for rule in RULES]
 
 
 def test_case_rules_see_one_case_only() -> None:
