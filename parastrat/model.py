@@ -191,6 +191,8 @@ class ModelSpec:
     vocab: int | None = None
     experts: int | None = None
     max_sequence_length: int | None = None
+    #: the checkpoint has buffers, which may change from step to step (running statistics)
+    changing_buffers: bool | None = None
     #: where architecture and parameter count come from
     source: str = ""
     #: what the estimate leaves out or assumes, in sentences for the report

@@ -25,7 +25,10 @@ def plan_toml(case: Case, *, stored_ref: str | None = None) -> str:
     import tomli_w  # noqa: PLC0415 - only writing needs it
 
     model = ModelFingerprint(
-        ref=stored_ref or case.model.ref, parameters=case.model.parameters, blocks=case.model.layers
+        ref=stored_ref or case.model.ref,
+        parameters=case.model.parameters,
+        blocks=case.model.layers,
+        changing_buffers=case.model.changing_buffers,
     )
     hardware = plain(case.hardware)
     table = {

@@ -37,12 +37,12 @@ def emit(case: Case) -> tuple[TextFile, ...]:
             count=counted(plan.mesh.world_size, "rank"),
             mesh="torch.device" if plan.mesh.world_size == 1 else "DeviceMesh",
         ),
-        _statistics_check(plan),
+        _buffers_check(case),
         text.WEIGHTS.format(dtype="bfloat16" if plan.precision is Precision.BF16 else "float32"),
         *([text.BLOCKS, _count_check(case)] if blocks else []),
         text.RECOMPUTE[plan.recompute],
         _compiled(plan),
-        _sharded(plan) if _shards(plan) else _whole(plan),
+        _sharded(case) if _shards(plan) else _whole(plan),
     ]
     lines = [
         text.HEADER.format(title=_heading(case), loop=_loop(plan)),
@@ -114,11 +114,9 @@ def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
     definitions += text.RECOMPUTE_DEFINITIONS[plan.recompute]
     if _shards(plan):
         imports += shard_text.FSDP_IMPORTS
-        definitions += [
-            shard_text.OWNS_PARAMETERS,
-            shard_text.FROM_FIRST_RANK,
-            shard_text.FOLLOW_FIRST_RANK,
-        ]
+        definitions.append(shard_text.FROM_FIRST_RANK)
+        if _buffers_may_change(case):
+            definitions.append(shard_text.FOLLOW_FIRST_RANK)
     elif mesh.world_size > 1:
         imports.append("from torch.nn.parallel import DistributedDataParallel")
     return _sorted_imports(imports), definitions
@@ -137,6 +135,23 @@ def _sorted_imports(imports: list[str]) -> str:
 
 def _import_order(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line
+
+
+def _buffers_may_change(case: Case) -> bool:
+    """Return whether the checkpoint may have running statistics or the like: unless known, it may."""
+    try:
+        return case.model.changing_buffers is not False
+    except UnknownFactError:
+        return True
+
+
+def _buffers_check(case: Case) -> str:
+    """Return the refusal of models whose buffers these few lines would get wrong."""
+    plan = case.plan
+    if _shards(plan) and not _buffers_may_change(case):
+        return text.NO_BUFFERS
+    noted = shard_text.BUFFERS if _shards(plan) else ""
+    return noted + _statistics_check(plan)
 
 
 def _statistics_check(plan: Plan) -> str:
@@ -164,14 +179,17 @@ def _count_check(case: Case) -> str:
         return ""
 
 
-def _sharded(plan: Plan) -> str:
+def _sharded(case: Case) -> str:
+    plan, may_change = case.plan, _buffers_may_change(case)
     compute = _COMPUTE.get(plan.precision)
     settings = [f"param_dtype={compute}"] if compute else []
     if plan.precision is not Precision.FP32:
         settings.append("reduce_dtype=torch.float32")
-    norms = shard_text.NORMS if compute else ""
     return shard_text.SHARD.format(
-        policy=", ".join(settings), reshard=plan.reshard_after_forward, norms=norms
+        policy=", ".join(settings),
+        reshard=plan.reshard_after_forward,
+        norms=shard_text.NORMS if compute and may_change else "",
+        follow=shard_text.FOLLOW if may_change else "",
     )
 
 
@@ -189,11 +207,12 @@ def _loop(plan: Plan) -> str:
     batch = f"a global batch of {plan.global_batch_size}"
     lines = [f"One optimizer step of a rank is {count} of {counted(samples, 'sample')}, {batch}."]
     if steps > 1:
-        lines.append(f"Divide each loss by {steps}.")
+        delayed = ""
         if _shards(plan) and plan.mesh.dp_replicate > 1:
-            lines.append("Call model.set_requires_all_reduce(is_last) before each backward.")
+            delayed = " Call model.set_requires_all_reduce(is_last) before each backward."
         elif plan.mesh.world_size > 1 and not _shards(plan):
-            lines.append("Run all micro-batches but the last under model.no_sync().")
+            delayed = " Run all micro-batches but the last under model.no_sync()."
+        lines.append(f"Divide each loss by {steps}.{delayed}")
     if plan.precision is Precision.FP16_MIXED:
         lines.append("Scale the loss with torch.amp.GradScaler: fp16 gradients vanish below 6e-8.")
     return "\n".join(lines)

@@ -7,25 +7,13 @@ FSDP_IMPORTS = [
     "from torch.distributed.tensor import DTensor",
 ]
 
-OWNS_PARAMETERS = '''
-def owns_parameters(block: nn.Module, model: nn.Module) -> bool:
-    """Whether nobody else uses the block's parameters: a tied weight belongs to the root."""
-    inside, everywhere = (
-        Counter(p for part in module.modules() for p in part.parameters(recurse=False))
-        for module in (block, model)
-    )
-    return bool(inside) and all(everywhere[p] == count for p, count in inside.items())
-'''
-
 FROM_FIRST_RANK = '''
-def from_first_rank(module: nn.Module, device: torch.device) -> None:
+def from_first_rank(module: nn.Module, device: str) -> None:
     """Move what is not sharded yet to the device, with rank 0's values: ranks may have drawn others."""
     for tensor in [*module.parameters(), *module.buffers()]:
         if not isinstance(tensor, DTensor) and not tensor.is_meta:
-            tensor.data = tensor.data.to(device)
-            values = tensor.data.contiguous()
-            dist.broadcast(values, src=0)
-            tensor.data.copy_(values)
+            tensor.data = tensor.data.to(device).contiguous()
+            dist.broadcast(tensor.data, src=0)
 '''
 
 FOLLOW_FIRST_RANK = '''
@@ -50,26 +38,33 @@ def follow_first_rank(model: nn.Module) -> None:
 '''
 
 SHARD = """\
-    device = torch.device(mesh.device_type)  # build_mesh has chosen its index
     policy = MixedPrecisionPolicy({policy})
-{norms}    # each block is a unit: gathered as a whole just before it runs
+{norms}    # each block is a unit, gathered just before it runs; a tied weight belongs to the root
+    uses = Counter(parameter for _, parameter in model.named_parameters(remove_duplicate=False))
     for block in [model.get_submodule(name) for name in names]:
-        if owns_parameters(block, model):
-            from_first_rank(block, device)
+        inside = Counter(parameter for _, parameter in block.named_parameters(remove_duplicate=False))
+        if inside and all(uses[parameter] == count for parameter, count in inside.items()):
+            from_first_rank(block, mesh.device_type)
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward={reshard})
     # the rest is one more unit; it stays gathered, because backward begins with it
-    from_first_rank(model, device)
-    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+    from_first_rank(model, mesh.device_type)
+{follow}    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+"""
+
+FOLLOW = """\
     # buffers in the checkpoint may be running statistics; the others are constants
-    buffers = {{name for name, _ in model.named_buffers(remove_duplicate=False)}}
     if not buffers.isdisjoint(model.state_dict()):
         follow_first_rank(model)
-    return model
+"""
+
+#: before blocks are wrapped, which renames their buffers
+BUFFERS = """\
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
 """
 
 NORMS = """\
     # norms with running statistics stay in fp32
     for norm in [part for part in model.modules() if getattr(part, "running_mean", None) is not None]:
-        from_first_rank(norm, device)
+        from_first_rank(norm, mesh.device_type)
         fully_shard(norm, mesh=mesh, reshard_after_forward=False)
 """

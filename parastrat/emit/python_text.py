@@ -7,8 +7,7 @@ from parastrat.plan import Recompute
 HEADER = '''\
 """{title}, in plain torch.
 
-    mesh = build_mesh()
-    model = parallelize(model, mesh)  # then make the optimizer: parameters may be new objects
+    model = parallelize(model, build_mesh())  # then make the optimizer: parameters may be new objects
 
 {loop}
 """
@@ -37,71 +36,52 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     """Name the repeated layers, such as model.layers.0: children of a container that are of one class."""
     containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
     stacks = [(path, module) for path, module in model.named_modules() if isinstance(module, containers)]
-    repeated: set[type] = set()
-    for _, stack in stacks:
-        layers = [layer for layer in stack.children() if any(True for _ in layer.children())]
-        kinds = Counter((type(layer), tuple(p.shape for p in layer.parameters())) for layer in layers)
-        several = {kind for (kind, shapes), count in kinds.items() if count > 1 and shapes}
-        repeated |= several - {*containers}
+    parts = [(path, part) for path, stack in stacks for part in stack.children() if [*part.children()]]
+    kinds = Counter((path, type(part), tuple(p.shape for p in part.parameters())) for path, part in parts)
+    repeated = {kind for (_, kind, shapes), count in kinds.items() if count > 1 and shapes} - {*containers}
     names: list[str] = []
     for path, stack in stacks:
-        if any(f"{path}.".startswith(f"{name}.") for name in names):
-            continue  # inside a layer, such as its experts
-        prefix = f"{path}." if path else ""
-        names += [prefix + key for key, layer in stack.named_children() if type(layer) in repeated]
+        if not any(f"{path}.".startswith(f"{name}.") for name in names):  # experts are inside a layer
+            found = [key for key, layer in stack.named_children() if type(layer) in repeated]
+            names += [f"{path}.{key}" if path else key for key in found]
     return names
 '''
 
 _SELECTIVE = '''
-def selective_contexts():
+def selective():
     """Keep every second matrix multiply, all convolutions and attention; recompute the rest."""
-    aten = torch.ops.aten
-    matmuls = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-    kept = {
-        aten.convolution.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._grouped_mm.default,
-    }
+    kept = ("convolution", "_grouped_mm", "_scaled_dot_product_")
     seen = Counter()  # forward and recomputation count apart
 
     def policy(context, operator, *args, **kwargs):
-        if operator in matmuls:
-            seen[context.is_recompute] += 1
-            keep = seen[context.is_recompute] % 2 == 1
-        else:
-            keep = operator in kept
+        name = operator.name().removeprefix("aten::")
+        is_matmul = name in {"mm", "addmm", "bmm", "baddbmm"}
+        seen[context.is_recompute] += is_matmul
+        keep = seen[context.is_recompute] % 2 == 1 if is_matmul else name.startswith(kept)
         return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 '''
 
 _ATTENTION = '''
-class CheckpointAttention(TorchFunctionMode):
+class CheckpointAttention(torch.overrides.TorchFunctionMode):
     """Keep queries, keys and values of each attention core, and compute it again in backward."""
 
     calls = 0
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is scaled_dot_product_attention:
-            self.calls += 1
-            if torch.is_grad_enabled():
-                return checkpoint(function, *args, use_reentrant=False, **(kwargs or {}))
+        self.calls += (is_core := function is nn.functional.scaled_dot_product_attention)
+        if is_core and torch.is_grad_enabled():
+            return checkpoint(function, *args, use_reentrant=False, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
-def recomputing_attention(forward):
-    @functools.wraps(forward)
-    def under_checkpoints(*args, **kwargs):
-        with CheckpointAttention() as attention:
-            result = forward(*args, **kwargs)
-        if not attention.calls:
-            raise RuntimeError("nothing is saved: this block does not call scaled_dot_product_attention")
-        return result
-
-    return under_checkpoints
+def recomputing_attention(forward, *args, **kwargs):
+    with CheckpointAttention() as attention:
+        result = forward(*args, **kwargs)
+    if not attention.calls:
+        raise RuntimeError("nothing is saved: this block does not call scaled_dot_product_attention")
+    return result
 '''
 
 RECOMPUTE_DEFINITIONS = {
@@ -123,9 +103,7 @@ RECOMPUTE_IMPORTS = {
         "from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts",
     ],
     Recompute.ATTENTION: [
-        "import functools",
-        "from torch.nn.functional import scaled_dot_product_attention",
-        "from torch.overrides import TorchFunctionMode",
+        "from functools import partial, update_wrapper",
         "from torch.utils.checkpoint import checkpoint",
     ],
 }
@@ -136,9 +114,13 @@ def parallelize(model: nn.Module, mesh: {mesh}) -> nn.Module:
 '''
 
 WEIGHTS = """\
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(torch.{dtype})  # as the optimizer updates it
+    for parameter in filter(torch.is_floating_point, model.parameters()):
+        parameter.data = parameter.data.to(torch.{dtype})  # as the optimizer updates it
+"""
+
+NO_BUFFERS = """\
+    if not {name for name, _ in model.named_buffers()}.isdisjoint(model.state_dict()):
+        raise ValueError("buffers in the checkpoint would drift apart: plan again from this very model")
 """
 
 NO_STATISTICS = """\
@@ -158,14 +140,12 @@ COUNT_CHECK = """\
 _WRAP = """\
     # {comment}
     for name in names:
-        parent, _, key = name.rpartition(".")
-        block = checkpoint_wrapper(model.get_submodule(name){context})
-        model.get_submodule(parent).register_module(key, block)
+        model.set_submodule(name, checkpoint_wrapper(model.get_submodule(name){context}))
 """
 
 #: after a policy's loop over the blocks
 COMPILE_WRAPPED = """\
-        block.compile()  # equal blocks share one compiled graph
+        model.get_submodule(name).compile()  # equal blocks share one compiled graph
 """
 
 RECOMPUTE = {
@@ -175,13 +155,11 @@ RECOMPUTE = {
     ),
     Recompute.SELECTIVE: _WRAP.format(
         comment="keep some results of each block, and compute the others again in backward",
-        context=", context_fn=selective_contexts",
+        context=", context_fn=selective",
     ),
     Recompute.ATTENTION: """\
-    # compute attention again in backward instead of keeping its insides
-    for name in names:
-        block = model.get_submodule(name)
-        block.forward = recomputing_attention(block.forward)
+    for block in map(model.get_submodule, names):
+        block.forward = update_wrapper(partial(recomputing_attention, block.forward), block.forward)
 """,
 }
 

@@ -26,18 +26,21 @@ class ModelFingerprint:
     parameters: int
     #: repeated blocks, as the runtime finds them
     blocks: int
+    #: the checkpoint has buffers, which may change from step to step; None: unknown
+    changing_buffers: bool | None = None
 
 
 class FingerprintedModel(Unknown):
     """Stands for the model of a plan file in a ``Case``; of it only the fingerprint can be read."""
 
-    __slots__ = ("layers", "parameters", "ref")
+    __slots__ = ("changing_buffers", "layers", "parameters", "ref")
 
     def __init__(self, fingerprint: ModelFingerprint) -> None:
         super().__init__("model")
         self.ref = fingerprint.ref
         self.parameters = fingerprint.parameters
         self.layers = fingerprint.blocks
+        self.changing_buffers = fingerprint.changing_buffers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

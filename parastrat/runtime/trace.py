@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
+from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import build_module, load_builder
 from parastrat.runtime.chain import SAMPLES, chain_of
 from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
@@ -146,6 +147,7 @@ def _traced(
         hidden=getattr(config, "hidden_size", None),
         vocab=getattr(config, "vocab_size", None) if source.has_tokens else None,
         max_sequence_length=source.max_sequence_length,
+        changing_buffers=has_changing_buffers(module),
         source="traced on fake tensors",
         caveats=(_REPLICATED, *unfused, *inputs.caveats, *chain.caveats),
     )

@@ -100,6 +100,7 @@ def residual_network(
         precision=precision,
         causal=False,
         layers=sum(network.depths),
+        changing_buffers=True,
         source=network.source,
     )
 

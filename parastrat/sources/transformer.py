@@ -76,6 +76,7 @@ def transformer(
         vocab=None if image else architecture.vocab,
         experts=architecture.experts.count if architecture.experts else None,
         max_sequence_length=architecture.max_sequence_length,
+        changing_buffers=False,
         source=architecture.source,
         caveats=_caveats(architecture),
     )

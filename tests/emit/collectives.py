@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,13 @@ class Layer(nn.Module):
 
 
 class Gpt(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, changing_buffers: bool) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
         self.layers = nn.ModuleList(Layer() for _ in range(3))
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.head.weight = self.embed.weight
-        self.register_buffer("scale", torch.ones(()))
+        self.register_buffer("scale", torch.ones(()), persistent=changing_buffers)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens) * self.scale
@@ -82,9 +83,11 @@ def main(how: str, folder: Path) -> None:
 
     rank = int(os.environ.get("RANK", "0"))
     torch.manual_seed(rank)  # ranks draw different weights; rank 0's must win
+    planned = tomllib.loads((folder / "plan.toml").read_text())["model"]
+    plain = Gpt(changing_buffers=planned.get("changing_buffers", True))
     recorder = Recorder()
     with recorder:
-        model = wrapped(how, folder, Gpt())
+        model = wrapped(how, folder, plain)
         wrapping = list(recorder.seen)
         recorder.seen.clear()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
