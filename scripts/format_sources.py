@@ -1,0 +1,272 @@
+# ruff: noqa: INP001 - a script's part
+"""What configuration readers say of their keys, read from their source without running it."""
+
+from __future__ import annotations
+
+import ast
+import mmap
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Keys = dict[str, str]
+
+_KINDS = {
+    "int": "int",
+    "float": "number",
+    "bool": "bool",
+    "str": "text",
+    "str_to_bool": "bool",
+    "Path": "text",
+}
+_SWITCHES = ("store_true", "store_false")
+_C = (".cc", ".h", ".cu", ".cuh", ".hpp")
+#: the readers' own names for the table that a user wrote
+_TABLES = {"param_dict", "ds_config", "monitor_dict", "config_dict"}
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A project's source: a git repository (with or without a work tree), or an installed package."""
+
+    path: Path
+
+    def text(self, name: str) -> str:
+        """Return a file's text; in a repository that of the checked-out commit."""
+        if self.is_repository:
+            return self._git("show", f"HEAD:{name}")
+        return (self.path / name).read_text(encoding="utf-8")
+
+    def names(self, *suffixes: str) -> list[str]:
+        """Return the files below, by their ends."""
+        if self.is_repository:
+            found = self._git("ls-tree", "-r", "--name-only", "HEAD").splitlines()
+        else:
+            found = [str(file.relative_to(self.path)) for file in self.path.rglob("*")]
+        return sorted(name for name in found if name.endswith(suffixes))
+
+    @property
+    def is_repository(self) -> bool:
+        """Whether git knows the source."""
+        return (self.path / ".git").exists() or (self.path / "HEAD").exists()
+
+    @property
+    def commit(self) -> str | None:
+        """The commit, shortened; None of a package."""
+        return self._git("rev-parse", "--short=7", "HEAD").strip() if self.is_repository else None
+
+    def _git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout  # noqa: S603
+
+
+@cache
+def tree_of(checkout: Checkout, name: str) -> ast.Module:
+    """Return a file's syntax."""
+    return ast.parse(checkout.text(name))
+
+
+def fields(checkout: Checkout, place: str) -> Keys:
+    """Return a dataclass's or pydantic model's fields, with their aliases, by ``FILE:CLASS``."""
+    found: Keys = {}
+    for node in _named(checkout, place, ast.ClassDef).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            kind = _of_annotation(ast.unparse(node.annotation), node.value)
+            found[node.target.id] = kind
+            alias = _keyword(node.value, "alias")
+            if alias is not None:
+                found[alias] = kind
+    return found
+
+
+def _of_annotation(written: str, value: ast.expr | None) -> str:
+    bare = re.sub(r"^Optional\[(.*)\]$", r"\1", written).removesuffix(" | None")
+    if bare == "int":
+        least = _keyword(value, "ge")
+        return {0: "natural", 1: "positive"}.get(least, "int") if least is not None else "int"
+    if bare.lower().startswith("list"):
+        return "list"
+    return (
+        "table" if bare.lower().startswith("dict") or bare.endswith("Config") else _KINDS.get(bare, "any")
+    )
+
+
+def _keyword(call: ast.AST | None, name: str) -> Any:
+    """Return a literal argument of a call by its keyword; None where there is none."""
+    if not isinstance(call, ast.Call):
+        return None
+    values = [keyword.value for keyword in call.keywords if keyword.arg == name]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+def removed(checkout: Checkout, place: str) -> Keys:
+    """Return the keys that a function takes out of its table, because only earlier versions had them."""
+    found: Keys = {}
+    for node in ast.walk(_named(checkout, place, ast.FunctionDef)):
+        if isinstance(node, ast.Delete) and isinstance(node.targets[0], ast.Subscript):
+            found[ast.literal_eval(node.targets[0].slice)] = "any"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "pop":
+            found[ast.literal_eval(node.args[0])] = "any"
+    return found
+
+
+def arguments(checkout: Checkout, place: str) -> Keys:
+    """Return the options of a command line, by ``FILE:PREFIX`` or ``FILE:@GROUP`` (its variable)."""
+    name, _, wanted = place.partition(":")
+    found: Keys = {}
+    for call in ast.walk(tree_of(checkout, name)):
+        if not (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr == "add_argument"
+        ):
+            continue
+        group = ast.unparse(call.func.value)
+        for written in (arg.value for arg in call.args if isinstance(arg, ast.Constant)):
+            option = str(written).removeprefix("--")
+            if str(written).startswith("--") and (
+                group == wanted[1:] if wanted.startswith("@") else option.startswith(wanted)
+            ):
+                found[option] = _of_argument(call)
+    return found
+
+
+def texts(checkout: Checkout, place: str) -> Keys:
+    """Return the options of a command line as a shell's words: with hyphens, each of them text."""
+    return {option.replace("_", "-"): "text" for option in arguments(checkout, place)}
+
+
+def _of_argument(call: ast.Call) -> str:
+    if _keyword(call, "action") in _SWITCHES or _keyword(call, "default") in ("true", "false"):
+        return "bool"
+    kinds = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "type"]
+    return _KINDS.get(kinds[0], "any") if kinds else "any"
+
+
+def parameters(checkout: Checkout, place: str) -> Keys:
+    """Return the keys that the functions of a file look up in the user's table, by ``FILE:CONSTANTS,...``.
+
+    ``CONSTANTS`` are the files that give the names of keys. A key that is looked into is a table, one with
+    a default value is of its kind.
+    """
+    name, _, others = place.partition(":")
+    known: dict[str, Any] = {}
+    for file in [*filter(None, others.split(",")), name]:
+        known |= dict(_constants(tree_of(checkout, file)))
+    found: Keys = {}
+    for node in ast.walk(tree_of(checkout, name)):
+        key, kind = _looked_up(node, known)
+        if isinstance(key, str) and (kind != "any" or key not in found):
+            found[key] = kind
+    return found
+
+
+def _looked_up(node: ast.AST, known: dict[str, Any]) -> tuple[Any, str]:
+    """Return the key that an expression looks up in the table, and its kind; None where it does not."""
+    if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+        table = node.comparators[0]
+        if isinstance(table, ast.Call) and isinstance(table.func, ast.Attribute):
+            table = table.func.value  # .keys()
+        return (_value(node.left, known), "any") if _is_table(table) else (None, "")
+    if isinstance(node, ast.Subscript) and _is_table(node.value):
+        return _value(node.slice, known), "any"
+    if not isinstance(node, ast.Call):
+        return None, ""
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and _is_table(node.func.value):
+        is_table = len(node.args) > 1 and ast.unparse(node.args[1]) == "{}"
+        return _value(node.args[0], known), "table" if is_table else "any"
+    if ast.unparse(node.func) == "get_scalar_param":
+        if _is_table(node.args[0]):
+            return _value(node.args[1], known), _of_value(_value(node.args[2], known))
+        if isinstance(node.args[0], ast.Subscript) and _is_table(node.args[0].value):
+            return _value(node.args[0].slice, known), "table"
+    return None, ""
+
+
+def _is_table(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in _TABLES
+
+
+def _of_value(value: Any) -> str:
+    for kind, name in ((bool, "bool"), (int, "int"), (float, "number"), (str, "text"), (dict, "table")):
+        if isinstance(value, kind):
+            return name
+    return "any"
+
+
+def defaults(checkout: Checkout, place: str) -> Keys:
+    """Return the keys of a table of defaults, by ``FILE:NAME``, with the kinds of their values."""
+    name, _, table = place.partition(":")
+    tree = tree_of(checkout, name)
+    known = dict(_constants(tree))
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == table:
+            pairs = zip(node.value.keys, node.value.values, strict=True)
+            return {_value(key, known): _of_value(_value(value, known)) for key, value in pairs}
+    raise LookupError(place)
+
+
+def choices(checkout: Checkout, place: str) -> list[Any]:
+    """Return a constant list, or an enumeration's values, by ``FILE:NAME``."""
+    name, _, wanted = place.partition(":")
+    for node in ast.walk(tree_of(checkout, name)):
+        if isinstance(node, ast.ClassDef) and node.name == wanted:
+            return [
+                each.value.value
+                for each in node.body
+                if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant)
+            ]
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == wanted:
+            return list(ast.literal_eval(node.value))
+    raise LookupError(place)
+
+
+def nccl_variables(checkout: Checkout) -> set[str]:
+    """Return the variables that NCCL declares as parameters or asks the environment for."""
+    text = "\n".join(checkout.text(name) for name in checkout.names(*_C) if name.startswith("src/"))
+    return (
+        {f"NCCL_{name}" for name in re.findall(r'NCCL_PARAM\(\w+,\s*"([A-Z0-9_]+)"', text)}
+        | set(re.findall(r"DEFINE_NCCL_PARAM\([^,]+,[^,]+,\s*(NCCL_[A-Z0-9_]+)", text))
+        | set(re.findall(r'"(NCCL_[A-Z0-9_]+)"', text))
+    )
+
+
+def torch_variables(package: Path) -> set[str]:
+    """Return the variables of NCCL and Gloo that a torch package names: headers, Python and libraries."""
+    pattern = re.compile(rb"[\"\x00]((?:TORCH_NCCL|NCCL|GLOO)_[A-Z0-9_]+)(?=[\"\x00])")
+    places = ("include/torch/csrc/distributed/**/*.hpp", "distributed/**/*.py", "lib/libtorch_c*.so")
+    files = [file for place in places for file in package.glob(place) if file.stat().st_size]
+    found: set[str] = set()
+    for file in files:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found |= {match[1].decode() for match in pattern.finditer(data)}
+    return found
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a module that are plain values."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.UnaryOp):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id, ast.literal_eval(node.value)
+
+
+def _value(node: ast.AST, known: dict[str, Any]) -> Any:
+    if isinstance(node, ast.Constant):
+        return node.value
+    return known.get(node.id) if isinstance(node, ast.Name) else None
+
+
+def _named(checkout: Checkout, place: str, kind: type[ast.ClassDef | ast.FunctionDef]) -> Any:
+    name, _, wanted = place.partition(":")
+    for node in ast.walk(tree_of(checkout, name)):
+        if isinstance(node, kind) and node.name == wanted:
+            return node
+    raise LookupError(place)

@@ -1,0 +1,160 @@
+# ruff: noqa: INP001, T201 - a script
+"""Write profiles/formats from the sources of the readers, as scripts/data/formats.toml says.
+
+Usage: python scripts/make_formats.py ACCELERATE DEEPSPEED NCCL [--torch FOLDER]
+
+The first three are checkouts (bare repositories will do); torch is the installed package. What changes is
+printed: keys that came, went, or are of another kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import format_sources
+import tomli_w
+from format_sources import Checkout, choices, nccl_variables, torch_variables
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = ROOT / "scripts" / "data" / "formats.toml"
+FOLDER = ROOT / "profiles" / "formats"
+_READERS = ("fields", "removed", "arguments", "texts", "parameters", "defaults")
+_PLACE = re.compile(r"\S+\.py:\w+")
+
+
+def keys_of(recipe: dict[str, Any], checkout: Checkout) -> dict[str, str]:
+    """Return a table's keys with their kinds."""
+    found: dict[str, str] = {}
+    for line in recipe["read"]:
+        how, _, place = line.partition(" ")
+        if how not in _READERS:
+            raise SystemExit(f"{line}: how is one of {', '.join(_READERS)}")
+        for key, kind in getattr(format_sources, how)(checkout, place).items():
+            found.setdefault(key, "any" if recipe.get("lenient") else kind)
+    stated = recipe.get("kinds", {})
+    strays = [key for key in recipe.get("without", ()) if key not in found]
+    idle = [*strays, *(stated.keys() - found.keys()), *(found.keys() & recipe.get("also", {}).keys())]
+    if idle:
+        raise SystemExit(f"table {recipe.get('name')!r}: the recipe is out of date about {', '.join(idle)}")
+    kept = {key: kind for key, kind in found.items() if key not in recipe.get("without", ())}
+    return {**kept, **stated, **recipe.get("also", {})}
+
+
+def choices_of(table: dict[str, list[Any]], checkout: Checkout) -> dict[str, list[Any]]:
+    """Return what keys may be, places in the source replaced by what stands there."""
+    return {
+        key: [
+            value
+            for entry in entries
+            for value in (
+                choices(checkout, entry) if isinstance(entry, str) and _PLACE.fullmatch(entry) else [entry]
+            )
+        ]
+        for key, entries in table.items()
+    }
+
+
+def table_of(name: str, recipe: dict[str, Any], checkout: Checkout, nccl: Checkout) -> dict[str, Any]:
+    """Return a format's profile."""
+    file, _, pattern = recipe["version"].partition(":")
+    match = re.search(pattern, checkout.text(file))
+    if match is None:
+        raise SystemExit(f"{name}: no version in {file}")
+    commit = f" @{checkout.commit}" if checkout.commit else ""
+    profile: dict[str, Any] = {
+        "source": f"{recipe['project']}{commit} ({match[1]}): {', '.join(_files(recipe))}",
+        **recipe.get("fixed", {}),
+    }
+    profile["choices"] = choices_of(recipe.get("choices", {}), checkout)
+    stated = ("name", "prefix", "unknown")
+    profile["tables"] = [
+        {**{key: table[key] for key in stated if key in table}, "keys": keys_of(table, checkout)}
+        for table in recipe["tables"]
+    ]
+    if "variants" in recipe:
+        profile["variants"] = [
+            {
+                "key": variant["key"],
+                "value": variant["value"],
+                "choices": choices_of(variant["choices"], checkout),
+                "keys": keys_of(variant, checkout),
+            }
+            for variant in recipe["variants"]
+        ]
+    if "environment" in recipe:
+        profile["environment"] = _environment(recipe["environment"], checkout, nccl)
+    return profile
+
+
+def _files(recipe: dict[str, Any]) -> list[str]:
+    """Return the files that a recipe reads, each once."""
+    lines = [line for table in [*recipe["tables"], *recipe.get("variants", ())] for line in table["read"]]
+    return list(dict.fromkeys(line.partition(" ")[2].partition(":")[0] for line in lines))
+
+
+def _environment(recipe: dict[str, Any], torch: Checkout, nccl: Checkout) -> dict[str, Any]:
+    names = nccl_variables(nccl) | torch_variables(torch.path)
+    stray = set(recipe["also"]) & names | set(recipe["not_read"]) - names
+    if stray:
+        raise SystemExit(f"variables: the recipe is out of date about {', '.join(sorted(stray))}")
+    numbers = re.findall(r"NCCL_(?:MAJOR|MINOR|PATCH)\s*:= *(\d+)", nccl.text("makefiles/version.mk"))
+    version = f"@{nccl.commit} ({'.'.join(numbers)})"
+    return {
+        "source": f"https://github.com/NVIDIA/nccl {version}: src; the torch package above",
+        "prefixes": recipe["prefixes"],
+        "names": sorted(names - set(recipe["not_read"]) | set(recipe["also"])),
+    }
+
+
+def changes(old: Any, new: Any, place: str = "") -> list[str]:
+    """Return how two profiles differ, one line for each key."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = sorted(old.keys() | new.keys())
+        return [line for key in keys for line in changes(old.get(key), new.get(key), f"{place}.{key}")]
+    if isinstance(old, list) and isinstance(new, list):
+        if old and isinstance(old[0], dict):
+            label = "name" if "name" in old[0] else "key"
+            return changes({each[label]: each for each in old}, {each[label]: each for each in new}, place)
+        gone = [str(value) for value in old if value not in new]
+        come = [str(value) for value in new if value not in old]
+        return [f"{place[1:]}: - {gone} + {come}"] if gone or come else []
+    return [] if old == new else [f"{place[1:]}: {old} -> {new}"]
+
+
+def main() -> None:
+    """Write the three files and print what changed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    for name in ("accelerate", "deepspeed", "nccl"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument(
+        "--torch", type=Path, help="the package's folder, where it is not the installed one"
+    )
+    given = parser.parse_args()
+    spec = importlib.util.find_spec("torch")
+    torch = given.torch or Path(spec.submodule_search_locations[0] if spec else "torch")
+    sources = {"accelerate": given.accelerate, "deepspeed": given.deepspeed, "script": torch}
+    recipes = tomllib.loads(RECIPES.read_text(encoding="utf-8"))
+    for name, recipe in recipes.items():
+        profile = table_of(name, recipe, Checkout(sources[name]), Checkout(given.nccl))
+        path = FOLDER / f"{name}.toml"
+        old = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for line in changes(old, profile):
+            print(f"{name}: {line}")
+        head = (
+            f"# {recipe['title']}.\n"
+            "# Written by scripts/make_formats.py from the source below and scripts/data/formats.toml.\n#\n"
+            "# kind: int, natural (0 or more), positive (1 or more), number, bool, text, list, table,\n"
+            f"# any. unknown: {recipe['unknown']}.\n"
+            "# prefix: may be left out of the names in a table. folded: choices whose case of letters\n"
+            "# does not matter.\n\n"
+        )
+        path.write_text(head + tomli_w.dumps(profile), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""``scripts/make_formats.py``: keys read from source that is like that of accelerate and DeepSpeed."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from parastrat.profiles.files import profiles_root, read_format
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFIG = '''
+from enum import Enum
+class Zero(Base):
+    stage: Stage = 0
+    bucket: int = Field(pp_int(5e8), ge=0, alias="stage3_bucket")
+    steps: int = Field(1, ge=1)
+    loss: float = 0
+    path: Optional[Path] = None
+    inner: Optional[OffloadConfig] = None
+    names: list[str] = None
+    on: bool | None = None
+class Device(str, Enum):
+    NONE = "none"
+    CPU = "cpu"
+POLICIES = ["A", "B"]
+SIZE = "size"
+SIZE_DEFAULT = None
+DROP = "drop"
+DROP_DEFAULT = False
+BF16 = "bf16"
+TABLE = {SIZE: SIZE_DEFAULT, DROP: DROP_DEFAULT}
+def size(param_dict):
+    return get_scalar_param(param_dict, SIZE, SIZE_DEFAULT)
+def drop(param_dict):
+    return get_scalar_param(param_dict, DROP, DROP_DEFAULT)
+def bf16(param_dict, other):
+    if BF16 in param_dict.keys() and "not_ours" in other:
+        return get_scalar_param(param_dict[BF16], "enabled", False)
+    return param_dict.get("pipeline", {})
+def process(table):
+    del table["fp16"]
+    table.pop("old")
+'''
+LAUNCH = '''
+parser.add_argument("--fsdp_offload", default="false", type=str)
+group.add_argument("-x", "--fsdp_size", type=int)
+group.add_argument("--other", action="store_true")
+'''
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import make_formats
+
+    return make_formats
+
+
+@pytest.fixture
+def sources(made: ModuleType, tmp_path: Path) -> object:
+    (tmp_path / "config.py").write_text(CONFIG)
+    (tmp_path / "launch.py").write_text(LAUNCH)
+    return made.Checkout(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("read", "keys"),
+    [
+        (
+            "fields config.py:Zero",
+            {
+                "stage": "any",
+                "bucket": "natural",
+                "stage3_bucket": "natural",
+                "steps": "positive",
+                "loss": "number",
+                "path": "text",
+                "inner": "table",
+                "names": "list",
+                "on": "bool",
+            },
+        ),
+        ("parameters config.py:", {"size": "any", "drop": "bool", "bf16": "table", "pipeline": "table"}),
+        ("defaults config.py:TABLE", {"size": "any", "drop": "bool"}),
+        ("removed config.py:process", {"fp16": "any", "old": "any"}),
+        ("arguments launch.py:fsdp_", {"fsdp_offload": "bool", "fsdp_size": "int"}),
+        ("arguments launch.py:@group", {"fsdp_size": "int", "other": "bool"}),
+        ("texts launch.py:fsdp_", {"fsdp-offload": "text", "fsdp-size": "text"}),
+    ],
+)
+def test_keys_are_read_from_the_source(
+    made: ModuleType, sources: object, read: str, keys: dict[str, str]
+) -> None:
+    assert made.keys_of({"read": [read]}, sources) == keys
+
+
+def test_choices_are_read_from_the_source(made: ModuleType, sources: object) -> None:
+    table = {"device": ["config.py:Device"], "policy": ["config.py:POLICIES", 1], "other": ["a:b"]}
+    assert made.choices_of(table, sources) == {
+        "device": ["none", "cpu"],
+        "policy": ["A", "B", 1],
+        "other": ["a:b"],
+    }
+
+
+@pytest.mark.parametrize(
+    "stated", [{"kinds": {"gone": "int"}}, {"without": ["gone"]}, {"also": {"steps": "int"}}]
+)
+def test_a_recipe_that_is_out_of_date_is_told(
+    made: ModuleType, sources: object, stated: dict[str, object]
+) -> None:
+    with pytest.raises(SystemExit, match="out of date about (gone|steps)"):
+        made.keys_of({"read": ["fields config.py:Zero"], **stated}, sources)
+
+
+def test_a_bare_repository_is_read_at_its_commit(made: ModuleType, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "a.py").write_text("NAMES = [1]\n")
+    git = ["git", "-C", str(work), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    (work / "a.py").write_text("NAMES = [2]\n")
+    checkout = made.Checkout(work / ".git")
+    assert made.choices_of({"x": ["a.py:NAMES"]}, checkout) == {"x": [1]}
+    assert checkout.names(".py") == ["a.py"]
+    assert len(checkout.commit) >= 7
+
+
+def test_changes_are_told_key_by_key(made: ModuleType) -> None:
+    old = {"tables": [{"name": "a", "keys": {"x": "int", "y": "int"}}], "choices": {"z": [1, 2]}}
+    new = {"tables": [{"name": "a", "keys": {"x": "bool"}}], "choices": {"z": [2, 3]}}
+    assert made.changes(old, new) == [
+        "choices.z: - ['1'] + ['3']",
+        "tables.a.keys.x: int -> bool",
+        "tables.a.keys.y: int -> None",
+    ]
+    assert made.changes(old, old) == []
+
+
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "script"])
+def test_shipped_formats_have_what_the_recipe_states(name: str) -> None:
+    recipe = tomllib.loads((ROOT / "scripts" / "data" / "formats.toml").read_text(encoding="utf-8"))[name]
+    shipped = read_format(name)
+    assert "make_formats.py" in (profiles_root() / "formats" / f"{name}.toml").read_text(encoding="utf-8")
+    tables = {table["name"]: table["keys"] for table in shipped["tables"]}
+    for stated in recipe["tables"]:
+        keys = tables.pop(stated["name"])
+        assert keys.items() >= {**stated.get("kinds", {}), **stated.get("also", {})}.items()
+        assert not keys.keys() & set(stated.get("without", ()))
+    assert not tables
