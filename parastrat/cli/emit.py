@@ -25,7 +25,7 @@ _To = Annotated[
     typer.Option(
         "--to",
         metavar="TARGET",
-        help="torchrun, slurm or python.",
+        help="torchrun, slurm, python or torchtitan.",
         show_default=False,
         autocompletion=target_words,
     ),
@@ -67,13 +67,13 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
     from parastrat.cli.files import write_files
     from parastrat.cli.output import show, show_json, tell
     from parastrat.cli.plan_case import PlanSource, planned_case
-    from parastrat.emit import EMITTERS
+    from parastrat.emit import EMITTERS, READ_THE_MODEL
     from parastrat.parse import read_plan
     from parastrat.records import plain
 
     target = _target(to)
     source = PlanSource(path=plan, parsed=read_plan(plan), model=model, on=on)
-    case = planned_case(source)
+    case = planned_case(source, whole_model=target in READ_THE_MODEL)
     written: tuple[Path, ...] = ()
     if output is None:
         files = EMITTERS[target](case)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +48,12 @@ class PlanSource:
         return resolved_ref(self.parsed.model.ref, self.path)
 
 
-def planned_case(source: PlanSource) -> Case:
+def planned_case(source: PlanSource, *, whole_model: bool = False) -> Case:
     """Return a plan file as a case: as it was written, or estimated anew where flags say more.
+
+    Args:
+        source: the file and the flags.
+        whole_model: load the model, of which the file has but a fingerprint.
 
     Raises:
         UsageError: model or hardware is said neither by the file nor by a flag.
@@ -59,7 +63,8 @@ def planned_case(source: PlanSource) -> Case:
     parsed = source.parsed
     is_complete = all(getattr(parsed, part) is not None for part in _PARTS)
     if is_complete and source.model is None and source.on is None:
-        return _as_written(source)
+        case = _as_written(source)
+        return replace(case, model=facts_for(source, case.hardware).model) if whole_model else case
     hardware = _hardware(source)
     flags = [("--model", source.model_ref), ("--on", hardware)]
     missing = [flag for flag, value in flags if value is None]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from parastrat.emit import python, slurm, torchrun
+from parastrat.emit import python, slurm, torchrun, torchtitan
 from parastrat.emit.plan_file import plan_table, plan_toml
 from parastrat.emit.text_file import EmitError, TextFile
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMITTERS",
+    "READ_THE_MODEL",
     "READ_THE_PLAN",
     "EmitError",
     "Emitter",
@@ -34,13 +35,18 @@ class Target(StrEnum):
     TORCHRUN = "torchrun"
     SLURM = "slurm"
     PYTHON = "python"
+    TORCHTITAN = "torchtitan"
 
 
 EMITTERS: Mapping[Target, Emitter] = {
     Target.TORCHRUN: torchrun.emit,
     Target.SLURM: slurm.emit,
     Target.PYTHON: python.emit,
+    Target.TORCHTITAN: torchtitan.emit,
 }
+
+#: targets that cut the model themselves: a plan file's fingerprint of it is not enough
+READ_THE_MODEL = frozenset({Target.TORCHTITAN})
 
 #: targets whose files expect ``plan.toml`` beside them
 READ_THE_PLAN = frozenset({Target.TORCHRUN, Target.SLURM})

@@ -26,7 +26,7 @@ export PARASTRAT_PLAN
 {start}"""
 
 _ONE_NODE = """\
-exec torchrun --standalone --nproc-per-node {ranks} "$@"
+exec torchrun --standalone --nproc-per-node {ranks} {what}
 """
 
 _NODES = """\
@@ -38,7 +38,7 @@ fi
 
 exec torchrun --nnodes {nodes} --nproc-per-node {ranks} \\
     --rdzv-id "${{RDZV_ID:-parastrat}}" --rdzv-backend c10d --rdzv-endpoint "$HEAD:${{RDZV_PORT:-29500}}" \\
-    "$@"
+    {what}
 """
 
 
@@ -56,11 +56,16 @@ def emit(case: Case) -> tuple[TextFile, ...]:
         usage_check=usage_check("run.sh" if launch.nodes == 1 else "HEAD=node run.sh"),
         plan_check=plan_check("run.sh", "put the plan beside run.sh"),
         exports=exports(launch),
-        start=(_ONE_NODE if launch.nodes == 1 else _NODES).format(
-            nodes=launch.nodes, ranks=launch.ranks_per_node
-        ),
+        start=start(launch, '"$@"'),
     )
     return (TextFile(path="run.sh", text=text, executable=True),)
+
+
+def start(launch: Launch, what: str) -> str:
+    """Return the lines that start torchrun on what the words say, on each node."""
+    return (_ONE_NODE if launch.nodes == 1 else _NODES).format(
+        nodes=launch.nodes, ranks=launch.ranks_per_node, what=what
+    )
 
 
 def _usage(launch: Launch) -> str:
