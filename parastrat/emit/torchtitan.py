@@ -9,7 +9,6 @@ from parastrat.emit import torchrun
 from parastrat.emit.shell import check_launch, exports, title
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.plan import Compile, ContextMethod, Offload, PipelineSchedule, Recompute, Shard
-from parastrat.stages import cut
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -262,6 +261,8 @@ def _parallelism(case: Case) -> str:
 
 def _layers_per_stage(model: ModelSpec, stages: int) -> str:
     """Return the repeated blocks of each stage, as the estimate cuts: ``[3] + [4] * 30 + [3]``."""
+    from parastrat.stages import cut  # noqa: PLC0415 - numpy, for pipelines alone
+
     layers = [
         sum(count for count, block in zip(repeats, model.blocks, strict=True) if block.unit)
         for repeats in cut(model, stages)
