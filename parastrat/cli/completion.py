@@ -16,10 +16,11 @@ _PER_NODE = 8
 
 
 def model_words(incomplete: str) -> list[str]:
-    """Return the presets."""
-    from parastrat.profiles.catalogue import ProfileKind, all_names
+    """Return the presets; where none begins so, their other names, of which some are a table's alone."""
+    from parastrat.profiles.catalogue import ProfileKind, aliases_of, profile_names
 
-    return _begun(incomplete, lambda: all_names((ProfileKind.MODELS,)))
+    own = _begun(incomplete, lambda: profile_names(ProfileKind.MODELS))
+    return own or _begun(incomplete, lambda: aliases_of(ProfileKind.MODELS))
 
 
 def hardware_words(incomplete: str) -> list[str]:

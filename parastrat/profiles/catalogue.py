@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +11,8 @@ from typing import Any
 from parastrat.profiles.files import profiles_root, read_profile
 
 _ALIASES = "aliases"
+#: what stands between the words of a name
+_BETWEEN = re.compile(r"[-_ ()]+")
 
 
 class ProfileKind(StrEnum):
@@ -47,8 +50,28 @@ def aliases_of(kind: ProfileKind) -> Mapping[str, str]:
     return file.table if file else {}
 
 
+def preset_meant(name: str) -> str | None:
+    """Return the model preset that another spelling of its name or of an alias means; None without one.
+
+    Case and what stands between words make no difference, except between two digits: ``Llama_3.1 8B`` is
+    ``llama-3.1-8b``, and ``llama-38b`` is not ``llama-3-8b``.
+
+    Raises:
+        ProfileError: for a file of aliases that cannot be read.
+    """
+    aliases = aliases_of(ProfileKind.MODELS)
+    known = {_folded(each): each for each in (*aliases, *profile_names(ProfileKind.MODELS))}
+    found = known.get(_folded(name))
+    return None if found is None else str(aliases.get(found, found))
+
+
+def _folded(name: str) -> str:
+    words = _BETWEEN.sub(" ", name.lower()).strip()
+    return re.sub(r"(?<!\d) | (?!\d)", "", words)
+
+
 def entry_of(kind: ProfileKind, name: str) -> Entry | None:
-    """Return a profile by its name or an alias; None where there is none.
+    """Return a profile by its name or an alias, a model's in any spelling; None where there is none.
 
     Raises:
         ProfileError: for a profile that cannot be read.
@@ -56,6 +79,9 @@ def entry_of(kind: ProfileKind, name: str) -> Entry | None:
     own = aliases_of(kind)
     found = str(own.get(name, name))
     file = None if found == _ALIASES else read_profile(kind, found)
+    if file is None and kind is ProfileKind.MODELS:
+        found = preset_meant(name) or name
+        file = read_profile(kind, found) if found != name else None
     if file is None:
         return None
     others = tuple(sorted(alias for alias, meant in own.items() if meant == found))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parastrat.errors import ModelError
+from parastrat.profiles.catalogue import preset_meant
 from parastrat.sources.presets import load_preset, unknown_model
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def load_source(ref: str) -> ModelSource | None:
     """Return a preset or a Hugging Face config; None for what only torch can build.
 
     Args:
-        ref: MODEL as typed: a preset, a ``config.json`` or its folder, ``module:callable`` or
-            ``path.py:callable`` (for which this returns None), ``hf:org/name``.
+        ref: MODEL as typed: a preset in any spelling, a ``config.json`` or its folder,
+            ``module:callable`` or ``path.py:callable`` (for which this returns None), ``hf:org/name``.
 
     Raises:
         ModelError: unknown name, or a config file that is unreadable, incomplete or of an unknown family.
@@ -36,6 +37,8 @@ def load_source(ref: str) -> ModelSource | None:
     if preset is not None:
         return preset
     path = Path(ref)
+    if not path.exists() and (meant := preset_meant(ref)) is not None:
+        return load_preset(meant)
     if path.exists() or path.suffix == ".json" or "/" in ref:
         from parastrat.sources.hf_config import load_config  # noqa: PLC0415  (presets do without)
 

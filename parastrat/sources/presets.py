@@ -72,16 +72,16 @@ class ResidualNetworkSource:
 
 
 def load_preset(name: str) -> ModelSource | None:
-    """Return a preset by name or alias; None where there is none of that name."""
+    """Return a preset by name or alias; None where there is none of that name. Its ref is its own name."""
     table = model_table(name)
     if table is None:
         return None
     training = build(TrainingDefaults, table.get("training", {}))
     if "residual_network" in table:
         network = build(ResidualNetwork, _named(table, "residual_network"))
-        return ResidualNetworkSource(ref=name, network=network, defaults=training)
+        return ResidualNetworkSource(ref=table["name"], network=network, defaults=training)
     architecture = build(Architecture, _named(table, "architecture"))
-    return TransformerSource(ref=name, architecture=architecture, defaults=training)
+    return TransformerSource(ref=table["name"], architecture=architecture, defaults=training)
 
 
 def unknown_model(ref: str) -> ModelError:

@@ -47,6 +47,7 @@ def offered(shell: str, line: str) -> subprocess.CompletedProcess[str]:
         ("parastrat why-not gpt2 --stack torch-", ["torch-compile", "torch-ddp"]),
         ("parastrat recommend gpt2 --precision fp", ["fp16-mixed", "fp32", "fp8"]),
         ("parastrat emit plan.toml --to s", ["slurm"]),
+        ("parastrat recommend maxtext", ["maxtext-llama-2-70b", "maxtext-llama-3-70b"]),
         ("parastrat profiles dev", ["devices"]),
         ("parastrat profiles devices t4", ["t4"]),
         ("parastrat explain PS101", ["PS101"]),

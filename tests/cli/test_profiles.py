@@ -53,6 +53,8 @@ def test_lists_as_json(typed: Typed) -> None:
         (("p5",), "nodes", "p5.48xlarge"),
         (("h100",), "devices", "h100-sxm5"),
         (("gpt2",), "models", "gpt2"),
+        (("gpt-1000b",), "models", "megatron-1t"),
+        (("models", "Llama_3.1 8B"), "models", "llama-3.1-8b"),
         (("torch",), "stacks", "torch"),
         (("cpu",), "nodes", "cpu"),
         (("devices", "cpu"), "devices", "cpu"),

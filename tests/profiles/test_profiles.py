@@ -32,7 +32,7 @@ def test_an_alias_is_the_node(alias: str, name: str) -> None:
     assert profiles.load_hardware(f"{alias}:2") == profiles.load_hardware(f"{name}:2")
 
 
-@pytest.mark.parametrize("folder", ["nodes", "devices"])
+@pytest.mark.parametrize("folder", ["nodes", "devices", "models"])
 def test_aliases_lead_to_profiles_and_hide_none(folder: str) -> None:
     table = tomllib.loads((profiles.profiles_root() / folder / "aliases.toml").read_text(encoding="utf-8"))
     names = {path.stem for path in (profiles.profiles_root() / folder).glob("*.toml")}

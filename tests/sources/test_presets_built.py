@@ -33,6 +33,7 @@ CLASSES = {
     "llama": ("LlamaConfig", "LlamaForCausalLM"),
     "mistral": ("MistralConfig", "MistralForCausalLM"),
     "mixtral": ("MixtralConfig", "MixtralForCausalLM"),
+    "nemotron-3": ("NemotronConfig", "NemotronForCausalLM"),
     "nemotron-4": ("NemotronConfig", "NemotronForCausalLM"),
     "olmo-2": ("Olmo2Config", "Olmo2ForCausalLM"),
     "olmo": ("OlmoConfig", "OlmoForCausalLM"),
