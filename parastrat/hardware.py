@@ -139,8 +139,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What one device sees of a fabric, in one direction.
+    """What one device sees of a fabric, in one direction: all its links together.
 
+    Where each link leads to one neighbour (a mesh without a switch) that is their sum, not one link's.
     ``bytes_per_s`` is the bus bandwidth that large ring collectives reach, as nccl-tests defines it;
     ``nominal_bytes_per_s`` is the datasheet's.
     """

@@ -2,8 +2,9 @@
 """Write the profiles of accelerators and nodes that nobody has gone over by hand.
 
 ``data/gpus.csv`` and ``data/clusters.csv`` are collected tables with a source for each row;
-``data/other_nodes.csv`` has the same columns, for devices that no collected node has; ``data/rules.toml``
-says by which rule a figure follows that no table states. Every figure gets its kind and its source.
+``data/other_nodes.csv`` has the same columns, for devices that no collected node has; ``data/hosts.csv``
+has the cores and the memory of hosts where their vendor or operator states them; ``data/rules.toml`` says
+by which rule a figure follows that no table states. Every figure gets its kind and its source.
 
 A profile that this script wrote says so in its first line. Any other is somebody's own: it is never
 written over, and its device or node is left out here.
@@ -40,6 +41,7 @@ def written(profiles: Path = PROFILES) -> Iterator[tuple[Path, str]]:
     """
     rule = rules()
     devices = {row["id"]: row for row in rows("gpus.csv")}
+    hosts = {row["node"]: row for row in rows("hosts.csv")}
     aliases = tomllib.loads((profiles / "nodes" / "aliases.toml").read_text(encoding="utf-8"))
     for row in devices.values():
         path = profiles / "devices" / f"{row['id']}.toml"
@@ -48,7 +50,7 @@ def written(profiles: Path = PROFILES) -> Iterator[tuple[Path, str]]:
     for row in (*rows("clusters.csv"), *rows("other_nodes.csv")):
         path = profiles / "nodes" / f"{aliases.get(row['id'], node_name(row, rule))}.toml"
         if not is_curated(path):
-            yield path, node_text(row, devices[row["gpu"]], rule)
+            yield path, node_text(row, devices[row["gpu"]], rule, hosts.get(path.stem))
 
 
 def main() -> int:

@@ -8,8 +8,15 @@ import re
 from profile_figures import HEADER, Figure, Figures, Row, Table, kind_of, section_lines, source_of
 
 
-def node_text(row: Row, device: Row, rule: Table) -> str:
-    """Return the profile of a node."""
+def node_text(row: Row, device: Row, rule: Table, host: Row | None = None) -> str:
+    """Return the profile of a node.
+
+    Args:
+        row: the node's.
+        device: its device's row.
+        rule: the rules.
+        host: what is known of its processors and their memory; None: nothing.
+    """
     name = node_name(row, rule)
     fabric = _fabric(row, device, rule)
     per_node = int(row["gpus_per_node"])
@@ -22,7 +29,7 @@ def node_text(row: Row, device: Row, rule: Table) -> str:
     sections = {
         "scale_up": up,
         "scale_out": _scale_out(row, rule),
-        "host": _host(row),
+        "host": {**_processors(host), **_host(row)},
         "network": _network(row, rule),
     }
     lines = section_lines(sections)
@@ -97,6 +104,16 @@ def _achieved(nominal: Figure, share: Table) -> Figure:
 
 def _between(row: Row) -> str:
     return row["network"].partition(" or ")[0]
+
+
+def _processors(host: Row | None) -> Figures:
+    """Return cores and memory, as far as somebody states them."""
+    if host is None:
+        return {}
+    found = {"cores": Figure(value=float(host["cores"]), kind=host["cores_kind"], source=host["source"])}
+    if host["memory_gib"]:
+        found["memory_gib"] = Figure(value=float(host["memory_gib"]), kind="derived", source=host["source"])
+    return found
 
 
 def _host(row: Row) -> Figures:

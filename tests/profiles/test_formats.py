@@ -99,6 +99,11 @@ def test_keys_are_read_from_the_source(
     assert made.keys_of({"read": [read]}, sources) == keys
 
 
+def test_keys_of_other_tables_are_left_out(made: ModuleType, sources: object) -> None:
+    recipe = {"read": ["removed config.py:process"], "without": ["old"], "lenient": True}
+    assert made.keys_of({**recipe, "also": {"new": "int"}}, sources) == {"fp16": "any", "new": "int"}
+
+
 def test_choices_are_read_from_the_source(made: ModuleType, sources: object) -> None:
     table = {"device": ["config.py:Device"], "policy": ["config.py:POLICIES", 1], "other": ["a:b"]}
     assert made.choices_of(table, sources) == {

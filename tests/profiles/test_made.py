@@ -173,6 +173,46 @@ def test_networks_that_only_some_machines_have() -> None:
     assert set(kinds.values()) == {NetworkKind.SLINGSHOT, NetworkKind.EFA}
 
 
+def test_hosts_are_of_nodes_that_the_script_writes(script: ModuleType) -> None:
+    made = {path.stem for path, _ in script.written() if path.parent.name == "nodes"}
+    hosts = rows("hosts.csv")
+    assert {row["node"] for row in hosts} <= made
+    for row in hosts:
+        host = profiles.load_hardware(row["node"]).host
+        assert host.cores == int(row["cores"])
+        assert host.memory_bytes == (int(row["memory_gib"]) * 2**30 if row["memory_gib"] else None)
+
+
+@pytest.mark.parametrize(
+    ("name", "cores", "memory_gib"),
+    [
+        ("p3dn.24xlarge", 48, 768),
+        ("a3-megagpu-8g", 104, 1872),
+        ("a4x-highgpu-4g", 140, 884),
+        ("frontier", 64, 512),
+        ("gb200-nvl72", 144, 960),
+        ("dgx-b300", 128, 2048),
+    ],
+)
+def test_cores_and_memory_that_vendors_state(name: str, cores: int, memory_gib: int) -> None:
+    host = profiles.load_hardware(name).host
+    assert (host.cores, host.memory_bytes) == (cores, memory_gib * 2**30)
+
+
+def test_a_vcpu_taken_for_a_core_is_assumed() -> None:
+    file = read_profile("nodes", "lambda-8x-v100")
+    assert file is not None
+    assert file.figure("host.cores").kind is FigureKind.ASSUMED
+    assert file.figure("host.memory_gib").kind is FigureKind.DERIVED
+
+
+def test_a_meshs_link_is_the_sum_of_a_devices_links() -> None:
+    mesh, switched = (profiles.load_hardware(name).scale_up for name in ("alps", "dgx-h100"))
+    assert mesh is not None
+    assert switched is not None
+    assert mesh.nominal_bytes_per_s == switched.nominal_bytes_per_s == 450e9
+
+
 def test_the_rules_name_devices_and_nodes_that_are_in_the_tables() -> None:
     rules = tomllib.loads((SCRIPTS / "data" / "rules.toml").read_text(encoding="utf-8"))
     devices = {row["id"] for row in DEVICES}
