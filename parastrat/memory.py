@@ -10,18 +10,24 @@ micro-batches in flight, Narayanan et al., arXiv:2104.04473, section 2.2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parastrat.columns import Columns, code_of
 from parastrat.estimate import MemoryEstimate
-from parastrat.hardware import DeviceType
 from parastrat.model import Saved
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
-from parastrat.stages import ParameterTotals, RankLoad, rank_columns
-from parastrat.workload import Optimizer, Precision
+from parastrat.stages import RankLoad, rank_columns
+from parastrat.states import (
+    ElementBytes,
+    block_totals,
+    context_bytes,
+    element_bytes,
+    local,
+    state_bytes,
+    updated_parameters,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,9 +37,6 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes, Numbers
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
-
-#: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps
-_FP32 = 4
 
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
@@ -65,67 +68,6 @@ def _larger(one: dict[str, Any], other: dict[str, Any], where: Any = True) -> di
     """Return, row by row, the composition with the larger total; the first one outside ``where``."""
     larger = (sum(other[part] for part in PARTS) > sum(one[part] for part in PARTS)) & where
     return {part: np.where(larger, other[part], one[part]) for part in PARTS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ElementBytes:
-    """Bytes of one parameter's element in each place, under one stack and precision."""
-
-    #: the weights that the optimizer updates
-    parameter: float
-    gradient: float
-    #: states and fp32 masters
-    optimizer: float
-    #: as matrix multiplies read it
-    compute: float
-    #: as gradients are reduced
-    reduce: float
-    #: temporaries of a foreach optimizer step
-    step: float
-    #: short-format copies that autocast keeps until backward, where the weights are not gathered anyway
-    cast: float
-
-
-def element_bytes(facts: Facts) -> ElementBytes:
-    """Return the bytes of an element for a job.
-
-    AdamW keeps two states in the weights' format; 8-bit AdamW two bytes and one fp32 scale per 256
-    elements each (bitsandbytes' block size); Adafactor one row and one column of a square matrix of the
-    model's width (arXiv:1804.04235); Muon one momentum.
-    """
-    precision, stack = facts.workload.precision, facts.stack
-    mixed = precision not in (Precision.FP32, Precision.BF16)
-    parameter = stack.mixed_parameter_bytes if mixed else precision.parameter_bytes
-    states = {
-        Optimizer.ADAMW: 2 * (_FP32 if mixed else parameter),
-        Optimizer.SGD: 0,
-        Optimizer.SGD_MOMENTUM: _FP32 if mixed else parameter,
-        Optimizer.ADAFACTOR: 2 * _FP32 / (facts.model.hidden or 1024),
-        Optimizer.ADAMW_8BIT: 2 * (1 + _FP32 / 256),
-        Optimizer.MUON: _FP32 if mixed else parameter,
-    }[facts.workload.optimizer]
-    return ElementBytes(
-        parameter=parameter,
-        gradient=stack.mixed_gradient_bytes if mixed else parameter,
-        optimizer=states + (stack.master_weight_bytes if mixed else 0),
-        compute=precision.compute_bytes,
-        reduce=_FP32 if mixed else parameter,
-        step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW else 0,
-        cast=precision.compute_bytes if mixed and parameter == _FP32 else 0,
-    )
-
-
-def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
-    """Return the dense and the expert parameters that tp and ep leave on one rank."""
-    divisor: Numbers = np.where(c.ep > 1, c.ep, c.tp)
-    experts = totals.expert / divisor
-    return totals.replicated + totals.tensor / c.tp, experts
-
-
-def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
-    """Return over how many ranks dense and expert parameters are sharded, as torchtitan's meshes do."""
-    dense = c.dp_shard * c.cp
-    return dense, np.where(c.ep > 1, dense * c.tp / c.ep, dense)
 
 
 def saved_bytes(saved: Saved, c: Columns) -> Bytes:
@@ -169,7 +111,7 @@ def _rank_peak(
     parameters on one tensor- or expert-parallel rank.
     """
     element = element_bytes(facts)
-    states = _states(load, c, element)
+    states = state_bytes(load, c, element)
     held = in_flight(c, load.rank) * sum(
         kept * count for (kept, _, _), count in zip(blocks, load.repeats, strict=True)
     )
@@ -189,53 +131,12 @@ def _rank_peak(
             "optimizer": states["optimizer"],
             "activations": held - freed,
             "transient": transient,
-            "overhead": _context_bytes(facts) + facts.stack.fragmentation * (held - freed + transient),
+            "overhead": context_bytes(facts) + facts.stack.fragmentation * (held - freed + transient),
         }
         peak = _larger(peak, moment, count > 0)
         at_loss = at_loss & (count == 0)
         freed = freed + kept * count
     return peak
-
-
-def _context_bytes(facts: Facts) -> int:
-    """Return what an accelerator's context takes; a CPU process has none, its libraries are not counted."""
-    return 0 if facts.hardware.device.type is DeviceType.CPU else facts.stack.context_bytes
-
-
-def _shards_parameters(c: Columns) -> Any:
-    return c.shard == code_of(Shard.PARAMETERS)
-
-
-def _states(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, Any]:
-    """Return the bytes that stay from step to step; what is offloaded is on the host."""
-    ranks = shard_ranks(c)
-
-    def divided(totals: ParameterTotals, least: Shard) -> Numbers:
-        sharded = c.shard >= code_of(least)
-        return sum(
-            part / np.where(sharded, over, 1) for part, over in zip(local(totals, c), ranks, strict=True)
-        )
-
-    trainable = {
-        shard: divided(load.trainable, shard)
-        for shard in (Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER)
-    }
-    parameters_here = c.offload != code_of(Offload.PARAMETERS)
-    frozen = divided(load.frozen, Shard.PARAMETERS)
-    return {
-        "parameters": parameters_here * element.parameter * (trainable[Shard.PARAMETERS] + frozen),
-        "gradients": parameters_here * element.gradient * trainable[Shard.GRADIENTS],
-        "optimizer": (c.offload == code_of(Offload.NONE)) * element.optimizer * trainable[Shard.OPTIMIZER],
-    }
-
-
-def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
-    """Return the parameters that one rank's optimizer updates."""
-    sharded = c.shard >= code_of(Shard.OPTIMIZER)
-    return sum(
-        part / np.where(sharded, over, 1)
-        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
-    )
 
 
 def _optimizer_step(
@@ -248,8 +149,12 @@ def _optimizer_step(
         **states,
         "activations": np.zeros_like(updated),
         "transient": here * element.step * updated,
-        "overhead": _context_bytes(facts) + np.zeros_like(updated),
+        "overhead": context_bytes(facts) + np.zeros_like(updated),
     }
+
+
+def _shards_parameters(c: Columns) -> Any:
+    return c.shard == code_of(Shard.PARAMETERS)
 
 
 def _running(block: Block, kept: Bytes, c: Columns) -> Bytes:
@@ -288,12 +193,3 @@ def _gathered(
         gathered = element.compute * (root + whole + reduced) + unreduced
         found.append(np.where(_shards_parameters(c), gathered * several, element.cast * everything))
     return found
-
-
-def block_totals(block: Block) -> ParameterTotals:
-    """Return one repeat's parameters by what divides them."""
-    counts = {"replicated": 0, "tensor": 0, "expert": 0}
-    for group in block.parameters:
-        split = "replicated" if group.split.value == "sequence" else group.split.value
-        counts[split] += group.count
-    return ParameterTotals(**counts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,8 @@ from parastrat.model import Split
 from parastrat.units import Numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parastrat.columns import Columns
     from parastrat.model import Block, ModelSpec
 
@@ -80,9 +84,10 @@ def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
 def _least_limit(flops: list[float], stages: int) -> float:
     """Return the smallest load such that contiguous stages of at most that load suffice."""
     low, high = max(*flops, sum(flops) / stages), sum(flops)
+    loads = [0.0, *accumulate(reversed(flops))]
     for _ in range(40):
         middle = (low + high) / 2
-        if _stages_needed(flops, middle) <= stages:
+        if _stages_needed(loads, middle) <= stages:
             high = middle
         else:
             low = middle
@@ -91,29 +96,56 @@ def _least_limit(flops: list[float], stages: int) -> float:
     return high
 
 
-def _stages_needed(flops: list[float], limit: float) -> int:
-    needed, load = 1, 0.0
-    for item in reversed(flops):
-        if load > 0 and load + item > limit:
-            needed, load = needed + 1, 0.0
-        load += item
+def _stages_needed(loads: list[float], limit: float) -> int:
+    """Return the stages of at most ``limit``; ``loads`` adds up the chain from its end."""
+    needed = reached = 0
+    while reached < len(loads) - 1:
+        # what is larger than the limit has a stage of its own
+        reached = max(bisect_right(loads, loads[reached] + limit) - 1, reached + 1)
+        needed += 1
     return needed
 
 
-@lru_cache(maxsize=256)
 def pipeline_ranks(model: ModelSpec, pp: int, virtual_stages: int) -> tuple[RankLoad, ...]:
     """Return the distinct pipeline ranks; of equal ones the first, which holds most in flight.
 
-    Virtual stage i of rank r is stage ``i * pp + r`` of the chain.
+    Virtual stage i of rank r is stage ``i * pp + r`` of the chain. Ranks are equal that hold as many blocks
+    of the same kinds in the same order.
     """
+    return _pipelines(model, [(pp, virtual_stages)])[0]
+
+
+def _pipelines(model: ModelSpec, shapes: list[tuple[int, int]]) -> list[tuple[RankLoad, ...]]:
+    known, kinds = _known_ranks(model)
+    for shape in shapes:
+        if shape not in known:
+            known[shape] = tuple(_distinct_ranks(model, kinds, *shape))
+    return [known[shape] for shape in shapes]
+
+
+@lru_cache(maxsize=16)
+def _known_ranks(
+    model: ModelSpec,
+) -> tuple[dict[tuple[int, int], tuple[RankLoad, ...]], tuple[int, ...]]:
+    """Return the pipelines of a model that were cut before, to be added to, and its blocks' kinds.
+
+    By model, because hashing one takes as long as cutting it.
+    """
+    alike = [replace(block, name="", repeat=1) for block in model.blocks]
+    return {}, tuple(alike.index(block) for block in alike)
+
+
+def _distinct_ranks(
+    model: ModelSpec, kinds: tuple[int, ...], pp: int, virtual_stages: int
+) -> Iterator[RankLoad]:
     stages = cut(model, pp * virtual_stages)
-    loads: dict[tuple[int, ...], RankLoad] = {}
+    seen: set[tuple[tuple[int, int], ...]] = set()
     for rank in range(pp):
-        chunks = stages[rank::pp]
-        repeats = tuple(sum(counts) for counts in zip(*chunks, strict=True))
-        if repeats not in loads:
-            loads[repeats] = _load(model.blocks, rank, repeats)
-    return tuple(loads.values())
+        repeats = tuple(sum(counts) for counts in zip(*stages[rank::pp], strict=True))
+        held = tuple((kind, count) for kind, count in zip(kinds, repeats, strict=True) if count)
+        if held not in seen:
+            seen.add(held)
+            yield _load(model.blocks, rank, repeats)
 
 
 def rank_columns(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
@@ -125,7 +157,7 @@ def rank_columns(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
     # not np.unique, which loads numpy.ma
     keys = sorted(set(column_of_keys.tolist()))
     where = np.searchsorted(np.array(keys), column_of_keys)
-    loads = [pipeline_ranks(model, *divmod(key, _MOST_STAGES)) for key in keys]
+    loads = _pipelines(model, [divmod(key, _MOST_STAGES) for key in keys])
     most = max((len(ranks) for ranks in loads), default=0)
     return tuple(
         _together([ranks[min(place, len(ranks) - 1)] for ranks in loads], where) for place in range(most)

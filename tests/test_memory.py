@@ -18,10 +18,11 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.columns import Columns, facts_columns, plan_columns
 from parastrat.estimate import MemoryEstimate
-from parastrat.memory import element_bytes, in_flight, memory_columns, memory_estimate
+from parastrat.memory import in_flight, memory_columns, memory_estimate
 from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
+from parastrat.states import element_bytes, least_bytes
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -231,3 +232,34 @@ def test_parts_add_up_and_the_margin_is_at_most_eight_percent_of_the_card() -> N
     assert estimate.margin == int(0.06 * estimate.total)
     huge = memory(facts(), plan(mesh=Mesh(dp_replicate=64), shard=Shard.NONE, micro_batch_size=64))
     assert huge.margin == int(0.08 * huge.capacity)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(
+        [(1, 64, 1, 1), (2, 32, 1, 1), (1, 8, 1, 8), (4, 4, 1, 4), (1, 1, 64, 1), (64, 1, 1, 1)]
+    ),
+    st.sampled_from(list(Offload)),
+    st.sampled_from(list(Optimizer)),
+    st.sampled_from(["llama-3.1-8b", "gpt2", "mixtral-8x7b"]),
+)
+def test_no_plan_needs_less_than_an_even_share_of_the_states(
+    shape: tuple[int, int, int, int], offload: Offload, optimizer: Optimizer, model: str
+) -> None:
+    pp, dp_shard, dp_replicate, tp = shape
+    job = facts(model, optimizer=optimizer)
+    chosen = plan(
+        mesh=Mesh(pp=pp, dp_shard=dp_shard, dp_replicate=dp_replicate, tp=tp),
+        shard=Shard.PARAMETERS if dp_shard > 1 else Shard.NONE,
+        recompute=Recompute.FULL,
+        offload=offload,
+        pp_schedule=PipelineSchedule.ONE_F_ONE_B if pp > 1 else None,
+    )
+    assert 0 < least_bytes(job, offload) <= memory(job, chosen).total
+
+
+def test_adamw_keeps_sixteen_bytes_a_parameter_and_four_while_it_steps() -> None:
+    job = facts()
+    states = 20 * job.model.parameters / 64
+    assert least_bytes(job, Offload.NONE) == pytest.approx(states + job.stack.context_bytes)
+    assert least_bytes(job, Offload.PARAMETERS) == job.stack.context_bytes

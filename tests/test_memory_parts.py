@@ -15,18 +15,11 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.estimate import MemoryEstimate
 from parastrat.hardware import DeviceType
-from parastrat.memory import (
-    block_totals,
-    element_bytes,
-    in_flight,
-    kept_bytes,
-    local,
-    saved_bytes,
-    shard_ranks,
-)
+from parastrat.memory import in_flight, kept_bytes, saved_bytes
 from parastrat.model import Activations, Block, Parameters, Saved, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.stages import ParameterTotals
+from parastrat.states import block_totals, element_bytes, local, shard_ranks
 from parastrat.workload import Optimizer, Precision
 
 #: the constant, for blocks that compute nothing

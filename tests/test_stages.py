@@ -112,6 +112,13 @@ def test_equal_ranks_are_told_once_and_the_first_stands_for_them() -> None:
     assert [(load.rank, load.repeats) for load in ranks] == [(0, (1, 4, 0)), (1, (0, 4, 0)), (7, (0, 4, 1))]
 
 
+def test_ranks_of_alternating_layers_are_equal_where_their_kinds_are() -> None:
+    dense, experts = (Parameters(trainable=count, split=Split.TENSOR) for count in (10, 30))
+    alternating = (block(f"layer {index}", 1, 1.0, experts if index % 2 else dense) for index in range(16))
+    ranks = pipeline_ranks(chain(*alternating), 4, 1)
+    assert [(load.rank, load.trainable.total) for load in ranks] == [(0, 80)]
+
+
 def test_virtual_stages_are_dealt_round_robin() -> None:
     ranks = pipeline_ranks(decoder(16, 0.01), 4, 2)
     assert ranks[0].repeats == (1, 4, 0)

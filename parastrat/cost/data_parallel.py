@@ -8,8 +8,8 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost.communication import Group, all_reduce_s, ring_s
-from parastrat.memory import element_bytes, local, shard_ranks
 from parastrat.plan import Shard
+from parastrat.states import element_bytes, local, shard_ranks
 
 if TYPE_CHECKING:
     from parastrat.case import Facts

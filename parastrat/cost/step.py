@@ -13,9 +13,9 @@ from parastrat.cost.compute import block_times
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
-from parastrat.memory import block_totals, element_bytes, updated_parameters
 from parastrat.plan import Offload, Shard
 from parastrat.stages import RankLoad, rank_columns
+from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,6 +11,7 @@ from parastrat.assess import assess
 from parastrat.plan import Offload
 from parastrat.result import NearestFit
 from parastrat.search.survey import survey
+from parastrat.states import least_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,8 +42,8 @@ def _ways(
             if case is not None:
                 yield [NearestFit(changes=(f"offload the {offload.value} to host memory",), case=case)]
                 break
-    freed = _fitting(facts, _unbound(fixed))
-    if freed is not None and _unbound(fixed) != fixed:
+    freed = _fitting(facts, _unbound(fixed)) if _unbound(fixed) != fixed else None
+    if freed is not None:
         yield [NearestFit(changes=(f"drop the fixed flags: {freed.plan.strategy} fits",), case=freed)]
     yield _shorter(facts, fixed, model_at)
     yield _more_nodes(facts, fixed)
@@ -93,6 +94,8 @@ def _more_nodes(facts: Facts, fixed: Constraints) -> list[NearestFit]:
 
 def _fitting(facts: Facts, fixed: Constraints) -> Case | None:
     """Return the fastest plan that fits, with its margin where one does."""
+    if least_bytes(facts, fixed.offload) > facts.hardware.device.usable_memory_bytes:
+        return None
     judged = survey(facts, fixed)
     rows = np.flatnonzero(judged.roomy)
     if not len(rows):

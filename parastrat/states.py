@@ -1,0 +1,153 @@
+"""What a rank keeps from step to step: parameters, gradients and optimizer states, exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.hardware import DeviceType
+from parastrat.plan import Offload, Shard
+from parastrat.stages import ParameterTotals
+from parastrat.workload import Optimizer, Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.model import Block
+    from parastrat.stages import RankLoad
+    from parastrat.units import Numbers
+
+#: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementBytes:
+    """Bytes of one parameter's element in each place, under one stack and precision."""
+
+    #: the weights that the optimizer updates
+    parameter: float
+    gradient: float
+    #: states and fp32 masters
+    optimizer: float
+    #: as matrix multiplies read it
+    compute: float
+    #: as gradients are reduced
+    reduce: float
+    #: temporaries of a foreach optimizer step
+    step: float
+    #: short-format copies that autocast keeps until backward, where the weights are not gathered anyway
+    cast: float
+
+
+def element_bytes(facts: Facts) -> ElementBytes:
+    """Return the bytes of an element for a job.
+
+    AdamW keeps two states in the weights' format; 8-bit AdamW two bytes and one fp32 scale per 256
+    elements each (bitsandbytes' block size); Adafactor one row and one column of a square matrix of the
+    model's width (arXiv:1804.04235); Muon one momentum.
+    """
+    precision, stack = facts.workload.precision, facts.stack
+    mixed = precision not in (Precision.FP32, Precision.BF16)
+    parameter = stack.mixed_parameter_bytes if mixed else precision.parameter_bytes
+    states = {
+        Optimizer.ADAMW: 2 * (_FP32 if mixed else parameter),
+        Optimizer.SGD: 0,
+        Optimizer.SGD_MOMENTUM: _FP32 if mixed else parameter,
+        Optimizer.ADAFACTOR: 2 * _FP32 / (facts.model.hidden or 1024),
+        Optimizer.ADAMW_8BIT: 2 * (1 + _FP32 / 256),
+        Optimizer.MUON: _FP32 if mixed else parameter,
+    }[facts.workload.optimizer]
+    return ElementBytes(
+        parameter=parameter,
+        gradient=stack.mixed_gradient_bytes if mixed else parameter,
+        optimizer=states + (stack.master_weight_bytes if mixed else 0),
+        compute=precision.compute_bytes,
+        reduce=_FP32 if mixed else parameter,
+        step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW else 0,
+        cast=precision.compute_bytes if mixed and parameter == _FP32 else 0,
+    )
+
+
+def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
+    """Return the dense and the expert parameters that tp and ep leave on one rank."""
+    divisor: Numbers = np.where(c.ep > 1, c.ep, c.tp)
+    experts = totals.expert / divisor
+    return totals.replicated + totals.tensor / c.tp, experts
+
+
+def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
+    """Return over how many ranks dense and expert parameters are sharded, as torchtitan's meshes do."""
+    dense = c.dp_shard * c.cp
+    return dense, np.where(c.ep > 1, dense * c.tp / c.ep, dense)
+
+
+def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, Any]:
+    """Return the bytes that stay from step to step; what is offloaded is on the host."""
+    ranks = shard_ranks(c)
+
+    def divided(totals: ParameterTotals, least: Shard) -> Numbers:
+        sharded = c.shard >= code_of(least)
+        return sum(
+            part / np.where(sharded, over, 1) for part, over in zip(local(totals, c), ranks, strict=True)
+        )
+
+    trainable = {
+        shard: divided(load.trainable, shard)
+        for shard in (Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER)
+    }
+    parameters_here = c.offload != code_of(Offload.PARAMETERS)
+    frozen = divided(load.frozen, Shard.PARAMETERS)
+    return {
+        "parameters": parameters_here * element.parameter * (trainable[Shard.PARAMETERS] + frozen),
+        "gradients": parameters_here * element.gradient * trainable[Shard.GRADIENTS],
+        "optimizer": (c.offload == code_of(Offload.NONE)) * element.optimizer * trainable[Shard.OPTIMIZER],
+    }
+
+
+def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
+    """Return the parameters that one rank's optimizer updates."""
+    sharded = c.shard >= code_of(Shard.OPTIMIZER)
+    return sum(
+        part / np.where(sharded, over, 1)
+        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
+    )
+
+
+def context_bytes(facts: Facts) -> int:
+    """Return what an accelerator's context takes; a CPU process has none, its libraries are not counted."""
+    return 0 if facts.hardware.device.type is DeviceType.CPU else facts.stack.context_bytes
+
+
+def block_totals(block: Block) -> ParameterTotals:
+    """Return one repeat's parameters by what divides them."""
+    counts = {"replicated": 0, "tensor": 0, "expert": 0}
+    for group in block.parameters:
+        split = "replicated" if group.split.value == "sequence" else group.split.value
+        counts[split] += group.count
+    return ParameterTotals(**counts)
+
+
+def least_bytes(facts: Facts, offload: Offload) -> float:
+    """Return what no plan of a job falls below on its worst rank: everything spread over all devices.
+
+    What a rank holds between steps is at least an even share of the model, because meshes split each
+    parameter over at most as many ranks as there are; and the worst rank holds the mean or more.
+    """
+    element = element_bytes(facts)
+    groups = [(group, block.repeat) for block in facts.model.blocks for group in block.parameters]
+    tied = {group.tie_group: group for group, _ in groups if group.tie_group is not None}
+    once = [(group, 1) for group in tied.values()]
+    once += [(group, count) for group, count in groups if group.tie_group is None]
+    trainable = sum(group.trainable * count for group, count in once)
+    frozen = sum(group.frozen * count for group, count in once)
+    here = element.parameter * (trainable + frozen) + element.gradient * trainable
+    states = {
+        Offload.NONE: here + (element.optimizer + element.step) * trainable,
+        Offload.OPTIMIZER: here,
+        Offload.PARAMETERS: 0,
+    }[offload]
+    return states / facts.hardware.world_size + context_bytes(facts)
