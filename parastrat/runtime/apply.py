@@ -36,6 +36,7 @@ from parastrat.runtime.refusals import (
 )
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
+from parastrat.runtime.tensor_parallel.apply import tensor_parallel
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.world import (
     backend_string,
@@ -73,7 +74,8 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             that builds one. The callable runs on the meta device, so that each rank only ever holds its
             shard and one block.
         plan: A plan or the path of a plan.toml; else ``$PARASTRAT_PLAN``; else decided now.
-        sample_inputs: One micro-batch as the forward takes it (tensor, tuple or dict); only to decide.
+        sample_inputs: One micro-batch as the forward takes it (tensor, tuple or dict), to decide and to
+            prove a tensor-parallel layout; the proof makes its own where the model shows what it takes.
         loss_fn: What ``forward_backward`` uses where it is given none.
         workload: The global batch and number format; only to decide.
         checkpoint: Weights to begin with: a file of ``torch.save`` or a folder of ``save_checkpoint`` or
@@ -102,18 +104,20 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
     decided = choice
     together(lambda: _check(module, decided))
     agree(decided.plan, module)
-    wrapped = _wrapped(module, decided.plan, device, Start(record=record, checkpoint=checkpoint))
+    start = Start(record=record, checkpoint=checkpoint, sample_inputs=sample_inputs)
+    wrapped = _wrapped(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
     return wrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where the first weights come from."""
+    """Where the first weights come from, and what the forward takes."""
 
     #: how a callable built its module on the meta device; None for a module that was given
     record: Record | None
     checkpoint: str | Path | None
+    sample_inputs: Any = None
 
 
 def _stated(plan: Plan | str | Path | None) -> tuple[Choice | None, ParastratError | None]:
@@ -144,7 +148,7 @@ def _check(module: nn.Module, choice: Choice) -> None:
 
 
 def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> nn.Module:
-    """Recompute, compile, shard or replicate, in this order: each must see what the ones before made."""
+    """Divide, recompute, compile, shard or replicate: each must see what the ones before made."""
     calls: list[str] = []
     wrapping = Wrapping(
         plan=plan,
@@ -158,6 +162,8 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
         calls.append(
             f"# {len(changed)} parameters cast to the plan's {plan.precision}, such as {changed[0]}"
         )
+    if plan.mesh.tp > 1:
+        tensor_parallel(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     units = _units(module, wrapping)
     if shards(plan):
         model = shard(module, wrapping, units)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,6 +16,8 @@ from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, n
 from parastrat.runtime.precision import COMPUTE, policy
 
 if TYPE_CHECKING:
+    import torch
+
     from parastrat.runtime.wrapping import Wrapping
 
 
@@ -59,9 +61,9 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
         norms = _shard_norms(module, wrapping)
         own = {name: unit for name, unit in own.items() if unit not in norms}
     for unit in own.values():
-        _to_device_from_first_rank(unit, wrapping)
+        to_device_from_first_rank(_tensors(unit), wrapping)
         fully_shard(unit, reshard_after_forward=plan.reshard_after_forward, **keywords)
-    _to_device_from_first_rank(module, wrapping)
+    to_device_from_first_rank(_tensors(module), wrapping)
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
@@ -84,7 +86,7 @@ def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:
     inside = [norm for norm in norms_with_statistics(module) if norm is not module]
     norms = [norm for norm in inside if any(True for _ in norm.parameters())]
     for norm in norms:
-        _to_device_from_first_rank(norm, wrapping)
+        to_device_from_first_rank(_tensors(norm), wrapping)
         fully_shard(norm, mesh=wrapping.mesh.data, reshard_after_forward=False)
     if norms:
         wrapping.calls.append(
@@ -111,9 +113,8 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
     }
 
 
-def _to_device_from_first_rank(unit: nn.Module, wrapping: Wrapping) -> None:
+def to_device_from_first_rank(tensors: Iterable[torch.Tensor], wrapping: Wrapping) -> None:
     """Move what is not sharded yet to the device, and overwrite it with rank 0's values."""
-    tensors = [*unit.parameters(), *unit.buffers()]
     plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor) and not tensor.is_meta]
     for tensor in plain:
         tensor.data = tensor.data.to(wrapping.device)
@@ -122,6 +123,10 @@ def _to_device_from_first_rank(unit: nn.Module, wrapping: Wrapping) -> None:
         wrapping.mesh.from_first(values)
         if values is not tensor.data:
             tensor.data.copy_(values)
+
+
+def _tensors(unit: nn.Module) -> list[torch.Tensor]:
+    return [*unit.parameters(), *unit.buffers()]
 
 
 def _policy_text(plan: Plan) -> str:

@@ -54,7 +54,7 @@ def check_plan(plan: Plan) -> None:
     """Refuse plans that this runtime does not apply, and name the nearest that it does.
 
     Raises:
-        WrapError: for sharded optimizer or gradients alone, for tp, cp, ep, pp, offload and fp8.
+        WrapError: for sharded optimizer or gradients alone, for cp, ep, pp, offload and fp8.
     """
     mesh = plan.mesh
     if plan.shard in {Shard.OPTIMIZER, Shard.GRADIENTS}:
@@ -65,7 +65,7 @@ def check_plan(plan: Plan) -> None:
             f"shard = parameters, reshard_after_forward = false, {mesh} "
             f"(parastrat estimate --strategy fsdp2 --dp-shard {mesh.dp_shard})",
         )
-    axes = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(mesh, axis) > 1]
+    axes = [axis for axis in ("pp", "cp", "ep") if getattr(mesh, axis) > 1]
     if axes:
         data = replace(
             plan, mesh=replace(mesh, pp=1, cp=1, tp=1, ep=1, dp_shard=mesh.world_size // mesh.dp_replicate)
@@ -81,6 +81,8 @@ def check_plan(plan: Plan) -> None:
         f"precision = {plan.precision.value}": plan.precision is Precision.FP8,
         "recompute = attention with compile = block": plan.recompute is Recompute.ATTENTION
         and plan.compile is Compile.BLOCK,
+        "compile = block with tp": plan.compile is Compile.BLOCK and mesh.tp > 1,
+        f"{plan.strategy}": mesh.tp > 1 and mesh.dp > 1 and plan.shard is Shard.NONE,
         "shard = none over dp_shard": plan.shard is Shard.NONE and mesh.dp_shard > 1,
     }
     for what, wanted in unsupported.items():
@@ -89,6 +91,8 @@ def check_plan(plan: Plan) -> None:
 
 
 _REMEDIES = {
+    "ddp+tp": "shard over the data axis instead: shard = parameters, dp_shard 2 x tp 2 for two replicas",
+    "compile": "plan compile = none",
     "offload": "plan --offload none; recompute or more devices also save memory",
     "precision": "plan --precision bf16-mixed",
     "recompute": "plan --recompute selective, or compile = none",
@@ -128,7 +132,7 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     Raises:
         WrapError: naming the optimizer and one of its parameters.
     """
-    if plan.shard is not Shard.PARAMETERS or plan.mesh.dp_shard == 1:
+    if plan.mesh.tp == 1 and (plan.shard is not Shard.PARAMETERS or plan.mesh.dp_shard == 1):
         return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for candidate in gc.get_objects():

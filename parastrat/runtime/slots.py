@@ -40,8 +40,8 @@ class Slot:
     def current(self) -> torch.Tensor:
         """Return what the first owner holds now; initialisers may have put another tensor there."""
         owner, key = self.owners[0]
-        held: torch.Tensor = getattr(owner, key)
-        return held
+        held = owner._parameters.get(key)  # noqa: SLF001  (the attribute may show this rank's part)
+        return getattr(owner, key) if held is None else held
 
     def put(self, tensor: torch.Tensor) -> None:
         """Let all owners hold this tensor, so that ties stay ties."""
@@ -66,9 +66,11 @@ class Slot:
             return self.standing_for(full)
         mesh, placements = self.tensor.device_mesh, self.tensor.placements
         local = full
-        for axis, placement in enumerate(placements):
-            if placement.is_shard():
-                local = _chunk(local, mesh.size(axis), mesh.get_local_rank(axis))
+        # the innermost axis divides first, as tensor parallelism came before FSDP2
+        for axis, placement in reversed(list(enumerate(placements))):
+            dim = getattr(placement, "dim", None)
+            if dim is not None:
+                local = _chunk(local, mesh.size(axis), mesh.get_local_rank(axis), dim)
         share = DTensor.from_local(
             local.clone(),  # a view would keep the full values alive
             mesh,
@@ -106,7 +108,7 @@ def clean_name(name: str) -> str:
     return name
 
 
-def _chunk(tensor: torch.Tensor, parts: int, index: int) -> torch.Tensor:
+def _chunk(tensor: torch.Tensor, parts: int, index: int, dim: int) -> torch.Tensor:
     """Return one of ``torch.chunk``'s parts, which may be fewer than asked for: then an empty one."""
-    chunks = tensor.chunk(parts)
-    return chunks[index] if index < len(chunks) else tensor[:0]
+    chunks = tensor.chunk(parts, dim)
+    return chunks[index] if index < len(chunks) else tensor.narrow(dim, 0, 0)

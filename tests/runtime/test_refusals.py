@@ -46,12 +46,9 @@ def test_another_model_names_both_fingerprints() -> None:
     [
         (plan(dp_shard=8, shard=Shard.OPTIMIZER), "ZeRO-1", r"reshard_after_forward = false, dp_shard 8"),
         (plan(dp_shard=8, shard=Shard.GRADIENTS), "ZeRO-2", r"shard = parameters"),
-        (plan(dp_shard=2, tp=2, pp=2), r"pp, tp yet; the plan is fsdp2\+tp\+pp", r"fsdp2 over dp_shard 8"),
-        (
-            plan(dp_replicate=2, tp=2),
-            r"tp yet; the plan is ddp\+tp",
-            r"hsdp over dp_replicate 2 x dp_shard 2",
-        ),
+        (plan(dp_shard=2, tp=2, pp=2), r"pp yet; the plan is fsdp2\+tp\+pp", r"fsdp2 over dp_shard 8"),
+        (plan(dp_replicate=2, tp=2), r"ddp\+tp", "dp_shard 2 x tp 2"),
+        (plan(tp=2, compile=Compile.BLOCK), "compile = block with tp", "compile = none"),
         (plan(cp=2), "cp yet", "fsdp2 over dp_shard 2"),
         (plan(offload=Offload.OPTIMIZER), "offload = optimizer", "--offload none"),
         (plan(precision=Precision.FP8), "precision = fp8", "bf16-mixed"),

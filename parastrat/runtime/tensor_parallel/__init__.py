@@ -1,0 +1,1 @@
+"""Tensor parallelism: one layer's weights and work over several devices."""

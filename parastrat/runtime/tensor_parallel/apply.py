@@ -1,0 +1,49 @@
+"""A module divided over the tensor-parallel ranks, as the plan says: chosen, proven, applied, reported."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from parastrat.runtime.data_parallel import to_device_from_first_rank
+from parastrat.runtime.tensor_parallel.choice import chosen_layout
+from parastrat.runtime.tensor_parallel.copies import Source
+from parastrat.runtime.tensor_parallel.layout import Layout, kind_of
+from parastrat.runtime.tensor_parallel.wrap import apply_layout
+
+if TYPE_CHECKING:
+    from parastrat.runtime.replay import Record
+    from parastrat.runtime.wrapping import Wrapping
+
+
+def tensor_parallel(
+    module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
+) -> None:
+    """Divide the module in place over the plan's tp ranks; all its parameters become DTensors.
+
+    Raises:
+        WrapError: if nothing of it can be divided, or a small copy cannot be made to prove it.
+    """
+    mesh = wrapping.mesh.tp
+    if mesh is None:
+        return
+    source = Source(module=module, sample_inputs=sample_inputs, record=record, device=wrapping.device)
+    layout = chosen_layout(source, mesh)
+    for part in module.modules():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        to_device_from_first_rank(own, wrapping)
+    apply_layout(module, layout, mesh)
+    wrapping.calls.extend(_said(layout))
+
+
+def _said(layout: Layout) -> list[str]:
+    """Return the layout in lines: the role of each kind of module, and what stays whole."""
+    roles: dict[str, list[str]] = defaultdict(list)
+    for name, part in layout.parts.items():
+        kind = kind_of(name)
+        if kind not in roles[part.role.value]:
+            roles[part.role.value].append(kind)
+    lines = [f"# over mesh['tp'], {role}: {', '.join(kinds)}" for role, kinds in roles.items()]
+    return lines + [f"# whole on every tp rank: {left}" for left in layout.left]

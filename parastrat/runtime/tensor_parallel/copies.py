@@ -1,0 +1,151 @@
+"""A small copy of a model, with the same structure, to prove a layout on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from parastrat.errors import ModelError, WrapError
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.example_inputs import example_inputs, made, resized
+from parastrat.runtime.initialise import Recipe, initialise
+from parastrat.runtime.mesh import RankMesh
+from parastrat.runtime.slots import Slot, slots_of
+
+if TYPE_CHECKING:
+    from parastrat.runtime.replay import Record
+
+#: equal blocks that are kept: what passes from one to the next is part of the proof
+KEPT_BLOCKS = 2
+#: samples and tokens of the proof's batch
+SAMPLES, TOKENS = 2, 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The model to copy, and what is known of how it is called and built."""
+
+    module: nn.Module
+    #: one micro-batch as the user gave it; None: guessed from the model
+    sample_inputs: Any
+    #: how a callable built it; None for a module that was given
+    record: Record | None
+    device: torch.device
+
+
+def small_copy(source: Source) -> nn.Module:
+    """Return a copy on the device with few blocks and random fp32 weights, the same on all ranks."""
+    parts: dict[int, Any] = {}
+    for slot in slots_of(source.module):
+        values = torch.empty_like(slot.tensor, device="meta") if slot.is_parameter else slot.tensor.clone()
+        parts[id(slot.tensor)] = slot.standing_for(values)
+    few = copy.deepcopy(source.module, parts)
+    _drop_blocks(few)
+    slots = slots_of(few)
+    without = [slot for slot in slots if slot.is_meta and not slot.is_parameter]
+    if without:
+        blocks = repeated_blocks(few).names
+        recipe = Recipe(device=source.device, blocks=blocks, record=source.record, mesh=RankMesh())
+        initialise(few, without, recipe)
+    drawn = torch.Generator().manual_seed(0)
+    for slot in slots:
+        if slot.is_parameter:
+            slot.put(slot.standing_for(_random(slot, drawn).to(source.device)))
+    if hasattr(getattr(few, "config", None), "use_cache"):
+        few.config.use_cache = False  # type: ignore[union-attr]  # hasattr saw it
+    return few.to(source.device)
+
+
+def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
+    """Return inputs for the copy: ids and values at random, but those that the user gave.
+
+    Raises:
+        WrapError: if nobody knows what the model takes.
+    """
+    length = degree * max(TOKENS // degree, 2)
+    given = source.sample_inputs
+    if given is not None:
+        return tree_map(lambda leaf: leaf.to(source.device), _cut(given, length))
+    try:
+        example = example_inputs(few, None)
+        batch = made(example.make, SAMPLES, length)
+    except ModelError as error:
+        raise WrapError(
+            f"tensor parallelism is proven before it is used, and {error.message}",
+            hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
+        ) from error
+    if isinstance(batch, dict) and hasattr(few, "config"):
+        batch.pop("labels", None)  # the logits say more than the loss
+    rows = _vocabulary(few)
+    drawn = torch.Generator().manual_seed(2)
+
+    def filled(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        if leaf.is_floating_point():
+            return torch.randn(leaf.shape, generator=drawn).to(source.device)
+        return torch.randint(rows, leaf.shape, generator=drawn).to(source.device)
+
+    return tree_map(filled, batch)
+
+
+def _cut(batch: Any, length: int) -> Any:
+    """Return the first samples of the user's micro-batch, with their own values."""
+    like = resized(batch)(SAMPLES, length)
+
+    def part(whole: Any, wanted: Any) -> Any:
+        if not isinstance(whole, torch.Tensor) or whole.shape == wanted.shape:
+            return whole
+        if any(have < want for have, want in zip(whole.shape, wanted.shape, strict=True)):
+            repeats = [-(-want // have) for have, want in zip(whole.shape, wanted.shape, strict=True)]
+            whole = whole.repeat(repeats)
+        return whole[tuple(slice(size) for size in wanted.shape)]
+
+    return tree_map(part, batch, like)
+
+
+def _drop_blocks(module: nn.Module) -> None:
+    """Keep the first blocks of every kind in each list of blocks."""
+    blocks = repeated_blocks(module)
+    members = set(map(id, blocks.modules))
+    for name in blocks.containers:
+        container = module.get_submodule(name)
+        if not isinstance(container, nn.ModuleList):
+            continue
+        seen: Counter[Any] = Counter()
+        kept = []
+        for block in container:
+            shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
+            seen[type(block), shapes] += 1
+            if id(block) not in members or seen[type(block), shapes] <= KEPT_BLOCKS:
+                kept.append(block)
+        del container[:]
+        container.extend(kept)
+
+
+def _random(slot: Slot, drawn: torch.Generator) -> torch.Tensor:
+    """Return values in which every mistake shows: no zeros, no ones, outputs of ordinary size."""
+    shape = slot.tensor.shape
+    values = torch.randn(shape, generator=drawn)
+    if len(shape) > 1:
+        return values / math.sqrt(max(shape[-1], 1))
+    centre = 1.0 if slot.name.endswith("weight") else 0.0
+    spread: torch.Tensor = 0.3 * values
+    return spread + centre
+
+
+def _vocabulary(module: nn.Module) -> int:
+    """Return how many ids every input may have."""
+    config: Any = getattr(module, "config", None)
+    stated = getattr(config, "vocab_size", None)
+    if isinstance(stated, int):
+        return stated
+    rows = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
+    return rows[0] if rows else 2

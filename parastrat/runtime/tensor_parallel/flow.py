@@ -1,0 +1,101 @@
+"""How activations pass between whole and shared among the tensor-parallel ranks, with their gradients.
+
+Each is a pair of collectives, one for the forward and its conjugate for the backward (arXiv 1909.08053,
+section 3; with the sequence divided: arXiv 2205.05198, section 4.2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.weak import TensorWeakRef
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_Change = Callable[[torch.Tensor], torch.Tensor]
+
+
+class _Exchange(torch.autograd.Function):
+    """One change on the way, another one for the gradient on its way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
+        ctx.back = back
+        return there(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(gradients[0]), None, None
+
+
+def enter(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Pass on a whole tensor that each rank uses in part: its gradients are added up."""
+    return _exchanged(x, _same, lambda gradient: _summed(gradient, mesh))
+
+
+def leave(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Add up the ranks' tensors."""
+    return _exchanged(x, lambda parts: _summed(parts, mesh), _same)
+
+
+def gather(x: torch.Tensor, mesh: DeviceMesh, dim: int = -1) -> torch.Tensor:
+    """Put the ranks' shares of a dimension together; the result is used alike on all ranks."""
+    return _exchanged(x, lambda own: _joined(own, mesh, dim), lambda gradient: _share(gradient, mesh, dim))
+
+
+def take(x: torch.Tensor, mesh: DeviceMesh, dim: int = -1) -> torch.Tensor:
+    """Keep this rank's share of a dimension of a tensor that is alike on all ranks."""
+    return _exchanged(
+        x, lambda whole: _share(whole, mesh, dim), lambda gradient: _joined(gradient, mesh, dim)
+    )
+
+
+def _exchanged(x: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
+    changed: torch.Tensor = _Exchange.apply(x, there, back)  # type: ignore[no-untyped-call]
+    return changed
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _summed(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=mesh.get_group())
+    return total
+
+
+def _joined(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    x = x.contiguous()
+    shares = [torch.empty_like(x) for _ in range(mesh.size())]
+    dist.all_gather(shares, x, group=mesh.get_group())
+    return torch.cat(shares, dim)
+
+
+def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    return x.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
+
+
+class Entrance:
+    """Lets modules that read one tensor, such as q, k and v, share one ``enter`` and its one reduction."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        # weak: activations must not outlive what autograd keeps
+        self._last: tuple[TensorWeakRef, TensorWeakRef] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tensor as entered."""
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return x
+        if self._last is not None:
+            source, known = (ref() for ref in self._last)
+            if source is x and isinstance(known, torch.Tensor):
+                return known
+        entered = enter(x, self._mesh)
+        self._last = (TensorWeakRef(x), TensorWeakRef(entered))
+        return entered

@@ -1,0 +1,75 @@
+"""What tensor parallelism does to each module: values that the plans give and the wrapping follows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What becomes of one module."""
+
+    #: each rank computes its share of the output features; the input is whole
+    COLUMN = "column"
+    #: the same, and the ranks gather the shares
+    COLUMN_GATHERED = "column, gathered"
+    #: each rank has its share of the input features; the ranks add up their outputs
+    ROW = "row"
+    #: the same for a whole input, of which each rank takes its share
+    ROW_OF_WHOLE = "row of a whole input"
+    #: each rank looks up its share of the rows; the ranks add up what they found
+    EMBEDDING = "embedding"
+    #: whole weights that see only a share of the data: their gradients are added up
+    SUMMED = "summed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One module's role."""
+
+    role: Role
+    #: sizes of consecutive stretches of output features that are divided one by one (fused q, k and v);
+    #: empty: the features are divided as a whole
+    segments: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Modules that are only right together, such as the four projections of an attention."""
+
+    #: the place in the module that they share, with ``*`` for the number of a layer
+    kind: str
+    #: by module name
+    parts: Mapping[str, Part]
+    #: activations inside are DTensors, which know the sizes of the whole; else plain local tensors
+    as_dtensors: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A place that stays replicated."""
+
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What becomes of a whole model."""
+
+    groups: tuple[Group, ...]
+    left: tuple[Left, ...] = ()
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return {name: part for group in self.groups for name, part in group.parts.items()}
+
+
+def kind_of(name: str) -> str:
+    """Return a module's name with ``*`` for the numbers of layers."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

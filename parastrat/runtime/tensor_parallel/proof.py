@@ -1,0 +1,129 @@
+"""The numerical proof of a layout: a small copy computes on all ranks what it computes on one."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+from parastrat.runtime.batches import called
+from parastrat.runtime.tensor_parallel.wrap import apply_layout
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.tensor_parallel.layout import Layout
+
+#: greatest difference allowed, as a share of the tensor's largest value; rounding in fp32 makes 1e-6
+TOLERANCE = 1e-4
+#: differences below this share of the largest gradient of all count as none: gradients that are zero by
+#: symmetry, such as a key bias's, are rounding alone
+FLOOR = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """What one forward and backward gave."""
+
+    outputs: list[torch.Tensor]
+    #: by parameter name
+    gradients: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a proof found; no fault: proven."""
+
+    #: what raised, in a line
+    failure: str = ""
+    #: names of outputs and gradients that differ, with the share by which they do
+    differences: tuple[tuple[str, float], ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.failure and not self.differences
+
+    def __str__(self) -> str:
+        if self.failure:
+            return self.failure
+        name, share = max(self.differences, key=lambda pair: pair[1], default=("", 0.0))
+        return f"{name} differs by {share:.2g} of its size" if name else "proven"
+
+
+def proven(plain: nn.Module, expected: Results, inputs: Any, layout: Layout, mesh: DeviceMesh) -> Verdict:
+    """Compare a copy of ``plain`` under the layout with what ``plain`` gave; all ranks call it."""
+    parallel = copy.deepcopy(plain)
+    differences: dict[str, float] = {}
+    failure = ""
+    try:
+        apply_layout(parallel, layout, mesh)
+        differences = compared(expected, results(parallel, inputs))
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, AssertionError) as error:
+        failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    verdicts: list[Any] = [None] * mesh.size()
+    dist.all_gather_object(verdicts, (failure, differences), group=mesh.get_group())
+    worst: dict[str, float] = {}
+    for _, found in verdicts:
+        for name, share in found.items():
+            worst[name] = max(share, worst.get(name, 0.0))
+    return Verdict(
+        failure=next((said for said, _ in verdicts if said), ""), differences=tuple(worst.items())
+    )
+
+
+def results(model: nn.Module, inputs: Any) -> Results:
+    """Run forward and backward from fixed random gradients of all outputs; return whole tensors."""
+    torch.manual_seed(0)
+    outputs = [leaf for leaf in tree_leaves(called(model, inputs)) if _differentiable(leaf)]
+    drawn = torch.Generator().manual_seed(1)
+    weighted = [
+        (whole(leaf).float() * torch.randn(leaf.shape, generator=drawn).to(leaf.device)).sum()
+        for leaf in outputs
+    ]
+    torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
+    gradients = {
+        name: whole(parameter.grad).detach()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return Results(outputs=[whole(leaf).detach() for leaf in outputs], gradients=gradients)
+
+
+def compared(expected: Results, got: Results) -> dict[str, float]:
+    """Return what differs by more than rounding, and the share by which it does; 1 for what is missing."""
+    largest = max((float(g.abs().max()) for g in expected.gradients.values()), default=0.0)
+    pairs = [
+        *((f"output {index}", e, g, 0.0) for index, (e, g) in enumerate(_aligned(expected, got))),
+        *((name, e, got.gradients.get(name), FLOOR * largest) for name, e in expected.gradients.items()),
+    ]
+    found = {name: _apart(e, g, floor) for name, e, g, floor in pairs}
+    return {name: share for name, share in found.items() if not share <= TOLERANCE}
+
+
+def _aligned(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    count = max(len(expected.outputs), len(got.outputs))
+    filled = [*got.outputs, *[None] * (count - len(got.outputs))]
+    return list(zip(expected.outputs, filled, strict=False))
+
+
+def _apart(expected: torch.Tensor, got: torch.Tensor | None, floor: float) -> float:
+    if got is None or got.shape != expected.shape:
+        return 1.0
+    apart, size = float((expected - got).abs().max()), float(expected.abs().max())
+    if apart <= floor:
+        return 0.0
+    return apart / size if size else float("inf")
+
+
+def _differentiable(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole of a DTensor, or the tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,177 @@
+"""Roles applied to modules: how their parameters are divided and what happens around their forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from parastrat.runtime.tensor_parallel.access import Use, use_as
+from parastrat.runtime.tensor_parallel.flow import Entrance, enter, gather, leave, take
+from parastrat.runtime.tensor_parallel.layout import Part, Role
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_COLUMNS = (Role.COLUMN, Role.COLUMN_GATHERED)
+_ROWS = (Role.ROW, Role.ROW_OF_WHOLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Styling:
+    """What all modules of one group share."""
+
+    mesh: DeviceMesh
+    entrance: Entrance
+
+
+def feature_dims(module: nn.Module) -> tuple[int, int] | None:
+    """Return the weight's dimensions of output and input features; None if it is no linear layer."""
+    if isinstance(module, nn.Linear):
+        return 0, 1
+    # Hugging Face's GPT-2 keeps the transposed matrix
+    return (1, 0) if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
+
+
+def divided_dim(module: nn.Module, name: str, part: Part | None) -> int | None:
+    """Return the dimension along which a parameter is divided; None: it stays whole."""
+    if part is None or part.role is Role.SUMMED:
+        return None
+    if part.role is Role.EMBEDDING:
+        return 0
+    dims = feature_dims(module)
+    if dims is None:
+        return None
+    if part.role in _COLUMNS:
+        return dims[0] if name == "weight" else 0
+    return dims[1] if name == "weight" else None
+
+
+def apply_part(module: nn.Module, part: Part | None, styling: Styling) -> None:
+    """Divide one module's own parameters, which are DTensors from here on, and surround its forward."""
+    mesh = styling.mesh
+    uses = {}
+    for name, parameter in module.named_parameters(recurse=False):
+        dim = divided_dim(module, name, part)
+        uses[name] = _use(module, name, part, mesh)
+        if not isinstance(parameter, DTensor):  # another owner of a tied one may have been here
+            module._parameters[name] = distributed(parameter, mesh, dim)  # noqa: SLF001
+    if uses:
+        use_as(module, uses)
+    if part is not None:
+        _surround(module, part, styling)
+
+
+def distributed(parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None) -> nn.Parameter:
+    """Return the parameter as a DTensor: this rank's share of a dimension, or the whole."""
+    values, size = parameter.detach(), mesh.size()
+    if dim is not None:
+        values = values.chunk(size, dim)[mesh.get_local_rank()].contiguous()
+        # a chunk along the first dimension would keep the whole alive
+        values = values.clone() if not values.is_meta else values
+    tensor = DTensor.from_local(
+        values,
+        mesh,
+        [Replicate() if dim is None else Shard(dim)],
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride() if dim is None else torch.empty(parameter.shape, device="meta").stride(),
+    )
+    made = nn.Parameter(tensor, requires_grad=parameter.requires_grad)
+    made.__dict__.update(vars(parameter))
+    return made
+
+
+def _use(module: nn.Module, name: str, part: Part | None, mesh: DeviceMesh) -> Use:
+    if part is not None and part.role is Role.SUMMED:
+        return lambda parameter: enter(parameter.to_local(), mesh)
+    if part is not None and part.role in _ROWS and name == "bias":
+        # added once, behind the sum; Conv1D cannot do without
+        return _absent if isinstance(module, nn.Linear) else _zero
+    if part is not None and part.segments and part.role in _COLUMNS:
+        dim = divided_dim(module, name, part)
+        return lambda parameter: _own_stretches(parameter, part.segments, dim or 0)
+    return lambda parameter: parameter.to_local()
+
+
+def _absent(_parameter: DTensor) -> None:
+    return None
+
+
+def _zero(parameter: DTensor) -> torch.Tensor:
+    return torch.zeros_like(parameter.to_local())
+
+
+def _own_stretches(parameter: DTensor, segments: tuple[int, ...], dim: int) -> torch.Tensor:
+    """Return this rank's share of each segment; the parameter itself is divided as a whole, as stored."""
+    mesh = parameter.device_mesh
+    rank, size = mesh.get_local_rank("tp") if mesh.ndim > 1 else mesh.get_local_rank(), mesh.size(-1)
+    whole = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    starts = [sum(segments[:index]) for index in range(len(segments))]
+    return torch.cat(
+        [
+            whole.narrow(dim, start + rank * (length // size), length // size)
+            for start, length in zip(starts, segments, strict=True)
+        ],
+        dim,
+    )
+
+
+def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
+    mesh = styling.mesh
+    if part.role in _COLUMNS:
+        _before(module, styling.entrance)
+        if part.role is Role.COLUMN_GATHERED:
+            _after(module, lambda y: gather(y, mesh))
+    elif part.role in _ROWS:
+        if part.role is Role.ROW_OF_WHOLE:
+            _before(module, lambda x: take(x, mesh))
+        _after(module, lambda y: _with_bias(leave(y, mesh), module))
+    elif part.role is Role.EMBEDDING:
+        _look_up_own_rows(module, mesh)
+
+
+def _with_bias(output: torch.Tensor, module: nn.Module) -> torch.Tensor:
+    bias = module._parameters.get("bias")  # noqa: SLF001  (the attribute is empty meanwhile)
+    if bias is None:
+        return output
+    return output + (bias.to_local() if isinstance(bias, DTensor) else bias)
+
+
+def _look_up_own_rows(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Let an embedding answer zero for what other ranks hold."""
+    rows = module.num_embeddings // mesh.size()  # type: ignore[operator]  # an embedding has them
+    first = rows * mesh.get_local_rank()
+    padding: Any = getattr(module, "padding_idx", None)
+    if padding is not None:
+        own_padding: Any = padding - first if first <= padding < first + rows else None
+        module.padding_idx = own_padding
+    foreign: list[torch.Tensor] = []
+
+    def own(ids: torch.Tensor) -> torch.Tensor:
+        foreign[:] = [(ids < first) | (ids >= first + rows)]
+        return (ids - first).masked_fill(foreign[0], 0)
+
+    _before(module, own)
+    _after(module, lambda found: leave(found.masked_fill(foreign.pop().unsqueeze(-1), 0.0), mesh))
+
+
+def _before(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the first input."""
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: change(kwargs[name])}
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _after(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the output."""
+    module.register_forward_hook(lambda _module, _args, output: change(output))

@@ -1,0 +1,40 @@
+"""A settled layout applied to a module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.tensor_parallel.access import local_inside
+from parastrat.runtime.tensor_parallel.flow import Entrance
+from parastrat.runtime.tensor_parallel.styles import Styling, apply_part
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.tensor_parallel.layout import Layout
+
+
+def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
+    """Divide the module in place: all its parameters become DTensors on ``mesh``, ties kept."""
+    stylings = {
+        path: styling
+        for group in layout.groups
+        for styling in [Styling(mesh=mesh, entrance=Entrance(mesh))]
+        for path in group.parts
+    }
+    parts = layout.parts
+    alone = Styling(mesh=mesh, entrance=Entrance(mesh))
+    made: dict[int, nn.Parameter] = {}
+    for path, part in list(module.named_modules()):
+        before = dict(part.named_parameters(recurse=False))
+        for name, parameter in before.items():
+            if id(parameter) in made:
+                part._parameters[name] = made[id(parameter)]  # noqa: SLF001  (nn.Module's setattr has side effects)
+        apply_part(part, parts.get(path), stylings.get(path, alone))
+        for name, parameter in before.items():
+            made[id(parameter)] = part._parameters[name]  # noqa: SLF001
+    for part in (module, *repeated_blocks(module).modules):
+        local_inside(part)

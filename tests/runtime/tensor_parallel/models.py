@@ -1,0 +1,83 @@
+"""Small models whose sizes divide by two, and how the ranks train them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from runtime.models import plan
+from runtime.training import GLOBAL_BATCH, MODELS, STEPS, Batch, part, tokens
+from torch import nn
+
+import parastrat
+from parastrat.runtime.wrapping import wrapping_of
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+
+
+def llama(**fields: Any) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**{**SHAPE, **GROUPED, **fields}))
+
+
+def tied_llama() -> nn.Module:
+    return llama(tie_word_embeddings=True)
+
+
+def qwen3() -> nn.Module:
+    """Norms of each head, inside the region that is divided."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, **GROUPED))
+
+
+def phi3() -> nn.Module:
+    """Fused projections, which its own plan gathers."""
+    from transformers import Phi3Config, Phi3ForCausalLM
+
+    return Phi3ForCausalLM(
+        Phi3Config(**SHAPE, num_key_value_heads=2, pad_token_id=0, eos_token_id=1, bos_token_id=2)
+    )
+
+
+def labelled(step: int) -> Batch:
+    ids, _ = tokens(step, GLOBAL_BATCH, vocab=64)
+    return {"input_ids": ids, "labels": ids}, None
+
+
+OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]] = {
+    "llama": (llama, labelled, None),
+    "tied_llama": (tied_llama, labelled, None),
+    "qwen3": (qwen3, labelled, None),
+    "phi3": (phi3, labelled, None),
+}
+MODELS.update({f"tp:{name}": entry for name, entry in OWN.items()})
+
+
+def trained(name: str, fields: dict[str, Any]) -> tuple[list[float], float]:
+    """Train on the ranks at hand; return the losses and the gradient norm of the last step."""
+    build, batch_of, loss_fn = MODELS[name]
+    ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
+    torch.manual_seed(0)
+    chosen = plan(gradient_accumulation_steps=GLOBAL_BATCH // 2 // ranks, **fields)
+    model = parastrat.auto_parallelize(build(), plan=chosen)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    share = GLOBAL_BATCH // ranks
+    start = share * wrapping_of(model).mesh.dp_rank
+    losses, norm = [], torch.zeros(())
+    for step in range(STEPS):
+        x, y = (part(side, start, start + share) for side in batch_of(step))
+        losses.append(parastrat.forward_backward(model, x, y, loss_fn=loss_fn).item())
+        norm = parastrat.clip_grad_norm_(model, 1e9)
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, float(norm)

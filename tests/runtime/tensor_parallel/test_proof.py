@@ -1,0 +1,100 @@
+"""A layout that computes something else is found out, and what it says then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from runtime.ranks import on_ranks
+from runtime.tensor_parallel.models import qwen3
+from torch.distributed.device_mesh import init_device_mesh
+
+from parastrat.errors import WrapError
+from parastrat.runtime.tensor_parallel.choice import chosen_layout
+from parastrat.runtime.tensor_parallel.copies import Source
+from parastrat.runtime.tensor_parallel.layout import Group, Layout, Role
+from parastrat.runtime.tensor_parallel.own_plan import own_layout
+from parastrat.runtime.tensor_parallel.proof import proven, results
+
+pytestmark = pytest.mark.slow
+
+
+def without(layout: Layout, ending: str, role: Role | None = None) -> Layout:
+    """The layout with a module left out, or in another role."""
+    groups: list[Group] = []
+    for group in layout.groups:
+        parts = {
+            name: part if not name.endswith(ending) else replace(part, role=role or part.role)
+            for name, part in group.parts.items()
+            if role or not name.endswith(ending)
+        }
+        groups.append(replace(group, parts=parts))
+    return Layout(groups=tuple(groups))
+
+
+def on_two() -> dict[str, Any]:
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    torch.manual_seed(0)
+    model = qwen3()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    ids = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
+    expected = results(model, ids)
+    layout = own_layout(model)
+    assert layout is not None
+    changed = {
+        "right": layout,
+        "norm not summed": without(layout, "q_norm"),
+        "row is a column": without(layout, "down_proj", Role.COLUMN),
+        "row is missing": without(layout, "down_proj"),
+        "column is gathered": without(layout, "k_proj", Role.COLUMN_GATHERED),
+    }
+    verdicts = {name: proven(model, expected, ids, each, mesh) for name, each in changed.items()}
+    found = {name: (bool(verdict), str(verdict)) for name, verdict in verdicts.items()}
+    source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
+    chosen = chosen_layout(source, mesh)
+    refused = ""
+    try:
+        chosen_layout(replace(source, module=torch.nn.Linear(3, 3)), mesh)
+    except WrapError as error:
+        refused = f"{error} {error.hint}"
+    dist.barrier()
+    dist.destroy_process_group()
+    return {"verdicts": found, "kinds": {group.kind for group in chosen.groups}, "refused": refused}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    first, second = on_ranks(2, on_two)
+    assert first == second
+    return first
+
+
+def test_what_is_right_is_proven(found: dict[str, Any]) -> None:
+    assert found["verdicts"]["right"] == (True, "proven")
+    assert "model.layers.*.self_attn" in found["kinds"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("norm not summed", "q_norm.weight differs by"),
+        ("row is a column", "Error"),
+        ("row is missing", "Error"),
+        ("column is gathered", "q_proj.weight differs by"),
+    ],
+)
+def test_what_is_wrong_is_found_out(change: str, said: str, found: dict[str, Any]) -> None:
+    right, verdict = found["verdicts"][change]
+    assert not right
+    assert said in verdict
+
+
+def test_a_model_that_nothing_divides_is_refused_with_what_to_do(found: dict[str, Any]) -> None:
+    assert "nothing of this Linear can be divided by tp 2" in found["refused"]
+    assert "without tp" in found["refused"]
