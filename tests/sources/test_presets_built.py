@@ -23,6 +23,8 @@ CLASSES = {
     "deepseek-v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM"),
     "deepseek-v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM"),
     "falcon": ("FalconConfig", "FalconForCausalLM"),
+    "gemma-2b": ("GemmaConfig", "GemmaForCausalLM"),
+    "gemma-7b": ("GemmaConfig", "GemmaForCausalLM"),
     "gemma-2": ("Gemma2Config", "Gemma2ForCausalLM"),
     "gemma-3": ("Gemma3TextConfig", "Gemma3ForCausalLM"),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
