@@ -10,11 +10,13 @@ micro-batches in flight, Narayanan et al., arXiv:2104.04473, section 2.2.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parastrat.columns import Columns, code_of
+from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.model import Saved
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
@@ -30,7 +32,7 @@ from parastrat.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.model import Block, ModelSpec
@@ -39,15 +41,27 @@ if TYPE_CHECKING:
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
 
 
+#: what decides the states of a rank and what FSDP2 gathers of them
+_HELD_BY = (
+    "pp",
+    "virtual_stages",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "shard",
+    "reshard_after_forward",
+    "offload",
+)
+#: what decides the activations of one micro-batch on a rank
+_SAVED_BY = ("pp", "virtual_stages", "micro_batch_size", "cp", "tp", "sequence_parallel", "recompute")
+
+
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
-    kept = [kept_bytes(block, columns) for block in facts.model.blocks]
-    running = [_running(block, own, columns) for block, own in zip(facts.model.blocks, kept, strict=True)]
-    units = [sum(local(block_totals(block), columns)) for block in facts.model.blocks]
-    blocks = list(zip(kept, running, units, strict=True))
-    worst = {part: np.zeros(len(columns.pp)) for part in PARTS}
-    for load in rank_columns(facts.model, columns):
-        worst = _larger(worst, _rank_peak(facts, columns, load, blocks))
+    worst: dict[str, Any] = dict.fromkeys((*PARTS, "total"), np.zeros(len(columns.pp)))
+    for rank in _ranks(facts, columns):
+        worst = _larger(worst, _rank_peak(facts, columns, rank))
     parts = {part: np.ceil(worst[part]).astype(np.int64) for part in PARTS}
     total = sum(parts.values())
     capacity = facts.hardware.device.usable_memory_bytes
@@ -66,8 +80,15 @@ def memory_estimate(memory: Mapping[str, Any], row: int) -> MemoryEstimate:
 
 def _larger(one: dict[str, Any], other: dict[str, Any], where: Any = True) -> dict[str, Any]:
     """Return, row by row, the composition with the larger total; the first one outside ``where``."""
-    larger = (sum(other[part] for part in PARTS) > sum(one[part] for part in PARTS)) & where
-    return {part: np.where(larger, other[part], one[part]) for part in PARTS}
+    larger = (other["total"] > one["total"]) & where
+    return {
+        part: one[part] if one[part] is other[part] else np.where(larger, other[part], one[part])
+        for part in (*PARTS, "total")
+    }
+
+
+def _composition(parts: dict[str, Any]) -> dict[str, Any]:
+    return {**parts, "total": sum(parts[part] for part in PARTS)}
 
 
 def saved_bytes(saved: Saved, c: Columns) -> Bytes:
@@ -86,7 +107,7 @@ def kept_bytes(block: Block, c: Columns) -> Bytes:
     return kept
 
 
-def in_flight(c: Columns, rank: int) -> Numbers:
+def in_flight(c: Columns, rank: Numbers) -> Numbers:
     """Return the micro-batches whose activations a pipeline rank holds at its peak.
 
     GPipe and LoopedBFS hold all; 1F1B as many as there are ranks behind; interleaved chunks as in
@@ -102,55 +123,85 @@ def in_flight(c: Columns, rank: int) -> Numbers:
     return np.where(c.pp > 1, np.minimum(held, steps), 1)
 
 
-def _rank_peak(
-    facts: Facts, c: Columns, load: RankLoad, blocks: list[tuple[Bytes, Bytes, Numbers]]
-) -> dict[str, Any]:
-    """Return the composition at the peak of one pipeline rank.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """One pipeline rank of every row: the first of each, the second, ...
 
-    ``blocks`` gives for each block what one repeat keeps for backward, what exists while it runs, and its
-    parameters on one tensor- or expert-parallel rank.
+    What hangs on few columns stands for the distinct rows of those, with each row's place among them.
     """
-    element = element_bytes(facts)
-    states = state_bytes(load, c, element)
-    held = in_flight(c, load.rank) * sum(
-        kept * count for (kept, _, _), count in zip(blocks, load.repeats, strict=True)
-    )
-    gathered = _gathered(facts.model, load, c, element, [unit for _, _, unit in blocks])
-    peak = _optimizer_step(facts, states, load, c, element)
-    freed: Bytes = 0
-    at_loss: Any = True
-    for (kept, running, _), count, whole in reversed(
-        list(zip(blocks, load.repeats, gathered, strict=True))
-    ):
-        transient = whole + running
-        # sharded gradients come with the first reduction: after the loss, under a pipeline at the end
-        unreduced = (c.pp > 1) | (at_loss & (c.gradient_accumulation_steps == 1))
-        moment = {
-            "parameters": states["parameters"],
-            "gradients": np.where(unreduced & _shards_parameters(c), 0, states["gradients"]),
-            "optimizer": states["optimizer"],
-            "activations": held - freed,
-            "transient": transient,
-            "overhead": context_bytes(facts) + facts.stack.fragmentation * (held - freed + transient),
+
+    load: RankLoad
+    #: bytes that stay, and what is gathered while each block runs, by ``held_at``
+    states: dict[str, Any]
+    optimizer_step: Any
+    gathered: list[Any]
+    held_at: Any
+    #: bytes that all repeats of each block keep, and what exists while one runs, by ``saved_at``
+    kept: list[Any]
+    running: list[Any]
+    saved_at: Any
+
+
+def _ranks(facts: Facts, columns: Columns) -> Iterator[_Rank]:
+    model, element = facts.model, element_bytes(facts)
+    held, held_at = distinct(columns, _HELD_BY)
+    saved, saved_at = distinct(columns, _SAVED_BY)
+    kept = [kept_bytes(block, saved) for block in model.blocks]
+    running = [_running(block, own, saved) for block, own in zip(model.blocks, kept, strict=True)]
+    units = [sum(local(block_totals(block), held)) for block in model.blocks]
+    for load, same in zip(rank_columns(model, held), rank_columns(model, saved), strict=True):
+        yield _Rank(
+            load=same,
+            states=state_bytes(load, held, element),
+            optimizer_step=(held.offload == code_of(Offload.NONE))
+            * element.step
+            * updated_parameters(load, held),
+            gathered=_gathered(model, load, held, element, units),
+            held_at=held_at,
+            kept=[own * count for own, count in zip(kept, same.repeats, strict=True)],
+            running=running,
+            saved_at=saved_at,
+        )
+
+
+def _rank_peak(facts: Facts, c: Columns, rank: _Rank) -> dict[str, Any]:
+    """Return the composition at the peak of one pipeline rank."""
+    states = {name: part[rank.held_at] for name, part in rank.states.items()}
+    one: Any = sum(rank.kept)
+    held = in_flight(c, rank.load.rank[rank.saved_at]) * one[rank.saved_at]
+    context = context_bytes(facts)
+    peak = _composition(
+        {
+            **states,
+            "activations": np.zeros(len(c.pp)),
+            # while a foreach optimizer runs there are no activations, but one temporary copy
+            "transient": rank.optimizer_step[rank.held_at],
+            "overhead": np.full(len(c.pp), float(context)),
         }
-        peak = _larger(peak, moment, count > 0)
-        at_loss = at_loss & (count == 0)
-        freed = freed + kept * count
+    )
+    sharded, one_step = _shards_parameters(c), c.gradient_accumulation_steps == 1
+    # sharded gradients come with the first reduction: after the loss, under a pipeline at the end
+    pipelined = np.where((c.pp > 1) & sharded, 0, states["gradients"])
+    at_loss = np.where(one_step & sharded, 0, pipelined)
+    first: Any = True
+    freed: Any = np.zeros(1)
+    for place in reversed(range(len(rank.kept))):
+        count = rank.load.repeats[place]
+        if not count.any():
+            continue
+        transient = rank.gathered[place][rank.held_at] + rank.running[place][rank.saved_at]
+        activations = held - freed[rank.saved_at] if freed.any() else held
+        moment = {
+            **states,
+            "gradients": np.where(first, at_loss, pipelined) if np.any(first) else pipelined,
+            "activations": activations,
+            "transient": transient,
+            "overhead": context + facts.stack.fragmentation * (activations + transient),
+        }
+        peak = _larger(peak, _composition(moment), (count > 0)[rank.saved_at])
+        first = first & (count == 0)[rank.saved_at]
+        freed = freed + rank.kept[place]
     return peak
-
-
-def _optimizer_step(
-    facts: Facts, states: dict[str, Any], load: RankLoad, c: Columns, element: ElementBytes
-) -> dict[str, Any]:
-    """Return the composition while a foreach optimizer runs: no activations, one temporary copy."""
-    updated = updated_parameters(load, c)
-    here = c.offload == code_of(Offload.NONE)
-    return {
-        **states,
-        "activations": np.zeros_like(updated),
-        "transient": here * element.step * updated,
-        "overhead": context_bytes(facts) + np.zeros_like(updated),
-    }
 
 
 def _shards_parameters(c: Columns) -> Any:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 def data_parallel_s(
     facts: Facts, c: Columns, load: RankLoad, fabric: Fabric, units_s: Seconds
 ) -> dict[str, Any]:
-    """Return ``total`` seconds of data-parallel collectives in a step and the share that can overlap.
+    """Return the seconds of data-parallel collectives and the share of them that can overlap.
+
+    ``each`` are of one gathering, of which a step has ``gatherings``; ``once`` of a step, whatever its
+    micro-batches.
 
     Args:
         facts: the job.
@@ -34,11 +37,19 @@ def data_parallel_s(
     fsdp = c.shard == code_of(Shard.PARAMETERS)
     stack = facts.stack
     replicated = np.where(c.shard >= code_of(Shard.OPTIMIZER), stack.zero_overlap, stack.dp_overlap)
-    sharded_s = _fsdp_s(facts, c, load, fabric, units_s)
+    root = _unit_s(facts, c, load.root, fabric, gathers=1)
     return {
-        "total": np.where(fsdp, sharded_s, _replicated_s(facts, c, load, fabric)),
+        # FSDP2 gathers and reduce-scatters unit by unit
+        "each": np.where(fsdp, root + units_s, 0.0),
+        # HSDP's all-reduce over replicas waits for the last micro-batch
+        "once": np.where(fsdp, _replica_s(facts, c, load, fabric), _replicated_s(facts, c, load, fabric)),
         "overlap": np.where(fsdp, stack.fsdp_overlap, replicated),
     }
+
+
+def gatherings(c: Columns) -> Numbers:
+    """Return how often FSDP2 gathers in a step: for every micro-batch; once under a pipeline in torch."""
+    return np.where(c.pp > 1, 1, c.gradient_accumulation_steps)
 
 
 def _replicated_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds:
@@ -54,17 +65,6 @@ def _replicated_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> S
     whole = all_reduce_s(held, group, fabric)
     split = ring_s(held, group, fabric) + ring_s(gathered, group, fabric)
     return np.where(c.shard >= code_of(Shard.OPTIMIZER), split, whole)
-
-
-def _fsdp_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric, units_s: Seconds) -> Seconds:
-    """FSDP2's gathers and reduce-scatters unit by unit, and HSDP's all-reduce of the shards.
-
-    Every micro-batch gathers and reduce-scatters; the all-reduce over replicas waits for the last one.
-    Under a pipeline torch gathers once and reduces once a step.
-    """
-    root = _unit_s(facts, c, load.root, fabric, gathers=1)
-    repeats = np.where(c.pp > 1, 1, c.gradient_accumulation_steps)
-    return (root + units_s) * repeats + _replica_s(facts, c, load, fabric)
 
 
 def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:

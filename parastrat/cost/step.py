@@ -10,7 +10,8 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s, send_s
 from parastrat.cost.compute import block_times
-from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s
+from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Shard
@@ -18,7 +19,7 @@ from parastrat.stages import RankLoad, rank_columns
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -44,16 +45,86 @@ _RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
 _ASSUMED_SPREAD = math.log(2)
 
 
+#: what decides the work of one micro-batch on a rank
+_WORK_BY = (
+    "pp",
+    "virtual_stages",
+    "micro_batch_size",
+    "cp",
+    "tp",
+    "ep",
+    "sequence_parallel",
+    "async_tp",
+    "recompute",
+)
+#: what decides a rank's collectives of parameters and gradients, and its optimizer step
+_WEIGHTS_BY = (
+    "pp",
+    "virtual_stages",
+    "dp_replicate",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "shard",
+    "reshard_after_forward",
+    "offload",
+)
+
+
 def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays."""
-    fabric = fabric_of(facts) if facts.hardware.world_size > 1 else None
-    of_blocks = [_block_parts(facts, block, columns, fabric) for block in facts.model.blocks]
-    out = {part: np.zeros(len(columns.pp)) for part in PARTS}
-    for load in rank_columns(facts.model, columns):
-        out = _slower(out, _rank_step(facts, columns, load, of_blocks, fabric))
-    step = sum(out[part] for part in PARTS)
+    out: dict[str, Any] = dict.fromkeys((*PARTS, "step"), np.zeros(len(columns.pp)))
+    sends = _pipeline_sends(facts, columns, _fabric(facts))
+    for work, weights in _ranks(facts, columns):
+        out = _slower(out, _rank_step(facts, columns, {**work, **weights}, sends))
     spread = time_spread(facts)
-    return {**out, "step": step, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
+    step = out["step"]
+    return {**out, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
+
+
+def _fabric(facts: Facts) -> Fabric | None:
+    return fabric_of(facts) if facts.hardware.world_size > 1 else None
+
+
+def _ranks(facts: Facts, columns: Columns) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield for one pipeline rank of every row the seconds of its work, and those of its weights.
+
+    Both are computed for the distinct rows of what they hang on.
+    """
+    fabric = _fabric(facts)
+    work, work_at = distinct(columns, _WORK_BY)
+    weights, weights_at = distinct(columns, _WEIGHTS_BY)
+    blocks = _block_parts(facts, work, fabric)
+    units = [
+        fsdp_unit_s(facts, weights, block_totals(block), fabric) if fabric and block.unit else 0.0
+        for block in facts.model.blocks
+    ]
+    for load, same in zip(rank_columns(facts.model, work), rank_columns(facts.model, weights), strict=True):
+        of_work = _work_s(blocks, load)
+        of_weights = _weights_s(facts, weights, same, units, fabric)
+        yield (
+            {part: seconds[work_at] for part, seconds in of_work.items()},
+            {part: seconds[weights_at] for part, seconds in of_weights.items()},
+        )
+
+
+def _work_s(blocks: list[dict[str, Any]], load: RankLoad) -> dict[str, Any]:
+    """Return one micro-batch's seconds on a rank, all its blocks together."""
+    return {
+        part: sum(parts[part] * count for parts, count in zip(blocks, load.repeats, strict=True))
+        for part in blocks[0]
+    }
+
+
+def _weights_s(
+    facts: Facts, c: Columns, load: RankLoad, units: list[Seconds], fabric: Fabric | None
+) -> dict[str, Any]:
+    found = {"optimizer": _optimizer_s(facts, c, load)}
+    if fabric is None:
+        return found
+    units_s: Any = sum(seconds * count for seconds, count in zip(units, load.repeats, strict=True))
+    return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
 
 
 def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
@@ -75,21 +146,28 @@ def time_spread(facts: Facts) -> float:
 
 
 def _slower(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    slower = sum(other[part] for part in PARTS) > sum(one[part] for part in PARTS)
-    return {part: np.where(slower, other[part], one[part]) for part in PARTS}
+    slower = other["step"] > one["step"]
+    return {
+        part: one[part] if one[part] is other[part] else np.where(slower, other[part], one[part])
+        for part in (*PARTS, "step")
+    }
 
 
-def _block_parts(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) -> dict[str, Seconds]:
-    """Return the seconds of one repeat for one micro-batch, forward and backward."""
+def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> list[dict[str, Any]]:
+    """Return for each block the seconds of one repeat for one micro-batch, forward and backward."""
+    c, at = distinct(work, _WORK_BY[2:])
+    return [
+        {part: seconds[at] for part, seconds in _one_block(facts, block, c, fabric).items()}
+        for block in facts.model.blocks
+    ]
+
+
+def _one_block(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) -> dict[str, Any]:
     times = block_times(facts, block, c)
     zero = np.zeros(len(c.pp))
     parts = {
         "compute": times.forward + times.backward + times.recomputed(c) + zero,
         "backward": times.backward + zero,
-        "tp_exposed": zero,
-        "cp_exposed": zero,
-        "ep_exposed": zero,
-        "fsdp": zero,
     }
     if fabric is None:
         return parts
@@ -105,45 +183,38 @@ def _block_parts(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) 
     routed = all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
     # dispatch and combine, each forward and backward
     parts["ep_exposed"] = 4 * routed * (block.expert_parallel_bytes > 0)
-    if block.unit:
-        parts["fsdp"] = fsdp_unit_s(facts, c, block_totals(block), fabric)
     return parts
 
 
-def _rank_step(
-    facts: Facts,
-    c: Columns,
-    load: RankLoad,
-    of_blocks: list[dict[str, Seconds]],
-    fabric: Fabric | None,
-) -> dict[str, Any]:
-    """Return the parts of the step if this pipeline rank is the slowest."""
+def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) -> dict[str, Any]:
+    """Return the parts of the step if this pipeline rank is the slowest.
+
+    ``one`` are the seconds of one micro-batch on the rank, and those of its weights.
+    """
     steps = c.gradient_accumulation_steps
-    one: dict[str, Any] = {
-        part: sum(parts[part] * count for parts, count in zip(of_blocks, load.repeats, strict=True))
-        for part in ("compute", "backward", "tp_exposed", "cp_exposed", "ep_exposed", "fsdp")
-    }
-    micro_batch = one["compute"] + one["tp_exposed"] + one["cp_exposed"] + one["ep_exposed"]
-    dp = data_parallel_s(facts, c, load, fabric, one["fsdp"]) if fabric else {}
     zero = np.zeros(len(c.pp))
-    hidden = zero
-    if dp:
-        beside = np.where(c.shard == code_of(Shard.PARAMETERS), steps * one["compute"], one["backward"])
-        hidden = dp["overlap"] * np.minimum(dp["total"], beside)
-    return {
-        "compute": steps * one["compute"] + facts.stack.step_constant_s,
-        "tp_exposed": steps * one["tp_exposed"] + zero,
-        "cp_exposed": steps * one["cp_exposed"] + zero,
-        "ep_exposed": steps * one["ep_exposed"] + zero,
-        "dp_exposed": dp.get("total", zero) - hidden,
+    exposed = {part: one.get(part, zero) for part in ("tp_exposed", "cp_exposed", "ep_exposed")}
+    micro_batch = sum(exposed.values(), one["compute"])
+    compute = steps * one["compute"]
+    parts = {
+        "compute": compute + facts.stack.step_constant_s,
+        **{part: steps * seconds for part, seconds in exposed.items()},
+        "dp_exposed": zero,
         "pp_bubble": (c.pp - 1) / c.virtual_stages * micro_batch,
-        "pp_exposed": _pipeline_sends(facts, c, fabric) if fabric else zero,
-        "optimizer": _optimizer_s(facts, c, load),
+        "pp_exposed": sends,
+        "optimizer": one["optimizer"],
     }
+    if "each" in one:
+        total = one["each"] * gatherings(c) + one["once"]
+        beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, one["backward"])
+        parts["dp_exposed"] = total - one["overlap"] * np.minimum(total, beside)
+    return {**parts, "step": sum(parts[part] for part in PARTS)}
 
 
-def _pipeline_sends(facts: Facts, c: Columns, fabric: Fabric) -> Seconds:
+def _pipeline_sends(facts: Facts, c: Columns, fabric: Fabric | None) -> Seconds:
     """Return the exposed activations' and gradients' transfers of one rank over a step."""
+    if fabric is None:
+        return np.zeros(len(c.pp))
     boundary = max(block.boundary_bytes for block in facts.model.blocks)
     sequence = np.where(c.sequence_parallel, c.tp, 1)
     payload = boundary * c.micro_batch_size / (c.cp * sequence)

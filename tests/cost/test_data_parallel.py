@@ -9,7 +9,7 @@ import pytest
 from jobs import FABRIC, GB, job, row
 
 from parastrat.case import Facts
-from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s
+from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.stages import ParameterTotals, RankLoad
 from parastrat.workload import Precision
@@ -35,7 +35,7 @@ def load(*, trainable: float = 0, root: float = 0, frozen: float = 0, expert: fl
 
 def total(held: RankLoad, units_s: float = 0.0, facts: Facts | None = None, **plan: Any) -> float:
     found = data_parallel_s(facts or job(), row(**plan), held, FABRIC, units_s)
-    return float(found["total"])
+    return float(found["each"] * gatherings(row(**plan)) + found["once"])
 
 
 def unit_s(*, tensor: float = 0, replicated: float = 0, expert: float = 0, **plan: Any) -> float:

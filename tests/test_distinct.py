@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parastrat.columns import Columns
+from parastrat.distinct import distinct
+
+NAMES = ("pp", "tp", "reshard_after_forward", "offload")
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-1, 5), st.sampled_from([1, 7, 65_536]), st.booleans()),
+        min_size=1,
+        max_size=60,
+    )
+)
+def test_every_row_is_found_again_and_none_twice(rows: list[tuple[int, int, bool]]) -> None:
+    pp, tp, reshard = (np.array(column) for column in zip(*rows, strict=True))
+    few, where = distinct(
+        Columns({"pp": pp, "tp": tp, "reshard_after_forward": reshard, "offload": 0}), NAMES
+    )
+    own = list(zip(few.pp.tolist(), few.tp.tolist(), few.reshard_after_forward.tolist(), strict=True))
+    assert [own[place] for place in where] == rows
+    assert len(own) == len(set(rows))
+
+
+def test_no_rows_have_no_distinct_ones() -> None:
+    nothing = np.zeros(0, dtype=np.int64)
+    few, where = distinct(
+        Columns({"pp": nothing, "tp": nothing, "reshard_after_forward": nothing, "offload": 0}), NAMES
+    )
+    assert (len(few.pp), len(where)) == (0, 0)
