@@ -1,0 +1,222 @@
+"""One cell of the parity table: a small model trained under one strategy, on every rank of it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from parity_models import SUBJECTS, Subject
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import parastrat
+from parastrat.errors import ParastratError
+from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Shard
+from parastrat.runtime.slots import clean_name
+from parastrat.runtime.wrapping import inner
+from parastrat.workload import Precision
+
+STEPS = 20
+MICRO_BATCH = 2
+#: micro-batches of one optimizer step, over all data ranks and accumulation
+MICRO_BATCHES = 4
+LEARNING_RATE = 1e-3
+#: below this share of the model's largest gradient one is zero but for rounding (a key's bias)
+_ZERO = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy:
+    """A plan but for the model."""
+
+    mesh: Mesh
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of one step of ``MICRO_BATCHES``."""
+        return Plan(
+            mesh=self.mesh,
+            micro_batch_size=MICRO_BATCH,
+            gradient_accumulation_steps=MICRO_BATCHES // self.mesh.dp,
+            precision=Precision.FP32,
+            backend=Backend.GLOO,
+            shard=Shard.PARAMETERS if self.mesh.dp_shard > 1 else Shard.NONE,
+            **self.options,
+        )
+
+
+def _pipelined(schedule: PipelineSchedule, *, chunks: int = 1, **axes: int) -> Strategy:
+    options = {"pp_schedule": schedule, "virtual_stages": chunks, "reshard_after_forward": False}
+    return Strategy(mesh=Mesh(pp=2, **axes), options=options)
+
+
+_SP = {"sequence_parallel": True, "loss_parallel": True}
+_1F1B, _LOOPED = PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED
+
+STRATEGIES: dict[str, Strategy] = {
+    "ddp": Strategy(mesh=Mesh(dp_replicate=2)),
+    "fsdp2": Strategy(mesh=Mesh(dp_shard=2)),
+    "hsdp": Strategy(mesh=Mesh(dp_replicate=2, dp_shard=2)),
+    "tp": Strategy(mesh=Mesh(tp=2)),
+    "tp+sp": Strategy(mesh=Mesh(tp=2), options=_SP),
+    "pp gpipe": _pipelined(PipelineSchedule.GPIPE),
+    "pp 1f1b": _pipelined(_1F1B),
+    "pp interleaved": _pipelined(_LOOPED, chunks=2),
+    "pp looped-bfs": _pipelined(PipelineSchedule.LOOPED_BFS, chunks=2),
+    "pp zero-bubble": _pipelined(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, chunks=2),
+    "pp zbv": _pipelined(PipelineSchedule.ZBV, chunks=2),
+    "pp dual-pipe-v": _pipelined(PipelineSchedule.DUAL_PIPE_V, chunks=2),
+    "ddp x tp": Strategy(mesh=Mesh(dp_replicate=2, tp=2)),
+    "fsdp2 x tp": Strategy(mesh=Mesh(dp_shard=2, tp=2)),
+    "pp x ddp": _pipelined(_1F1B, dp_replicate=2),
+    "pp x ddp interleaved": _pipelined(_LOOPED, chunks=2, dp_replicate=2),
+    "pp x fsdp2": _pipelined(_1F1B, dp_shard=2),
+    "pp x tp": _pipelined(_1F1B, tp=2),
+    "3d": _pipelined(_1F1B, dp_shard=2, tp=2),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one rank saw. ``refused`` is empty where the model trained."""
+
+    refused: str = ""
+    losses: tuple[float, ...] = ()
+    #: largest relative difference of a gradient of the first step, and whose it is
+    apart: float = 0.0
+    worst: str = ""
+    #: parameters whose gradients this rank could compare
+    compared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The same steps on one device in plain torch."""
+
+    losses: tuple[float, ...]
+    gradients: dict[str, torch.Tensor]
+
+    def save(self, path: Path) -> None:
+        torch.save(asdict(self), path)
+
+    @classmethod
+    def load(cls, path: Path) -> Reference:
+        return cls(**torch.load(path))
+
+
+def reference(subject: Subject) -> Reference:
+    """Train alone: every micro-batch by itself, weighted by its targets."""
+    torch.manual_seed(0)
+    model = subject.build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        inputs, targets = subject.batch(step, MICRO_BATCH * MICRO_BATCHES)
+        total = int((targets != -100).sum())
+        loss = 0.0
+        for start in range(0, MICRO_BATCH * MICRO_BATCHES, MICRO_BATCH):
+            x, y = (_rows(side, start, start + MICRO_BATCH) for side in (inputs, targets))
+            output = model(**x) if isinstance(x, dict) else model(x)
+            part = subject.loss_fn(output, y) * (int((y != -100).sum()) / total)
+            part.backward()
+            loss += part.item()
+        losses.append(loss)
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+        optimizer.zero_grad()
+    return Reference(losses=tuple(losses), gradients=gradients)
+
+
+def serve(rank: int, folder: Path, commands: Any, answers: Any) -> None:
+    """Run cells until None comes; one that fails by anything but a refusal ends the process."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    warnings.filterwarnings("ignore")
+    while (command := commands.get()) is not None:
+        number, model, strategy, broken = command
+        store = f"file://{folder}/groups-{number}"
+        dist.init_process_group(
+            "gloo", init_method=store, rank=rank, world_size=STRATEGIES[strategy].mesh.world_size
+        )
+        answer = _trained(SUBJECTS[model], strategy, folder, broken=broken)
+        answers.put((number, rank, json.dumps(asdict(answer))))
+        gc.collect()
+        if not answer.refused:
+            dist.barrier()
+        dist.destroy_process_group()
+
+
+def _trained(subject: Subject, strategy: str, folder: Path, *, broken: bool) -> Answer:
+    known = Reference.load(folder / f"{subject.name}.pt")
+    plan = STRATEGIES[strategy].plan
+    torch.manual_seed(0)
+    try:
+        model = parastrat.auto_parallelize(subject.build(), plan=plan)
+        if broken:
+            _break(model)
+        return _steps(model, subject, plan, known)
+    except ParastratError as error:
+        return Answer(refused=str(error))
+
+
+def _break(model: nn.Module) -> None:
+    """Let the last rank hold another weight than it should."""
+    if dist.get_rank() == dist.get_world_size() - 1:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                held = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+                held.mul_(1.5)
+
+
+def _steps(model: nn.Module, subject: Subject, plan: Plan, known: Reference) -> Answer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    per_data_rank = dist.get_world_size() // plan.mesh.dp
+    # axes from the outermost: pp, dp_replicate, dp_shard, tp
+    data_rank = dist.get_rank() // plan.mesh.tp % plan.mesh.dp
+    assert per_data_rank == plan.mesh.pp * plan.mesh.tp
+    share = MICRO_BATCH * MICRO_BATCHES // plan.mesh.dp
+    losses: list[float] = []
+    compared: dict[str, float] = {}
+    for step in range(STEPS):
+        batch = subject.batch(step, MICRO_BATCH * MICRO_BATCHES)
+        x, y = (_rows(side, data_rank * share, (data_rank + 1) * share) for side in batch)
+        losses.append(parastrat.forward_backward(model, x, y, loss_fn=subject.loss_fn).item())
+        if step == 0:
+            compared = _differences(model, known.gradients)
+        optimizer.step()
+        optimizer.zero_grad()
+    worst = max(compared, key=lambda name: compared[name], default="")
+    return Answer(
+        losses=tuple(losses), apart=compared.get(worst, 0.0), worst=worst, compared=tuple(compared)
+    )
+
+
+def _differences(model: nn.Module, expected: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Return the largest relative difference of each gradient that this rank has a part of."""
+    largest = max(float(gradient.abs().max()) for gradient in expected.values())
+    found = {}
+    for name, parameter in inner(model).named_parameters(remove_duplicate=False):
+        gradient, clean = parameter.grad, clean_name(name)
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+        if gradient is None or clean not in expected:
+            continue
+        scale = float(expected[clean].abs().max())
+        difference = float((gradient - expected[clean]).abs().max())
+        found[clean] = difference / (scale if scale > _ZERO * largest else largest)
+    return found
+
+
+def _rows(side: Any, start: int, end: int) -> Any:
+    if isinstance(side, dict):
+        return {name: value[start:end] for name, value in side.items()}
+    return side[start:end]
