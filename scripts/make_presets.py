@@ -21,6 +21,16 @@ HEADER = "# written by scripts/make_presets.py from scripts/data/presets.csv"
 _BIASES = ("qkv_bias = true", "output_bias = true", "ffn_bias = true")
 _LLAMA = ('family = "decoder"', 'norm = "rms"', "gated = true")
 _LAYER = ('norm = "layer"', "gated = false")
+# its keys have no bias; no dropout in training
+_WHISPER = (
+    'family = "encoder-decoder"',
+    "encoder_layers = LAYERS",
+    *_LAYER,
+    *_BIASES,
+    "key_bias = false",
+    "heads_first = true",
+    "positions = POSITIONS",
+)
 #: lines that a family's architecture has in common; POSITIONS is the row's longest sequence
 STYLES = {
     "llama": _LLAMA,
@@ -93,10 +103,13 @@ STYLES = {
         "relative_buckets = 32",
         "dropout = true",
     ),
+    "whisper": _WHISPER,
+    "whisper-v3": _WHISPER,
     "vit16": ('family = "vision-transformer"', *_LAYER, *_BIASES),
     "vit14": ('family = "vision-transformer"', *_LAYER, *_BIASES),
 }
 _PATCH = {"vit16": 16, "vit14": 14}
+_BANDS = {"whisper": 80, "whisper-v3": 128}
 _OPTIMIZER = {"t5": "adafactor"}
 #: columns with a part of the architecture, as its fields in order with colons between; the last may lack
 _PARTS = {
@@ -141,6 +154,8 @@ def preset(row: dict[str, str]) -> str:
     if style in _PATCH:
         patch = f"patch = {_PATCH[style]}"
         lines += ["", "[architecture.image]", "size = 224", patch, "channels = 3", "classes = 1000"]
+    if style in _BANDS:
+        lines += ["", "[architecture.audio]", f"channels = {_BANDS[style]}", "frames = 3000"]
     for part, names in _PARTS.items():
         lines += _part(part, names, row[part], style)
     if row["training_source"]:

@@ -93,6 +93,20 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Audio:
+    """A speech encoder's input: a spectrogram of one length (Whisper, arXiv:2212.04356, section 2.2)."""
+
+    #: mel bands
+    channels: int
+    frames: int
+
+    @property
+    def tokens(self) -> int:
+        """Positions of the encoder: the second of two convolutions strides by two."""
+        return self.frames // 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """A transformer of one of the families with a closed form."""
 
@@ -121,6 +135,8 @@ class Architecture:
     rectified: bool = False
     #: keys have a bias where queries and values have one; Whisper's have none
     key_bias: bool = True
+    #: queries are copied to lie head by head, as attention then puts out, which is copied back (Whisper)
+    heads_first: bool = False
     qk_norm: QkNorm | None = None
     #: a learned logit per head that takes up attention (gpt-oss)
     sinks: bool = False
@@ -145,11 +161,13 @@ class Architecture:
     pooler: bool = False
     #: buckets of a relative position table for each stack (T5)
     relative_buckets: int = 0
-    #: layers of the encoder beside ``layers`` decoder layers (T5)
+    #: layers of the encoder beside ``layers`` decoder layers (T5, Whisper)
     encoder_layers: int = 0
     latent: LatentAttention | None = None
     experts: Experts | None = None
     image: Image | None = None
+    #: what the encoder hears; None where it reads tokens
+    audio: Audio | None = None
     dropout: bool = False
     max_sequence_length: int | None = None
     source: str = ""

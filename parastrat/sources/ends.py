@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Activations, Block, Family, Operator, OperatorKind, Parameters, Saved, Split
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 TIED = "embedding"
 _FP32 = 4
 _TOKEN_ID_BYTES = 8
+#: frames that each convolution of a speech encoder sees
+_SPEECH_KERNEL = 3
 
 
 def end_block(setting: Setting, name: str, repeat: int, part: Part, *, unit: bool) -> Block:
@@ -132,17 +135,9 @@ def patches(setting: Setting) -> Block:
         raise ValueError("the architecture has no image")
     inputs = image.channels * image.patch**2
     patches = tokens - 1
-    project = Operator(
-        kind=OperatorKind.CONVOLUTION,
-        flops=2 * patches * a.hidden * inputs,
-        bytes=0,
-        m=patches,
-        n=a.hidden,
-        k=inputs,
-    )
     part = Part(
         parameters=(Parameters(trainable=(inputs + 1) * a.hidden + (1 + tokens) * a.hidden),),
-        operators=(project,),
+        operators=(_convolution(patches, a.hidden, inputs),),
         saved=Saved(replicated=b * inputs * patches),
     )
     return end_block(setting, "patches", 1, part, unit=False)
@@ -159,3 +154,33 @@ def classifier(setting: Setting) -> Block:
         saved=Saved(replicated=setting.element * (a.hidden + image.classes)),
     )
     return end_block(setting, "head", 1, joined(norm(setting, added=False), dense), unit=False)
+
+
+def spectrogram(setting: Setting) -> Block:
+    """Return a speech encoder's two convolutions, each with a GELU, and its fixed positions.
+
+    Eager kernels keep what each convolution and each GELU reads; compiled ones compute the GELUs again.
+    """
+    a, tokens, b = setting.architecture, setting.tokens, setting.element
+    audio = a.audio
+    if audio is None:
+        raise ValueError("the architecture hears nothing")
+    bands, outputs = audio.channels * audio.frames, a.hidden * (audio.frames + tokens)
+    between = a.hidden * audio.frames if setting.kernels is not Kernels.COMPILED else 0
+    weights = (_SPEECH_KERNEL * (audio.channels + a.hidden) + 2) * a.hidden
+    part = Part(
+        parameters=(Parameters(trainable=weights, frozen=tokens * a.hidden),),
+        operators=(
+            _convolution(audio.frames, a.hidden, _SPEECH_KERNEL * audio.channels),
+            _convolution(tokens, a.hidden, _SPEECH_KERNEL * a.hidden),
+            elementwise(b * (2 * outputs + 2 * a.hidden * tokens), Split.REPLICATED),
+        ),
+        saved=Saved(replicated=b * (bands + outputs + between)),
+    )
+    block = end_block(setting, "spectrogram", 1, part, unit=False)
+    # gradients of the longest tensor and of its source
+    return replace(block, working=Saved(replicated=2 * b * a.hidden * audio.frames))
+
+
+def _convolution(m: int, n: int, k: int) -> Operator:
+    return Operator(kind=OperatorKind.CONVOLUTION, flops=2 * m * n * k, bytes=0, m=m, n=n, k=k)

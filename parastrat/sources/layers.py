@@ -148,6 +148,8 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         kept += (_FP32 + b) * (q * tokens + kv * keys) + _FP32 * sum(rows)
     if a.fused_qkv and setting.kernels is Kernels.EAGER:
         kept += 2 * b * kv * keys
+    if a.heads_first and setting.kernels is not Kernels.FUSED:
+        kept += b * q * tokens
     selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
     return Part(
         parameters=tuple(groups),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from parastrat.model import (
     Saved,
     Split,
 )
-from parastrat.sources.ends import classifier, embedding, end_block, head, patches
+from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
 from parastrat.sources.feed_forward import feed_forward, mixture
 from parastrat.sources.layers import (
     Part,
@@ -84,7 +85,9 @@ def transformer(
 
 def _caveats(a: Architecture) -> tuple[str, ...]:
     found = []
-    if a.family is Family.ENCODER_DECODER:
+    if a.audio:
+        found.append(f"every sample is heard as {a.audio.frames} frames; the sequence is the decoder's")
+    elif a.family is Family.ENCODER_DECODER:
         found.append("the decoder's sequence is taken as long as the encoder's")
     if a.experts:
         found.append("tokens are taken to spread evenly over the experts")
@@ -125,12 +128,18 @@ def _runs(a: Architecture) -> list[tuple[bool, int]]:
 
 
 def _encoder_decoder(setting: Setting) -> tuple[Block, ...]:
+    """Return both stacks: tokens in both, or a spectrogram of its own length in the encoder."""
     a = setting.architecture
-    encoder = _layer(setting, a.encoder_layers, causal=False, name="encoder layer")
-    decoder = _layer(setting, a.layers, causal=True, name="decoder layer", crossed=True)
-    between = joined(norm(setting, added=False), _buckets(a))
-    border = end_block(setting, "encoder output", 1, between, unit=False)
-    return (embedding(setting), encoder, border, decoder, head(setting))
+    source = replace(setting, tokens=a.audio.tokens) if a.audio else setting
+    encoder = _layer(source, a.encoder_layers, causal=False, name="encoder layer")
+    decoder = _layer(setting, a.layers, causal=True, name="decoder layer", memory_tokens=source.tokens)
+    between = joined(norm(source, added=False), _buckets(a))
+    border = end_block(source, "encoder output", 1, between, unit=False)
+    tokens = embedding(setting)
+    if not a.audio:
+        return (tokens, encoder, border, decoder, head(setting))
+    beside = replace(tokens, boundary_bytes=decoder.boundary_bytes)
+    return (spectrogram(source), encoder, border, beside, decoder, head(setting))
 
 
 def _buckets(a: Architecture) -> Part:
@@ -144,14 +153,17 @@ def _layer(
     *,
     causal: bool,
     mixed: bool = False,
-    crossed: bool = False,
+    memory_tokens: int | None = None,
     name: str = "layer",
 ) -> Block:
+    """Return equal layers; those of a decoder also attend to the tokens of an encoder, its memory."""
     a, width = setting.architecture, setting.element * setting.tokens * setting.architecture.hidden
+    crossed = memory_tokens is not None
+    memory = setting.element * (memory_tokens or 0) * a.hidden
     parts = [norm(setting, added=index < _ADDITIONS) for index in range(a.layer_norms)]
     parts.append(attention(setting, causal=causal))
     if crossed:
-        parts += [norm(setting, added=True), attention(setting, causal=False, memory_tokens=setting.tokens)]
+        parts += [norm(setting, added=True), attention(setting, causal=False, memory_tokens=memory_tokens)]
     parts += [mixture(setting) if mixed else feed_forward(setting), dropout_masks(setting)]
     routed = a.experts.top_k * width if mixed and a.experts else 0
     inner = (a.experts.ffn * a.experts.top_k if a.experts and mixed else a.ffn) * setting.tokens
@@ -161,10 +173,11 @@ def _layer(
         repeat=repeat,
         parameters=part.parameters,
         operators=part.operators,
-        activations=activations(part, (2 if crossed else 1) * width),
+        # checkpoints of all layers hold the encoder's output, which is one tensor and counted there
+        activations=activations(part, width),
         # gradients of the inner tensors, and of the residual and its branch
         working=Saved(tensor=2 * setting.element * inner, sequence=2 * width),
-        boundary_bytes=(2 if crossed else 1) * width,
+        boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,
         tensor_parallel_bytes=width,
         expert_parallel_bytes=routed,

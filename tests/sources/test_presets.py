@@ -42,7 +42,8 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize("name", model_names())
 def test_blocks_hold_what_the_model_counts(name: str) -> None:
     model = spec(name)
-    assert model.trainable_parameters == model.parameters
+    frozen = sum(group.frozen * block.repeat for block in model.blocks for group in block.parameters)
+    assert model.trainable_parameters + frozen == model.parameters
     assert sum(block.repeat for block in model.blocks if block.unit) == model.layers
 
 

@@ -47,6 +47,7 @@ CLASSES = {
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
     "roberta": ("RobertaConfig", "RobertaForMaskedLM"),
     "t5": ("T5Config", "T5ForConditionalGeneration"),
+    "whisper": ("WhisperConfig", "WhisperForConditionalGeneration"),
     "yi": ("LlamaConfig", "LlamaForCausalLM"),
 }
 #: no module of transformers has their shape
@@ -61,7 +62,6 @@ WITHOUT = (
     "resnet",
     "vit",
     "vtrain",
-    "whisper",
 )
 
 
@@ -93,7 +93,16 @@ def config_fields(a: Architecture) -> dict[str, Any]:
         "type_vocab_size": a.segments,
         "new_decoder_architecture": a.kv_heads > 1,
         "pad_token_id": 0,
+        "d_model": a.hidden,
+        "encoder_layers": a.encoder_layers,
+        "decoder_layers": a.layers,
+        "encoder_attention_heads": a.heads,
+        "decoder_attention_heads": a.heads,
+        "encoder_ffn_dim": a.ffn,
+        "decoder_ffn_dim": a.ffn,
     }
+    if a.audio:
+        fields |= {"max_target_positions": a.positions, "num_mel_bins": a.audio.channels}
     if a.latent:
         fields |= {
             "q_lora_rank": a.latent.q_rank or None,

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from parastrat.model import Family
-from parastrat.sources.architecture import Architecture, Experts, Image, Norm, QkNorm
+from parastrat.sources.architecture import Architecture, Audio, Experts, Image, Norm, QkNorm
 from parastrat.sources.transformer import transformer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -155,6 +155,37 @@ def t5() -> tuple[nn.Module, Architecture]:
     return transformers.T5ForConditionalGeneration(config), architecture
 
 
+def whisper() -> tuple[nn.Module, Architecture]:
+    config = transformers.WhisperConfig(
+        d_model=128,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=8,
+        decoder_attention_heads=8,
+        encoder_ffn_dim=512,
+        decoder_ffn_dim=512,
+        vocab_size=VOCAB,
+        num_mel_bins=20,
+        max_source_positions=96,
+        max_target_positions=128,
+        **dict.fromkeys(("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id"), 0),
+    )
+    architecture = Architecture(
+        **COMMON,
+        **BIASED,
+        family=Family.ENCODER_DECODER,
+        encoder_layers=2,
+        ffn=512,
+        kv_heads=8,
+        key_bias=False,
+        heads_first=True,
+        tied=True,
+        positions=128,
+        audio=Audio(channels=20, frames=192),
+    )
+    return transformers.WhisperForConditionalGeneration(config), architecture
+
+
 class UnmaskedAttention(torch.overrides.TorchFunctionMode):
     """Sends biased attention to the kernel that a GPU would take, which keeps no scores."""
 
@@ -172,6 +203,8 @@ def batch(architecture: Architecture, dtype: torch.dtype) -> dict[str, torch.Ten
             "labels": torch.zeros(BATCH, dtype=torch.long),
         }
     tokens = torch.randint(0, VOCAB, (BATCH, TOKENS))
+    if architecture.audio is not None:
+        return {"input_features": torch.randn(BATCH, 20, 192, dtype=dtype), "labels": tokens}
     more = {"next_sentence_label": torch.zeros(BATCH, dtype=torch.long)} if architecture.pooler else {}
     return {"input_ids": tokens, "labels": tokens, **more}
 
@@ -204,6 +237,7 @@ def saved_by_autograd(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
         (bert, 0.005),
         (vit, 0.005),
         (t5, 0.025),
+        (whisper, 0.005),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
