@@ -64,21 +64,25 @@ def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
     Returns:
         For each stage the repeats of each block.
     """
-    weights = [block.flops for block in model.blocks]
-    chain = [
-        (index, weights[index]) for index, block in enumerate(model.blocks) for _ in range(block.repeat)
-    ]
-    limit = _least_limit([flops for _, flops in chain], stages)
+    chain = [index for index, block in enumerate(model.blocks) for _ in range(block.repeat)]
     filled = [[0] * len(model.blocks) for _ in range(stages)]
-    stage, load, left = stages - 1, 0.0, len(chain)
-    for index, flops in reversed(chain):
-        full = load > 0 and load + flops > limit
-        if stage > 0 and (full or left <= stage):
-            stage, load = stage - 1, 0.0
+    for index, stage in zip(chain, cut_chain([model.blocks[i].flops for i in chain], stages), strict=True):
         filled[stage][index] += 1
-        load += flops
-        left -= 1
     return tuple(tuple(repeats) for repeats in filled)
+
+
+def cut_chain(flops: list[float], stages: int) -> list[int]:
+    """Return the stage of each item of a chain with these FLOPs, cut as ``cut`` says."""
+    limit = _least_limit(flops, stages)
+    places = [0] * len(flops)
+    stage, load = stages - 1, 0.0
+    for index in reversed(range(len(flops))):
+        full = load > 0 and load + flops[index] > limit
+        if stage > 0 and (full or index + 1 <= stage):
+            stage, load = stage - 1, 0.0
+        places[index] = stage
+        load += flops[index]
+    return places
 
 
 def _least_limit(flops: list[float], stages: int) -> float:

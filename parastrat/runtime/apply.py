@@ -15,9 +15,10 @@ from parastrat.errors import ParastratError
 from parastrat.plan import Compile, Plan, Recompute
 from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.data_parallel import replicate, shard, shards
+from parastrat.runtime.data_parallel import replicate, shard, shards, to_device_from_first_rank
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
 from parastrat.runtime.mesh import rank_mesh
+from parastrat.runtime.pipeline.build import cut_module, finish
 from parastrat.runtime.plain_loop import guard_plain_loop
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
 from parastrat.runtime.recompute import (
@@ -162,6 +163,8 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
         calls.append(
             f"# {len(changed)} parameters cast to the plan's {plan.precision}, such as {changed[0]}"
         )
+    if wrapping.mesh.pp is not None:
+        wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start.sample_inputs)
     if plan.mesh.tp > 1:
         tensor_parallel(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     units = _units(module, wrapping)
@@ -175,13 +178,27 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
         if autocast_forward(module, device, plan.precision):
             dtype = COMPUTE[plan.precision]
             calls.append(f"model.forward = torch.autocast({device.type!r}, {dtype})(model.forward)")
-        model = replicate(module, wrapping) if plan.mesh.dp > 1 else module
+        model = _replicated(module, wrapping)
+    if wrapping.pipeline is not None:
+        finish(wrapping.pipeline, model)
     if plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
     guard_plain_loop(model, wrapping)
     remember(model, wrapping)
     release_at_exit(model)
     return model
+
+
+def _replicated(module: nn.Module, wrapping: Wrapping) -> nn.Module:
+    if wrapping.plan.mesh.dp == 1:
+        return module
+    if wrapping.pipeline is None:
+        return replicate(module, wrapping)
+    to_device_from_first_rank([*module.parameters(), *module.buffers()], wrapping)
+    wrapping.calls.append(
+        "# gradients are averaged over mesh['dp_replicate'] when a step's last one is there"
+    )
+    return module
 
 
 def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
@@ -208,6 +225,7 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
 
 def _fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
     """Give meta tensors their values, and all persistent ones those of the checkpoint."""
+    absent = None if wrapping.pipeline is None else wrapping.pipeline.absent
     slots = [slot for slot in slots_of(module) if slot.is_meta]
     loaded = start.checkpoint is not None
     fresh = [slot for slot in slots if not (loaded and slot.persistent)]
@@ -218,12 +236,17 @@ def _fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
     if fresh:
         recipe = Recipe(
             device=wrapping.device,
-            blocks=wrapping.blocks.names,
+            blocks=wrapping.blocks.names if absent is None else absent.blocks,
             record=start.record,
             mesh=wrapping.mesh,
+            elsewhere=frozenset() if absent is None or loaded else absent.first_names,
         )
-        initialise(module, fresh, recipe)
+        if absent is None or loaded:
+            initialise(module, fresh, recipe)
+        else:
+            with absent.back():
+                initialise(module, [slot for slot in slots_of(module) if slot.is_meta], recipe)
         wrapping.calls.append(f"# {len(fresh)} tensors initialised on {wrapping.device}, block by block")
     if start.checkpoint is not None:
-        load_weights(module, Path(start.checkpoint))
+        load_weights(module, Path(start.checkpoint), frozenset() if absent is None else absent.names)
         wrapping.calls.append(f"# weights loaded from {start.checkpoint}")

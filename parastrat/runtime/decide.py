@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from parastrat.errors import InfeasibleError, UsageError
 from parastrat.probe import probe_hardware
 from parastrat.profiles import load_stack
 from parastrat.runtime.batches import batch_size
-from parastrat.runtime.slots import slots_of
+from parastrat.runtime.slots import without_data
 from parastrat.runtime.stated import Choice
 from parastrat.search import Constraints, find_plan
 from parastrat.workload import Optimizer, Precision, Workload
@@ -60,7 +59,7 @@ def decide(module: nn.Module, example: Example, world: World) -> Choice:
 
     workload = example.workload or _workload(module, example.inputs, world)
     stack = load_stack("torch")
-    source = traced_module(_without_data(module), ref=type(module).__name__, sample_inputs=example.inputs)
+    source = traced_module(without_data(module), ref=type(module).__name__, sample_inputs=example.inputs)
     model = source.at(workload.sequence_length, workload.precision, stack.kernels)
     facts = Facts(model=model, hardware=_hardware(world), workload=workload, stack=stack)
     result = find_plan(facts, Constraints(pp=1, cp=1, tp=1, ep=1, plain_loop=not example.accumulates))
@@ -124,12 +123,3 @@ def _said(plan: Plan) -> str:
         f"{plan.precision}, micro-batch {plan.micro_batch_size}, global batch {plan.global_batch_size}, "
         f"recompute {plan.recompute}; pass plan= or workload= for another"
     )
-
-
-def _without_data(module: nn.Module) -> nn.Module:
-    """Return a copy on the meta device, with the same ties."""
-    memo: dict[int, Any] = {
-        id(slot.tensor): slot.standing_for(torch.empty_like(slot.tensor, device="meta"))
-        for slot in slots_of(module)
-    }
-    return copy.deepcopy(module, memo)

@@ -31,6 +31,8 @@ class Recipe:
     #: what the constructor did on the meta device; None if nobody recorded it
     record: Record | None
     mesh: RankMesh
+    #: of other pipeline stages: drawn with the others, in one order, and not kept
+    elsewhere: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,9 @@ def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None
             empty = [slot.current() for slot in group.slots]
             missing += _fill(module, group, recipe)
             for slot, meta in zip(group.slots, empty, strict=True):
+                if slot.name in recipe.elsewhere:
+                    slot.put(meta)
+                    continue
                 full = slot.current().detach()
                 placed.append((slot, slot.placed(_from_first_rank(full, recipe.mesh))))
                 slot.put(meta)

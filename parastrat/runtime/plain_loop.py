@@ -21,6 +21,8 @@ def guard_plain_loop(model: nn.Module, wrapping: Wrapping) -> None:
     Only forwards that will be differentiated outside of ``forward_backward`` count.
     """
     plan = wrapping.plan
+    if plan.mesh.pp > 1:
+        return  # its stages cannot be called outside of it
     if plan.precision is not Precision.FP16_MIXED and plan.gradient_accumulation_steps == 1:
         return
 

@@ -78,12 +78,13 @@ class LossScale:
         skips parameters without one) and the scale halves.
         """
         gradients = [local_tensor(p.grad) for p in model.parameters() if p.grad is not None]
-        if not gradients:
+        if not gradients and not dist.is_initialized():
             return True
-        found = torch.zeros((), device=gradients[0].device)
-        torch._amp_foreach_non_finite_check_and_unscale_(
-            gradients, found, torch.full_like(found, 1.0 / self.scale)
-        )
+        found = torch.zeros((), device=next(model.parameters()).device)
+        if gradients:
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                gradients, found, torch.full_like(found, 1.0 / self.scale)
+            )
         if dist.is_initialized():
             dist.all_reduce(found, op=dist.ReduceOp.MAX)
         if not found.item():

@@ -54,7 +54,7 @@ def check_plan(plan: Plan) -> None:
     """Refuse plans that this runtime does not apply, and name the nearest that it does.
 
     Raises:
-        WrapError: for sharded optimizer or gradients alone, for cp, ep, pp, offload and fp8.
+        WrapError: for sharded optimizer or gradients alone, for cp, ep, tp with pp, offload and fp8.
     """
     mesh = plan.mesh
     if plan.shard in {Shard.OPTIMIZER, Shard.GRADIENTS}:
@@ -65,7 +65,7 @@ def check_plan(plan: Plan) -> None:
             f"shard = parameters, reshard_after_forward = false, {mesh} "
             f"(parastrat estimate --strategy fsdp2 --dp-shard {mesh.dp_shard})",
         )
-    axes = [axis for axis in ("pp", "cp", "ep") if getattr(mesh, axis) > 1]
+    axes = [axis for axis in ("cp", "ep") if getattr(mesh, axis) > 1]
     if axes:
         data = replace(
             plan, mesh=replace(mesh, pp=1, cp=1, tp=1, ep=1, dp_shard=mesh.world_size // mesh.dp_replicate)
@@ -82,6 +82,10 @@ def check_plan(plan: Plan) -> None:
         "recompute = attention with compile = block": plan.recompute is Recompute.ATTENTION
         and plan.compile is Compile.BLOCK,
         "compile = block with tp": plan.compile is Compile.BLOCK and mesh.tp > 1,
+        "tp with pp": mesh.tp > 1 and mesh.pp > 1,
+        "pp with data axes": mesh.pp > 1 and mesh.dp > 1,
+        "virtual stages": plan.virtual_stages > 1,
+        "compile = block with pp": plan.compile is Compile.BLOCK and mesh.pp > 1,
         f"{plan.strategy}": mesh.tp > 1 and mesh.dp > 1 and plan.shard is Shard.NONE,
         "shard = none over dp_shard": plan.shard is Shard.NONE and mesh.dp_shard > 1,
     }
@@ -92,6 +96,9 @@ def check_plan(plan: Plan) -> None:
 
 _REMEDIES = {
     "ddp+tp": "shard over the data axis instead: shard = parameters, dp_shard 2 x tp 2 for two replicas",
+    "tp with pp": "plan --tp 1 with pp and FSDP2, or --pp 1 with tp and FSDP2",
+    "pp with data axes": "plan all ranks as pp, or --pp 1 with FSDP2",
+    "virtual stages": "plan virtual_stages = 1 with pp_schedule = 1F1B",
     "compile": "plan compile = none",
     "offload": "plan --offload none; recompute or more devices also save memory",
     "precision": "plan --precision bf16-mixed",
@@ -132,7 +139,8 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     Raises:
         WrapError: naming the optimizer and one of its parameters.
     """
-    if plan.mesh.tp == 1 and (plan.shard is not Shard.PARAMETERS or plan.mesh.dp_shard == 1):
+    replaces = plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
+    if not (replaces or plan.mesh.tp > 1 or plan.mesh.pp > 1):
         return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for candidate in gc.get_objects():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -99,6 +101,15 @@ def slots_of(module: nn.Module) -> list[Slot]:
             slot.owners.append((owner, key))
             slot.names.append(clean_name(f"{path}.{key}" if path else key))
     return list(slots.values())
+
+
+def without_data(module: nn.Module) -> nn.Module:
+    """Return a copy on the meta device, with the same ties."""
+    memo: dict[int, Any] = {
+        id(slot.tensor): slot.standing_for(torch.empty_like(slot.tensor, device="meta"))
+        for slot in slots_of(module)
+    }
+    return copy.deepcopy(module, memo)
 
 
 def clean_name(name: str) -> str:

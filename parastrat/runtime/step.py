@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +18,9 @@ from parastrat.errors import UsageError
 from parastrat.runtime.batches import IGNORED, batch_size, called, micro_batches, target_count, to_device
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
+
+if TYPE_CHECKING:
+    from parastrat.runtime.pipeline.pipelined import Pipeline
 
 LossFunction = Callable[..., torch.Tensor]
 
@@ -76,9 +80,12 @@ def forward_backward(
     summed = torch.zeros((), device=wrapping.device)
     wrapping.stepping = True
     try:
-        for index, share in enumerate(shares):
-            with _reducing(model, last=index == rounds - 1):
-                summed += _one(model, share, total, loss_fn)
+        if wrapping.pipeline is not None:
+            summed += _through(wrapping.pipeline, shares, total, loss_fn)
+        else:
+            for index, share in enumerate(shares):
+                with _reducing(model, last=index == rounds - 1):
+                    summed += _one(model, share, total, loss_fn)
     finally:
         wrapping.stepping = False
     if wrapping.loss_scale is not None:
@@ -90,21 +97,54 @@ def forward_backward(
 def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | None) -> torch.Tensor:
     """Run one micro-batch; return its part of the global mean loss."""
     wrapping = wrapping_of(model)
-    inputs = to_device(share.inputs, wrapping.device)
-    output = called(model, inputs)
+    output = called(model, to_device(share.inputs, wrapping.device))
+    loss, part = _loss(wrapping, share, output, _Mean(total=total, loss_fn=loss_fn))
+    loss.backward()  # type: ignore[no-untyped-call]
+    return part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Mean:
+    """The loss that is differentiated."""
+
+    #: targets of the global batch
+    total: int
+    #: None: the output has ``.loss``
+    loss_fn: LossFunction | None
+
+
+def _through(
+    pipeline: Pipeline, shares: list[_Share], total: int, loss_fn: LossFunction | None
+) -> torch.Tensor:
+    """Run all micro-batches through a pipeline; return their part of the global mean loss."""
+    wrapping, mean = pipeline.wrapping, _Mean(total=total, loss_fn=loss_fn)
+    summed = torch.zeros((), device=wrapping.device)
+
+    def loss_of(index: int, output: Any) -> torch.Tensor:
+        loss, part = _loss(wrapping, shares[index], output, mean)
+        summed.add_(part)
+        return loss
+
+    pipeline.step([to_device(share.inputs, wrapping.device) for share in shares], loss_of)
+    dist.all_reduce(summed, group=pipeline.group)  # all but the last stage's rank add nothing
+    return summed
+
+
+def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what to differentiate for one micro-batch, and its part of the global mean loss."""
     if share.count == 0:
         loss, weight = _nothing(output), 0.0
     else:
         with _loss_precision(wrapping):
-            if loss_fn is None:
+            if mean.loss_fn is None:
                 loss = output["loss"] if isinstance(output, dict) else output.loss
             else:
-                loss = loss_fn(output, to_device(share.targets, wrapping.device))
-        weight = share.count / total
+                loss = mean.loss_fn(output, to_device(share.targets, wrapping.device))
+        weight = share.count / mean.total
     scale = 1.0 if wrapping.loss_scale is None else wrapping.loss_scale.scale
     # reduction averages over the data-parallel ranks; the weights already add up to one over all of them
-    (loss.float() * (weight * wrapping.plan.mesh.dp * scale)).backward()  # type: ignore[no-untyped-call]
-    return loss.detach().float() * weight
+    weighted = loss.float() * (weight * wrapping.plan.mesh.dp * scale)
+    return weighted, loss.detach().float() * weight
 
 
 def _nothing(output: Any) -> torch.Tensor:

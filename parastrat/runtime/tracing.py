@@ -65,7 +65,7 @@ def watched_step(module: nn.Module, inputs: Any, setting: Setting) -> Tracker:
         with mode:
             batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
         hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
-        with _segments(module, tracker), mode, tracker, _explained(module), hooks:
+        with _segments(module, tracker), mode, tracker, explained(module), hooks:
             loss = example_loss(_called(module, batch), in_fp32=setting.loss_in_fp32)
             tracker.begin_backward()
             torch.autograd.backward(loss)
@@ -108,7 +108,7 @@ def _segments(module: nn.Module, tracker: Tracker) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(module: nn.Module) -> Iterator[None]:
+def explained(module: nn.Module) -> Iterator[None]:
     """Turn what stops a forward without values into one message."""
     name = type(module).__name__
     try:

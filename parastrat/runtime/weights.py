@@ -16,8 +16,10 @@ from parastrat.runtime.checkpoints import quiet_alone
 from parastrat.runtime.slots import Slot, slots_of
 
 
-def load_weights(module: nn.Module, path: Path) -> None:
+def load_weights(module: nn.Module, path: Path, elsewhere: frozenset[str] = frozenset()) -> None:
     """Fill all parameters and persistent buffers.
+
+    ``elsewhere`` names what the checkpoint may have besides: the weights of other pipeline stages.
 
     ``path`` is a file of ``torch.save`` (a state_dict, or one under the key ``model``), or a folder of
     ``torch.distributed.checkpoint`` (likewise). DDP's ``module.`` is ignored.
@@ -27,14 +29,14 @@ def load_weights(module: nn.Module, path: Path) -> None:
     """
     slots = [slot for slot in slots_of(module) if slot.persistent]
     if path.is_dir():
-        _load_folder(slots, path)
+        _load_folder(slots, path, elsewhere)
     elif path.is_file():
-        _load_file(slots, path)
+        _load_file(slots, path, elsewhere)
     else:
         raise WrapError(f"no checkpoint at {path}", hint="check checkpoint=; every rank must see the path")
 
 
-def _load_file(slots: list[Slot], path: Path) -> None:
+def _load_file(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None:
     try:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except RuntimeError as error:  # files of torch.save's old format cannot be mapped
@@ -44,30 +46,34 @@ def _load_file(slots: list[Slot], path: Path) -> None:
     if isinstance(state.get("model"), dict):
         state = state["model"]
     state = {name.removeprefix("module."): value for name, value in state.items()}
-    chosen = _matched(slots, {name: _shape(value) for name, value in state.items()}, path)
+    shapes = {name: _shape(value) for name, value in state.items()}
+    chosen = _matched(slots, shapes, path, elsewhere)
     with torch.no_grad():
         for slot, name in chosen:  # one tensor at a time leaves the file: it is mapped, not read
             held, given = slot.current(), slot.placed(state[name].to(slot.tensor.dtype))
             _local(held).copy_(_local(given))
 
 
-def _load_folder(slots: list[Slot], path: Path) -> None:
+def _load_folder(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None:
     entries = FileSystemReader(path).read_metadata().state_dict_metadata
     shapes = {name: _shape(entry) for name, entry in entries.items()}
     prefix = "" if any(name in shapes for name in slots[0].names) else "model."
     stored = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
-    chosen = _matched(slots, stored, path)
+    chosen = _matched(slots, stored, path, elsewhere)
     with quiet_alone():
         load({prefix + name: slot.current().detach() for slot, name in chosen}, checkpoint_id=path)
 
 
 def _matched(
-    slots: list[Slot], stored: dict[str, tuple[int, ...] | None], path: Path
+    slots: list[Slot],
+    stored: dict[str, tuple[int, ...] | None],
+    path: Path,
+    elsewhere: frozenset[str],
 ) -> list[tuple[Slot, str]]:
     """Pair every slot with the name that the checkpoint has for it."""
     names = [next((name for name in slot.names if name in stored), None) for slot in slots]
     missing = [slot.name for slot, name in zip(slots, names, strict=True) if name is None]
-    known = {name for slot in slots for name in slot.names}
+    known = {name for slot in slots for name in slot.names} | elsewhere
     foreign = [name for name, shape in stored.items() if name not in known and shape is not None]
     wrong = [
         f"{name} {stored[name]} for {tuple(slot.tensor.shape)}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.runtime.blocks import Blocks
     from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.precision import LossScale
 
 
@@ -35,6 +36,8 @@ class Wrapping:
     loss_scale: LossScale | None = None
     #: lines of plain torch, in the order in which they ran
     calls: list[str] = field(default_factory=list)
+    #: None without pipeline stages
+    pipeline: Pipeline | None = None
     #: ``forward_backward`` is running; outside of it, every backward reduces
     stepping: bool = False
 

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: a module cut into stages, each of which runs the module's own forward."""

@@ -1,0 +1,172 @@
+"""From a whole module to this rank's stages: traced, cut, proven, and rid of what others hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from parastrat.errors import ModelError, WrapError
+from parastrat.runtime.agreement import together
+from parastrat.runtime.blocks import Blocks
+from parastrat.runtime.data_parallel import shards
+from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
+from parastrat.runtime.pipeline.cut import Span, owners_of, present_parts, spans_of
+from parastrat.runtime.pipeline.pipelined import Pipeline
+from parastrat.runtime.pipeline.proof import prove
+from parastrat.runtime.pipeline.prune import Absent, from_first_stage
+from parastrat.runtime.pipeline.route import Route, Setting, parts_of, route_of
+from parastrat.runtime.pipeline.schedule import Run, rank_of_stage, schedule_of, stages_of_rank
+from parastrat.runtime.pipeline.ties import equalise, tied
+from parastrat.runtime.recompute import without_caches
+from parastrat.runtime.slots import slots_of, without_data
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.plan import Plan
+    from parastrat.runtime.wrapping import Wrapping
+
+#: samples of the example that is traced
+_SAMPLES = 2
+#: sequence lengths that are tried where nobody gives an example
+_GUESSED_LENGTHS = (16, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """Where a module is cut."""
+
+    route: Route
+    spans: tuple[Span, ...]
+    owners: dict[str, tuple[int, ...]]
+
+
+def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inputs: Any) -> Pipeline:
+    """Cut a module in place: afterwards it holds what this rank's stages need.
+
+    Args:
+        module: whole, on any device; or on the meta device.
+        wrapping: with the plan.
+        pp: this rank's pipeline.
+        sample_inputs: one micro-batch; None guesses it.
+
+    Raises:
+        WrapError: if it cannot be cut into the plan's stages, or they would compute something else.
+    """
+    plan = wrapping.plan
+    if without_caches(module):
+        wrapping.calls.append("model.config.use_cache = False")
+    setting = Setting(precision=plan.precision, autocast=not shards(plan))
+    skeleton = without_data(module)
+    cut = together(lambda: _cut(skeleton, sample_inputs, setting, plan))
+    from_first_stage(module, wrapping.device, pp.get_group())
+    own = stages_of_rank(plan, pp.get_local_rank())
+    names = tuple(parts_of(module))
+    absent = _absent(module, names, cut, own)
+    wrapping.blocks = _only(wrapping.blocks, absent_parts(names, cut, own))
+    for span in cut.spans:
+        wrapping.calls.append(_said(cut, span, rank_of_stage(plan, span.stage)))
+    return Pipeline(
+        wrapping=wrapping,
+        pp=pp,
+        setting=setting,
+        skeleton=skeleton,
+        spans=cut.spans,
+        owners=cut.owners,
+        absent=absent,
+        parts=names,
+        modules=dict.fromkeys(own, module),
+    )
+
+
+def _cut(skeleton: nn.Module, sample_inputs: Any, setting: Setting, plan: Plan) -> _Cut:
+    batch, route = _traced(skeleton, sample_inputs, setting)
+    spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages)
+    owners = owners_of(route, spans, slots_of(skeleton))
+    prove(skeleton, batch, setting, spans, owners)
+    return _Cut(route=route, spans=spans, owners=owners)
+
+
+def _traced(module: nn.Module, sample_inputs: Any, setting: Setting) -> tuple[Any, Route]:
+    """Return a micro-batch and the way that the forward takes for it.
+
+    Raises:
+        WrapError: if the forward cannot be traced with what was given or guessed.
+    """
+    try:
+        inputs = example_inputs(module, None if sample_inputs is None else resized(sample_inputs))
+    except ModelError as error:
+        raise _untraced(error) from error
+    batches = [made(inputs.make, _SAMPLES, length) for length in _lengths(sample_inputs, inputs)]
+    for batch in batches[:-1]:
+        try:
+            return batch, route_of(module, batch, setting)
+        except ModelError:
+            continue  # a bad guess; the last one's failure is told
+    try:
+        return batches[-1], route_of(module, batches[-1], setting)
+    except ModelError as error:
+        raise _untraced(error) from error
+
+
+def _lengths(sample_inputs: Any, inputs: ExampleInputs) -> tuple[int | None, ...]:
+    return _GUESSED_LENGTHS if sample_inputs is None and inputs.has_tokens else (None,)
+
+
+def _untraced(error: ModelError) -> WrapError:
+    return WrapError(
+        f"a pipeline is cut along the forward, which cannot be followed: {error.message}",
+        hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
+    )
+
+
+def absent_parts(names: tuple[str, ...], cut: _Cut, stages: tuple[int, ...]) -> frozenset[str]:
+    """Return the parts that run on none of these stages."""
+    present = frozenset[str]().union(*(present_parts(cut.route, cut.spans[stage]) for stage in stages))
+    called = {name for name, _ in cut.route.calls}
+    return frozenset(name for name in names if name in called and name not in present)
+
+
+def _absent(module: nn.Module, names: tuple[str, ...], cut: _Cut, stages: tuple[int, ...]) -> Absent:
+    kept = frozenset(name for name, held in cut.owners.items() if not set(held).isdisjoint(stages))
+    return Absent(module, kept, absent_parts(names, cut, stages))
+
+
+def _only(blocks: Blocks, absent: frozenset[str]) -> Blocks:
+    kept = [
+        (name, block)
+        for name, block in zip(blocks.names, blocks.modules, strict=True)
+        if name not in absent
+    ]
+    return replace(blocks, names=tuple(name for name, _ in kept), modules=tuple(block for _, block in kept))
+
+
+def _said(cut: _Cut, span: Span, rank: int) -> str:
+    events = cut.route.events
+    return (
+        f"# stage {span.stage} on pp rank {rank}: {events[span.begin].part} to {events[span.end - 1].part}"
+    )
+
+
+def finish(pipeline: Pipeline, model: nn.Module) -> None:
+    """Let the wrapped modules run as stages; all ranks call it."""
+    plan, whole = pipeline.wrapping.plan, pipeline.wrapping.mesh.whole or pipeline.pp
+    pipeline.absent.stand_in(pipeline.wrapping.device)
+    holders = {
+        name: tuple(sorted({rank_of_stage(plan, stage) for stage in stages}))
+        for name, stages in pipeline.owners.items()
+    }
+    pipeline.ties = tied(model, holders, whole, pipeline.pp)
+    equalise(pipeline.ties)
+    pipeline.install()
+    together(lambda: Run(plan, pipeline.modules, None, pipeline.group, pipeline.wrapping.device))
+    pipeline.wrapping.calls.append(
+        f"# {schedule_of(plan).value} over {len(pipeline.spans)} stages, "
+        f"{plan.gradient_accumulation_steps} micro-batches a step (torch.distributed.pipelining)"
+    )
+    if pipeline.ties:
+        pipeline.wrapping.calls.append(
+            f"# gradients of {len(pipeline.ties)} parameters that several stages hold are summed"
+        )

@@ -1,0 +1,208 @@
+"""Where values come from: every operator of a run on fake tensors, watched.
+
+Each storage has sources (block outputs and parameters that it was computed from) and a number. Equal
+numbers mean equal computations: same operators, same constants, same inputs, all the way back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from parastrat.runtime.operators import call_of
+
+#: operators that torch asks about devices and the like
+_QUERIES = "prim"
+#: tensors of at most so many elements are told apart by their values
+_SMALL = 64
+
+
+class Kind(StrEnum):
+    """What a value may come from."""
+
+    #: a tensor among what a part of the model returned
+    OUTPUT = "output"
+    PARAMETER = "parameter"
+    #: a value inside of a part, which the part did not return
+    INSIDE = "inside"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Source:
+    """One origin of values: an output or inside of an event, or a parameter."""
+
+    kind: Kind
+    #: index of the event; -1 for parameters
+    event: int = -1
+    #: index among the event's output tensors
+    index: int = 0
+    #: of the parameter
+    name: str = ""
+
+    @classmethod
+    def output(cls, event: int, index: int) -> Source:
+        """Return one tensor of what an event returned."""
+        return cls(Kind.OUTPUT, event, index)
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """What is known of one storage."""
+
+    storage: torch.UntypedStorage
+    number: int
+    sources: frozenset[Source] = frozenset()
+    #: operators that had run when it was first seen
+    born: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Visit:
+    """What one part of the model read and wrote while it ran."""
+
+    born: int
+    read: set[Source] = field(default_factory=set)
+    touched: dict[int, Held] = field(default_factory=dict)
+    flops: float = 0
+
+    def note(self, inputs: list[Held], flops: float) -> None:
+        """An operator has run; what was there before it began comes from outside."""
+        self.flops += flops
+        for held in inputs:
+            if held.born <= self.born and id(held) not in self.touched:
+                self.read |= held.sources
+
+
+class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Follows sources and numbers of all storages.
+
+    Args:
+        numbers: the table of computations; runs that share it can be compared.
+        is_parameter: for counting FLOPs.
+    """
+
+    def __init__(self, numbers: dict[Hashable, int], is_parameter: Callable[[torch.Tensor], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._numbers = numbers
+        self._is_parameter = is_parameter
+        # storages are kept, so that no address is used twice; fake ones have no memory
+        self._held: dict[int, Held] = {}
+        self._count = 0
+        self.visit: Visit | None = None
+        #: outputs that were written to after they were returned
+        self.changed: set[Source] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace == _QUERIES:
+            return func(*args, **(kwargs or {}))
+        self._count += 1
+        inputs = [self.held(leaf) for leaf in _tensors((args, kwargs))]
+        key = (str(func), self._encoded(args), self._encoded(kwargs or {}))
+        sources = frozenset[Source]().union(*(held.sources for held in inputs))
+        result = _concrete(args) if func in _TO_NUMBER else func(*args, **(kwargs or {}))
+        if self.visit is not None:
+            call = call_of(func, args, result, self._is_parameter)
+            self.visit.note(inputs, 0 if call is None else call.flops)
+        for place, tensor in enumerate(_written(func, args, kwargs or {})):
+            self._overwrite(self.held(tensor), self.intern((key, "written", place)), sources)
+        for place, tensor in enumerate(_tensors(result)):
+            if tensor.untyped_storage()._cdata not in self._held:  # noqa: SLF001  (the address)
+                made = self.held(tensor)
+                made.number, made.sources = self.intern((key, place)), sources
+                if self.visit is not None:
+                    self.visit.touched[id(made)] = made
+        return result
+
+    def intern(self, key: Hashable) -> int:
+        """Return the number of a computation."""
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def held(self, tensor: torch.Tensor) -> Held:
+        """Return what is known of a tensor's storage."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata  # noqa: SLF001  (no public accessor)
+        if address not in self._held:
+            self._held[address] = Held(storage, self._unknown(tensor, address), born=self._count)
+        return self._held[address]
+
+    def name(self, tensor: torch.Tensor, key: Hashable, sources: Iterable[Source] = ()) -> None:
+        """Say what a tensor's storage is."""
+        held = self.held(tensor)
+        held.number, held.sources = self.intern(key), frozenset(sources)
+
+    def sources_of(self, value: Any) -> frozenset[Source]:
+        """Return the sources of all tensors in a tree."""
+        return frozenset[Source]().union(*(self.held(leaf).sources for leaf in _tensors(value)))
+
+    def numbers_of(self, value: Any) -> tuple[Hashable, ...]:
+        """Return what was computed, for all tensors in a tree."""
+        return tuple(self._encoded(leaf) for leaf in _tensors(value))
+
+    def begin_visit(self) -> None:
+        """A part of the model begins."""
+        self.visit = Visit(born=self._count)
+
+    def end_visit(self) -> Visit:
+        """A part of the model has ended."""
+        visit, self.visit = self.visit or Visit(born=self._count), None
+        return visit
+
+    def _overwrite(self, held: Held, number: int, sources: frozenset[Source]) -> None:
+        self.changed |= {source for source in held.sources if source.kind is Kind.OUTPUT}
+        held.number, held.sources = number, held.sources | sources
+        if self.visit is not None:
+            self.visit.touched[id(held)] = held
+
+    def _unknown(self, tensor: torch.Tensor, address: int) -> int:
+        """Number a tensor that no operator made: by its values if it has a few, else by its identity."""
+        if not isinstance(tensor, FakeTensor) and not tensor.is_meta and tensor.numel() <= _SMALL:
+            return self.intern(("values", str(tensor.dtype), tuple(tensor.shape), str(tensor.tolist())))
+        return self.intern(("held", address))
+
+    def _encoded(self, value: Any) -> Hashable:
+        if isinstance(value, torch.Tensor):
+            place = (value.storage_offset(), tuple(value.shape), value.stride(), value.dtype)
+            return (self.held(value).number, *place)
+        if isinstance(value, list | tuple):
+            return tuple(map(self._encoded, value))
+        if isinstance(value, dict):
+            return tuple((name, self._encoded(item)) for name, item in value.items())
+        return repr(value) if isinstance(value, int | float | bool | str | None) else str(value)
+
+
+_ATEN = torch.ops.aten
+#: reading one value, which fake tensors have not
+_TO_NUMBER = frozenset({_ATEN._local_scalar_dense.default})  # noqa: SLF001  (operators have no public names)
+
+
+def _concrete(args: tuple[Any, ...]) -> bool | int | float:
+    """Answer for a value: the way of the forward hangs on it, and that is watched when it runs."""
+    dtype = args[0].dtype
+    if dtype is torch.bool:
+        return True
+    return 1.0 if dtype.is_floating_point else 1
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the arguments that an operator writes to."""
+    if not func._schema.is_mutable:  # noqa: SLF001  (no public accessor)
+        return []
+    written = []
+    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            written += _tensors(given)
+    return written

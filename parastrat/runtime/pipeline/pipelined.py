@@ -1,0 +1,244 @@
+"""A wrapped model's pipeline: how it was cut, and the steps that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from parastrat.errors import MismatchError, UsageError
+from parastrat.runtime.pipeline.border import Border, Parcel
+from parastrat.runtime.pipeline.cut import Span, check_owners
+from parastrat.runtime.pipeline.prune import Absent
+from parastrat.runtime.pipeline.route import Route, Setting, TensorShape, route_of
+from parastrat.runtime.pipeline.schedule import Ends, Run, rank_of_stage
+from parastrat.runtime.pipeline.staged import Passage, Stage
+from parastrat.runtime.pipeline.ties import Tie, add_gradients, average_over_data
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.wrapping import Wrapping
+
+#: what the schedule hands the first stage in the place of a batch
+_INDEX = TensorShape(shape=torch.Size((1,)), dtype=torch.int64, requires_grad=False)
+_LOSS = TensorShape(shape=torch.Size(()), dtype=torch.float32, requires_grad=True)
+
+#: the weighted loss of one micro-batch, by its index and the model's output
+LossOf = Callable[[int, Any], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the stages work on in one step."""
+
+    batches: list[Any]
+    routes: list[Route]
+    loss_of: LossOf
+
+    def parcel(self, after: int) -> Parcel:
+        """Return how tensors travel over a cut."""
+        crossing = self.routes[0].crossing(after)
+        return Parcel([[route.shape_of(source) for source in crossing] for route in self.routes])
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Pipeline:
+    """The stages of this rank."""
+
+    wrapping: Wrapping
+    #: this rank's pipeline
+    pp: DeviceMesh
+    setting: Setting
+    #: the whole module on the meta device: batches of other shapes are traced on it
+    skeleton: nn.Module
+    spans: tuple[Span, ...]
+    #: stages that hold each parameter
+    owners: dict[str, tuple[int, ...]]
+    absent: Absent
+    #: names of all parts of the module
+    parts: tuple[str, ...]
+    #: this rank's, by stage
+    modules: dict[int, nn.Module] = field(default_factory=dict)
+    ties: list[Tie] = field(default_factory=list)
+    _routes: dict[Any, Route] = field(default_factory=dict)
+    _run: tuple[Any, Run] | None = None
+    _job: Job | None = None
+
+    def install(self) -> None:
+        """Let the modules run as stages; they are wrapped already."""
+        for index, module in self.modules.items():
+            stage = Stage(module, module.forward, self.parts)
+            module.forward = self._forward(self.spans[index], stage)
+            # before FSDP2 gathers anything
+            module.register_forward_pre_hook(lambda *_: (self.job, None)[1], prepend=True)
+
+    def step(self, batches: list[Any], loss_of: LossOf) -> None:
+        """Run the schedule over one step's micro-batches; gradients are complete afterwards."""
+        job = Job(batches=batches, routes=[self._route(batch) for batch in batches], loss_of=loss_of)
+        key = tuple(_signature(batch) for batch in batches)
+        if self._run is None or self._run[0] != key:
+            self._check_same_batches(batches)
+            ends = {stage: _ends(self.spans[stage], job) for stage in self.modules}
+            self._run = key, Run(self.wrapping.plan, self.modules, ends, self.group, self.wrapping.device)
+        with self._working(job), self._own_draws():
+            self._run[1].step()
+        if not self.sharded:
+            average_over_data(self.modules.values(), self.wrapping.mesh)
+        add_gradients(self.ties)
+
+    def evaluate(self, batch: Any) -> Any:
+        """Return the model's output on the rank of the last stage, None elsewhere; one batch at a time."""
+        job = Job(batches=[batch], routes=[self._route(batch)], loss_of=lambda _index, output: output)
+        index = torch.zeros(1, dtype=torch.int64)
+        result: Any = ()
+        for stage, module in sorted(self.modules.items()):
+            here = dist.get_rank(self.group)
+            if stage and rank_of_stage(self.wrapping.plan, stage - 1) != here:
+                result = self._received(job.parcel(self.spans[stage].begin), stage)
+            with self._working(job):
+                result = module(*result, micro_batch=index)
+            after = rank_of_stage(self.wrapping.plan, stage + 1)
+            if not self.spans[stage].is_last and after != here:
+                for tensor in result:
+                    dist.send(tensor, group_dst=after, group=self.group)
+        return result if self.holds_last else None
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self.pp.get_group()
+
+    @property
+    def sharded(self) -> bool:
+        return not self.setting.autocast
+
+    @property
+    def holds_last(self) -> bool:
+        return len(self.spans) - 1 in self.modules
+
+    @property
+    def counted_elsewhere(self) -> set[nn.Parameter]:
+        """Parameters that another rank counts in norms over the whole model."""
+        return {tie.parameter for tie in self.ties if not tie.counts}
+
+    @property
+    def job(self) -> Job:
+        """What is being worked on.
+
+        Raises:
+            UsageError: if nothing is.
+        """
+        if self._job is None:
+            raise UsageError(
+                f"{type(self.skeleton).__name__} is cut into the stages of a pipeline: it cannot be called",
+                hint="train with parastrat.forward_backward(model, inputs, targets, loss_fn=...), "
+                "evaluate with parastrat.evaluate(model, loader, metric_fn)",
+            )
+        return self._job
+
+    def _forward(self, span: Span, stage: Stage) -> Callable[..., Any]:
+        border = Border(self.wrapping.device)
+
+        def forward(*received: torch.Tensor, micro_batch: torch.Tensor) -> Any:
+            job, index = self.job, int(micro_batch)
+            route = job.routes[index]
+            came = (
+                job.parcel(span.begin).unpacked(index, received, route.crossing(span.begin))
+                if span.stage
+                else {}
+            )
+            passage = Passage(route=route, span=span, received=came, border=border)
+            output = stage.run(self.setting.cast(job.batches[index]), passage)
+            if span.is_last:
+                return job.loss_of(index, output)
+            return job.parcel(span.end).packed(output)
+
+        return forward
+
+    def _route(self, batch: Any) -> Route:
+        """Return the way that the forward takes for a batch.
+
+        Raises:
+            WrapError: if the stages do not hold what they need for it.
+        """
+        key = _signature(batch)
+        if key not in self._routes:
+            route = route_of(self.skeleton, batch, self.setting)
+            check_owners(route, self.spans, self.owners)
+            self._routes[key] = route
+        return self._routes[key]
+
+    def _received(self, parcel: Parcel, stage: int) -> tuple[torch.Tensor, ...]:
+        source = rank_of_stage(self.wrapping.plan, stage - 1)
+        tensors = tuple(
+            torch.empty(shape.shape, dtype=shape.dtype, device=self.wrapping.device)
+            for shape in parcel.shapes
+        )
+        for tensor in tensors:
+            dist.recv(tensor, group_src=source, group=self.group)
+        return tensors
+
+    @contextmanager
+    def _working(self, job: Job) -> Iterator[None]:
+        self._job = job
+        try:
+            yield
+        finally:
+            self._job = None
+
+    @contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """Draw other random numbers than the other stages, without touching the caller's generator.
+
+        Stages that began with one seed would all drop the same elements.
+        """
+        seed = int(torch.randint(2**62, (1,)).item())
+        device = self.wrapping.device
+        devices = [] if device.type == "cpu" else [device]
+        with torch.random.fork_rng(devices=devices, device_type="cuda" if not devices else device.type):
+            torch.manual_seed(seed + dist.get_rank(self.group))
+            yield
+
+    def _check_same_batches(self, batches: list[Any]) -> None:
+        """Refuse different batches on the ranks of one pipeline.
+
+        Raises:
+            MismatchError: if they differ in shapes or contents.
+        """
+        own = [
+            (_signature(batch), [float(leaf.double().sum()) for leaf in _tensors(batch)])
+            for batch in batches
+        ]
+        every: list[Any] = [own] * dist.get_world_size(self.group)
+        dist.all_gather_object(every, own, group=self.group)
+        if any(str(other) != str(own) for other in every):
+            raise MismatchError(
+                "the stages of one pipeline were given different batches",
+                hint="give all ranks of a pipeline the same batch, as parastrat.shard_dataloader does",
+            )
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+
+
+def _signature(batch: Any) -> Any:
+    """Return what the way of a forward hangs on: shapes, formats, and plain values."""
+    leaves, spec = tree_flatten(batch)
+    known = tuple(
+        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
+    )
+    return str(spec), known
+
+
+def _ends(span: Span, job: Job) -> Ends:
+    return Ends(
+        entering=tuple(job.parcel(span.begin).shapes) if span.stage else (_INDEX,),
+        leaving=(_LOSS,) if span.is_last else tuple(job.parcel(span.end).shapes),
+    )

@@ -1,0 +1,303 @@
+"""The way of a forward through the parts of a module, and which tensors cross each place on it.
+
+A part is a repeated block, or the largest module beside them: an embedding, a norm, a head. A call that
+reads parameters, or what such calls returned, is an event. What the forward does between events costs
+little; every stage does it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+
+from parastrat.runtime.batches import called
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.fakes import fake_module, gpu_kernels
+from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
+from parastrat.runtime.precision import COMPUTE, weight_dtype
+from parastrat.runtime.tracing import explained
+from parastrat.workload import Precision
+
+#: modules that only hold others
+_NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
+_PLAIN = int | float | bool | str | None | torch.dtype | torch.device | torch.Size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorShape:
+    """What is known of a tensor before it is there."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+    #: the forward writes to it after it was returned
+    changed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One call of a part that reads parameters, or what comes from them."""
+
+    part: str
+    spec: TreeSpec
+    #: what it returns: the shape of a tensor, or a plain value
+    leaves: tuple[Any, ...]
+    #: outputs and parameters that it is computed from
+    needs: frozenset[Source]
+    flops: float
+
+    @property
+    def tensors(self) -> list[TensorShape]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, TensorShape)]
+
+    @property
+    def opaque(self) -> bool:
+        """It returns objects that another process cannot be given."""
+        return not all(isinstance(leaf, TensorShape | _PLAIN) for leaf in self.leaves)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """All calls of parts in one forward."""
+
+    #: name of each part that is called, and the index of its event; None for what only reads inputs
+    calls: tuple[tuple[str, int | None], ...]
+    events: tuple[Event, ...]
+    #: what the forward's output is computed from, beside calls
+    end: frozenset[Source]
+
+    def crossing(self, after: int) -> tuple[Source, ...]:
+        """Return the outputs of the first ``after`` events that later ones read, in order."""
+        late = frozenset[Source]().union(*(event.needs for event in self.events[after:]), self.end)
+        return tuple(
+            sorted(source for source in late if source.kind is not Kind.PARAMETER and source.event < after)
+        )
+
+    def why_not(self, after: int) -> str | None:
+        """Return why the forward cannot be cut behind this many events; None if it can."""
+        for source in self.crossing(after):
+            event = self.events[source.event]
+            if source.kind is Kind.INSIDE:
+                return f"what {event.part} computes inside is used by later blocks"
+            if event.opaque:
+                return f"{event.part} returns an object that cannot be sent"
+        return None
+
+    def shape_of(self, source: Source) -> TensorShape:
+        return self.events[source.event].tensors[source.index]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """In what formats the forward runs."""
+
+    precision: Precision
+    #: autocast; else weights and inputs are cast, as by FSDP2
+    autocast: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        full = weight_dtype(self.precision)
+        return full if self.autocast else COMPUTE.get(self.precision, full)
+
+    def cast(self, batch: Any) -> Any:
+        """Return a batch as FSDP2 would give it to the forward."""
+        if self.autocast or self.precision not in COMPUTE:
+            return batch
+        return tree_map(
+            lambda leaf: (
+                leaf.to(self.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+            ),
+            batch,
+        )
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        dtype = COMPUTE.get(self.precision) if self.autocast else None
+        with nullcontext() if dtype is None else torch.autocast("cpu", dtype):
+            yield
+
+
+def parts_of(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the parts by name: repeated blocks, and the largest modules that hold none."""
+    blocks = {id(block) for block in repeated_blocks(module).modules}
+    parts: dict[str, nn.Module] = {}
+
+    def visit(name: str, part: nn.Module, *, root: bool) -> None:
+        children = list(part.named_children())
+        whole = id(part) in blocks or not children
+        around = any(id(other) in blocks for other in part.modules())
+        if not whole and (around or isinstance(part, _NEVER_CALLED) or (root and not blocks)):
+            for key, child in children:
+                visit(f"{name}.{key}" if name else key, child, root=root and len(children) == 1)
+        elif name and id(part) not in map(id, parts.values()):
+            parts[name] = part
+
+    visit("", module, root=True)
+    return parts
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Trace:
+    """A module on fake tensors."""
+
+    module: nn.Module
+    parts: dict[str, nn.Module]
+    flow: Flow
+    #: the micro-batch
+    batch: Any
+    events: list[Event] = field(default_factory=list)
+    calls: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def run(self) -> tuple[Route, Any]:
+        """Run the forward once; return its way and its output."""
+        with _watching(self.parts, self._enter, self._leave), self.flow:
+            output = called(self.module, self.batch)
+        events = tuple(_with_changes(index, event, self.flow) for index, event in enumerate(self.events))
+        return Route(calls=tuple(self.calls), events=events, end=self.flow.sources_of(output)), output
+
+    def _enter(self, _name: str) -> None:
+        self.flow.begin_visit()
+
+    def _leave(self, name: str, output: Any) -> None:
+        visit = self.flow.end_visit()
+        index = len(self.events)
+        leaves, spec = tree_flatten(output)
+        needs = frozenset(visit.read) | _handed_on(self.flow, output, visit)
+        if not needs:
+            self.calls.append((name, None))
+            return
+        self.calls.append((name, index))
+        for held in visit.touched.values():
+            held.sources = frozenset({Source(Kind.INSIDE, index)})
+        place = 0
+        known: list[Any] = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                self.flow.held(leaf).sources = frozenset({Source.output(index, place)})
+                known.append(
+                    TensorShape(shape=leaf.shape, dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+                )
+                place += 1
+            else:
+                known.append(leaf)
+        self.events.append(Event(part=name, spec=spec, leaves=tuple(known), needs=needs, flops=visit.flops))
+
+
+def _handed_on(flow: Flow, output: Any, visit: Visit) -> frozenset[Source]:
+    """Return the sources of outputs that the part returned as it was given them."""
+    given = [
+        flow.held(leaf)
+        for leaf in tree_flatten(output)[0]
+        if isinstance(leaf, torch.Tensor) and id(flow.held(leaf)) not in visit.touched
+    ]
+    return frozenset[Source]().union(*(held.sources for held in given))
+
+
+def _with_changes(index: int, event: Event, flow: Flow) -> Event:
+    changed = {source.index for source in flow.changed if source.event == index}
+    if not changed:
+        return event
+    place = -1
+    leaves = []
+    for leaf in event.leaves:
+        if isinstance(leaf, TensorShape):
+            place += 1
+            leaf = TensorShape(  # noqa: PLW2901  (the same tensor, known better)
+                shape=leaf.shape,
+                dtype=leaf.dtype,
+                requires_grad=leaf.requires_grad,
+                changed=place in changed,
+            )
+        leaves.append(leaf)
+    return Event(
+        part=event.part, spec=event.spec, leaves=tuple(leaves), needs=event.needs, flops=event.flops
+    )
+
+
+@contextmanager
+def _watching(
+    parts: dict[str, nn.Module], enter: Callable[[str], None], leave: Callable[[str, Any], None]
+) -> Iterator[None]:
+    """Tell when a part begins and ends; parts that others call count as those."""
+    depth = 0
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(_part: nn.Module, _args: Any) -> None:
+            nonlocal depth
+            depth += 1
+            if depth == 1:
+                enter(name)
+
+        return hook
+
+    def after(name: str) -> Callable[..., None]:
+        def hook(_part: nn.Module, _args: Any, output: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            if depth == 0:
+                leave(name, output)
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, part in parts.items():
+            stack.callback(part.register_forward_pre_hook(before(name)).remove)
+            stack.callback(part.register_forward_hook(after(name)).remove)
+        yield
+
+
+def route_of(module: nn.Module, inputs: Any, setting: Setting) -> Route:
+    """Return the way of the module's forward for a micro-batch.
+
+    Raises:
+        ModelError: if the forward raises, or needs values.
+    """
+    with fakes_of(module, inputs, setting, {}) as begin, explained(module):
+        return begin(None).run()[0]
+
+
+@contextmanager
+def fakes_of(
+    module: nn.Module, inputs: Any, setting: Setting, numbers: dict[Hashable, int]
+) -> Iterator[Callable[[frozenset[str] | None], Trace]]:
+    """Put the module on fake tensors.
+
+    Yields:
+        A function that begins a trace, with the named parameters (None: all) known to it.
+    """
+    parts = parts_of(module)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with fake_module(module, mode, setting.dtype) as (parameters, constants), gpu_kernels():
+        addresses = {parameter.untyped_storage()._cdata for parameter in parameters.values()}  # noqa: SLF001
+
+        def begin(present: frozenset[str] | None) -> Trace:
+            flow = Flow(numbers, lambda tensor: tensor.untyped_storage()._cdata in addresses)  # noqa: SLF001
+            for name, parameter in parameters.items():
+                known = present is None or name in present
+                key = ("parameter", name) if known else ("absent", name, id(flow))
+                flow.name(parameter, key, [Source(Kind.PARAMETER, name=name)])
+            for index, tensor in enumerate(constants):
+                flow.name(tensor, ("constant", index))
+            batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
+            for index, leaf in enumerate(tree_flatten(batch)[0]):
+                if isinstance(leaf, torch.Tensor):
+                    flow.name(leaf, ("input", index))
+            return Trace(module=module, parts=parts, flow=flow, batch=batch)
+
+        with setting.active(), mode:
+            yield begin
+
+
+def _fake_input(leaf: Any, dtype: torch.dtype) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    kind = dtype if leaf.is_floating_point() else leaf.dtype
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=kind, device="cpu")

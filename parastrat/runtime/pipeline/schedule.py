@@ -1,0 +1,123 @@
+"""The schedules of ``torch.distributed.pipelining``, over stages whose tensors' shapes are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+
+from parastrat.errors import WrapError
+from parastrat.plan import PipelineSchedule, Plan
+from parastrat.runtime.pipeline.route import TensorShape
+
+#: schedules whose ranks hold the stages r and 2 pp - 1 - r; the others r, pp + r, 2 pp + r, ...
+V_SHAPED = frozenset({PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V})
+#: schedules of one stage a rank
+SINGLE = frozenset({PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """The tensors that one stage gets and gives; the first gets none, the last gives the loss."""
+
+    entering: tuple[TensorShape, ...]
+    leaving: tuple[TensorShape, ...]
+
+
+def schedule_of(plan: Plan) -> PipelineSchedule:
+    """Return the plan's schedule; 1F1B where it names none."""
+    several = plan.virtual_stages > 1
+    default = PipelineSchedule.INTERLEAVED if several else PipelineSchedule.ONE_F_ONE_B
+    return plan.pp_schedule or default
+
+
+def stages_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
+    """Return the stages on one pipeline rank."""
+    pp = plan.mesh.pp
+    if schedule_of(plan) in V_SHAPED:
+        return rank, 2 * pp - 1 - rank
+    return tuple(rank + pp * chunk for chunk in range(plan.virtual_stages))
+
+
+def rank_of_stage(plan: Plan, stage: int) -> int:
+    """Return the pipeline rank that holds a stage."""
+    lap, place = divmod(stage, plan.mesh.pp)
+    return plan.mesh.pp - 1 - place if schedule_of(plan) in V_SHAPED and lap % 2 else place
+
+
+class Run:
+    """One schedule for micro-batches of known shapes.
+
+    Args:
+        plan: with pipeline stages.
+        modules: by stage, those of this rank.
+        ends: by stage; None only checks that the schedule takes this many stages and micro-batches.
+        group: the pipeline's ranks.
+        device: this rank's.
+
+    Raises:
+        WrapError: if torch has no such schedule, or it does not take this many.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        modules: dict[int, nn.Module],
+        ends: dict[int, Ends] | None,
+        group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        self._count = plan.gradient_accumulation_steps
+        self._first, self._last = 0 in modules, plan.mesh.pp * plan.virtual_stages - 1 in modules
+        count = plan.mesh.pp * plan.virtual_stages
+        stages = [
+            PipelineStage(
+                module, index, count, device, group=group, **({} if ends is None else _metas(ends[index]))
+            )
+            for index, module in modules.items()
+        ]
+        chosen = schedule_of(plan)
+        try:
+            kind = get_schedule_class(chosen.value)
+            several = issubclass(kind, PipelineScheduleMulti)
+            self._schedule: Any = kind(
+                stages if several else stages[0], self._count, loss_fn=_own_loss, scale_grads=False
+            )
+        except ValueError as error:
+            raise WrapError(
+                f"torch's {chosen.value} does not run {count} stages on {plan.mesh.pp} ranks with "
+                f"{self._count} micro-batches: {error}",
+                hint=f"plan gradient_accumulation_steps as a multiple of {plan.mesh.pp}, at least {count}, "
+                "or pp_schedule = GPipe",
+            ) from error
+
+    def step(self) -> None:
+        """Run all micro-batches forward and backward; modules are told their index."""
+        indices = torch.arange(self._count)
+        first = (indices,) if self._first else ()
+        self._schedule.step(
+            *first, target=indices if self._last else None, return_outputs=False, micro_batch=indices
+        )
+
+
+def _own_loss(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:
+    """The last stage returns its loss."""
+    return output
+
+
+def _metas(ends: Ends) -> dict[str, Any]:
+    make: Callable[[TensorShape], torch.Tensor] = _meta
+    return {
+        "input_args": tuple(map(make, ends.entering)),
+        "output_args": tuple(map(make, ends.leaving)),
+    }
+
+
+def _meta(shape: TensorShape) -> torch.Tensor:
+    return torch.empty(shape.shape, dtype=shape.dtype, device="meta", requires_grad=shape.requires_grad)

@@ -1,0 +1,127 @@
+"""Parameters that several stages hold: their gradients are summed, and they count once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.slots import slots_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.mesh import RankMesh
+
+#: of one message of gradients, as ``DistributedDataParallel``'s default
+BUCKET_BYTES = 25 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tie:
+    """One parameter that this rank shares with other ranks of its pipeline."""
+
+    parameter: nn.Parameter
+    group: dist.ProcessGroup
+    #: this rank is the first of those that hold it
+    counts: bool
+
+
+def tied(
+    module: nn.Module, holders: Mapping[str, tuple[int, ...]], whole: DeviceMesh, pp: DeviceMesh
+) -> list[Tie]:
+    """Return the parameters that this rank shares; all ranks of the world call it.
+
+    Args:
+        module: this rank's part.
+        holders: pipeline ranks, in order, by the name of each parameter.
+        whole: all ranks; ``pp`` is its first axis.
+        pp: this rank's pipeline.
+    """
+    shared = {name: ranks for name, ranks in sorted(holders.items()) if len(ranks) > 1}
+    groups = {ranks: _group(ranks, whole, pp) for ranks in sorted(set(shared.values()))}
+    here = pp.get_local_rank()
+    own = {slot.name: slot.tensor for slot in slots_of(module)}
+    ties = []
+    for name, ranks in shared.items():
+        group, parameter = groups[ranks], own.get(name)
+        if here in ranks and group is not None and isinstance(parameter, nn.Parameter):
+            ties.append(Tie(parameter=parameter, group=group, counts=here == ranks[0]))
+    return ties
+
+
+def equalise(ties: list[Tie]) -> None:
+    """Give all ranks the first one's values."""
+    for tie in ties:
+        values = local_tensor(tie.parameter.detach()).contiguous()
+        dist.broadcast(values, group_src=0, group=tie.group)
+        local_tensor(tie.parameter.detach()).copy_(values)
+
+
+def add_gradients(ties: list[Tie]) -> None:
+    """Sum the gradients of each parameter over the ranks that hold it."""
+    for tie in ties:
+        if tie.parameter.requires_grad:
+            if tie.parameter.grad is None:
+                tie.parameter.grad = torch.zeros_like(tie.parameter)
+            dist.all_reduce(local_tensor(tie.parameter.grad), group=tie.group)
+
+
+def average_over_data(modules: Iterable[nn.Module], mesh: RankMesh) -> None:
+    """Average all gradients over the ranks that see different samples.
+
+    What no rank has a gradient for stays without one.
+    """
+    if mesh.data_group is None:
+        return
+    trained = {p: None for module in modules for p in module.parameters() if p.requires_grad}
+    device = next(iter(trained)).device
+    has = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=device)
+    mesh.sum_over_data(has, dist.ReduceOp.MAX)
+    messages: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for parameter, some in zip(trained, has.tolist(), strict=True):
+        if some:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            messages[parameter.grad.dtype].append(parameter.grad)
+    for gradients in messages.values():
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            mesh.sum_over_data(flat, dist.ReduceOp.AVG)
+            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+
+def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield messages of about the size that DDP sends."""
+    bucket: list[torch.Tensor] = []
+    held = 0
+    for tensor in tensors:
+        bucket.append(tensor)
+        held += tensor.nbytes
+        if held >= BUCKET_BYTES:
+            yield bucket
+            bucket, held = [], 0
+    if bucket:
+        yield bucket
+
+
+def _group(ranks: tuple[int, ...], whole: DeviceMesh, pp: DeviceMesh) -> dist.ProcessGroup | None:
+    """Return the group of these ranks of this pipeline; every rank makes the groups of all pipelines."""
+    if len(ranks) == pp.size():
+        return pp.get_group()
+    found = None
+    for pipeline in whole.mesh.reshape(pp.size(), -1).T.tolist():
+        members = [pipeline[rank] for rank in ranks]
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            found = group
+    return found

@@ -1,0 +1,99 @@
+"""What the ranks of the pipeline's tests do; one start of the processes runs many cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime.models import Gpt, plan, token_loss, tokens
+from runtime.training import GLOBAL_BATCH, MODELS, STEPS, part
+from torch import nn
+
+import parastrat
+from parastrat.plan import PipelineSchedule
+
+GPIPE = {"pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
+ONE_F_ONE_B = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+
+Weights = dict[str, torch.Tensor]
+
+
+def share_of(batch: Any, fields: dict[str, Any]) -> Any:
+    """This rank's samples; all ranks of a pipeline have the same."""
+    ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
+    share = GLOBAL_BATCH // ranks
+    start = share * (dist.get_rank() % ranks) if dist.is_initialized() else 0
+    return tuple(part(side, start, start + share) for side in batch)
+
+
+def wrapped(fields: dict[str, Any], model: Any, **keywords: Any) -> nn.Module:
+    ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
+    chosen = plan(**{"gradient_accumulation_steps": GLOBAL_BATCH // 2 // ranks, **fields})
+    return parastrat.auto_parallelize(model, plan=chosen, **keywords)
+
+
+def trained(name: str, fields: dict[str, Any], *, meta: bool = False) -> list[float]:
+    """Train one of the parity's models; return the losses of all steps."""
+    build, batch_of, loss_fn = MODELS[name]
+    torch.manual_seed(0)
+    example = part(batch_of(0)[0], 0, 2)
+    model = wrapped(fields, build if meta else build(), sample_inputs=example)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        inputs, targets = share_of(batch_of(step), fields)
+        losses.append(parastrat.forward_backward(model, inputs, targets, loss_fn=loss_fn).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def uneven_batch(step: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first two samples have no targets, the third a few."""
+    x, y = tokens(step, samples)
+    y[:2] = -100
+    y[2, 3:] = -100
+    return x, y
+
+
+def uneven(fields: dict[str, Any], samples: int) -> list[tuple[float, float]]:
+    """Losses and norms where micro-batches hold different numbers of targets, even none, and of samples."""
+    torch.manual_seed(dist.get_rank())  # the stages begin with different weights, and rank 0's count
+    model = wrapped(fields, Gpt() if dist.get_rank() else seeded())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(3):
+        x, y = uneven_batch(step, samples)
+        loss = parastrat.forward_backward(model, x, y, loss_fn=token_loss)
+        found.append((loss.item(), parastrat.clip_grad_norm_(model, 1e-2).item()))
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+def seeded() -> Gpt:
+    torch.manual_seed(0)
+    return Gpt()
+
+
+def gradients(fields: dict[str, Any]) -> Weights:
+    """All gradients of one step, by the names of the whole model."""
+    model = wrapped(fields, seeded())
+    parastrat.forward_backward(model, *share_of(tokens(0, GLOBAL_BATCH), fields), loss_fn=token_loss)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def on_two() -> dict[str, Any]:
+    """Every cell for two ranks."""
+    found: dict[str, Any] = {
+        f"{name}-{schedule['pp_schedule']}": trained(name, schedule)
+        for name in ("gpt", "llama")
+        for schedule in (GPIPE, ONE_F_ONE_B)
+    }
+    found |= {f"{name}-1F1B": trained(name, ONE_F_ONE_B) for name in ("example", "gpt2", "bert", "vit")}
+    found["meta"] = trained("gpt", ONE_F_ONE_B, meta=True)
+    for samples in (8, 5):
+        found[f"uneven-{samples}"] = uneven(ONE_F_ONE_B, samples)
+    found["gradients"] = gradients(ONE_F_ONE_B)
+    return found
