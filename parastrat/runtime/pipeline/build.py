@@ -16,8 +16,9 @@ from parastrat.runtime.pipeline.cut import Span, owners_of, present_parts, spans
 from parastrat.runtime.pipeline.pipelined import Pipeline
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.prune import Absent, from_first_stage
-from parastrat.runtime.pipeline.route import Route, Setting, parts_of, route_of
+from parastrat.runtime.pipeline.route import Route, parts_of, route_of
 from parastrat.runtime.pipeline.schedule import Run, rank_of_stage, schedule_of, stages_of_rank
+from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
 from parastrat.runtime.recompute import without_caches
 from parastrat.runtime.slots import slots_of, without_data

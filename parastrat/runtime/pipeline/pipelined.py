@@ -16,8 +16,9 @@ from parastrat.errors import MismatchError, UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Span, check_owners
 from parastrat.runtime.pipeline.prune import Absent
-from parastrat.runtime.pipeline.route import Route, Setting, TensorShape, route_of
+from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
 from parastrat.runtime.pipeline.schedule import Ends, Run, rank_of_stage
+from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.ties import Tie, add_gradients, average_over_data
 

@@ -18,7 +18,8 @@ from parastrat.errors import WrapError
 from parastrat.runtime.pipeline.border import Border
 from parastrat.runtime.pipeline.cut import Span
 from parastrat.runtime.pipeline.flow import Flow, Source
-from parastrat.runtime.pipeline.route import Route, Setting, TensorShape, Trace, fakes_of
+from parastrat.runtime.pipeline.route import Route, TensorShape, Trace, fakes_of
+from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 
 

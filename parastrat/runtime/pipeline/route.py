@@ -8,7 +8,7 @@ little; every stage does it again.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +21,8 @@ from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.fakes import fake_module, gpu_kernels
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
-from parastrat.runtime.precision import COMPUTE, weight_dtype
+from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.tracing import explained
-from parastrat.workload import Precision
 
 #: modules that only hold others
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
@@ -92,37 +91,6 @@ class Route:
 
     def shape_of(self, source: Source) -> TensorShape:
         return self.events[source.event].tensors[source.index]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """In what formats the forward runs."""
-
-    precision: Precision
-    #: autocast; else weights and inputs are cast, as by FSDP2
-    autocast: bool
-
-    @property
-    def dtype(self) -> torch.dtype:
-        full = weight_dtype(self.precision)
-        return full if self.autocast else COMPUTE.get(self.precision, full)
-
-    def cast(self, batch: Any) -> Any:
-        """Return a batch as FSDP2 would give it to the forward."""
-        if self.autocast or self.precision not in COMPUTE:
-            return batch
-        return tree_map(
-            lambda leaf: (
-                leaf.to(self.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-            ),
-            batch,
-        )
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        dtype = COMPUTE.get(self.precision) if self.autocast else None
-        with nullcontext() if dtype is None else torch.autocast("cpu", dtype):
-            yield
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:
