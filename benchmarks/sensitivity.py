@@ -2,26 +2,27 @@
 
 Usage: python benchmarks/sensitivity.py
 
-A figure moves by the factor of its kind: a measured one by 5 % (how far the fitted curves are from the
-kernels that they leave out, see ``scripts/fit_matmul.py``), a derived one by 25 %, an assumed one by 2, as
-wide as the step's interval takes it (``parastrat.cost.step``). Usable memory, which torch itself reports,
-moves by 2 %.
+A figure moves by the factor that ``profiles/uncertainty.toml`` states, with its reason, for its kind:
+measured, derived or assumed. Usable memory, which torch itself reports, has a factor of its own.
 """
 
 from __future__ import annotations
 
 import runpy
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
 from parastrat.hardware import FigureKind, Hardware, Link, Provenance, Rates
+from parastrat.profiles import profiles_root
 from parastrat.search import find_plan
 
 DECISIONS = runpy.run_path(str(Path(__file__).with_name("decisions.py")))
-FACTOR = {FigureKind.MEASURED: 1.05, FigureKind.DERIVED: 1.25, FigureKind.ASSUMED: 2.0}
-_MEMORY = 1.02
+STATED = tomllib.loads((profiles_root() / "uncertainty.toml").read_text(encoding="utf-8"))
+FACTOR = {kind: STATED["kinds"][kind.value]["factor"] for kind in FigureKind}
+_MEMORY = STATED["fields"]["usable_memory_bytes"]["factor"]
 _OF_DEVICE = ("memory_bytes_per_s", "launch_s", "attention_efficiency")
 _OF_LINK = ("bytes_per_s", "latency_s", "all_reduce_gain")
 
