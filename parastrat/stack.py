@@ -42,8 +42,10 @@ class Stack:
     network_efficiency: float
     #: traffic of elementwise kernels over the least possible
     elementwise_factor: float
-    #: kernels launched per operator of a block, forward
+    #: kernels launched per operator of a block in closed form, which stands for several of torch's, forward
     launches_per_operator: float
+    #: kernels launched per operator that torch dispatches, of which traced blocks consist, forward
+    launches_per_dispatch: float
     #: time of a step outside blocks, collectives and optimizer
     step_constant_s: float
     #: what is recomputed where a source does not say

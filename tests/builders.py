@@ -258,6 +258,7 @@ STACK = Stack(
     network_efficiency=0.8,
     elementwise_factor=1.3,
     launches_per_operator=1.2,
+    launches_per_dispatch=0.3,
     step_constant_s=0.01,
     default_recompute=Recompute.NONE,
     memory_margin=0.06,

@@ -32,6 +32,7 @@ NO_COST = {
     "network_efficiency": 1.0,
     "elementwise_factor": 1.0,
     "launches_per_operator": 1.0,
+    "launches_per_dispatch": 1.0,
     "step_constant_s": 0.0,
 }
 INSIDE = Link(nominal_bytes_per_s=100 * GB, bytes_per_s=100 * GB, latency_s=0.0)

@@ -73,6 +73,7 @@ def _joined(kernels: Seconds, launches: Seconds) -> Seconds:
 def block_times(facts: Facts, block: Block, c: Columns) -> BlockTimes:
     """Return the times of one repeat on one rank."""
     device, stack = facts.hardware.device, facts.stack
+    each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
     forward: Seconds = 0.0
     backward: Seconds = 0.0
     attention: Seconds = 0.0
@@ -96,7 +97,7 @@ def block_times(facts: Facts, block: Block, c: Columns) -> BlockTimes:
         matmul_backward=backward,
         attention_forward=attention,
         traffic_forward=traffic,
-        launch_forward=launches * stack.launches_per_operator * device.launch_s,
+        launch_forward=launches * each * device.launch_s,
     )
 
 

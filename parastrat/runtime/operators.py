@@ -33,6 +33,18 @@ _PRODUCTS = {
 _GROUPED = _ATEN._grouped_mm.default  # noqa: SLF001
 _CONVOLUTION = _ATEN.convolution.default
 _EMBEDDING = _ATEN.embedding.default
+#: norms over more than a row take their statistics first and read their input again for the output
+_TWICE_READ = frozenset(
+    {
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_functional",
+        "_batch_norm_with_update",
+        "cudnn_batch_norm",
+        "miopen_batch_norm",
+        "native_group_norm",
+    }
+)
 _RECURRENT = frozenset({_ATEN.mkldnn_rnn_layer.default})
 #: memory without values
 _ALLOCATIONS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
@@ -63,6 +75,8 @@ def call_of(
     if not func._schema.is_mutable and _is_view(outputs, inputs):  # noqa: SLF001  (no public accessor)
         return None
     moved = sum(map(moved_bytes, inputs)) + sum(map(moved_bytes, outputs))
+    if func.overloadpacket.__name__ in _TWICE_READ:
+        moved += moved_bytes(inputs[0])
     if func in _PRODUCTS:
         return _product(args, _PRODUCTS[func], moved, is_parameter)
     if func in FLASH:

@@ -148,6 +148,7 @@ def _traced(
         vocab=getattr(config, "vocab_size", None) if source.has_tokens else None,
         max_sequence_length=source.max_sequence_length,
         changing_buffers=has_changing_buffers(module),
+        dispatched=True,
         source="traced on fake tensors",
         caveats=(_REPLICATED, *unfused, *inputs.caveats, *chain.caveats),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import (
@@ -101,6 +101,7 @@ def residual_network(
         causal=False,
         layers=sum(network.depths),
         changing_buffers=True,
+        dispatched=True,
         source=network.source,
     )
 
@@ -140,7 +141,7 @@ def _convolutions(
     last: int,
     first: int,
 ) -> Block:
-    """Return a block of convolutions, each with batch norm.
+    """Return a block of convolutions, each with batch norm, and of the sum behind them.
 
     Eager kernels keep each convolution's output (batch norm's input) and each ReLU's output (the next
     convolution's input); compiled ones compute batch norm and ReLU again from the former.
@@ -149,7 +150,6 @@ def _convolutions(
     outputs = sum(convolution.output_elements for convolution in chain)
     rectified = sum(convolution.output_elements for convolution in chain if convolution.relu)
     kept = b * (outputs + last + (rectified if kernels is Kernels.EAGER else 0))
-    moved = b * (5 * outputs + 3 * last)
     full = Saved(replicated=b * first)
     none = Saved(replicated=kept)
     selective = Saved(replicated=min(kept, b * (first + outputs)))
@@ -157,15 +157,28 @@ def _convolutions(
         name=name,
         repeat=repeat,
         parameters=(Parameters(trainable=sum(convolution.parameters for convolution in chain)),),
-        operators=(
-            *(convolution.operator for convolution in chain),
-            Operator(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, weighted=False),
-        ),
+        operators=(*_normed(chain, b), _pass(3 * b * last), _pass(2 * b * last)),
         activations=Activations(none=none, attention=none, selective=selective, full=full),
         working=Saved(replicated=2 * b * max(last, *(c.output_elements for c in chain))),
         boundary_bytes=b * last,
         unit=name != "stem",
     )
+
+
+def _normed(chain: list[_Convolution], b: int) -> tuple[Operator, ...]:
+    """Return convolutions with their norms and ReLUs, operator by operator as torch dispatches them.
+
+    A batch norm takes its statistics first: it reads twice and writes once. A ReLU works in place.
+    """
+    passes = [_pass(3 * b * each.output_elements) for each in chain]
+    passes += [_pass(2 * b * each.output_elements) for each in chain if each.relu]
+    # each norm counts its batches in a number on the device
+    counters = replace(_pass(0), count=len(chain))
+    return (*(each.operator for each in chain), *passes, counters)
+
+
+def _pass(moved: int) -> Operator:
+    return Operator(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, weighted=False)
 
 
 def _stem(network: ResidualNetwork, b: int, kernels: Kernels) -> Block:
@@ -180,13 +193,14 @@ def _stem(network: ResidualNetwork, b: int, kernels: Kernels) -> Block:
     pixels = network.channels * network.image_size**2
     # max pooling keeps an index of 8 bytes for each output beside the output
     pooled = _STEM_WIDTH * quarter**2 * (b + 8) // b
+    pooling = _pass(b * (first.output_elements + pooled))
     block = _convolutions("stem", 1, [first], (b, kernels), last=pooled + pixels, first=pixels)
     kept = block.activations.none
     return Block(
         name="stem",
         repeat=1,
         parameters=block.parameters,
-        operators=block.operators,
+        operators=(*_normed([first], b), pooling),
         activations=Activations(none=kept, attention=kept, selective=kept, full=kept),
         working=block.working,
         boundary_bytes=b * _STEM_WIDTH * quarter**2,

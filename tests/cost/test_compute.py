@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,16 @@ def test_launches_are_counted_by_operator_and_pass() -> None:
     assert found.launch_forward == pytest.approx(7 * 1.5e-3)
     assert found.forward == pytest.approx(7 * 1.5e-3)
     assert found.backward == pytest.approx(2 * 7 * 1.5e-3)
+
+
+def test_what_torch_dispatches_has_its_own_launches() -> None:
+    operators = (elementwise(0, count=2), matmul(0))
+    stack = {"launches_per_operator": 4.0, "launches_per_dispatch": 0.5}
+    facts = job(block(*operators), stack=stack, device={"launch_s": 1e-3})
+    traced = replace(facts, model=replace(facts.model, dispatched=True))
+    for some, launches in ((facts, 4.0), (traced, 0.5)):
+        found = block_times(some, block(*operators), row())
+        assert found.launch_forward == pytest.approx(3 * launches * 1e-3)
 
 
 def known(**seconds: float) -> BlockTimes:

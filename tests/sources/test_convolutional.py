@@ -27,8 +27,12 @@ def shapes(block: Block) -> list[tuple[int, int, int]]:
     return [(o.m, o.n, o.k) for o in block.operators if o.kind is OperatorKind.CONVOLUTION]
 
 
-def moved(block: Block) -> list[float]:
-    return [o.bytes for o in block.operators if o.kind is OperatorKind.ELEMENTWISE]
+def moved(block: Block) -> float:
+    return sum(o.bytes * o.count for o in block.operators if o.kind is OperatorKind.ELEMENTWISE)
+
+
+def dispatched(block: Block) -> int:
+    return sum(operator.count for operator in block.operators)
 
 
 #: outputs of a stage's first block, elements: 1x1, 3x3 and 1x1 four times as wide, and the projection
@@ -76,9 +80,11 @@ def test_convolutions_are_products_over_pixels() -> None:
         (16, 512, 256),
     ]
     for block in model().blocks[:-1]:
-        for operator in block.operators[:-1]:
-            assert (operator.flops, operator.bytes) == (2 * operator.m * operator.n * operator.k, 0)
-        assert block.operators[-1].flops == 0
+        for operator in block.operators:
+            if operator.kind is OperatorKind.CONVOLUTION:
+                assert (operator.flops, operator.bytes) == (2 * operator.m * operator.n * operator.k, 0)
+            else:
+                assert operator.flops == 0
 
 
 def test_parameters_are_kernels_and_norms() -> None:
@@ -107,9 +113,18 @@ def test_what_a_bottleneck_keeps_and_moves(
     assert eager.activations.attention == eager.activations.none
     assert eager.activations.full == Saved(replicated=2 * first)
     assert eager.activations.selective == Saved(replicated=2 * (first + outputs))
-    # norms read twice and write, ReLUs read and write; the sum reads two and writes one
-    assert moved(eager) == [2 * (5 * outputs + 3 * last)]
+    # norms read twice and write, ReLUs read and write; the sum reads two and writes one, then its ReLU
+    assert moved(eager) == 2 * (3 * outputs + 2 * rectified + 5 * last)
     assert eager.boundary_bytes == 2 * last
+
+
+def test_operators_are_those_that_torch_dispatches() -> None:
+    assert model().dispatched
+    # convolution, norm, its counter and ReLU; pooling
+    assert dispatched(named("stem")) == 5
+    # three of them, one without ReLU, and the sum with its ReLU; the first projects as well
+    assert dispatched(named("stage 1")) == 3 * 3 + 2 + 2
+    assert dispatched(named("stage 1 first")) == 4 * 3 + 2 + 2
 
 
 def test_selective_recompute_keeps_no_more_than_none() -> None:
@@ -131,7 +146,8 @@ def test_the_stem_keeps_pixels_and_the_poolings_indices() -> None:
     # 8 bytes of index beside each pooled element
     kept = Saved(replicated=2 * (output + output + pixels) + (2 + 8) * pooled)
     assert {stem.activations.none, stem.activations.selective, stem.activations.full} == {kept}
-    assert moved(stem) == [2 * (5 * output + 3 * pixels) + 3 * (2 + 8) * pooled]
+    # norm, ReLU, and pooling, which reads its input and writes values and indices
+    assert moved(stem) == 2 * 6 * output + (2 + 8) * pooled
     assert stem.boundary_bytes == 2 * pooled
     assert stem.working == Saved(replicated=2 * 2 * (5 * pooled + pixels))
 
