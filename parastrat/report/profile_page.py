@@ -82,11 +82,12 @@ def model_summary(table: Table) -> Summary:
     kind = architecture.get("family") or next(
         (name.replace("_", "-") for name, part in table.items() if isinstance(part, dict)), None
     )
+    depths = next((part["depths"] for part in table.values() if _is_part(part) and "depths" in part), ())
     training = table.get("training", {})
     return {
         "parameters": table.get("published_parameters"),
         "family": kind,
-        "layers": architecture.get("layers"),
+        "layers": architecture.get("layers") or sum(depths) or None,
         "sequence_length": training.get("sequence_length") or architecture.get("max_sequence_length"),
     }
 

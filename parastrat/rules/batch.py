@@ -114,7 +114,9 @@ def batch_statistics_of_few_samples(case: Case) -> Hit | None:
     noisy, and the model trains differently from a single device; SyncBatchNorm computes them together.
     """
     size, dp = case.plan.micro_batch_size, case.plan.mesh.dp
-    if case.model.family is not Family.CONVOLUTIONAL or dp == 1 or size >= _ENOUGH_FOR_STATISTICS:
+    if case.model.family is not Family.CONVOLUTIONAL or case.model.changing_buffers is False:
+        return None
+    if dp == 1 or size >= _ENOUGH_FOR_STATISTICS:
         return None
     return Hit(
         message=f"batch statistics of {size} sample{'s' if size > 1 else ''} on each of {dp} ranks",

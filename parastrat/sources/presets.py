@@ -10,6 +10,7 @@ from parastrat.model import Family, ModelSource, TrainingDefaults
 from parastrat.profiles import model_names, model_table, nearest
 from parastrat.records import build
 from parastrat.sources.architecture import Architecture
+from parastrat.sources.convnext import ConvNeXt, convnext
 from parastrat.sources.convolutional import ResidualNetwork, residual_network
 from parastrat.sources.transformer import transformer
 
@@ -45,11 +46,11 @@ class TransformerSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResidualNetworkSource:
-    """A ResNet on images of its published size."""
+class ConvolutionalSource:
+    """A convolutional network on images of its published size."""
 
     ref: str
-    network: ResidualNetwork
+    network: ResidualNetwork | ConvNeXt
     defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
 
     @property
@@ -68,6 +69,8 @@ class ResidualNetworkSource:
         """Return the closed form; images have no sequence."""
         if sequence_length is not None:
             raise ModelError(f"{self.network.name} takes images, not sequences", hint="leave --seq-len out")
+        if isinstance(self.network, ConvNeXt):
+            return convnext(self.network, precision, kernels, self.ref)
         return residual_network(self.network, precision, kernels, self.ref)
 
 
@@ -77,11 +80,13 @@ def load_preset(name: str) -> ModelSource | None:
     if table is None:
         return None
     training = build(TrainingDefaults, table.get("training", {}))
-    if "residual_network" in table:
-        network = build(ResidualNetwork, _named(table, "residual_network"))
-        return ResidualNetworkSource(ref=table["name"], network=network, defaults=training)
+    ref = table["name"]
+    for section, kind in (("residual_network", ResidualNetwork), ("convnext", ConvNeXt)):
+        if section in table:
+            network = build(kind, _named(table, section))
+            return ConvolutionalSource(ref=ref, network=network, defaults=training)
     architecture = build(Architecture, _named(table, "architecture"))
-    return TransformerSource(ref=table["name"], architecture=architecture, defaults=training)
+    return TransformerSource(ref=ref, architecture=architecture, defaults=training)
 
 
 def unknown_model(ref: str) -> ModelError:

@@ -45,6 +45,8 @@ def test_lists_as_json(typed: Typed) -> None:
     assert (node["devices_per_node"], node["scale_up_devices"], node["network"]) == (4, 72, "infiniband")
     device = next(entry for entry in answer["devices"] if entry["name"] == "t4")
     assert (device["format"], device["peak_tflops"]) == ("fp16", 65)
+    layers = {entry["name"]: entry["layers"] for entry in answer["models"]}
+    assert (layers["resnet-50"], layers["convnext-t"], layers["gpt2"]) == (16, 18, 12)
 
 
 @pytest.mark.parametrize(

@@ -42,4 +42,11 @@ def test_batch_statistics_of_few_samples() -> None:
     assert "PS404" in codes(family=Family.CONVOLUTIONAL, dp_replicate=2, micro_batch_size=8)
     assert "PS404" not in codes(family=Family.CONVOLUTIONAL, dp_replicate=2, micro_batch_size=16)
     assert "PS404" not in codes(family=Family.CONVOLUTIONAL, micro_batch_size=8)
+    few = {"family": Family.CONVOLUTIONAL, "dp_replicate": 2, "micro_batch_size": 8}
+    # ConvNeXt normalises each sample by itself
+    assert ["PS404" in codes(**few, changing_buffers=known) for known in (None, True, False)] == [
+        True,
+        True,
+        False,
+    ]
     assert "PS404" not in codes(family=Family.DECODER, dp_replicate=2, micro_batch_size=8)
