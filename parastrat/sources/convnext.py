@@ -1,4 +1,7 @@
-"""Closed form of ConvNeXt (Liu et al., arXiv:2201.03545, sections 2 and A; figure 4): no batch norm, no ReLU."""
+"""Closed form of ConvNeXt (Liu et al., arXiv:2201.03545, section 2 and figure 4): neither batch norm nor ReLU.
+
+Checked against the tensors that autograd saves in Hugging Face's modules (tests/sources/test_convnext.py).
+"""
 
 from __future__ import annotations
 

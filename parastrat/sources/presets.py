@@ -81,10 +81,12 @@ def load_preset(name: str) -> ModelSource | None:
         return None
     training = build(TrainingDefaults, table.get("training", {}))
     ref = table["name"]
-    for section, kind in (("residual_network", ResidualNetwork), ("convnext", ConvNeXt)):
-        if section in table:
-            network = build(kind, _named(table, section))
-            return ConvolutionalSource(ref=ref, network=network, defaults=training)
+    if "residual_network" in table:
+        network = build(ResidualNetwork, _named(table, "residual_network"))
+        return ConvolutionalSource(ref=ref, network=network, defaults=training)
+    if "convnext" in table:
+        stages = build(ConvNeXt, _named(table, "convnext"))
+        return ConvolutionalSource(ref=ref, network=stages, defaults=training)
     architecture = build(Architecture, _named(table, "architecture"))
     return TransformerSource(ref=ref, architecture=architecture, defaults=training)
 
