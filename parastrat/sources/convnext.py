@@ -1,4 +1,4 @@
-"""Closed form of ConvNeXt (Liu et al., arXiv:2201.03545, section 2 and figure 4): neither batch norm nor ReLU.
+"""Closed form of ConvNeXt (Liu et al., arXiv:2201.03545, section 2, figure 4): no batch norm, no ReLU.
 
 Checked against the tensors that autograd saves in Hugging Face's modules (tests/sources/test_convnext.py).
 """
