@@ -71,7 +71,7 @@ def table_of(name: str, recipe: dict[str, Any], checkout: Checkout, nccl: Checko
         **recipe.get("fixed", {}),
     }
     profile["choices"] = choices_of(recipe.get("choices", {}), checkout)
-    stated = ("name", "prefix", "unknown")
+    stated = ("name", "prefix", "unknown", "abbreviated", "short")
     profile["tables"] = [
         {**{key: table[key] for key in stated if key in table}, "keys": keys_of(table, checkout)}
         for table in recipe["tables"]

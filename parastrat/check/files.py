@@ -89,7 +89,8 @@ def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -
     if "torchrun" not in table and "sbatch" not in table:
         raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=KNOWN)
     file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
-    return _check_config(path, lines, file, given)
+    full = with_full_names(file, read_format(ConfigFormat.SCRIPT.value))
+    return _check_config(path, lines, full, given)
 
 
 def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Given) -> Checked:

@@ -80,18 +80,35 @@ def _variant(known: Mapping[str, Any], table: Mapping[str, Any]) -> Mapping[str,
 
 
 def with_full_names(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
-    """Return a file whose keys have the prefix of their table, where its reader lets it be left out."""
+    """Return a file whose keys are written out, where its reader takes less.
+
+    A table's prefix may be left out, and an option may be a letter or any beginning that no other has.
+    """
     table, positions = dict(file.table), dict(file.positions)
     for entry in known["tables"]:
-        name, prefix, keys = entry["name"], entry.get("prefix"), entry["keys"]
-        section = table.get(name)
-        if prefix is None or not isinstance(section, dict):
+        name, section = entry["name"], table.get(entry["name"])
+        if not isinstance(section, dict):
             continue
-        short = [key for key in section if prefix + key in keys and prefix + key not in section]
-        table[name] = {prefix + key if key in short else key: value for key, value in section.items()}
-        for key in short:
-            positions[f"{name}.{prefix}{key}"] = positions.get(f"{name}.{key}", (1, 1))
+        full = {key: _full_name(key, entry, section) for key in section}
+        table[name] = {full[key]: value for key, value in section.items()}
+        for key in section:
+            if full[key] != key:
+                positions[f"{name}.{full[key]}"] = positions.get(f"{name}.{key}", (1, 1))
     return replace(file, table=table, positions=positions)
+
+
+def _full_name(key: str, entry: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+    """Return the key that a reader takes a key for; the key itself where that stands there as well."""
+    keys, prefix = entry["keys"], entry.get("prefix")
+    full = key
+    if prefix is not None and prefix + key in keys:
+        full = prefix + key
+    elif key in entry.get("short", {}):
+        full = entry["short"][key]
+    elif entry.get("abbreviated") and key not in keys:
+        begun = [known for known in keys if known.startswith(key)]
+        full = begun[0] if len(begun) == 1 else key
+    return key if full in section else full
 
 
 def _of_missing(table: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Problem]:

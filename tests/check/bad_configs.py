@@ -90,6 +90,10 @@ LENIENT = {
         json.dumps({"bf16": {"enabled": True}, "elasticity": {"enabled": True}, "steps_per_print": 1}),
         json.dumps({**ZERO, "optimizer": {"type": "adamw"}, "communication_data_type": "FP32"}),
     ),
+    ".sbatch": (
+        SCRIPT.replace("--nproc-per-node 8", "--nproc 8 -r 3 -t 3"),
+        SCRIPT.replace("--nnodes 2 --nproc-per-node 8", "--nnodes=2 --nproc_per_n=8 --log-d logs"),
+    ),
 }
 GOOD = {
     "FSDP2": FSDP2,
@@ -248,6 +252,8 @@ BAD = (
     _script("first node only", "srun torchrun", "torchrun", "PS655"),
     _script("old launcher", "srun torchrun", "srun python -m torch.distributed.launch", "PS656"),
     _script("more processes than GPUs", "--nproc-per-node 8", "--nproc-per-node=16", "PS657"),
+    _script("more processes, abbreviated", "--nproc-per-node 8", "--nproc=16", "PS657"),
+    _script("beginning of several options", "--nproc-per-node 8", "--no 8", "PS601"),
     _script("way back", "| head -n 1)", "| head -n 1 || echo localhost)", "PS658"),
     _script("another head on each node", '"$HEAD:29500"', '"$(hostname):29500"', "PS659"),
     _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
