@@ -1,5 +1,5 @@
 # ruff: noqa: INP001, T201
-"""Config files damaged at random: each is read, found wrong or refused, never a traceback, never slow.
+"""Config files and settings damaged at random: read, found wrong or refused, never a traceback, never slow.
 
 Usage: python scripts/fuzz_check.py [INPUTS] [SEED]
 """
@@ -21,10 +21,26 @@ from check.bad_configs import GOOD  # noqa: E402
 
 from parastrat.check import check_file  # noqa: E402
 from parastrat.check.known import Given  # noqa: E402
+from parastrat.check.settings import PROJECT, read_settings  # noqa: E402
 from parastrat.errors import ParastratError  # noqa: E402
 
 #: seconds from which a file counts as one that hangs
 SLOW_S = 2.0
+#: the checker's own settings, as a project states them
+SETTINGS = """\
+[project]
+name = "mine"
+
+[tool.parastrat.check]
+select = ["PS2", "PS6", "PS501"]
+ignore = { PS320 = "measured: 3 % slower" }
+on = "dgx-h100:8"
+model = "./config.json"
+
+[tool.parastrat.check.paths."configs/v100/*"]
+on = "./node.toml:4"
+ignore = { PS4xx = "the old cluster" }
+"""
 PLAN = ROOT / "tests" / "emit" / "golden" / "plan.toml"
 #: what breaks readers: numbers too large, other types, syntax, anchors, other scripts
 PIECES = (
@@ -35,14 +51,14 @@ PIECES = (
 
 
 def seeds() -> list[tuple[str, str]]:
-    """Return good files as suffix and text."""
+    """Return good files as name and text."""
     texts = [
-        (".sbatch" if name == "SCRIPT" else ".yaml", good)
+        ("config.sbatch" if name == "SCRIPT" else "config.yaml", good)
         if isinstance(good, str)
-        else (".json", json.dumps(good, indent=2))
+        else ("config.json", json.dumps(good, indent=2))
         for name, good in GOOD.items()
     ]
-    return [*texts, (".toml", PLAN.read_text(encoding="utf-8"))]
+    return [*texts, ("plan.toml", PLAN.read_text(encoding="utf-8")), (PROJECT, SETTINGS)]
 
 
 def damaged(text: str, draw: random.Random) -> bytes:
@@ -71,6 +87,9 @@ def damaged(text: str, draw: random.Random) -> bytes:
 def outcome(path: Path) -> str:
     """Return what came of one file; anything but a ParastratError is the fault that is looked for."""
     try:
+        if path.name == PROJECT:
+            read_settings(path)
+            return "read"
         checked = check_file(path, Given())
     except ParastratError:
         return "refused"
@@ -84,8 +103,8 @@ def main() -> None:
     outcomes, slowest, faults = Counter[str](), 0.0, 0
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(count):
-            suffix, text = draw.choice(seeds())
-            path = Path(folder) / f"config{suffix}"
+            name, text = draw.choice(seeds())
+            path = Path(folder) / name
             path.write_bytes(damaged(text, draw))
             start = time.perf_counter()
             try:

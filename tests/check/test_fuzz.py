@@ -13,7 +13,7 @@ def test_no_damage_gives_another_exception(tmp_path: Path) -> None:
     draw = random.Random(7)  # noqa: S311 - the same draw each time
     seeds = FUZZ["seeds"]()
     for _ in range(200):
-        suffix, text = draw.choice(seeds)
-        path = tmp_path / f"config{suffix}"
+        name, text = draw.choice(seeds)
+        path = tmp_path / name
         path.write_bytes(FUZZ["damaged"](text, draw))
         assert FUZZ["outcome"](path) in {"read", "found wrong", "refused"}
