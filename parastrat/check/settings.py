@@ -64,8 +64,10 @@ class Settings:
         """Return what is said of one file: later patterns win, ignores add up."""
         if self.path is None:
             return self
-        inside = Path(os.path.relpath(file.resolve(), self.path.resolve().parent)).as_posix()
         found = replace(self, of_paths=())
+        inside = Path(os.path.relpath(_placed(file), _placed(self.path).parent)).as_posix()
+        if inside.startswith("../"):  # the working directory's, for a file elsewhere
+            return found
         for pattern, more in self.of_paths:
             if _matches(inside, pattern):
                 found = replace(
@@ -84,7 +86,7 @@ def settings_of(file: Path) -> Settings:
     Raises:
         ConfigError: the settings are malformed, or stand twice in one folder.
     """
-    for start in (file.resolve().parent, Path.cwd()):
+    for start in (_placed(file).parent, Path.cwd()):
         for folder in (start, *start.parents):
             found = [settings for name in TABLES if (settings := read_settings(folder / name))]
             if len(found) > 1:
@@ -167,6 +169,11 @@ def _matches(inside: str, pattern: str) -> bool:
     """Whether a path is meant: ``*`` passes ``/`` too, and a folder stands for all that is in it."""
     pattern = pattern.removeprefix("./").rstrip("/")
     return fnmatchcase(inside, pattern) or fnmatchcase(inside, f"{pattern}/*")
+
+
+def _placed(file: Path) -> Path:
+    """Return where a file lies: its folder resolved, but not its name, for a link is of its own project."""
+    return file.parent.resolve() / file.name
 
 
 def _shown(path: Path) -> Path:

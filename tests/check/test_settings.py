@@ -82,6 +82,26 @@ def test_paths_have_more_to_say(tmp_path: Path) -> None:
     assert (both.on, both.select, reasons(both)["PS501"]) == ("dgx-1v", ("PS6",), "yaml")
 
 
+def test_a_path_elsewhere_is_no_path_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(
+        tmp_path / "work", HEAD + 'model = "gpt2"\n[tool.parastrat.check.paths."*"]\nmodel = "bert-large"\n'
+    )
+    monkeypatch.chdir(tmp_path / "work")
+    assert settings_of(Path("ds.json")).model == "bert-large"
+    assert settings_of(Path("../elsewhere/ds.json")).model == "gpt2"
+
+
+def test_a_link_belongs_where_it_lies(tmp_path: Path) -> None:
+    written(tmp_path / "mine", HEAD + 'model = "mine"\n')
+    written(tmp_path / "theirs", HEAD + 'model = "theirs"\n')
+    (tmp_path / "theirs" / "ds.json").write_text("{}")
+    (tmp_path / "mine" / "ds.json").symlink_to(tmp_path / "theirs" / "ds.json")
+    assert settings_of(tmp_path / "mine" / "ds.json").model == "mine"
+    assert settings_of(tmp_path / "mine" / ".." / "theirs" / "ds.json").model == "theirs"
+
+
 def test_files_are_named_from_the_settings_folder(tmp_path: Path) -> None:
     written(tmp_path, HEAD + 'on = "machines/node.toml:4"\nmodel = "models/config.json"\n')
     found = settings_of(tmp_path / "deep" / "ds.json")
