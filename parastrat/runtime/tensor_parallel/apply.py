@@ -10,7 +10,7 @@ from torch import nn
 from parastrat.runtime.data_parallel import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
-from parastrat.runtime.tensor_parallel.layout import Layout, kind_of
+from parastrat.runtime.tensor_parallel.layout import Inside, Layout, kind_of
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
 if TYPE_CHECKING:
@@ -46,4 +46,8 @@ def _said(layout: Layout) -> list[str]:
         if kind not in roles[part.role.value]:
             roles[part.role.value].append(kind)
     lines = [f"# over mesh['tp'], {role}: {', '.join(kinds)}" for role, kinds in roles.items()]
+    for inside in (Inside.SCALED, Inside.DTENSORS):
+        kinds = dict.fromkeys(group.kind for group in layout.groups if group.inside is inside)
+        if kinds:
+            lines.append(f"# {inside.value} inside of {', '.join(kinds)}")
     return lines + [f"# whole on every tp rank: {left}" for left in layout.left]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,18 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
-from parastrat.runtime.tensor_parallel.layout import Layout, Left
+from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
+from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
+from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Left
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Verdict, proven, results
 from parastrat.runtime.tensor_parallel.settle import settled
+from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+Groups = tuple[Group, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,54 +32,87 @@ class Bench:
     expected: Results
     mesh: DeviceMesh
 
-    def judged(self, layout: Layout) -> Verdict:
-        return proven(self.copy, self.expected, self.inputs, layout, self.mesh)
+    def judged(self, groups: Groups) -> Verdict:
+        return proven(self.copy, self.expected, self.inputs, Layout(groups=groups), self.mesh)
+
+    def settled(self, groups: Groups) -> Groups:
+        return settled(Layout(groups=groups), self.copy, self.mesh.size()).groups
 
 
 def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
     """Return a layout that was proven; all ranks of the tensor-parallel group call it.
 
+    The model's own plan comes first, then what its data flow suggests for the rest.
+
     Raises:
         WrapError: if nothing of the model can be divided.
     """
-    whole = _planned(source.module, mesh.size())
-    few = small_copy(source)
-    inputs = batch_for(source, few, mesh.size())
-    bench = Bench(copy=few, inputs=inputs, expected=results(few, inputs), mesh=mesh)
-    few.zero_grad(set_to_none=True)
-    planned = _planned(few, mesh.size())
-    shared = {group.kind for group in whole.groups} & {group.kind for group in planned.groups}
-    good, bad = _proven_kinds(bench, _only(planned, shared))
-    layout = _only(whole, good)
-    if not layout.groups:
-        said = "; ".join(map(str, [*whole.left, *bad])) or "no linear layer was found to divide"
+    known = plain_tensors_known()
+    bench = _bench(source, mesh)
+    good: Groups = ()
+    left: list[Left] = []
+    for layout in _suggested(source, bench):
+        fitting = settled(Layout(groups=(*good, *_beside(good, layout.groups))), source.module, mesh.size())
+        good, refused = _proven(bench, good, fitting.groups[len(good) :])
+        left += [*layout.left, *fitting.left, *refused]
+    if not good:
+        said = "; ".join(map(str, dict.fromkeys(left))) or "no linear layer was found to divide"
         raise WrapError(
             f"nothing of this {type(source.module).__name__} can be divided by tp {mesh.size()} ({said})",
             hint="plan without tp: parastrat recommend --tp 1, such as fsdp2 over all ranks",
         )
-    return replace(layout, left=(*whole.left, *bad))
+    if not known and all(group.inside is not Inside.DTENSORS for group in good):
+        forget_plain_tensors()
+    divided = {group.kind for group in good} | {kind for group in good for kind in group.kinds}
+    return Layout(groups=good, left=tuple(each for each in dict.fromkeys(left) if each.kind not in divided))
 
 
-def _planned(module: nn.Module, degree: int) -> Layout:
-    return settled(own_layout(module) or Layout(groups=()), module, degree)
+def _bench(source: Source, mesh: DeviceMesh) -> Bench:
+    few = small_copy(source)
+    inputs = batch_for(source, few, mesh.size())
+    expected = results(few, inputs)
+    few.zero_grad(set_to_none=True)
+    return Bench(copy=few, inputs=inputs, expected=expected, mesh=mesh)
 
 
-def _only(layout: Layout, kinds: Iterable[str]) -> Layout:
-    kept = set(kinds)
-    return replace(layout, groups=tuple(group for group in layout.groups if group.kind in kept))
+def _suggested(source: Source, bench: Bench) -> list[Layout]:
+    """Return the layouts of the whole model to be tried, in this order."""
+    own = own_layout(source.module)
+    try:
+        derived = expanded(derived_layout(bench.copy, bench.inputs, bench.mesh.size()), source.module)
+    except NotFollowedError as error:
+        derived = Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
+    return [layout for layout in (own, derived) if layout is not None]
 
 
-def _proven_kinds(bench: Bench, layout: Layout) -> tuple[list[str], list[Left]]:
-    """Return the kinds of groups that hold, alone and together, and those that do not."""
-    kinds = list(dict.fromkeys(group.kind for group in layout.groups))
-    if not kinds or bench.judged(layout):
-        return kinds, []
-    good: list[str] = []
-    bad: list[Left] = []
-    for kind in kinds:  # each on top of those that held
-        verdict = bench.judged(_only(layout, [*good, kind]))
-        if verdict:
-            good.append(kind)
+def _beside(known: Groups, groups: Groups) -> Groups:
+    """Return the groups none of whose modules has a role already."""
+    taken = {name for group in known for name in group.parts}
+    return tuple(group for group in groups if taken.isdisjoint(group.parts))
+
+
+def _proven(bench: Bench, known: Groups, more: Groups) -> tuple[Groups, list[Left]]:
+    """Return ``known`` and those of ``more`` that hold, together; and why the others do not."""
+    if not more:
+        return known, []
+    if bench.judged(_on(bench, (*known, *more))):
+        return (*known, *more), []
+    good, left = known, []
+    for kind in dict.fromkeys(group.kind for group in more):
+        same = tuple(group for group in more if group.kind == kind)
+        verdicts = []
+        for inside in Inside:
+            tried = tuple(replace(group, inside=inside) for group in same)
+            verdicts.append(bench.judged(_on(bench, (*good, *tried))))
+            if verdicts[-1]:
+                good = (*good, *tried)
+                break
         else:
-            bad.append(Left(kind=kind, reason=f"not proven: {verdict}"))
-    return good, bad
+            left.append(Left(kind=kind, reason=f"not proven: {verdicts[0]}"))
+    return good, left
+
+
+def _on(bench: Bench, groups: Groups) -> Groups:
+    """Return the groups that the copy has too."""
+    places = {name for name, _ in bench.copy.named_modules()}
+    return bench.settled(tuple(group for group in groups if places.issuperset(group.parts)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -82,7 +83,11 @@ def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
             hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
         ) from error
     if isinstance(batch, dict) and hasattr(few, "config"):
-        batch.pop("labels", None)  # the logits say more than the loss
+        labels = batch.pop("labels", None)  # the logits say more than the loss
+        if labels is not None and getattr(few.config, "is_encoder_decoder", False):
+            batch["decoder_input_ids"] = labels
+        if "use_cache" in inspect.signature(few.forward).parameters:
+            batch["use_cache"] = False
     rows = _vocabulary(few)
     drawn = torch.Generator().manual_seed(2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -35,6 +35,17 @@ class Part:
     segments: tuple[int, ...] = ()
 
 
+class Inside(StrEnum):
+    """What the code between a group's columns and rows works on."""
+
+    #: plain tensors with this rank's share
+    LOCAL = "local tensors"
+    #: the same, and the module's own numbers of heads and features are this rank's too
+    SCALED = "local tensors, with the modules' sizes divided"
+    #: DTensors, which know the sizes of the whole
+    DTENSORS = "DTensors"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Modules that are only right together, such as the four projections of an attention."""
@@ -43,8 +54,14 @@ class Group:
     kind: str
     #: by module name
     parts: Mapping[str, Part]
-    #: activations inside are DTensors, which know the sizes of the whole; else plain local tensors
-    as_dtensors: bool = False
+    inside: Inside = Inside.LOCAL
+    #: attributes that hold sizes of what is divided, by module name
+    sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of its modules."""
+        return tuple(dict.fromkeys(map(kind_of, self.parts)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
+from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter, gather, leave, take
-from parastrat.runtime.tensor_parallel.layout import Part, Role
+from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -27,6 +28,7 @@ class Styling:
 
     mesh: DeviceMesh
     entrance: Entrance
+    inside: Inside = Inside.LOCAL
 
 
 def feature_dims(module: nn.Module) -> tuple[int, int] | None:
@@ -57,7 +59,7 @@ def apply_part(module: nn.Module, part: Part | None, styling: Styling) -> None:
     uses = {}
     for name, parameter in module.named_parameters(recurse=False):
         dim = divided_dim(module, name, part)
-        uses[name] = _use(module, name, part, mesh)
+        uses[name] = _use(module, name, part, styling)
         if not isinstance(parameter, DTensor):  # another owner of a tied one may have been here
             module._parameters[name] = distributed(parameter, mesh, dim)  # noqa: SLF001
     if uses:
@@ -86,8 +88,11 @@ def distributed(parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None) -> n
     return made
 
 
-def _use(module: nn.Module, name: str, part: Part | None, mesh: DeviceMesh) -> Use:
+def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> Use:
+    mesh = styling.mesh
     if part is not None and part.role is Role.SUMMED:
+        if styling.inside is Inside.DTENSORS:
+            return lambda parameter: parameter.redistribute(placements=[Replicate()])
         return lambda parameter: enter(parameter.to_local(), mesh)
     if part is not None and part.role in _ROWS and name == "bias":
         # added once, behind the sum; Conv1D cannot do without
@@ -125,11 +130,18 @@ def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
     mesh = styling.mesh
     if part.role in _COLUMNS:
         _before(module, styling.entrance)
+        features: Any = getattr(module, "nf", None)
+        if features is not None:  # Conv1D shapes its output by it
+            module.nf = features // mesh.size()
         if part.role is Role.COLUMN_GATHERED:
             _after(module, lambda y: gather(y, mesh))
+        elif styling.inside is Inside.DTENSORS:
+            _after(module, lambda y: shares_known(y, mesh, max(len(part.segments), 1)))
     elif part.role in _ROWS:
         if part.role is Role.ROW_OF_WHOLE:
             _before(module, lambda x: take(x, mesh))
+        elif styling.inside is Inside.DTENSORS:
+            _before(module, own_share)
         _after(module, lambda y: _with_bias(leave(y, mesh), module))
     elif part.role is Role.EMBEDDING:
         _look_up_own_rows(module, mesh)

@@ -8,13 +8,15 @@ from torch import nn
 
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.access import local_inside
+from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.flow import Entrance
+from parastrat.runtime.tensor_parallel.layout import Inside
 from parastrat.runtime.tensor_parallel.styles import Styling, apply_part
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.runtime.tensor_parallel.layout import Layout
+    from parastrat.runtime.tensor_parallel.layout import Group, Layout
 
 
 def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
@@ -22,7 +24,7 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     stylings = {
         path: styling
         for group in layout.groups
-        for styling in [Styling(mesh=mesh, entrance=Entrance(mesh))]
+        for styling in [Styling(mesh=mesh, entrance=Entrance(mesh), inside=group.inside)]
         for path in group.parts
     }
     parts = layout.parts
@@ -36,5 +38,18 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
         apply_part(part, parts.get(path), stylings.get(path, alone))
         for name, parameter in before.items():
             made[id(parameter)] = part._parameters[name]  # noqa: SLF001
+    for group in layout.groups:
+        if group.inside is Inside.SCALED:
+            _divide_sizes(module, group, mesh.size())
+    if any(group.inside is Inside.DTENSORS for group in layout.groups):
+        know_plain_tensors()
     for part in (module, *repeated_blocks(module).modules):
         local_inside(part)
+
+
+def _divide_sizes(module: nn.Module, group: Group, degree: int) -> None:
+    """Let the modules between columns and rows count this rank's heads and features."""
+    for path, names in group.sizes.items():
+        part = module.get_submodule(path)
+        for name in names:
+            setattr(part, name, getattr(part, name) // degree)

@@ -49,6 +49,28 @@ def phi3() -> nn.Module:
     )
 
 
+def opt() -> nn.Module:
+    """Names its number of heads in a view: local tensors alone would be silently wrong."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    shape = {"vocab_size": 64, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "dropout": 0.0}
+    return OPTForCausalLM(
+        OPTConfig(num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=32, **shape)
+    )
+
+
+class Perceptron(nn.Module):
+    """No attention and no repeated block; one pair and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate = nn.Linear(8, 12), nn.Linear(8, 12)
+        self.second, self.last = nn.Linear(12, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x + self.second(torch.sigmoid(self.gate(x)) * torch.relu(self.first(x))))
+
+
 def labelled(step: int) -> Batch:
     ids, _ = tokens(step, GLOBAL_BATCH, vocab=64)
     return {"input_ids": ids, "labels": ids}, None
@@ -59,6 +81,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]] = {
     "tied_llama": (tied_llama, labelled, None),
     "qwen3": (qwen3, labelled, None),
     "phi3": (phi3, labelled, None),
+    "opt": (opt, labelled, None),
 }
 MODELS.update({f"tp:{name}": entry for name, entry in OWN.items()})
 

@@ -16,12 +16,16 @@ STRATEGIES: dict[int, dict[str, dict[str, Any]]] = {
     2: {"tp": {"tp": 2}},
     4: {"fsdp2+tp": {"dp_shard": 2, "tp": 2}},
 }
+#: number of ranks -> models
+TRAINED = {
+    2: [*(f"tp:{name}" for name in OWN), "gpt", "example", "gpt2", "bert", "vit"],
+    4: ["tp:qwen3", "gpt2"],
+}
 CELLS = [
-    (world, strategy, f"tp:{model}")
+    (world, strategy, model)
     for world, strategies in STRATEGIES.items()
     for strategy in strategies
-    for model in OWN
-    if world == 2 or model == "qwen3"
+    for model in TRAINED[world]
 ]
 
 

@@ -1,0 +1,308 @@
+"""A layout for any module: pairs of column and row layers, found by following the data between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from parastrat.runtime.tensor_parallel.layout import Group, Layout, Left, Part, Role, kind_of
+from parastrat.runtime.tensor_parallel.operators import Call, followed, shape_of
+from parastrat.runtime.tensor_parallel.styles import feature_dims
+from parastrat.runtime.tensor_parallel.tags import NotFollowedError, SegmentsNeededError, Tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A model's operators in order, and which of its modules call them."""
+
+    nodes: tuple[Node, ...]
+    #: linear layers by the node that computes them
+    layers: Mapping[Node, str]
+    #: nodes that depend on nothing but parameters, and the names of these
+    parameters: Mapping[Node, frozenset[str]]
+    #: nodes that depend on parameters
+    trained: frozenset[Node]
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """What is known of the layers after following all data once."""
+
+    #: layers whose output cannot be divided
+    dead: dict[str, str] = field(default_factory=dict)
+    #: shares of the stretches of fused outputs
+    shares: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    #: sets of columns that are only right together, with the row they end in, if they do
+    ends: list[tuple[frozenset[str], str | None]] = field(default_factory=list)
+    #: parameters inside, with the columns around them
+    inside: list[tuple[frozenset[str], str]] = field(default_factory=list)
+    #: sizes of the divided dimension on its way
+    sizes: list[tuple[frozenset[str], int]] = field(default_factory=list)
+
+
+class _StuckError(Exception):
+    """Following must begin anew: some layer cannot be a column, or in other stretches."""
+
+
+def derived_layout(module: nn.Module, inputs: Any, degree: int) -> Layout:
+    """Return the groups that the module's own data flow suggests; ``module`` is small and real.
+
+    Raises:
+        NotFollowedError: if torch.export does not take the module.
+    """
+    graph = exported(module, inputs)
+    attempt = Attempt()
+    while True:
+        try:
+            _follow(graph, attempt, degree)
+        except _StuckError:
+            attempt = Attempt(dead=attempt.dead, shares=attempt.shares)
+            continue
+        return _layout(module, attempt)
+
+
+def exported(module: nn.Module, inputs: Any) -> Graph:
+    """Return the module's graph; grouped and repeated layers are as often in it as they are called.
+
+    Raises:
+        NotFollowedError: quoting torch.export.
+    """
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    args = args if isinstance(args, tuple) else (args,)
+    try:
+        program = torch.export.export(module, args, kwargs, strict=False)
+    except Exception as error:  # it runs the model's code: anything may come out
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise NotFollowedError(
+            f"torch.export does not follow this model ({type(error).__name__}: {said})"
+        ) from error
+    held = program.graph_signature.inputs_to_parameters
+    parameters = {node: frozenset({held[node.name]}) for node in program.graph.nodes if node.name in held}
+    trained: set[Node] = set()
+    layers = {}
+    for node in program.graph.nodes:
+        if node in parameters or trained.intersection(node.all_input_nodes):
+            trained.add(node)
+        if node.all_input_nodes and all(each in parameters for each in node.all_input_nodes):
+            parameters[node] = frozenset().union(*(parameters[each] for each in node.all_input_nodes))
+        path = _layer(module, node)
+        if path is not None:
+            layers[node] = path
+    return Graph(
+        nodes=tuple(program.graph.nodes), layers=layers, parameters=parameters, trained=frozenset(trained)
+    )
+
+
+#: what linear layers compute with
+_PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.addmm.default, torch.ops.aten.matmul.default)
+
+
+def _layer(module: nn.Module, node: Node) -> str | None:
+    """Return the linear layer whose own forward this node is."""
+    if node.target not in _PRODUCTS:
+        return None
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    target = module.get_submodule(path) if path else None
+    return path if target is not None and feature_dims(target) is not None else None
+
+
+def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
+    tags: dict[Node, Tag] = {}
+    for node in graph.nodes:
+        held = {source: tags[source] for source in node.all_input_nodes if source in tags}
+        try:
+            tag = _next(graph, node, held, attempt, degree)
+        except NotFollowedError as error:
+            for source in _sources(held):
+                attempt.dead[source] = str(error)
+            raise _StuckError from error
+        except SegmentsNeededError as error:
+            for source in _sources(held):
+                if source in attempt.shares:
+                    attempt.dead[source] = "its fused output is taken apart twice"
+                attempt.shares[source] = error.shares
+            raise _StuckError from error
+        if tag is not None:
+            tags[node] = tag
+            attempt.ends.append((tag.sources, None))
+            attempt.sizes.append((tag.sources, shape_of(node)[tag.dim]))
+
+
+def _sources(tags: Mapping[Node, Tag]) -> frozenset[str]:
+    return frozenset().union(*(tag.sources for tag in tags.values()))
+
+
+def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, degree: int) -> Tag | None:
+    path = graph.layers.get(node)
+    if path is not None:
+        return _through_layer(graph, node, path, held, attempt)
+    if not held:
+        return None
+    if node.op == "output":
+        raise NotFollowedError("its output is the model's")
+    if str(node.target).startswith("aten._assert"):
+        return None
+    if "getitem" in str(node.target):
+        return next(iter(held.values()))
+    sources = _sources(held)
+    own = {
+        each
+        for each in node.all_input_nodes
+        if {name.rpartition(".")[0] for name in graph.parameters.get(each, ("",))} <= sources
+    }
+    call = Call(node=node, tags=held, degree=degree, own=frozenset(own))
+    tag = followed(call)
+    for operand in set(call.operands) - own:
+        if operand in graph.parameters:
+            attempt.inside += [(tag.sources, name) for name in graph.parameters[operand]]
+        elif operand in graph.trained and operand not in held:
+            raise NotFollowedError("it meets a whole activation, whose gradient would be a share")
+    return tag
+
+
+def _through_layer(
+    graph: Graph, node: Node, path: str, held: dict[Node, Tag], attempt: Attempt
+) -> Tag | None:
+    """A linear layer divides its output, or takes a divided input, or works inside of what is divided."""
+    x = next(n for n in node.all_input_nodes if n not in graph.parameters)
+    last = len(shape_of(node)) - 1
+    if x not in held:
+        if path in attempt.dead or node.target is None:
+            return None
+        shares = attempt.shares.get(path, ())
+        alike = len(set(shares)) == 1
+        return Tag(
+            dim=last,
+            sources=frozenset({path}),
+            outer=len(shares) if alike else 1,
+            shares=() if alike else shares,
+        )
+    tag = held[x]
+    if tag.dim != last:
+        attempt.inside += [
+            (tag.sources, name) for n in node.all_input_nodes for name in graph.parameters.get(n, ())
+        ]
+        return tag
+    if tag.outer > 1 or tag.shares:
+        raise NotFollowedError(f"it reaches {path} in another order")
+    attempt.ends.append((tag.sources, path))
+    return None
+
+
+def _layout(module: nn.Module, attempt: Attempt) -> Layout:
+    """Join what belongs together, and drop what does not end in a row."""
+    groups: list[Group] = []
+    left: dict[str, Left] = {}
+    for columns in _together([sources for sources, _ in attempt.ends]):
+        rows = {row for sources, row in attempt.ends if row is not None and sources <= columns}
+        inside = {name.rpartition(".")[0] for sources, name in attempt.inside if sources <= columns}
+        if not rows:
+            continue
+        parts = {
+            path: Part(role=Role.COLUMN, segments=_segments(module, path, attempt)) for path in columns
+        }
+        parts |= {path: Part(role=Role.ROW) for path in rows}
+        parts |= {path: Part(role=Role.SUMMED) for path in inside}
+        ordered = {name: parts[name] for name, _ in module.named_modules() if name in parts}
+        numbers = frozenset(size for sources, size in attempt.sizes if sources <= columns)
+        sizes = _sizes(module, columns | rows, numbers)
+        groups.append(Group(kind=_kind(list(ordered)), parts=ordered, sizes=sizes))
+    groups += _vocabulary(module, {path for group in groups for path in group.parts})
+    known = {path for group in groups for path in group.parts}
+    for path, reason in attempt.dead.items():
+        if path not in known:
+            left.setdefault(kind_of(path), Left(kind=kind_of(path), reason=reason))
+    return Layout(groups=tuple(groups), left=tuple(left.values()))
+
+
+def _sizes(
+    module: nn.Module, layers: frozenset[str], numbers: frozenset[int]
+) -> dict[str, tuple[str, ...]]:
+    """Return the attributes beside the layers that hold one of the numbers; not sizes of one head."""
+    found = {}
+    for home in sorted({path.rpartition(".")[0] for path in layers}):
+        held = [
+            name
+            for name, value in vars(module.get_submodule(home)).items()
+            if type(value) is int and value in numbers and not re.search(r"head_(dim|size)|per_head", name)
+        ]
+        if held:
+            found[home] = tuple(held)
+    return found
+
+
+def _segments(module: nn.Module, path: str, attempt: Attempt) -> tuple[int, ...]:
+    layer: Any = module.get_submodule(path)
+    dims = feature_dims(layer)
+    if dims is None or path not in attempt.shares:
+        return ()
+    features: int = layer.weight.shape[dims[0]]
+    return tuple(round(share * features) for share in attempt.shares[path])
+
+
+def _together(sets: list[frozenset[str]]) -> list[frozenset[str]]:
+    """Return the unions of sets that share a member, in order."""
+    found: list[frozenset[str]] = []
+    for each in dict.fromkeys(sets):
+        overlapping = [other for other in found if other & each]
+        found = [other for other in found if not other & each]
+        found.append(each.union(*overlapping))
+    return found
+
+
+def _vocabulary(module: nn.Module, known: set[str]) -> Iterator[Group]:
+    """Divide the largest embedding by rows, and the layers that predict them."""
+    embeddings = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
+    if not embeddings:
+        return
+    stated = getattr(getattr(module, "config", None), "vocab_size", None)
+    counts = [part.num_embeddings for part in embeddings.values()]
+    rows = stated if stated in counts else max(counts)
+    for name, part in module.named_modules():
+        if name in known:
+            continue
+        if name in embeddings and part.num_embeddings == rows:
+            yield Group(kind=kind_of(name), parts={name: Part(role=Role.EMBEDDING)})
+        elif isinstance(part, nn.Linear) and part.out_features == rows:
+            yield Group(kind=kind_of(name), parts={name: Part(role=Role.COLUMN_GATHERED)})
+
+
+def _kind(paths: list[str]) -> str:
+    """Return the common place and the names in it, such as ``layers.*.mlp.{up,down}``."""
+    pieces = [kind_of(path).split(".") for path in paths]
+    shared = 0
+    while all(len(each) > shared + 1 and each[: shared + 1] == pieces[0][: shared + 1] for each in pieces):
+        shared += 1
+    names = [".".join(each[shared:]) for each in pieces]
+    return ".".join([*pieces[0][:shared], names[0] if len(names) == 1 else "{" + ",".join(names) + "}"])
+
+
+def expanded(layout: Layout, module: nn.Module) -> Layout:
+    """Return the layout of the whole model from that of a copy with fewer blocks."""
+    places = [name for name, _ in module.named_modules()]
+    groups: dict[tuple[str, ...], Group] = {}
+    for group in layout.groups:
+        depth = group.kind.partition("{")[0].count(".") if "{" in group.kind else None
+        for place in places:
+            names = _moved(group, place, depth)
+            if names and all(name in places for name in names.values()):
+                parts = {names[name]: part for name, part in group.parts.items()}
+                sizes = {names[name]: held for name, held in group.sizes.items()}
+                groups.setdefault(tuple(parts), replace(group, parts=parts, sizes=sizes))
+    return replace(layout, groups=tuple(groups.values()))
+
+
+def _moved(group: Group, place: str, depth: int | None) -> dict[str, str]:
+    """Return the names of a group's modules at another place of the same kind; nothing if it is no such."""
+    first = next(iter(group.parts))
+    home = first if depth is None else ".".join(first.split(".")[:depth])
+    if kind_of(place) != kind_of(home):
+        return {}
+    return {name: place + name[len(home) :] for name in (*group.parts, *group.sizes)}

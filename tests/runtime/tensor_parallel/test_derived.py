@@ -1,0 +1,103 @@
+"""Layouts that are found by following the data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime.models import Gpt
+from runtime.tensor_parallel.models import Perceptron, llama, qwen3
+from runtime.training import bert, gpt2, vit
+from torch import nn
+
+from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
+from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
+from parastrat.runtime.tensor_parallel.layout import Layout, Role, kind_of
+from parastrat.runtime.tensor_parallel.own_plan import own_layout
+from parastrat.runtime.tensor_parallel.tags import NotFollowedError
+
+
+def derived(module: nn.Module, inputs: object = None, degree: int = 2) -> Layout:
+    source = Source(module=module, sample_inputs=inputs, record=None, device=torch.device("cpu"))
+    few = small_copy(source)
+    return expanded(derived_layout(few, batch_for(source, few, degree), degree), module)
+
+
+def roles(layout: Layout) -> dict[str, str]:
+    return {kind_of(name): part.role.value for name, part in layout.parts.items()}
+
+
+def left(layout: Layout) -> dict[str, str]:
+    return {each.kind: each.reason for each in layout.left}
+
+
+def test_a_llama_gets_what_its_own_plan_says() -> None:
+    own = own_layout(llama())
+    assert own is not None
+    assert roles(derived(llama())) == roles(own)
+
+
+def test_every_layer_is_covered() -> None:
+    layout = derived(llama(num_hidden_layers=5))
+    assert sum(name.endswith("o_proj") for name in layout.parts) == 5
+
+
+def test_norms_of_heads_are_summed() -> None:
+    assert roles(derived(qwen3()))["model.layers.*.self_attn.q_norm"] == Role.SUMMED.value
+
+
+def test_fused_projections_are_divided_stretch_by_stretch() -> None:
+    (qkv,) = [part for name, part in derived(gpt2()).parts.items() if name == "transformer.h.0.attn.c_attn"]
+    assert qkv.segments == (32, 32, 32)
+    (gpt,) = [part for name, part in derived(Gpt()).parts.items() if name == "layers.0.qkv"]
+    assert gpt.segments == (32, 32, 32)
+
+
+def test_sizes_beside_the_layers_are_known() -> None:
+    sizes = {path: names for group in derived(gpt2()).groups for path, names in group.sizes.items()}
+    assert set(sizes["transformer.h.0.attn"]) >= {"num_heads", "split_size"}
+    assert "head_dim" not in sizes["transformer.h.0.attn"]
+
+
+def test_other_families() -> None:
+    assert roles(derived(bert()))["bert.encoder.layer.*.attention.output.dense"] == Role.ROW.value
+    assert roles(derived(vit()))["vit.layers.*.mlp.fc2"] == Role.ROW.value
+
+
+def test_a_plain_module() -> None:
+    layout = derived(Perceptron(), torch.zeros(2, 8))
+    assert roles(layout) == {"first": "column", "gate": "column", "second": "row"}
+    assert left(layout) == {"last": "its output is the model's"}
+
+
+def test_too_few_heads_stay_whole_with_the_reason() -> None:
+    layout = derived(llama(num_key_value_heads=1))
+    assert not any("self_attn" in name for name in layout.parts)
+    assert any("model.layers.*.self_attn" in kind for kind in left(layout))
+
+
+def test_a_residual_around_one_layer_is_no_pair() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = nn.Linear(8, 8)
+            self.norm = nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x + self.only(x))
+
+    layout = derived(Around(), torch.zeros(2, 8))
+    assert layout.groups == ()
+    assert "which is whole" in left(layout)["only"]
+
+
+def test_what_export_does_not_take_is_said() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.only(x) if x.sum().item() > 0 else x
+
+    with pytest.raises(NotFollowedError, match=r"torch\.export does not follow this model"):
+        derived(Odd(), torch.ones(2, 8))
