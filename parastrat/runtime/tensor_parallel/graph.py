@@ -1,0 +1,73 @@
+"""A model's operators and parameters as torch.export shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx import Node
+
+from parastrat.runtime.tensor_parallel.styles import feature_dims
+from parastrat.runtime.tensor_parallel.tags import NotFollowedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """A model's operators in order, and which of its modules call them."""
+
+    nodes: tuple[Node, ...]
+    #: linear layers by the node that computes them
+    layers: Mapping[Node, str]
+    #: nodes that depend on nothing but parameters, and the names of these
+    parameters: Mapping[Node, frozenset[str]]
+    #: nodes that depend on parameters
+    trained: frozenset[Node]
+
+
+def exported(module: nn.Module, inputs: Any) -> Graph:
+    """Return the module's graph; grouped and repeated layers are as often in it as they are called.
+
+    Raises:
+        NotFollowedError: quoting torch.export.
+    """
+    args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+    args = args if isinstance(args, tuple) else (args,)
+    try:
+        program = torch.export.export(module, args, kwargs, strict=False)
+    except Exception as error:  # it runs the model's code: anything may come out
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise NotFollowedError(
+            f"torch.export does not follow this model ({type(error).__name__}: {said})"
+        ) from error
+    held = program.graph_signature.inputs_to_parameters
+    parameters = {node: frozenset({held[node.name]}) for node in program.graph.nodes if node.name in held}
+    trained: set[Node] = set()
+    layers = {}
+    for node in program.graph.nodes:
+        if node in parameters or trained.intersection(node.all_input_nodes):
+            trained.add(node)
+        if node.all_input_nodes and all(each in parameters for each in node.all_input_nodes):
+            parameters[node] = frozenset().union(*(parameters[each] for each in node.all_input_nodes))
+        path = _layer(module, node)
+        if path is not None:
+            layers[node] = path
+    return Graph(
+        nodes=tuple(program.graph.nodes), layers=layers, parameters=parameters, trained=frozenset(trained)
+    )
+
+
+#: what linear layers compute with
+_PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.addmm.default, torch.ops.aten.matmul.default)
+
+
+def _layer(module: nn.Module, node: Node) -> str | None:
+    """Return the linear layer whose own forward this node is."""
+    if node.target not in _PRODUCTS:
+        return None
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = stack[-1][0] if stack else ""
+    target = module.get_submodule(path) if path else None
+    return path if target is not None and feature_dims(target) is not None else None
