@@ -124,8 +124,8 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     """Return self-attention, or attention to ``memory_tokens`` of another stack.
 
     Flash and memory-efficient attention keep q, k, v, their output and one fp32 a row and head. A fused
-    projection stays whole while its queries live, beside the copies of keys and values that the
-    Hugging Face cache makes.
+    projection stays whole while its queries live, in decoders beside the copies of keys and values that
+    the Hugging Face cache makes.
     """
     a = setting.architecture
     if a.latent is not None:
@@ -146,7 +146,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     if a.qk_norm and setting.kernels is Kernels.EAGER:
         rows = (tokens, keys) if a.qk_norm is QkNorm.WIDTH else (a.heads * tokens, a.kv_heads * keys)
         kept += (_FP32 + b) * (q * tokens + kv * keys) + _FP32 * sum(rows)
-    if a.fused_qkv and setting.kernels is Kernels.EAGER:
+    if a.fused_qkv and causal and setting.kernels is Kernels.EAGER:
         kept += 2 * b * kv * keys
     if a.heads_first and setting.kernels is not Kernels.FUSED:
         kept += b * q * tokens

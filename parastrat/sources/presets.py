@@ -12,6 +12,7 @@ from parastrat.records import build
 from parastrat.sources.architecture import Architecture
 from parastrat.sources.convnext import ConvNeXt, convnext
 from parastrat.sources.convolutional import ResidualNetwork, residual_network
+from parastrat.sources.diffusion import DiffusionTransformer, diffusion_transformer
 from parastrat.sources.transformer import transformer
 
 if TYPE_CHECKING:
@@ -46,16 +47,17 @@ class TransformerSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConvolutionalSource:
-    """A convolutional network on images of its published size."""
+class ImageSource:
+    """A network on images, or on their latents, of its published size."""
 
     ref: str
-    network: ResidualNetwork | ConvNeXt
+    network: ResidualNetwork | ConvNeXt | DiffusionTransformer
     defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
 
     @property
     def family(self) -> Family:
-        return Family.CONVOLUTIONAL
+        diffusion = isinstance(self.network, DiffusionTransformer)
+        return Family.VISION_TRANSFORMER if diffusion else Family.CONVOLUTIONAL
 
     @property
     def has_tokens(self) -> bool:
@@ -71,6 +73,8 @@ class ConvolutionalSource:
             raise ModelError(f"{self.network.name} takes images, not sequences", hint="leave --seq-len out")
         if isinstance(self.network, ConvNeXt):
             return convnext(self.network, precision, kernels, self.ref)
+        if isinstance(self.network, DiffusionTransformer):
+            return diffusion_transformer(self.network, precision, kernels, self.ref)
         return residual_network(self.network, precision, kernels, self.ref)
 
 
@@ -83,10 +87,13 @@ def load_preset(name: str) -> ModelSource | None:
     ref = table["name"]
     if "residual_network" in table:
         network = build(ResidualNetwork, _named(table, "residual_network"))
-        return ConvolutionalSource(ref=ref, network=network, defaults=training)
+        return ImageSource(ref=ref, network=network, defaults=training)
     if "convnext" in table:
         stages = build(ConvNeXt, _named(table, "convnext"))
-        return ConvolutionalSource(ref=ref, network=stages, defaults=training)
+        return ImageSource(ref=ref, network=stages, defaults=training)
+    if "diffusion_transformer" in table:
+        patches = build(DiffusionTransformer, _named(table, "diffusion_transformer"))
+        return ImageSource(ref=ref, network=patches, defaults=training)
     architecture = build(Architecture, _named(table, "architecture"))
     return TransformerSource(ref=ref, architecture=architecture, defaults=training)
 

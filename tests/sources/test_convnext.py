@@ -11,7 +11,7 @@ from parastrat.model import Block, ModelSpec, OperatorKind, Parameters, Saved
 from parastrat.profiles import model_names
 from parastrat.sources import load_source
 from parastrat.sources.convnext import ConvNeXt, convnext
-from parastrat.sources.presets import ConvolutionalSource
+from parastrat.sources.presets import ImageSource
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
 
@@ -30,9 +30,9 @@ def named(name: str, kernels: Kernels = Kernels.EAGER) -> Block:
     return found
 
 
-def preset(name: str) -> ConvolutionalSource:
+def preset(name: str) -> ImageSource:
     source = load_source(name)
-    assert isinstance(source, ConvolutionalSource)
+    assert isinstance(source, ImageSource)
     return source
 
 

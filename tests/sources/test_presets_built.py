@@ -52,6 +52,7 @@ CLASSES = {
 }
 #: no module of transformers has their shape
 WITHOUT = (
+    # test_convnext.py and test_diffusion.py build these
     "convnext",
     "dit",
     "gpt3-",
