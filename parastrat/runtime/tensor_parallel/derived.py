@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 from torch.fx import Node
 
+from parastrat.runtime.tensor_parallel.calls import Call, shape_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
 from parastrat.runtime.tensor_parallel.layout import Group, Layout, Left, Part, Role, kind_of
-from parastrat.runtime.tensor_parallel.operators import Call, followed, shape_of
+from parastrat.runtime.tensor_parallel.operators import followed
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError, SegmentsNeededError, Tag
 

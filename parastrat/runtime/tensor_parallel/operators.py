@@ -3,62 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.fx import Node
 
+from parastrat.runtime.tensor_parallel.calls import Call, shape_of, short_name
+from parastrat.runtime.tensor_parallel.products import attention, joined, matmul, pointwise
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError, Tag, divided_pieces, viewed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One operator with at least one divided input."""
-
-    node: Node
-    tags: dict[Node, Tag]
-    degree: int
-    #: parameters of the layers whose output it is: they are divided too
-    own: frozenset[Node] = frozenset()
-
-    @property
-    def name(self) -> str:
-        return str(getattr(self.node.target, "overloadpacket", self.node.target)).removeprefix("aten.")
-
-    @property
-    def args(self) -> Any:
-        return self.node.args
-
-    @property
-    def operands(self) -> list[Node]:
-        return [
-            node for node in self.node.all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)
-        ]
-
-    def argument(self, index: int, default: Any = None) -> Any:
-        return self.node.args[index] if len(self.node.args) > index else default
-
-    @property
-    def tag(self) -> Tag:
-        """The first input's tag.
-
-        Raises:
-            NotFollowedError: if it has none, but another has.
-        """
-        first = self.args[0]
-        if not isinstance(first, Node) or first not in self.tags:
-            raise NotFollowedError(f"its output goes through {self.name} beside a whole tensor")
-        return self.tags[first]
-
-
-def shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node's value, or of the first of several."""
-    value = node.meta.get("val")
-    if isinstance(value, list | tuple):
-        value = value[0]
-    return tuple(int(side) for side in value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 def followed(call: Call) -> Tag:
@@ -72,40 +24,8 @@ def followed(call: Call) -> Tag:
     if rule is not None:
         return rule(call)
     if torch.Tag.pointwise in getattr(call.node.target, "tags", ()) or call.name in _SAME:
-        return _pointwise(call)
+        return pointwise(call)
     raise NotFollowedError(f"its output goes through {call.name}")
-
-
-def _pointwise(call: Call) -> Tag:
-    """All divided inputs agree; the others have one element along that dimension."""
-    sides = len(shape_of(call.node))
-    aligned = {node: tag.dim + sides - len(shape_of(node)) for node, tag in call.tags.items()}
-    first, tag = next(iter(call.tags.items()))
-    for node, other in call.tags.items():
-        if aligned[node] != aligned[first] or (other.outer, other.shares) != (tag.outer, tag.shares):
-            raise NotFollowedError("it meets a tensor that is divided differently")
-    for node in call.operands:
-        if node in call.tags or node in call.own:
-            continue
-        shape = shape_of(node)
-        dim = aligned[first] - sides + len(shape)
-        if dim >= 0 and shape[dim] != 1:
-            raise NotFollowedError(f"it meets {_described(node)}, which is whole")
-    return _union(call, tag.moved(aligned[first]))
-
-
-def _described(node: Node) -> str:
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    place = stack[-1][0] if stack else ""
-    return f"the result of {_short(node)}" + (f" in {place}" if place else "")
-
-
-def _short(node: Node) -> str:
-    return str(getattr(node.target, "overloadpacket", node.name)).removeprefix("aten.")
-
-
-def _union(call: Call, tag: Tag) -> Tag:
-    return replace(tag, sources=frozenset().union(*(other.sources for other in call.tags.values())))
 
 
 def _view(call: Call) -> Tag:
@@ -187,7 +107,7 @@ def _cuts(node: Any, dim: int, total: int) -> list[int]:
     ends = {0, total}
     for user in node.users:
         if (
-            _short(user) == "slice"
+            short_name(user) == "slice"
             and (user.args[1] if len(user.args) > 1 else 0) % len(shape_of(node)) == dim
         ):
             ends |= {_end(user, 2, 0, total), _end(user, 3, total, total)}
@@ -234,67 +154,6 @@ def _norm(call: Call) -> Tag:
     return call.tag
 
 
-def _joined(call: Call) -> Tag:
-    """Cat and stack of tensors that are all divided alike."""
-    given: Any = call.args[0]
-    dim, sides = call.argument(1, 0), len(shape_of(call.node))
-    tag = call.tags.get(given[0])
-    if tag is None or any(
-        other not in call.tags or replace(call.tags[other], sources=tag.sources) != tag for other in given
-    ):
-        raise NotFollowedError("it is joined with a whole tensor")
-    if call.name == "stack":
-        return _union(call, tag.moved(tag.dim + (dim % sides <= tag.dim)))
-    if dim % sides == tag.dim:
-        raise NotFollowedError("it is joined with others along its features")
-    return _union(call, tag)
-
-
-def _attention(call: Call) -> Tag:
-    tensors = [call.args[index] for index in range(3)]
-    tag = call.tags.get(tensors[0])
-    sides = len(shape_of(call.node))
-    for tensor in tensors:
-        other = call.tags.get(tensor)
-        if tag is None or other is None or (other.dim, other.outer) != (tag.dim, tag.outer):
-            raise NotFollowedError("attention gets queries, keys and values that are divided differently")
-    if tag is None or tag.dim >= sides - 2:
-        raise NotFollowedError("attention is over what is divided")
-    mask = call.argument(3, call.node.kwargs.get("attn_mask"))
-    if isinstance(mask, Node):
-        shape = shape_of(mask)
-        dim = tag.dim - sides + len(shape)
-        if mask not in call.tags and dim >= 0 and shape[dim] != 1:
-            raise NotFollowedError(f"attention's mask ({_described(mask)}) is whole")
-    return _union(call, tag)
-
-
-def _matmul(call: Call) -> Tag:
-    left, right = call.args[-2:] if call.name == "baddbmm" else call.args[:2]
-    sides = len(shape_of(call.node))
-    found: set[int] = set()
-    tag = next(iter(call.tags.values()))
-    for node, contracted in ((left, -1), (right, -2)):
-        if node not in call.tags:
-            continue
-        own, shape = call.tags[node], shape_of(node)
-        if own.dim == len(shape) + contracted:
-            raise NotFollowedError("its features are multiplied away outside of a linear layer")
-        found.add(own.dim + sides - len(shape))
-        if (own.outer, own.shares) != (tag.outer, tag.shares):
-            raise NotFollowedError("it is multiplied with what is divided differently")
-    if len(found) > 1:
-        raise NotFollowedError("it is multiplied with what is divided along another dimension")
-    (dim,) = found
-    for node in call.operands:
-        shape = shape_of(node)
-        own_dim = dim - sides + len(shape)
-        batch = dim < sides - 2 or node not in (left, right)
-        if node not in call.tags and batch and own_dim >= 0 and shape[own_dim] != 1:
-            raise NotFollowedError(f"it is multiplied with {_described(node)}, which is whole")
-    return _union(call, replace(tag, dim=dim))
-
-
 _SAME = frozenset(
     {"to", "contiguous", "clone", "alias", "detach", "type_as", "dropout", "_to_copy", "lift_fresh_copy"}
     | {"gelu", "silu", "relu", "softplus", "masked_fill", "where", "float", "nan_to_num", "expand_as"}
@@ -313,7 +172,7 @@ _RULES: dict[str, Callable[[Call], Tag]] = {
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "norm", "logsumexp"), _reduced),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "_softmax"), _scan),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
-    **dict.fromkeys(("cat", "stack"), _joined),
-    "scaled_dot_product_attention": _attention,
-    **dict.fromkeys(("matmul", "bmm", "baddbmm"), _matmul),
+    **dict.fromkeys(("cat", "stack"), joined),
+    "scaled_dot_productattention": attention,
+    **dict.fromkeys(("matmul", "bmm", "baddbmm"), matmul),
 }
