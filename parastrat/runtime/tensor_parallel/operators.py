@@ -173,6 +173,6 @@ _RULES: dict[str, Callable[[Call], Tag]] = {
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "_softmax"), _scan),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
     **dict.fromkeys(("cat", "stack"), joined),
-    "scaled_dot_productattention": attention,
+    "scaled_dot_product_attention": attention,
     **dict.fromkeys(("matmul", "bmm", "baddbmm"), matmul),
 }
