@@ -48,6 +48,15 @@ class ConvNeXt:
     classes: int
     source: str = ""
 
+    @property
+    def family(self) -> Family:
+        """What the network is."""
+        return Family.CONVOLUTIONAL
+
+    def at(self, precision: Precision, kernels: Kernels, ref: str) -> ModelSpec:
+        """Return the closed form."""
+        return convnext(self, precision, kernels, ref)
+
 
 def convnext(network: ConvNeXt, precision: Precision, kernels: Kernels, ref: str) -> ModelSpec:
     """Return the network on square images of its size."""
@@ -64,7 +73,7 @@ def convnext(network: ConvNeXt, precision: Precision, kernels: Kernels, ref: str
     return ModelSpec(
         ref=ref,
         name=network.name,
-        family=Family.CONVOLUTIONAL,
+        family=network.family,
         blocks=tuple(blocks),
         parameters=total,
         active_parameters=total,

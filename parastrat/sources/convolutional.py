@@ -37,6 +37,15 @@ class ResidualNetwork:
     classes: int
     source: str = ""
 
+    @property
+    def family(self) -> Family:
+        """What the network is."""
+        return Family.CONVOLUTIONAL
+
+    def at(self, precision: Precision, kernels: Kernels, ref: str) -> ModelSpec:
+        """Return the closed form."""
+        return residual_network(self, precision, kernels, ref)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Convolution:
@@ -92,7 +101,7 @@ def residual_network(
     return ModelSpec(
         ref=ref,
         name=network.name,
-        family=Family.CONVOLUTIONAL,
+        family=network.family,
         blocks=tuple(blocks),
         parameters=total,
         active_parameters=total,

@@ -59,6 +59,15 @@ class DiffusionTransformer:
     source: str = ""
 
     @property
+    def family(self) -> Family:
+        """What the network is."""
+        return Family.VISION_TRANSFORMER
+
+    def at(self, precision: Precision, kernels: Kernels, ref: str) -> ModelSpec:
+        """Return the closed form."""
+        return diffusion_transformer(self, precision, kernels, ref)
+
+    @property
     def tokens(self) -> int:
         """Patches of a latent."""
         return (self.latent_size // self.patch) ** 2
@@ -79,7 +88,7 @@ def diffusion_transformer(
     return ModelSpec(
         ref=ref,
         name=network.name,
-        family=Family.VISION_TRANSFORMER,
+        family=network.family,
         blocks=blocks,
         parameters=total,
         active_parameters=total,

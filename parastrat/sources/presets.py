@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSource, TrainingDefaults
 from parastrat.profiles import model_names, model_table, nearest
 from parastrat.records import build
 from parastrat.sources.architecture import Architecture
-from parastrat.sources.convnext import ConvNeXt, convnext
-from parastrat.sources.convolutional import ResidualNetwork, residual_network
-from parastrat.sources.diffusion import DiffusionTransformer, diffusion_transformer
 from parastrat.sources.transformer import transformer
 
 if TYPE_CHECKING:
@@ -46,18 +43,32 @@ class TransformerSource:
         return transformer(self.architecture, sequence_length, precision, kernels, self.ref)
 
 
+class ImageNetwork(Protocol):
+    """A network on images, or on their latents, of one size."""
+
+    @property
+    def name(self) -> str:
+        """The preset's name."""
+
+    @property
+    def family(self) -> Family:
+        """What the network is."""
+
+    def at(self, precision: Precision, kernels: Kernels, ref: str) -> ModelSpec:
+        """Return the closed form."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSource:
-    """A network on images, or on their latents, of its published size."""
+    """A network on images of its published size."""
 
     ref: str
-    network: ResidualNetwork | ConvNeXt | DiffusionTransformer
+    network: ImageNetwork
     defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
 
     @property
     def family(self) -> Family:
-        diffusion = isinstance(self.network, DiffusionTransformer)
-        return Family.VISION_TRANSFORMER if diffusion else Family.CONVOLUTIONAL
+        return self.network.family
 
     @property
     def has_tokens(self) -> bool:
@@ -71,11 +82,7 @@ class ImageSource:
         """Return the closed form; images have no sequence."""
         if sequence_length is not None:
             raise ModelError(f"{self.network.name} takes images, not sequences", hint="leave --seq-len out")
-        if isinstance(self.network, ConvNeXt):
-            return convnext(self.network, precision, kernels, self.ref)
-        if isinstance(self.network, DiffusionTransformer):
-            return diffusion_transformer(self.network, precision, kernels, self.ref)
-        return residual_network(self.network, precision, kernels, self.ref)
+        return self.network.at(precision, kernels, self.ref)
 
 
 def load_preset(name: str) -> ModelSource | None:
@@ -85,17 +92,28 @@ def load_preset(name: str) -> ModelSource | None:
         return None
     training = build(TrainingDefaults, table.get("training", {}))
     ref = table["name"]
-    if "residual_network" in table:
-        network = build(ResidualNetwork, _named(table, "residual_network"))
+    network = _image_network(table)
+    if network is not None:
         return ImageSource(ref=ref, network=network, defaults=training)
-    if "convnext" in table:
-        stages = build(ConvNeXt, _named(table, "convnext"))
-        return ImageSource(ref=ref, network=stages, defaults=training)
-    if "diffusion_transformer" in table:
-        patches = build(DiffusionTransformer, _named(table, "diffusion_transformer"))
-        return ImageSource(ref=ref, network=patches, defaults=training)
     architecture = build(Architecture, _named(table, "architecture"))
     return TransformerSource(ref=ref, architecture=architecture, defaults=training)
+
+
+def _image_network(table: dict[str, Any]) -> ImageNetwork | None:
+    """Return what a preset says of a network on images; each kind is imported by its own presets alone."""
+    if "residual_network" in table:
+        from parastrat.sources.convolutional import ResidualNetwork  # noqa: PLC0415
+
+        return build(ResidualNetwork, _named(table, "residual_network"))
+    if "convnext" in table:
+        from parastrat.sources.convnext import ConvNeXt  # noqa: PLC0415
+
+        return build(ConvNeXt, _named(table, "convnext"))
+    if "diffusion_transformer" in table:
+        from parastrat.sources.diffusion import DiffusionTransformer  # noqa: PLC0415
+
+        return build(DiffusionTransformer, _named(table, "diffusion_transformer"))
+    return None
 
 
 def unknown_model(ref: str) -> ModelError:
