@@ -11,6 +11,7 @@ from typing import Any
 from parastrat.profiles.files import profiles_root, read_profile
 
 _ALIASES = "aliases"
+_LEFT_OUT = "left_out"
 #: what stands between the words of a name
 _BETWEEN = re.compile(r"[-_ ()]+")
 
@@ -63,6 +64,17 @@ def preset_meant(name: str) -> str | None:
     known = {_folded(each): each for each in (*aliases, *profile_names(ProfileKind.MODELS))}
     found = known.get(_folded(name))
     return None if found is None else str(aliases.get(found, found))
+
+
+def why_left_out(name: str) -> str | None:
+    """Return why a model that published tables name has no preset; None where nothing is known of it.
+
+    Raises:
+        ProfileError: for a file of the reasons that cannot be read.
+    """
+    file = read_profile(".", _LEFT_OUT)
+    reasons = {_folded(each): str(reason) for each, reason in file.table.items()} if file else {}
+    return reasons.get(_folded(name))
 
 
 def _folded(name: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parastrat.errors import ModelError
-from parastrat.profiles.catalogue import preset_meant
-from parastrat.sources.presets import load_preset, unknown_model
+from parastrat.profiles.catalogue import preset_meant, why_left_out
+from parastrat.sources.presets import left_out, load_preset, unknown_model
 
 if TYPE_CHECKING:
     from parastrat.model import ModelSource
@@ -25,7 +25,8 @@ def load_source(ref: str) -> ModelSource | None:
             ``module:callable`` or ``path.py:callable`` (for which this returns None), ``hf:org/name``.
 
     Raises:
-        ModelError: unknown name, or a config file that is unreadable, incomplete or of an unknown family.
+        ModelError: unknown name, or one that has no preset; or a config file that is unreadable,
+            incomplete or of an unknown family.
     """
     if ref.startswith(_HUB):
         from parastrat.sources.hub import load_cached  # noqa: PLC0415  (presets do without)
@@ -37,8 +38,11 @@ def load_source(ref: str) -> ModelSource | None:
     if preset is not None:
         return preset
     path = Path(ref)
-    if not path.exists() and (meant := preset_meant(ref)) is not None:
-        return load_preset(meant)
+    if not path.exists():
+        if (meant := preset_meant(ref)) is not None:
+            return load_preset(meant)
+        if (reason := why_left_out(ref)) is not None:
+            raise left_out(ref, reason)
     if path.exists() or path.suffix == ".json" or "/" in ref:
         from parastrat.sources.hf_config import load_config  # noqa: PLC0415  (presets do without)
 

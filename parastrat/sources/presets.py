@@ -126,5 +126,14 @@ def unknown_model(ref: str) -> ModelError:
     )
 
 
+def left_out(ref: str, reason: str) -> ModelError:
+    """Return the error for a model that is known to have no preset."""
+    return ModelError(
+        f"{ref} is no preset: {reason}",
+        hint="its config.json, or a builder as path.py:callable, is built and traced instead, "
+        "with the kernels that are installed here",
+    )
+
+
 def _named(table: dict[str, Any], section: str) -> dict[str, Any]:
     return {"name": table["name"], "source": table["source"], **table[section]}

@@ -6,13 +6,15 @@ Layer-reduced proxies of these models, and position tables lengthened for a run,
 from __future__ import annotations
 
 import csv
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from parastrat.errors import ModelError
 from parastrat.model import ModelSource
-from parastrat.profiles.catalogue import ProfileKind, all_names, preset_meant, profile_names
+from parastrat.profiles import profiles_root
+from parastrat.profiles.catalogue import ProfileKind, all_names, preset_meant, profile_names, why_left_out
 from parastrat.sources import load_source
 from parastrat.sources.presets import TransformerSource
 from parastrat.stack import Kernels
@@ -71,6 +73,35 @@ def test_parameters_are_compared_or_told_apart() -> None:
 )
 def test_spelling_makes_no_difference_but_between_digits(written: str, meant: str | None) -> None:
     assert preset_meant(written) == meant
+
+
+#: the other names of the same tables
+LEFT_OUT = (
+    "DeepSeekV3 (w/ MTP)",
+    "DeepSeekV4 Flash",
+    "Llama3 70b Finetuning LORA",
+    "Llama3 8b Finetuning LORA",
+    "Nemotron-H 56b",
+    "Nemotron_3_5_Lightning",
+    "Nemotron_3_Nano",
+    "Nemotron_3_Super",
+    "Nemotron_3_Ultra",
+)
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_has_no_closed_form_is_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(ModelError, match=r"is no preset: .*(closed form|adapters)") as caught:
+        load_source(name)
+    assert "config.json" in caught.value.hint
+
+
+def test_reasons_are_told_of_no_preset() -> None:
+    path = profiles_root() / "left_out.toml"
+    names = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert len(names) == len(LEFT_OUT)
+    assert [name for name in names if preset_meant(name)] == []
+    assert why_left_out("no such model") is None
 
 
 def test_no_two_presets_are_spelled_alike() -> None:
