@@ -32,7 +32,7 @@ from parastrat.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.model import Block, ModelSpec
@@ -67,6 +67,46 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     capacity = facts.hardware.device.usable_memory_bytes
     margin = np.minimum(facts.stack.memory_margin * total, 0.08 * capacity).astype(np.int64)
     return {**parts, "margin": margin, "capacity": capacity, "total": total}
+
+
+def memory_floor(facts: Facts, columns: Columns) -> Bytes:
+    """Return what every plan of a row needs at least, whatever recompute and resharding it has.
+
+    That is the largest of each rank's states in the optimizer step, which options do not change, and of
+    the first rank's peak while its largest blocks run backward, with the least that a policy keeps and the
+    lesser of the gathered parameters. To keep less never costs memory: what one repeat computes again
+    exists once, what it would have kept is held once or more.
+    """
+    floor: Any = np.zeros(len(columns.pp))
+    resharded, whole = (
+        _ranks(facts, columns.joined({"recompute": 0, "reshard_after_forward": reshard}), least_kept_bytes)
+        for reshard in (True, False)
+    )
+    ranks = list(resharded)
+    for rank in ranks:
+        states = sum(rank.states.values()) + rank.optimizer_step
+        floor = np.maximum(floor, states[rank.held_at])
+    sizes = [block.activations.none.total for block in facts.model.blocks]
+    largest = sizes.index(max(sizes))
+    gathered = np.minimum(ranks[0].gathered[largest], next(whole).gathered[largest])
+    return context_bytes(facts) + np.maximum(
+        floor, _least_peak(facts, columns, ranks[0], largest, gathered)
+    )
+
+
+def _least_peak(facts: Facts, c: Columns, rank: _Rank, place: int, gathered: Any) -> Any:
+    """Return what a rank needs while one block runs backward, beside the context; 0 without the block."""
+    one: Any = sum(rank.kept)
+    none = np.zeros_like(one)
+    later = sum(rank.load.repeats[place + 1 :], none)
+    kept = in_flight(c, rank.load.rank[rank.saved_at]) * one[rank.saved_at]
+    beside: Any = rank.running[place] - sum(rank.kept[place + 1 :], none)
+    share = 1 + facts.stack.fragmentation
+    reduced = ~_shards_parameters(c) | ((c.pp == 1) & (later > 0)[rank.saved_at])
+    fixed = rank.states["parameters"] + rank.states["optimizer"] + share * gathered
+    peak = fixed[rank.held_at] + reduced * rank.states["gradients"][rank.held_at]
+    peak = peak + share * (kept + beside[rank.saved_at])
+    return np.where((rank.load.repeats[place] > 0)[rank.saved_at], peak, 0.0)
 
 
 def memory_estimate(memory: Mapping[str, Any], row: int) -> MemoryEstimate:
@@ -107,6 +147,11 @@ def kept_bytes(block: Block, c: Columns) -> Bytes:
     return kept
 
 
+def least_kept_bytes(block: Block, c: Columns) -> Bytes:
+    """Return what one repeat of a block keeps at least, under whichever policy."""
+    return np.minimum.reduce([saved_bytes(block.activations.under(policy), c) for policy in Recompute])
+
+
 def in_flight(c: Columns, rank: Numbers) -> Numbers:
     """Return the micro-batches whose activations a pipeline rank holds at its peak.
 
@@ -142,11 +187,13 @@ class _Rank:
     saved_at: Any
 
 
-def _ranks(facts: Facts, columns: Columns) -> Iterator[_Rank]:
+def _ranks(
+    facts: Facts, columns: Columns, kept_of: Callable[[Block, Columns], Bytes] = kept_bytes
+) -> Iterator[_Rank]:
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, _HELD_BY)
     saved, saved_at = distinct(columns, _SAVED_BY)
-    kept = [kept_bytes(block, saved) for block in model.blocks]
+    kept = [kept_of(block, saved) for block in model.blocks]
     running = [_running(block, own, saved) for block, own in zip(model.blocks, kept, strict=True)]
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     for load, same in zip(rank_columns(model, held), rank_columns(model, saved), strict=True):

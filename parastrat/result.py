@@ -65,13 +65,16 @@ class SearchResult:
     findings: tuple[Finding, ...]
     #: share by which a lower rung may be slower than the fastest and still be taken
     tolerance: float
-    #: plans that were compared
+    #: plans of the space
     considered: int
     #: the fastest plan of all rungs; differs from ``chosen`` within the tolerance
     fastest: Case | None = None
     #: the strategy that the user fixed, with what would have been chosen
     forced_strategy: str | None = None
     unforced: Case | None = None
+    #: plans that no rule was asked about, because a bound showed that they are slower than what is shown;
+    #: counts of ``rejected`` are then the least that rules remove
+    bounded: int = 0
 
     @property
     def may_be_a_tie(self) -> bool:

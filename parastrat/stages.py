@@ -168,6 +168,29 @@ def rank_columns(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
     )
 
 
+def mean_rank(model: ModelSpec, c: Columns) -> RankLoad:
+    """Return what the pipeline ranks of each plan hold in the mean, or less.
+
+    Ties are held once, and the root's parameters, which only some ranks of a pipeline have, by none.
+    """
+
+    def share(totals: ParameterTotals, shares: Numbers) -> ParameterTotals:
+        return ParameterTotals(
+            replicated=totals.replicated * shares,
+            tensor=totals.tensor * shares,
+            expert=totals.expert * shares,
+        )
+
+    whole = pipeline_ranks(model, 1, 1)[0]
+    return RankLoad(
+        rank=np.zeros(len(c.pp)),
+        repeats=tuple(count / c.pp for count in whole.repeats),
+        trainable=share(whole.trainable, 1 / c.pp),
+        frozen=share(whole.frozen, 1 / c.pp),
+        root=share(whole.root, c.pp == 1),
+    )
+
+
 def _together(loads: list[RankLoad], where: Any) -> RankLoad:
     """Return one load per shape of pipeline as one load of arrays, a value for each plan."""
 

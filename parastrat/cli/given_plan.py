@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from parastrat.assess import assess, assess_all, columns_of
 from parastrat.cli.facts import check_countable
 from parastrat.cli.strategies import SINGLE, given_mesh, strategy_of, unusual_shard
@@ -14,8 +12,9 @@ from parastrat.finding import Severity
 from parastrat.rules import findings_of
 from parastrat.search import Constraints
 from parastrat.search.choice import single_device
-from parastrat.search.space import batch_columns, mesh_columns, option_columns, plan_at, with_facts
-from parastrat.search.survey import survey
+from parastrat.search.rows import plan_at
+from parastrat.search.space import every_plan
+from parastrat.search.survey import fastest_plan
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -57,16 +56,11 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
 
 def _best(facts: Facts, constraints: Constraints) -> Plan | None:
     """Return the plan that the search would take; None when it rejects all."""
-    judged = survey(facts, constraints)
-    rows = np.flatnonzero(judged.roomy)
-    if not len(rows):
-        rows = np.arange(len(judged.step))
-    return judged.plan(judged.best(rows)) if len(rows) else None
+    return fastest_plan(facts, constraints)
 
 
 def _least_bad(facts: Facts, constraints: Constraints, shard: Shard | None) -> Case:
-    table = option_columns(constraints, batch_columns(facts, constraints, mesh_columns(facts, constraints)))
-    columns = with_facts(facts, constraints, table)
+    columns = every_plan(facts, constraints)
     plans = [plan_at(columns, row) for row in range(len(columns.pp))]
     if shard is not None:
         plans = [replace(plan, shard=shard) for plan in plans]

@@ -14,17 +14,17 @@ from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gathering
 from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
-from parastrat.plan import Offload, Shard
-from parastrat.stages import RankLoad, rank_columns
+from parastrat.plan import Offload, Recompute, Shard
+from parastrat.stages import RankLoad, mean_rank, rank_columns
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.cost.communication import Fabric
-    from parastrat.model import Block
+    from parastrat.model import Block, ModelSpec
     from parastrat.units import Seconds
 
 PARTS = (
@@ -83,11 +83,35 @@ def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     return {**out, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
 
 
+def time_floor(facts: Facts, columns: Columns) -> Seconds:
+    """Return the seconds below which no plan of a row gets, whatever recompute and resharding it has.
+
+    It is the step, without either, of a rank with the mean load. Every part of a step is linear in what a
+    rank holds, or the larger of such, so that the mean rank takes at most the mean of all ranks, and the
+    slowest at least that. Recompute and further gathering add seconds, of which communication that hides
+    behind compute takes back a share.
+    """
+    plain = columns.joined({"recompute": code_of(Recompute.NONE), "reshard_after_forward": False})
+    sends = _pipeline_sends(facts, columns, _fabric(facts))
+    floor: Any = np.zeros(len(columns.pp))
+    for work, weights in _ranks(facts, plain, _mean_rank):
+        floor = _rank_step(facts, columns, {**work, **weights}, sends)["step"]
+    return floor
+
+
+def _mean_rank(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
+    return (mean_rank(model, c),)
+
+
 def _fabric(facts: Facts) -> Fabric | None:
     return fabric_of(facts) if facts.hardware.world_size > 1 else None
 
 
-def _ranks(facts: Facts, columns: Columns) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _ranks(
+    facts: Facts,
+    columns: Columns,
+    loads: Callable[[ModelSpec, Columns], tuple[RankLoad, ...]] = rank_columns,
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield for one pipeline rank of every row the seconds of its work, and those of its weights.
 
     Both are computed for the distinct rows of what they hang on.
@@ -100,7 +124,7 @@ def _ranks(facts: Facts, columns: Columns) -> Iterator[tuple[dict[str, Any], dic
         fsdp_unit_s(facts, weights, block_totals(block), fabric) if fabric and block.unit else 0.0
         for block in facts.model.blocks
     ]
-    for load, same in zip(rank_columns(facts.model, work), rank_columns(facts.model, weights), strict=True):
+    for load, same in zip(loads(facts.model, work), loads(facts.model, weights), strict=True):
         of_work = _work_s(blocks, load)
         of_weights = _weights_s(facts, weights, same, units, fabric)
         yield (

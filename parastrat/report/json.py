@@ -30,6 +30,7 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
         **_judged(result.chosen, result.findings),
         "tolerance": result.tolerance,
         "considered": result.considered,
+        "bounded": result.bounded,
         "may_be_a_tie": result.may_be_a_tie,
         "fastest": _outline(result.fastest),
         "forced_strategy": result.forced_strategy,

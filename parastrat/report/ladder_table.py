@@ -13,7 +13,7 @@ from parastrat.result import RungStatus
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.report.text import Paper
-    from parastrat.result import NearestFit, Rejection, Rung
+    from parastrat.result import NearestFit, Rung, SearchResult
 
 _TONES = {
     RungStatus.TAKEN: Tone.GOOD,
@@ -95,12 +95,15 @@ def nearest_lines(fits: tuple[NearestFit, ...], paper: Paper) -> list[Line]:
     return lines + table_lines(columns, rows, paper)
 
 
-def rejected_lines(rejected: tuple[Rejection, ...], considered: int, paper: Paper) -> list[Line]:
+def rejected_lines(result: SearchResult, paper: Paper) -> list[Line]:
     """Return the rules that left most plans out, each with one example."""
+    rejected = result.rejected
     if not rejected:
         return []
     total = sum(rejection.count for rejection in rejected)
-    lines = heading(f"Left out by rules: {total:,} of {considered:,} plans", paper)
+    # of plans that a bound left out nobody asked whether they obey
+    least = "at least " if result.bounded else ""
+    lines = heading(f"Left out by rules: {least}{total:,} of {result.considered:,} plans", paper)
     columns = (
         Column(title="plans", fill=Fill.NUMBER),
         Column(title="rule"),

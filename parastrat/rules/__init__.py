@@ -34,7 +34,7 @@ from parastrat.rules import (
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Container, Iterator
     from types import ModuleType
 
     from parastrat.case import Case
@@ -91,6 +91,7 @@ RULES: tuple[Rule, ...] = _collected()
 PLAN_RULES: tuple[PlanRule, ...] = tuple(rule for rule in RULES if isinstance(rule, PlanRule))
 CASE_RULES: tuple[CaseRule, ...] = tuple(rule for rule in RULES if isinstance(rule, CaseRule))
 
+_FORBIDDING = tuple(rule for rule in PLAN_RULES if rule.severity is Severity.ERROR)
 _BY_CODE = {rule.code: rule for rule in RULES}
 
 
@@ -115,13 +116,14 @@ def findings_of(case: Case, columns: Columns) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def rejection_masks(columns: Columns) -> Iterator[tuple[PlanRule, Mask]]:
+def rejection_masks(columns: Columns, judged: Container[PlanRule] = ()) -> Iterator[tuple[PlanRule, Mask]]:
     """Yield the rules that forbid plans, each with the rows that it forbids.
 
-    A mask is one bool where the rule reads nothing that differs between the rows.
+    A mask is one bool where the rule reads nothing that differs between the rows. Left out are rules that
+    read a column which is unknown, and those that were judged before.
     """
-    for rule in PLAN_RULES:
-        if rule.severity is not Severity.ERROR:
+    for rule in _FORBIDDING:
+        if rule in judged:
             continue
         try:
             yield rule, rule.mask(columns)

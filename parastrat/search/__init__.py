@@ -2,6 +2,6 @@
 
 from parastrat.search.choice import find_plan
 from parastrat.search.ladder import RUNG_STRATEGIES
-from parastrat.search.space import Constraints
+from parastrat.search.rows import Constraints
 
 __all__ = ["RUNG_STRATEGIES", "Constraints", "find_plan"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,8 @@ from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
-from parastrat.search.space import Constraints
-from parastrat.search.survey import Survey, nearest_plan, objection, survey
+from parastrat.search.rows import Constraints
+from parastrat.search.survey import MOST_ALTERNATIVES, Survey, best, objection, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.rules import PlanRule
-
-#: a report of more strategies than this is not read
-_MOST_ALTERNATIVES = 8
 
 _RUNGS = range(6)
 
@@ -49,7 +47,7 @@ def find_plan(
     """
     fixed = fixed or Constraints()
     judged = survey(facts, fixed)
-    standings, alternatives, rejected = _assessed(judged, fixed)
+    standings, alternatives, rejected = _assessed(facts, fixed, judged)
     standings[0] = _one_device(facts, fixed, standings[0])
     taken = choose_rung(standings, tolerance)
     cases = eligible(standings)
@@ -67,6 +65,7 @@ def find_plan(
         findings=findings_of(chosen, columns_of(chosen)) if chosen else (),
         tolerance=tolerance,
         considered=judged.considered,
+        bounded=judged.bounded,
         fastest=min(cases.values(), key=lambda case: case.estimate.time.step, default=None),
         forced_strategy=fixed.strategy,
         unforced=unforced,
@@ -74,7 +73,7 @@ def find_plan(
 
 
 def _assessed(
-    judged: Survey, fixed: Constraints
+    facts: Facts, fixed: Constraints, judged: Survey
 ) -> tuple[dict[int, Standing], tuple[Case, ...], tuple[Rejection, ...]]:
     """Return each rung's best plan, the best of every strategy, and what each rule removed.
 
@@ -82,37 +81,38 @@ def _assessed(
     """
     picks = {rung: _pick(judged, rung) for rung in _RUNGS}
     others = _best_by_strategy(judged)
-    examples = [entry.example for entry in judged.rejected]
-    plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples])
-    cases = dict(zip(plans, assess_all(judged.facts, tuple(plans)), strict=True))
+    examples: dict[PlanRule, Plan] = {}
+    counts: Counter[PlanRule] = Counter()
+    for entry in judged.rejected:
+        counts[entry.rule] += entry.count
+        if entry.rule not in examples:
+            examples[entry.rule] = entry.example
+    plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples.values()])
+    cases = dict(zip(plans, assess_all(facts, tuple(plans)), strict=True))
     standings = {
         rung: _standing(
-            cases[plan] if plan else None, fits=fits, rule=rule, absent=_absence(judged.facts, fixed, rung)
+            cases[plan] if plan else None, fits=fits, rule=rule, absent=_absence(facts, fixed, rung)
         )
         for rung, (plan, fits, rule) in picks.items()
     }
     rejected = [
         Rejection(
-            code=entry.rule.code,
-            title=entry.rule.title,
-            count=len(entry.rows),
-            example=entry.rule.hit(cases[plan]).message,
+            code=rule.code, title=rule.title, count=count, example=rule.hit(cases[examples[rule]]).message
         )
-        for entry, plan in zip(judged.rejected, examples, strict=True)
+        for rule, count in counts.most_common()
     ]
-    rejected.sort(key=lambda rejection: -rejection.count)
     return standings, tuple(cases[plan] for plan in others), tuple(rejected)
 
 
 def _pick(judged: Survey, rung: int) -> tuple[Plan | None, bool, PlanRule | None]:
     """Return a rung's best plan; else the nearest to fitting; else one that the named rule removed."""
-    rows = np.flatnonzero(judged.rungs == rung)
+    columns = judged.columns
+    rows = np.flatnonzero(columns.rung == rung)
     if len(rows):
-        roomy = rows[judged.roomy[rows]]
-        return judged.plan(judged.best(roomy if len(roomy) else rows)), True, None
-    nearest = nearest_plan(judged, rung)
-    if nearest is not None:
-        return nearest, False, None
+        roomy = rows[columns.roomy[rows]]
+        return judged.plan(best(columns, roomy if len(roomy) else rows)), True, None
+    if rung in judged.nearest:
+        return judged.nearest[rung], False, None
     objected = objection(judged, rung)
     return (None, False, None) if objected is None else (objected[1], False, objected[0])
 
@@ -170,10 +170,11 @@ def _times(rates: Rates, count: int) -> Rates:
 
 def _best_by_strategy(judged: Survey) -> list[Plan]:
     """Return the best plan of every strategy that fits, fastest first, as many as a report can show."""
-    fitting = np.flatnonzero(judged.roomy)
-    best = [
-        judged.best(fitting[judged.strategies[fitting] == strategy])
-        for strategy in sorted(set(judged.strategies[fitting].tolist()))
+    columns = judged.columns
+    fitting = np.flatnonzero(columns.roomy)
+    fastest = [
+        best(columns, fitting[columns.strategy[fitting] == strategy])
+        for strategy in sorted(set(columns.strategy[fitting].tolist()))
     ]
-    best.sort(key=lambda row: float(judged.step[row]))
-    return [judged.plan(row) for row in best[:_MOST_ALTERNATIVES]]
+    fastest.sort(key=lambda row: float(columns.step[row]))
+    return [judged.plan(row) for row in fastest[:MOST_ALTERNATIVES]]

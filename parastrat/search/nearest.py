@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from parastrat.assess import assess
 from parastrat.plan import Offload
 from parastrat.result import NearestFit
-from parastrat.search.survey import survey
+from parastrat.search.survey import fastest_plan
 from parastrat.states import least_bytes
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Case, Facts
     from parastrat.model import ModelSpec
-    from parastrat.search.space import Constraints
+    from parastrat.search.rows import Constraints
 
 _MOST = 5
 _HALVINGS = 6
@@ -96,8 +94,5 @@ def _fitting(facts: Facts, fixed: Constraints) -> Case | None:
     """Return the fastest plan that fits, with its margin where one does."""
     if least_bytes(facts, fixed.offload) > facts.hardware.device.usable_memory_bytes:
         return None
-    judged = survey(facts, fixed)
-    rows = np.flatnonzero(judged.roomy)
-    if not len(rows):
-        rows = np.arange(len(judged.step))
-    return assess(facts, judged.plan(judged.best(rows))) if len(rows) else None
+    plan = fastest_plan(facts, fixed)
+    return assess(facts, plan) if plan is not None else None

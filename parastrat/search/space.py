@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import Columns, code_of, facts_columns
+from parastrat.columns import Columns, code_of
 from parastrat.plan import (
-    Backend,
-    Compile,
-    ContextMethod,
-    Mesh,
-    Offload,
     PipelineSchedule,
-    Plan,
     Recompute,
-    Shard,
 )
-from parastrat.rules.backend import decide_backend
-from parastrat.stack import Kernels
-from parastrat.workload import Precision
+from parastrat.search.rows import Constraints, stacked, with_facts
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
-
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 #: micro-batches beyond this change kernels' efficiency by less than their curves' error
 _LARGEST_MICRO_BATCH = 64
@@ -35,30 +22,14 @@ _LARGEST_MICRO_BATCH = 64
 #: attention's own recompute is left to the user: with flash attention it frees next to nothing
 _RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 
+#: more rows than a space has before options multiply them
+_PLACES = 2**32
+
 _SCHEDULES = (
     (PipelineSchedule.ONE_F_ONE_B, 1),
     (PipelineSchedule.INTERLEAVED, 2),
     (PipelineSchedule.INTERLEAVED, 4),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constraints:
-    """What the user fixed; None is free."""
-
-    pp: int | None = None
-    dp_replicate: int | None = None
-    dp_shard: int | None = None
-    cp: int | None = None
-    tp: int | None = None
-    ep: int | None = None
-    micro_batch_size: int | None = None
-    recompute: Recompute | None = None
-    #: a plan's ``strategy``, such as ``fsdp2`` or ``hsdp+tp``
-    strategy: str | None = None
-    offload: Offload = Offload.NONE
-    #: only what ``auto_parallelize`` applies in a loop that it does not know: data axes, no accumulation
-    plain_loop: bool = False
 
 
 def mesh_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
@@ -122,7 +93,7 @@ def batch_columns(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> di
     """Return the meshes joined with every micro-batch that divides a rank's share of the batch.
 
     Micro-batches are powers of two. A batch that the data axes do not divide keeps one row, so that the
-    rule which says so rejects it by name.
+    rule which says so rejects it by name. ``mesh`` is each row's place among the meshes.
     """
     dp = table["dp_replicate"] * table["dp_shard"]
     share = facts.workload.global_batch_size // dp
@@ -131,7 +102,7 @@ def batch_columns(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> di
         sizes = [fixed.micro_batch_size]
     else:
         sizes = [2**power for power in range(_LARGEST_MICRO_BATCH.bit_length())]
-    parts = []
+    meshes, steps = [], []
     for size in sizes:
         divides = whole & (share >= size) & (share % size == 0)
         # what cannot be split is kept once, to be rejected by its rule
@@ -139,137 +110,81 @@ def batch_columns(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> di
         if fixed.plain_loop:
             kept &= (share == size) | ~whole
         accumulation = np.where(divides, share // size, np.maximum(share // size, 1))
-        chosen = {name: column[kept] for name, column in table.items()}
-        chosen["micro_batch_size"] = np.full(int(kept.sum()), size)
-        chosen["gradient_accumulation_steps"] = accumulation[kept]
-        parts.append(chosen)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        meshes.append(np.flatnonzero(kept))
+        steps.append(accumulation[meshes[-1]])
+    of_mesh = np.concatenate(meshes)
+    return {name: column[of_mesh] for name, column in table.items()} | {
+        "mesh": of_mesh,
+        "micro_batch_size": np.repeat(sizes, [len(rows) for rows in meshes]),
+        "gradient_accumulation_steps": np.concatenate(steps),
+    }
 
 
-def option_columns(fixed: Constraints, table: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows joined with recompute policies, resharding and pipeline schedules.
+def schedule_columns(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows joined with pipeline schedules.
 
-    Rows that differ in recompute alone are of one ``family``.
+    Interleaving needs a pipeline, and micro-batches in whole rounds. ``place`` orders plans as they are
+    told: by their options first, then by micro-batch and mesh.
     """
-    policies = (fixed.recompute,) if fixed.recompute is not None else _RECOMPUTES
-    others = tuple(product((True, False), _SCHEDULES))
+    pipelined = table["pp"] > 1
+    whole = pipelined & (table["gradient_accumulation_steps"] % table["pp"] == 0)
     parts = []
-    for policy, (number, (reshard, (schedule, chunks))) in product(policies, enumerate(others)):
-        kept = _option_rows(table, reshard=reshard, schedule=schedule, chunks=chunks)
-        part = {name: column[kept] for name, column in table.items()}
-        count = int(kept.sum())
-        part["recompute"] = np.full(count, code_of(policy))
-        part["reshard_after_forward"] = np.full(count, reshard)
+    for number, (schedule, chunks) in enumerate(_SCHEDULES):
+        rows = np.flatnonzero(whole) if chunks > 1 else np.arange(len(pipelined))
+        part = {name: column[rows] for name, column in table.items()}
         part["pp_schedule"] = np.where(part["pp"] > 1, code_of(schedule), -1)
-        part["virtual_stages"] = np.full(count, chunks)
-        part["family"] = np.flatnonzero(kept) * len(others) + number
+        part["virtual_stages"] = np.full(len(rows), chunks)
+        part["place"] = number * _PLACES + rows
         parts.append(part)
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _option_rows(table: dict[str, Any], *, reshard: bool, schedule: PipelineSchedule, chunks: int) -> Any:
-    """Return which rows an option changes anything for.
-
-    Resharding matters to sharded parameters; torch keeps them gathered under a pipeline. Interleaving
-    needs a pipeline, and micro-batches in whole rounds.
-    """
-    pipelined, sharded = table["pp"] > 1, table["dp_shard"] * table["cp"] > 1
-    kept = np.where(sharded & ~pipelined, True, not reshard)
-    if schedule is PipelineSchedule.ONE_F_ONE_B:
-        return kept
-    return kept & pipelined & (table["gradient_accumulation_steps"] % table["pp"] == 0) & (chunks > 1)
+def policies(fixed: Constraints) -> tuple[Recompute, ...]:
+    """Return the recompute policies that a search compares."""
+    return (fixed.recompute,) if fixed.recompute is not None else _RECOMPUTES
 
 
-def plain_options(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the rows with each option at its simplest, to judge meshes before options multiply them."""
-    count = len(table["pp"])
+def option_counts(fixed: Constraints, columns: Columns) -> Any:
+    """Return how many plans each row stands for before resharding and recompute are chosen."""
+    return len(policies(fixed)) * (1 + _reshards(columns))
+
+
+def _reshards(columns: Columns) -> Any:
+    """Return where resharding is a choice: torch keeps parameters gathered under a pipeline."""
+    return (columns.dp_shard * columns.cp > 1) & (columns.pp == 1)
+
+
+def reshard_columns(columns: Columns) -> Columns:
+    """Return the rows with resharding, where that is a choice, and those without."""
+    chosen = np.flatnonzero(_reshards(columns))
+    count = len(columns.pp)
+    both = columns.at(np.concatenate([chosen, np.arange(count)]))
+    reshard = np.arange(len(both.pp)) < len(chosen)
+    place = both.place + np.where(reshard, 0, len(_SCHEDULES)) * _PLACES
+    return both.joined({"reshard_after_forward": reshard, "place": place})
+
+
+def recompute_columns(columns: Columns, policy: Recompute) -> Columns:
+    """Return the rows with a recompute policy."""
+    place = columns.place + code_of(policy) * 2 * len(_SCHEDULES) * _PLACES
+    return columns.joined({"recompute": np.full(len(columns.pp), code_of(policy)), "place": place})
+
+
+def option_columns(fixed: Constraints, columns: Columns) -> Columns:
+    """Return the rows joined with resharding and recompute policies, in the order of their places."""
+    resharded = reshard_columns(columns)
+    return stacked([recompute_columns(resharded, policy) for policy in policies(fixed)])
+
+
+def plain_schedule(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the rows with the simplest schedule, to judge meshes before schedules multiply them."""
     return table | {
-        "recompute": np.zeros(count, dtype=np.int64),
-        "reshard_after_forward": np.zeros(count, dtype=bool),
         "pp_schedule": np.where(table["pp"] > 1, code_of(PipelineSchedule.ONE_F_ONE_B), -1),
-        "virtual_stages": np.ones(count, dtype=np.int64),
+        "virtual_stages": np.ones(len(table["pp"]), dtype=np.int64),
     }
 
 
-def shape_columns(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns that follow from the mesh."""
-    dp = table["dp_replicate"] * table["dp_shard"]
-    return {
-        "dp": dp,
-        "world_size": table["pp"] * dp * table["cp"] * table["tp"],
-        # ranks that share a sequence shard the parameters too, as torchtitan's fsdp mesh does
-        "shard": np.where(
-            table["dp_shard"] * table["cp"] > 1, code_of(Shard.PARAMETERS), code_of(Shard.NONE)
-        ),
-        "sequence_parallel": table["tp"] > 1,
-        "loss_parallel": table["tp"] > 1,
-    }
-
-
-def settled_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
-    """Return the columns that are one choice for the whole search."""
-    decision = decide_backend(facts.hardware)
-    compiled = facts.stack.kernels is Kernels.COMPILED
-    return {
-        "async_tp": False,
-        "cp_method": code_of(ContextMethod.ALL_GATHER),
-        "offload": code_of(fixed.offload),
-        "precision": code_of(facts.workload.precision),
-        "compile": code_of(Compile.BLOCK if compiled else Compile.NONE),
-        "backend": code_of(decision.backend or Backend.GLOO),
-    }
-
-
-def with_facts(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> Columns:
-    """Return a table as the columns that rules and estimators read."""
-    return Columns(
-        {**facts_columns(facts), **settled_columns(facts, fixed), **table, **shape_columns(table)}
-    )
-
-
-def rungs_of(columns: Columns) -> Any:
-    """Return each row's rung of the ladder; ``Plan.rung`` for columns."""
-    model_axes = (columns.cp > 1).astype(int) + (columns.tp > 1) + (columns.ep > 1)
-    data = np.where(columns.shard == code_of(Shard.PARAMETERS), 2, np.where(columns.dp > 1, 1, 0))
-    return np.where(columns.pp > 1, 5, np.where(model_axes > 0, np.where(model_axes == 1, 3, 4), data))
-
-
-def strategies_of(columns: Columns) -> Any:
-    """Return a number per row that is equal where ``Plan.strategy`` is."""
-    fsdp = columns.shard == code_of(Shard.PARAMETERS)
-    data = np.where(fsdp, np.where(columns.dp_replicate > 1, 3, 2), np.where(columns.dp > 1, 1, 0))
-    code = data
-    for degree in (columns.cp, columns.tp, columns.ep, columns.pp):
-        code = 2 * code + (degree > 1)
-    return code
-
-
-def plan_at(columns: Columns, row: int) -> Plan:
-    """Return one row as a plan."""
-
-    def number(name: str) -> int:
-        column = getattr(columns, name)
-        return int(column[row]) if getattr(column, "shape", ()) else int(column)
-
-    def choice(kind: Any, name: str) -> Any:
-        return list(kind)[number(name)]
-
-    schedule = number("pp_schedule")
-    return Plan(
-        mesh=Mesh(**{axis: number(axis) for axis in AXES}),
-        micro_batch_size=number("micro_batch_size"),
-        gradient_accumulation_steps=number("gradient_accumulation_steps"),
-        precision=choice(Precision, "precision"),
-        backend=choice(Backend, "backend"),
-        shard=choice(Shard, "shard"),
-        reshard_after_forward=bool(number("reshard_after_forward")),
-        sequence_parallel=bool(number("sequence_parallel")),
-        loss_parallel=bool(number("loss_parallel")),
-        async_tp=bool(number("async_tp")),
-        cp_method=choice(ContextMethod, "cp_method"),
-        recompute=choice(Recompute, "recompute"),
-        offload=choice(Offload, "offload"),
-        compile=choice(Compile, "compile"),
-        pp_schedule=None if schedule < 0 else list(PipelineSchedule)[schedule],
-        virtual_stages=number("virtual_stages"),
-    )
+def every_plan(facts: Facts, fixed: Constraints) -> Columns:
+    """Return all plans that the constraints allow, rules or not, one row each."""
+    table = schedule_columns(batch_columns(facts, fixed, mesh_columns(facts, fixed)))
+    return option_columns(fixed, with_facts(facts, fixed, table))

@@ -1,26 +1,24 @@
-"""Every plan of a space judged: what rules reject, what does not fit, how fast the rest is."""
+"""The best plans of a space, found without judging all of it.
+
+Rows of meshes with micro-batch and schedule are visited in the order of a floor of their step, options and
+all; a row whose floor lies above what was found is left out. So is one whose floor of memory does not fit.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.cost import time_columns
-from parastrat.memory import memory_columns
 from parastrat.rules import rejection_masks
-from parastrat.search.space import (
-    Constraints,
-    batch_columns,
-    mesh_columns,
-    option_columns,
-    plain_options,
-    plan_at,
-    rungs_of,
-    strategies_of,
-    with_facts,
-)
+from parastrat.search.best_first import visit
+from parastrat.search.bounded import Bounded, bounded
+from parastrat.search.judged import Judged, judge, with_memory
+from parastrat.search.obeying import Rejected, attributed
+from parastrat.search.rows import Constraints, plan_at, stacked
+from parastrat.search.space import option_columns, option_counts
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -28,164 +26,192 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.rules import PlanRule
 
-#: columns that memory's parts give
-_MEMORY = {"memory_total": "total", "memory_margin": "margin", "memory_capacity": "capacity"}
+#: a report of more strategies than this is not read
+MOST_ALTERNATIVES = 8
+
+#: of plans as near as this the simplest is taken
+_NEAR = 1.005
+
+_RUNGS = 6
+
 #: codes of rules about memory, whose rows may come near to fitting
 _MEMORY_CODES = "PS1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rejected:
-    """Rows that one rule removed."""
-
-    rule: PlanRule
-    columns: Columns
-    rows: Any
-
-    @property
-    def example(self) -> Plan:
-        """The first of the plans."""
-        return plan_at(self.columns, int(self.rows[0]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A judged space. ``columns`` hold the plans that can run, ``step`` their seconds."""
+    """The plans of a space that may be shown. ``columns`` hold those that can run."""
 
-    facts: Facts
     columns: Columns
-    step: Any
-    #: the plan fits with its margin
-    roomy: Any
-    rungs: Any
-    strategies: Any
     rejected: tuple[Rejected, ...]
+    #: plans of the space
     considered: int
+    #: plans that were not judged, because a floor of their step lies above what was found
+    bounded: int
+    #: by rung, where no plan can run, the one that comes nearest to fitting
+    nearest: Mapping[int, Plan] = field(default_factory=dict)
 
     def plan(self, row: int) -> Plan:
         """Return one of the plans that can run."""
         return plan_at(self.columns, row)
 
-    def best(self, rows: Any) -> int:
-        """Return the fastest of some rows; of plans within 0.5 % the simplest."""
-        near = rows[self.step[rows] <= 1.005 * self.step[rows].min()]
-        columns = self.columns.at(near)
-        axes = sum(
-            (degree > 1).astype(int)
-            for degree in (
-                columns.pp,
-                columns.dp_replicate,
-                columns.dp_shard,
-                columns.cp,
-                columns.tp,
-                columns.ep,
-            )
-        )
-        # the last key sorts first
-        order = np.lexsort(
-            (
-                self.step[near],
-                columns.ep,
-                columns.pp,
-                columns.cp,
-                columns.tp,
-                columns.virtual_stages,
-                columns.recompute,
-                axes,
-            )
-        )
-        return int(near[order[0]])
+
+def best(columns: Columns, rows: Any) -> int:
+    """Return the fastest of some rows; of plans within 0.5 % the simplest."""
+    near = rows[columns.step[rows] <= _NEAR * columns.step[rows].min()]
+    few = columns.at(near)
+    axes = sum(
+        (degree > 1).astype(int)
+        for degree in (few.pp, few.dp_replicate, few.dp_shard, few.cp, few.tp, few.ep)
+    )
+    # the last key sorts first
+    order = np.lexsort((few.step, few.ep, few.pp, few.cp, few.tp, few.virtual_stages, few.recompute, axes))
+    return int(near[order[0]])
 
 
 def survey(facts: Facts, fixed: Constraints) -> Survey:
-    """Judge every plan that the constraints allow."""
-    table = batch_columns(facts, fixed, mesh_columns(facts, fixed))
-    columns = _of_strategy(with_facts(facts, fixed, plain_options(table)), fixed)
-    columns, rejected = _obeying(columns)
-    kept = {name: column for name, column in columns.known().items() if name in table}
-    columns = with_facts(facts, fixed, option_columns(fixed, kept))
-    considered = len(columns.pp) + sum(len(entry.rows) for entry in rejected)
-    columns, more = _obeying(columns)
-    columns, unfit = _obeying(_undominated(facts, columns))
+    """Return the best plans of every rung and strategy that the constraints allow."""
+    rows = bounded(facts, fixed)
+    strategies, rungs = _numbered(rows.columns.strategy), rows.columns.rung
+    limits = limits_of_strategies(strategies, rungs)
+    found, waiting = _visited(facts, fixed, rows, (rows.roomy, strategies), limits, roomy=True)
+    # plans without the margin count where a rung has no other
+    poor = np.ones(_RUNGS, dtype=bool)
+    for each in found:
+        poor[each.columns.rung[each.columns.roomy]] = False
+    tight = rows.fitting[(waiting & poor[rungs])[rows.fitting]]
+    more, late = _visited(facts, fixed, rows, (tight, rungs), _near, roomy=False)
+    fits = _in_order([each.columns for each in (*found, *more)], rows.columns)
+    empty = np.ones(_RUNGS, dtype=bool)
+    empty[fits.rung] = False
+    left = rows.fitting[(waiting & late)[rows.fitting]]
     return Survey(
-        facts=facts,
-        columns=columns,
-        step=time_columns(facts, columns)["step"] if len(columns.pp) else np.zeros(0),
-        roomy=columns.memory_total + columns.memory_margin <= columns.memory_capacity,
-        rungs=rungs_of(columns),
-        strategies=strategies_of(columns),
-        rejected=(*rejected, *more, *unfit),
-        considered=considered,
+        columns=fits,
+        rejected=(
+            *rows.allowed.rejected,
+            *rows.rejected,
+            *(entry for each in (*found, *more) for entry in each.rejected),
+        ),
+        considered=rows.allowed.considered,
+        bounded=int(option_counts(fixed, rows.columns)[left].sum()),
+        nearest=_nearest(facts, fixed, rows, np.flatnonzero(empty[rungs])),
     )
 
 
-def _undominated(facts: Facts, columns: Columns) -> Columns:
-    """Return the rows that may win, with their memory.
+def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
+    """Return the fastest plan that fits, with its margin where one does; None where none does."""
+    rows = bounded(facts, fixed)
+    together = np.zeros(len(rows.columns.pp), dtype=np.int64)
+    for places, roomy in ((rows.roomy, True), (rows.fitting, False)):
+        found, _ = _visited(facts, fixed, rows, (places, together), _near, roomy=roomy)
+        fits = _in_order([each.columns for each in found], rows.columns)
+        able = np.flatnonzero(fits.roomy | (not roomy))
+        if len(able):
+            return plan_at(fits, best(fits, able))
+    return None
 
-    Of plans that differ in recompute alone, one without any that fits with its margin is at least as fast
-    as the others, and goes before them where times are equal: those are left out.
+
+def _visited(
+    facts: Facts,
+    fixed: Constraints,
+    rows: Bounded,
+    chosen: tuple[Any, Any],
+    limits: Callable[[Any], Any],
+    *,
+    roomy: bool,
+) -> tuple[list[Judged], Any]:
+    """Judge those of the chosen rows that may be the best of their groups; return also which wait."""
+    places, groups = chosen
+    found: list[Judged] = []
+    waiting = np.ones(len(groups), dtype=bool)
+
+    def least_steps(some: Any) -> Any:
+        waiting[places[some]] = False
+        found.append(judge(facts, fixed, rows.columns.at(places[some]), rows.allowed.judged))
+        return found[-1].least_steps(len(some), roomy=roomy)
+
+    visit(rows.step[places], groups[places], least_steps, limits)
+    return found, waiting
+
+
+def _near(least: Any) -> Any:
+    return _NEAR * least
+
+
+def limits_of_strategies(strategies: Any, rungs: Any) -> Callable[[Any], Any]:
+    """Return the limits of strategies: of floors above them no plan is shown.
+
+    Shown are the best of each rung, and the best of the strategies that are fastest. A best plan is at most
+    0.5 % slower than the fastest of its strategy, and may be any within that.
     """
-    least = columns.recompute == columns.recompute.min(initial=0)
-    first = np.flatnonzero(least)
-    found = _memory(facts, columns, first)
-    roomy = found["memory_total"] + found["memory_margin"] <= found["memory_capacity"]
-    settled = np.zeros(int(columns.family.max(initial=0)) + 1, dtype=bool)
-    settled[columns.family[first[roomy]]] = True
-    others = np.flatnonzero(~least & ~settled[columns.family])
-    more = _memory(facts, columns, others)
-    joined = {name: np.concatenate([found[name], more[name]]) for name in _MEMORY}
-    return columns.at(np.concatenate([first, others])).joined(joined)
+    rung_of = np.zeros(int(strategies.max(initial=-1)) + 1, dtype=np.int64)
+    rung_of[strategies] = rungs
+
+    def limits(least: Any) -> Any:
+        of_rungs = np.full(_RUNGS, np.inf)
+        own = rung_of[: len(least)]
+        np.minimum.at(of_rungs, own, least)
+        many = len(least) >= MOST_ALTERNATIVES
+        shown = np.sort(least)[MOST_ALTERNATIVES - 1] if many else np.inf
+        return _NEAR * np.minimum(least, np.maximum(of_rungs[own], _NEAR * shown))
+
+    return limits
 
 
-def _memory(facts: Facts, columns: Columns, rows: Any) -> dict[str, Any]:
-    found = memory_columns(facts, columns.at(rows))
-    return {name: found[part] + np.zeros_like(rows) for name, part in _MEMORY.items()}
+def _numbered(codes: Any) -> Any:
+    """Return codes as numbers from 0."""
+    # not np.unique, which loads numpy.ma
+    return np.searchsorted(np.array(sorted(set(codes.tolist())), dtype=np.int64), codes)
 
 
-def _of_strategy(columns: Columns, fixed: Constraints) -> Columns:
-    """Return the rows of the strategy that the user named, if any."""
-    if fixed.strategy is None:
-        return columns
-    codes = strategies_of(columns)
-    wanted = [
-        code
-        for code in sorted(set(codes.tolist()))
-        if plan_at(columns, int(np.argmax(codes == code))).strategy == fixed.strategy
-    ]
-    return columns.at(np.flatnonzero(np.isin(codes, wanted)))
+def _in_order(parts: Sequence[Columns], rows: Columns) -> Columns:
+    """Return plans in the order of their places, as ties are told."""
+    if not parts:
+        nothing = np.zeros(0, dtype=np.int64)
+        return rows.at(nothing).joined({"step": nothing, "roomy": nothing.astype(bool)})
+    columns = stacked(parts)
+    return columns.at(np.argsort(columns.place, kind="stable"))
 
 
-def _obeying(columns: Columns) -> tuple[Columns, tuple[Rejected, ...]]:
-    """Return the rows that no error rule rejects, and per rule those that it rejected first."""
-    alive = np.ones(len(columns.pp), dtype=bool)
-    rejected = []
-    for rule, mask in rejection_masks(columns):
-        rows = np.flatnonzero(alive & mask)
-        if len(rows):
-            rejected.append(Rejected(rule=rule, columns=columns, rows=rows))
-            alive[rows] = False
-    return columns.at(np.flatnonzero(alive)), tuple(rejected)
+def _nearest(facts: Facts, fixed: Constraints, rows: Bounded, chosen: Any) -> dict[int, Plan]:
+    """Return of each rung the plan that needs the least, of those that rules of memory removed."""
+    nearest: dict[int, tuple[float, int, Plan]] = {}
+
+    def least_memory(some: Any) -> Any:
+        own = rows.columns.at(chosen[some]).joined({"source": np.arange(len(some))})
+        plans = with_memory(facts, option_columns(fixed, own))
+        _, rejected = attributed(plans, dict(rejection_masks(plans, rows.allowed.judged)))
+        least = np.full(len(some), np.inf)
+        for entry in rejected:
+            if entry.rule.code.startswith(_MEMORY_CODES):
+                misfits = plans.at(entry.rows)
+                np.minimum.at(least, misfits.source, misfits.memory_total)
+                _keep_nearest(nearest, misfits)
+        return least
+
+    visit(rows.memory[chosen], rows.columns.rung[chosen], least_memory, lambda least: least)
+    return {rung: plan for rung, (_, _, plan) in nearest.items()}
 
 
-def nearest_plan(judged: Survey, rung: int) -> Plan | None:
-    """Return the plan of a rung that comes nearest to fitting, of those that rules of memory removed."""
-    best: Plan | None = None
-    least = np.inf
-    for entry in judged.rejected:
-        if not entry.rule.code.startswith(_MEMORY_CODES):
-            continue
-        here = entry.rows[rungs_of(entry.columns)[entry.rows] == rung]
-        if len(here):
-            totals = entry.columns.memory_total[here]
-            if totals.min() < least:
-                least, best = totals.min(), plan_at(entry.columns, int(here[totals.argmin()]))
-    return best
+def _keep_nearest(nearest: dict[int, tuple[float, int, Plan]], misfits: Columns) -> None:
+    order = np.lexsort((misfits.place, misfits.memory_total))
+    for rung in sorted(set(misfits.rung.tolist())):
+        row = int(order[np.argmax(misfits.rung[order] == rung)])
+        key = (float(misfits.memory_total[row]), int(misfits.place[row]))
+        if rung not in nearest or key < nearest[rung][:2]:
+            nearest[rung] = (*key, plan_at(misfits, row))
 
 
 def objection(judged: Survey, rung: int) -> tuple[PlanRule, Plan] | None:
     """Return the rule that removed most plans of a rung, with one of them; None where none did."""
-    counts = [(entry, entry.rows[rungs_of(entry.columns)[entry.rows] == rung]) for entry in judged.rejected]
-    if not any(len(rows) for _, rows in counts):
+    counts: dict[PlanRule, int] = {}
+    examples: dict[PlanRule, Plan] = {}
+    for entry in judged.rejected:
+        own = entry.of_rung(rung)
+        if own is not None:
+            counts[entry.rule] = counts.get(entry.rule, 0) + own.count
+            examples.setdefault(entry.rule, own.example)
+    if not counts:
         return None
-    entry, rows = max(counts, key=lambda pair: len(pair[1]))
-    return entry.rule, plan_at(entry.columns, int(rows[0]))
+    rule = max(counts, key=lambda each: counts[each])
+    return rule, examples[rule]

@@ -1,0 +1,57 @@
+"""Rows visited in the order of their floors, until no floor is left below what was found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: rows of a group that are visited first; then four times as many, and so on
+_FIRST = 6
+_GROWTH = 4
+#: so few rows are visited at once: their floors would take longer to compare
+_FEW = 600
+
+#: floors are computed in another order than what they bound, so that their last digits may differ
+_ROUNDING = 1 + 1e-9
+
+
+def visit(
+    floors: Any,
+    groups: Any,
+    judge: Callable[[Any], Any],
+    limits: Callable[[Any], Any],
+) -> None:
+    """Visit rows until every one left has a floor above its group's limit.
+
+    Args:
+        floors: what each row's value does not fall below.
+        groups: each row's group, counted from 0.
+        judge: the values of some rows, infinite where a row has none.
+        limits: from the least value of every group what a floor must not exceed to matter.
+    """
+    count = int(groups.max(initial=-1)) + 1
+    least = np.full(count, np.inf)
+    order = np.argsort(floors, kind="stable")
+    take = _FIRST
+    while len(order):
+        mine = groups[order]
+        now = _place_in_group(mine, count) < (take if len(order) > _FEW else len(order))
+        rows = order[now]
+        np.minimum.at(least, groups[rows], judge(rows))
+        order = order[~now]
+        order = order[floors[order] <= limits(least)[groups[order]] * _ROUNDING]
+        take *= _GROWTH
+
+
+def _place_in_group(groups: Any, count: int) -> Any:
+    """Return how many earlier entries are of the same group."""
+    order = np.argsort(groups, kind="stable")
+    sizes = np.bincount(groups, minlength=count)
+    starts = np.cumsum(sizes) - sizes
+    places = np.empty(len(groups), dtype=np.int64)
+    places[order] = np.arange(len(groups)) - np.repeat(starts, sizes)
+    return places

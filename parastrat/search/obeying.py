@@ -1,0 +1,151 @@
+"""What rules leave of a space, each judged on the smallest table that has what it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.rules import rejection_masks
+from parastrat.search.rows import Constraints, plan_at, rungs_of, strategies_of, with_facts
+from parastrat.search.space import (
+    batch_columns,
+    mesh_columns,
+    option_counts,
+    plain_schedule,
+    policies,
+    schedule_columns,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.plan import Plan
+    from parastrat.rules import PlanRule
+    from parastrat.units import Mask
+
+
+#: the simplest options, for rows whose own are not chosen yet
+PLAIN = {"recompute": 0, "reshard_after_forward": False, "pp_schedule": -1, "virtual_stages": 1}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Rows that one rule removed."""
+
+    rule: PlanRule
+    columns: Columns
+    rows: Any
+    #: plans that each of the rows stands for
+    plans: Any = 1
+
+    @property
+    def count(self) -> int:
+        """Plans that the rule removed."""
+        return int(np.sum(np.broadcast_to(self.plans, self.rows.shape)))
+
+    def of_rung(self, rung: int) -> Rejected | None:
+        """Return what of it is on a rung of the ladder, if anything."""
+        own = self.columns.rung[self.rows] == rung
+        if not own.any():
+            return None
+        plans = self.plans[own] if getattr(self.plans, "shape", ()) else self.plans
+        return replace(self, rows=self.rows[own], plans=plans)
+
+    @property
+    def example(self) -> Plan:
+        """The first of the plans, with the simplest options where none were chosen yet."""
+        row = self.columns.at(self.rows[:1])
+        return plan_at(row.joined({**PLAIN, **row.known()}), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obeying:
+    """The rows that no rule rejects which reads neither options nor memory."""
+
+    #: meshes with micro-batch and schedule, and with ``rung`` and ``strategy`` as numbers
+    columns: Columns
+    rejected: tuple[Rejected, ...]
+    #: the rules that had all they read
+    judged: frozenset[PlanRule]
+    #: plans of the whole space
+    considered: int
+
+
+def obeying(facts: Facts, fixed: Constraints) -> Obeying:
+    """Return the rows of a space that rules allow, and what they reject."""
+    meshes = _meshes(facts, fixed)
+    on_meshes = dict(rejection_masks(meshes))
+    table = {name: column for name, column in meshes.known().items() if getattr(column, "shape", ())}
+    batches = meshes.joined(plain_schedule(batch_columns(facts, fixed, table)))
+    on_batches = dict(rejection_masks(batches, on_meshes))
+    of_mesh = batches.mesh
+    masks = {
+        rule: np.broadcast_to(mask, len(meshes.pp))[of_mesh]
+        for rule, mask in on_meshes.items()
+        if np.any(mask)
+    }
+    columns, rejected = attributed(batches, masks | on_batches)
+    left = sum(entry.count for entry in rejected)
+    table = {name: column for name, column in columns.known().items() if getattr(column, "shape", ())}
+    columns = columns.joined(schedule_columns(table))
+    considered = left + int(option_counts(fixed, columns).sum())
+    columns, more = _interleaved(columns, on_meshes, len(table["pp"]), len(policies(fixed)))
+    return Obeying(
+        columns=columns,
+        rejected=(*rejected, *more),
+        judged=frozenset([*on_meshes, *on_batches]),
+        considered=considered,
+    )
+
+
+def _meshes(facts: Facts, fixed: Constraints) -> Columns:
+    """Return the meshes that the constraints allow, of the strategy that the user named if any."""
+    columns = with_facts(facts, fixed, mesh_columns(facts, fixed))
+    codes = strategies_of(columns)
+    columns = columns.joined({"strategy": codes, "rung": rungs_of(columns)})
+    if fixed.strategy is None:
+        return columns
+    plans = columns.joined({**PLAIN, "micro_batch_size": 1, "gradient_accumulation_steps": 1})
+    wanted = [
+        code
+        for code in sorted(set(codes.tolist()))
+        if plan_at(plans, int(np.argmax(codes == code))).strategy == fixed.strategy
+    ]
+    return columns.at(np.flatnonzero(np.isin(codes, wanted)))
+
+
+def _interleaved(
+    columns: Columns, judged: Mapping[PlanRule, Mask], first: int, plans: int
+) -> tuple[Columns, tuple[Rejected, ...]]:
+    """Judge the rows of interleaved schedules, which follow those of the first, by what was not of meshes.
+
+    Each stands for several plans, whose recompute is not chosen yet.
+    """
+    many = len(columns.pp)
+    if many == first:
+        return columns, ()
+    later = columns.at(np.arange(first, many))
+    kept, rejected = attributed(later, dict(rejection_masks(later, judged)), plans)
+    if not rejected:
+        return columns, ()
+    alive = np.isin(later.place, kept.place, assume_unique=True)
+    return columns.at(np.concatenate([np.arange(first), first + np.flatnonzero(alive)])), rejected
+
+
+def attributed(
+    columns: Columns, masks: Mapping[PlanRule, Mask], plans: Any = 1
+) -> tuple[Columns, tuple[Rejected, ...]]:
+    """Return the rows that no mask names, and per rule those that it named first, in the order of codes."""
+    alive = np.ones(len(columns.pp), dtype=bool)
+    rejected = []
+    for rule in sorted(masks, key=lambda rule: rule.code):
+        rows = np.flatnonzero(alive & masks[rule])
+        if len(rows):
+            own = plans[rows] if getattr(plans, "shape", ()) else plans
+            rejected.append(Rejected(rule=rule, columns=columns, rows=rows, plans=own))
+            alive[rows] = False
+    return (columns.at(np.flatnonzero(alive)) if rejected else columns), tuple(rejected)

@@ -1,0 +1,147 @@
+"""Rows of a space as the columns that rules and estimators read, and as plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import Columns, code_of, facts_columns
+from parastrat.plan import (
+    Backend,
+    Compile,
+    ContextMethod,
+    Mesh,
+    Offload,
+    PipelineSchedule,
+    Plan,
+    Recompute,
+    Shard,
+)
+from parastrat.rules.backend import decide_backend
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.case import Facts
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """What the user fixed; None is free."""
+
+    pp: int | None = None
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    cp: int | None = None
+    tp: int | None = None
+    ep: int | None = None
+    micro_batch_size: int | None = None
+    recompute: Recompute | None = None
+    #: a plan's ``strategy``, such as ``fsdp2`` or ``hsdp+tp``
+    strategy: str | None = None
+    offload: Offload = Offload.NONE
+    #: only what ``auto_parallelize`` applies in a loop that it does not know: data axes, no accumulation
+    plain_loop: bool = False
+
+
+def shape_columns(table: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns that follow from the mesh."""
+    dp = table["dp_replicate"] * table["dp_shard"]
+    return {
+        "dp": dp,
+        "world_size": table["pp"] * dp * table["cp"] * table["tp"],
+        # ranks that share a sequence shard the parameters too, as torchtitan's fsdp mesh does
+        "shard": np.where(
+            table["dp_shard"] * table["cp"] > 1, code_of(Shard.PARAMETERS), code_of(Shard.NONE)
+        ),
+        "sequence_parallel": table["tp"] > 1,
+        "loss_parallel": table["tp"] > 1,
+    }
+
+
+def settled_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
+    """Return the columns that are one choice for the whole search."""
+    decision = decide_backend(facts.hardware)
+    compiled = facts.stack.kernels is Kernels.COMPILED
+    return {
+        "async_tp": False,
+        "cp_method": code_of(ContextMethod.ALL_GATHER),
+        "offload": code_of(fixed.offload),
+        "precision": code_of(facts.workload.precision),
+        "compile": code_of(Compile.BLOCK if compiled else Compile.NONE),
+        "backend": code_of(decision.backend or Backend.GLOO),
+    }
+
+
+def with_facts(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> Columns:
+    """Return a table as the columns that rules and estimators read."""
+    return Columns(
+        {**facts_columns(facts), **settled_columns(facts, fixed), **table, **shape_columns(table)}
+    )
+
+
+def rungs_of(columns: Columns) -> Any:
+    """Return each row's rung of the ladder; ``Plan.rung`` for columns."""
+    model_axes = (columns.cp > 1).astype(int) + (columns.tp > 1) + (columns.ep > 1)
+    data = np.where(columns.shard == code_of(Shard.PARAMETERS), 2, np.where(columns.dp > 1, 1, 0))
+    return np.where(columns.pp > 1, 5, np.where(model_axes > 0, np.where(model_axes == 1, 3, 4), data))
+
+
+def strategies_of(columns: Columns) -> Any:
+    """Return a number per row that is equal where ``Plan.strategy`` is."""
+    fsdp = columns.shard == code_of(Shard.PARAMETERS)
+    data = np.where(fsdp, np.where(columns.dp_replicate > 1, 3, 2), np.where(columns.dp > 1, 1, 0))
+    code = data
+    for degree in (columns.cp, columns.tp, columns.ep, columns.pp):
+        code = 2 * code + (degree > 1)
+    return code
+
+
+def plan_at(columns: Columns, row: int) -> Plan:
+    """Return one row as a plan."""
+
+    def number(name: str) -> int:
+        column = getattr(columns, name)
+        return int(column[row]) if getattr(column, "shape", ()) else int(column)
+
+    def choice(kind: Any, name: str) -> Any:
+        return list(kind)[number(name)]
+
+    schedule = number("pp_schedule")
+    return Plan(
+        mesh=Mesh(**{axis: number(axis) for axis in AXES}),
+        micro_batch_size=number("micro_batch_size"),
+        gradient_accumulation_steps=number("gradient_accumulation_steps"),
+        precision=choice(Precision, "precision"),
+        backend=choice(Backend, "backend"),
+        shard=choice(Shard, "shard"),
+        reshard_after_forward=bool(number("reshard_after_forward")),
+        sequence_parallel=bool(number("sequence_parallel")),
+        loss_parallel=bool(number("loss_parallel")),
+        async_tp=bool(number("async_tp")),
+        cp_method=choice(ContextMethod, "cp_method"),
+        recompute=choice(Recompute, "recompute"),
+        offload=choice(Offload, "offload"),
+        compile=choice(Compile, "compile"),
+        pp_schedule=None if schedule < 0 else list(PipelineSchedule)[schedule],
+        virtual_stages=number("virtual_stages"),
+    )
+
+
+def stacked(parts: Sequence[Columns]) -> Columns:
+    """Return the rows of several columns below each other."""
+    first = parts[0].known()
+    return Columns(
+        {
+            name: np.concatenate([part.known()[name] for part in parts])
+            if getattr(column, "shape", ())
+            else column
+            for name, column in first.items()
+        }
+    )

@@ -1,0 +1,169 @@
+"""What bounds leave out is never missed: the search against every plan of its space."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parastrat.case import Facts
+from parastrat.columns import Columns
+from parastrat.cost import time_columns, time_floor
+from parastrat.memory import memory_columns, memory_floor
+from parastrat.plan import Offload, Recompute
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.rules import rejection_masks
+from parastrat.search import Constraints
+from parastrat.search.best_first import visit
+from parastrat.search.obeying import obeying
+from parastrat.search.rows import plan_at
+from parastrat.search.space import every_plan, recompute_columns, reshard_columns
+from parastrat.search.survey import best, fastest_plan, limits_of_strategies, survey
+from parastrat.sources import load_source
+from parastrat.workload import Optimizer, Precision, Workload
+
+JOBS = [
+    ("llama-3.1-8b", "dgx-h100:2", 64, 4096),
+    ("llama-3.1-8b", "h100-sxm5x6:4", 96, 2048),
+    ("mixtral-8x7b", "dgx-a100:2", 128, 4096),
+    ("gpt2-xl", "8x-v100-pcie-32:4", 256, 1024),
+    ("t5-large", "dgx-a100:1", 64, 512),
+    ("llama-3.1-70b", "dgx-h100:4", 64, 4096),
+    ("resnet-50", "dgx-h100:4", 256, None),
+    ("gpt-oss-20b", "cpu:8", 64, 2048),
+]
+
+
+def facts(model: str, on: str, batch: int, length: int | None) -> Facts:
+    source, stack = load_source(model), load_stack("torch")
+    assert source is not None
+    return Facts(
+        model=source.at(length, Precision.BF16_MIXED, stack.kernels),
+        hardware=load_hardware(on),
+        workload=Workload(
+            global_batch_size=batch,
+            sequence_length=length,
+            optimizer=Optimizer.ADAMW,
+            precision=Precision.BF16_MIXED,
+        ),
+        stack=stack,
+    )
+
+
+def everything(job: Facts, fixed: Constraints) -> Columns:
+    """Judge every plan of a space, without a bound; keep those that can run."""
+    columns = every_plan(job, fixed)
+    memory = memory_columns(job, columns)
+    columns = columns.joined({f"memory_{part}": memory[part] for part in ("total", "margin", "capacity")})
+    alive = np.ones(len(columns.pp), dtype=bool)
+    for _, mask in rejection_masks(columns):
+        alive &= np.logical_not(mask)
+    columns = columns.at(np.flatnonzero(alive))
+    return columns.joined(
+        {
+            "step": time_columns(job, columns)["step"],
+            "roomy": columns.memory_total + columns.memory_margin <= columns.memory_capacity,
+        }
+    )
+
+
+def strategies(columns: Columns) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {}
+    for row in np.flatnonzero(columns.roomy):
+        rows.setdefault(plan_at(columns, int(row)).strategy, []).append(int(row))
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
+@pytest.mark.parametrize(
+    "fixed", [Constraints(), Constraints(recompute=Recompute.FULL, offload=Offload.OPTIMIZER)]
+)
+def test_the_best_of_rungs_and_strategies_is_that_of_all_plans(job: Any, fixed: Constraints) -> None:
+    given = facts(*job)
+    columns, found = everything(given, fixed), survey(given, fixed)
+    plans = [plan_at(columns, row) for row in range(len(columns.pp))]
+    rungs = np.array([plan.rung for plan in plans], dtype=np.int64)
+    for rung in range(6):
+        rows = np.flatnonzero(rungs == rung)
+        own = np.flatnonzero(found.columns.rung == rung)
+        if any(columns.roomy[rows]):
+            rows, own = rows[columns.roomy[rows]], own[found.columns.roomy[own]]
+        assert bool(len(rows)) == bool(len(own)), rung
+        if len(rows):
+            assert found.plan(best(found.columns, own)) == plans[best(columns, rows)]
+    expected = [plan_at(columns, best(columns, np.array(rows))) for rows in strategies(columns).values()]
+    shown = [found.plan(best(found.columns, np.array(rows))) for rows in strategies(found.columns).values()]
+    order = sorted(expected, key=lambda plan: columns.step[plans.index(plan)])
+    assert all(plan in shown for plan in order[:8])
+    able = np.flatnonzero(columns.roomy)
+    able = able if len(able) else np.arange(len(plans))
+    assert fastest_plan(given, fixed) == (plans[best(columns, able)] if len(able) else None)
+
+
+def test_bounds_leave_most_plans_out() -> None:
+    found = survey(facts("llama-3.1-8b", "dgx-h100:8", 512, 4096), Constraints())
+    assert found.bounded > found.considered / 2
+    left = sum(entry.count for entry in found.rejected)
+    assert found.considered >= found.bounded + left + len(np.flatnonzero(found.columns.roomy))
+
+
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
+def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
+    given = facts(*job)
+    columns = obeying(given, Constraints()).columns
+    drawn = np.random.default_rng(0).choice(len(columns.pp), min(200, len(columns.pp)), replace=False)
+    rows = columns.at(drawn)
+    memory, step = memory_floor(given, rows), time_floor(given, rows)
+    plans = reshard_columns(rows.joined({"source": np.arange(len(drawn))}))
+    for policy in Recompute:
+        options = recompute_columns(plans, policy)
+        totals, steps = memory_columns(given, options)["total"], time_columns(given, options)["step"]
+        assert (memory[plans.source] <= totals * (1 + 1e-12)).all()
+        assert (step[plans.source] <= steps * (1 + 1e-12)).all()
+        # not far below: without a pipeline the step's floor is a plan's
+        if policy is Recompute.NONE:
+            exact = (plans.pp == 1) & ~plans.reshard_after_forward
+            assert step[plans.source][exact] == pytest.approx(steps[exact])
+
+
+def test_a_strategy_matters_while_it_may_be_shown() -> None:
+    rungs = np.array([3] * 9 + [5])
+    limits = limits_of_strategies(np.arange(10), rungs)(np.array([*range(1, 10), 100.0]))
+    # the best of its rung, or one of the eight fastest; a best plan is within 0.5 % of the fastest
+    assert limits[0] == pytest.approx(1.005)
+    assert limits[7] == pytest.approx(8 * 1.005)
+    assert limits[8] == pytest.approx(8 * 1.005**2)
+    assert limits[9] == pytest.approx(100 * 1.005)
+    assert limits_of_strategies(np.arange(2), rungs[:2])(np.array([1.0, np.inf]))[1] == np.inf
+
+
+def test_rows_are_visited_until_no_floor_is_below_what_was_found() -> None:
+    draw = random.Random(0)  # noqa: S311 - the same draw each time
+    for _ in range(20):
+        floors = np.array([draw.random() for _ in range(3000)])
+        values = floors * np.array([1 + draw.random() for _ in range(3000)])
+        groups = np.array([draw.randrange(5) for _ in range(3000)])
+        seen: list[int] = []
+
+        def judge(rows: Any, values: Any = values, seen: list[int] = seen) -> Any:
+            seen.extend(rows.tolist())
+            return values[rows]
+
+        visit(floors, groups, judge, lambda least: least)
+        assert len(seen) == len(set(seen)) < 3000
+        for group in range(5):
+            assert min(values[groups == group]) in values[seen]
+
+
+def test_every_row_is_visited_where_none_has_a_value() -> None:
+    seen: list[int] = []
+
+    def judge(rows: Any) -> Any:
+        seen.extend(rows.tolist())
+        return np.full(len(rows), np.inf)
+
+    visit(np.zeros(2000), np.zeros(2000, dtype=np.int64), judge, lambda least: least)
+    assert sorted(seen) == list(range(2000))
