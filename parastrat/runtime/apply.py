@@ -15,7 +15,13 @@ from parastrat.errors import ParastratError
 from parastrat.plan import Compile, Plan, Recompute
 from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.data_parallel import replicate, shard, shards, to_device_from_first_rank
+from parastrat.runtime.data_parallel import (
+    replicate,
+    replicate_divided,
+    shard,
+    shards,
+    to_device_from_first_rank,
+)
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
 from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.pipeline.build import cut_module, finish
@@ -178,7 +184,7 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
         if autocast_forward(module, device, plan.precision):
             dtype = COMPUTE[plan.precision]
             calls.append(f"model.forward = torch.autocast({device.type!r}, {dtype})(model.forward)")
-        model = _replicated(module, wrapping)
+        model = _replicated(module, wrapping, units)
     if wrapping.pipeline is not None:
         finish(wrapping.pipeline, model)
     if plan.precision is Precision.FP16_MIXED:
@@ -189,9 +195,11 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
     return model
 
 
-def _replicated(module: nn.Module, wrapping: Wrapping) -> nn.Module:
+def _replicated(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module]) -> nn.Module:
     if wrapping.plan.mesh.dp == 1:
         return module
+    if wrapping.mesh.tp is not None:
+        return replicate_divided(module, wrapping, units)
     if wrapping.pipeline is None:
         return replicate(module, wrapping)
     to_device_from_first_rank([*module.parameters(), *module.buffers()], wrapping)

@@ -49,6 +49,26 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     return wrapped
 
 
+def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module]) -> nn.Module:
+    """Replicate a module whose parameters are DTensors already: their gradients are averaged unit by unit.
+
+    DDP takes plain tensors alone; this is torch's own replication for DTensors, built on FSDP2.
+    """
+    # private in torch 2.11 to 2.13; nothing public replicates DTensors
+    from torch.distributed._composable.replicate_with_fsdp import replicate as replicated  # noqa: PLC0415
+
+    mesh = wrapping.mesh.data
+    own = _without_shared(module, units)
+    for unit in (*own.values(), module):
+        replicated(unit, mesh=mesh)
+    wrapping.calls.append(
+        "from torch.distributed._composable.replicate_with_fsdp import replicate\n"
+        f"for name in {(*own, '')}:\n    replicate(model.get_submodule(name), mesh=mesh['dp_replicate'])"
+    )
+    follow_first_rank(module, wrapping)
+    return module
+
+
 def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module]) -> nn.Module:
     """Shard in place with FSDP2: each unit alone, the rest (tied weights among it) in the root unit.
 

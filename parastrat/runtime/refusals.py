@@ -86,7 +86,6 @@ def check_plan(plan: Plan) -> None:
         "pp with data axes": mesh.pp > 1 and mesh.dp > 1,
         "virtual stages": plan.virtual_stages > 1,
         "compile = block with pp": plan.compile is Compile.BLOCK and mesh.pp > 1,
-        f"{plan.strategy}": mesh.tp > 1 and mesh.dp > 1 and plan.shard is Shard.NONE,
         "shard = none over dp_shard": plan.shard is Shard.NONE and mesh.dp_shard > 1,
     }
     for what, wanted in unsupported.items():
@@ -95,7 +94,6 @@ def check_plan(plan: Plan) -> None:
 
 
 _REMEDIES = {
-    "ddp+tp": "shard over the data axis instead: shard = parameters, dp_shard 2 x tp 2 for two replicas",
     "tp with pp": "plan --tp 1 with pp and FSDP2, or --pp 1 with tp and FSDP2",
     "pp with data axes": "plan all ranks as pp, or --pp 1 with FSDP2",
     "virtual stages": "plan virtual_stages = 1 with pp_schedule = 1F1B",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from runtime.models import plan
+from runtime.models import Gpt, plan
 from runtime.training import GLOBAL_BATCH, MODELS, STEPS, Batch, part, tokens
 from torch import nn
 
@@ -69,6 +69,11 @@ class Perceptron(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(x + self.second(torch.sigmoid(self.gate(x)) * torch.relu(self.first(x))))
+
+
+def Tiny() -> nn.Module:  # noqa: N802  (a model)
+    """The hand-written GPT with sizes that divide, and tied weights."""
+    return Gpt(vocab=64)
 
 
 def labelled(step: int) -> Batch:
