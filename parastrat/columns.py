@@ -97,6 +97,8 @@ class Columns:
         value = self._known.get(name)
         if value is None:
             raise UnknownFactError(name)
+        if type(value) is _Taken:
+            value = self._known[name] = value.column[value.rows]
         return value
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -107,18 +109,42 @@ class Columns:
         return Columns({**self._known, **more})
 
     def at(self, rows: Any) -> Columns:
-        """Return the chosen rows; plain numbers hold for every row and stay."""
-        return Columns(
-            {
-                name: column[rows] if getattr(column, "shape", ()) else column
-                for name, column in self._known.items()
-            }
-        )
+        """Return the chosen rows; plain numbers hold for every row and stay.
+
+        Columns that nobody reads are never taken.
+        """
+        whole = self._known.values()
+        before = {id(value.rows): value.rows for value in whole if type(value) is _Taken}
+        again = {key: taken[rows] for key, taken in before.items()}
+
+        def chosen(column: Any) -> Any:
+            if type(column) is _Taken:
+                return _Taken(column.column, again[id(column.rows)])
+            return _Taken(column, rows) if getattr(column, "shape", ()) else column
+
+        return Columns({name: chosen(column) for name, column in self._known.items()})
 
     def known(self) -> Mapping[str, Any]:
         """Return the columns by name; unknown ones are None or absent."""
-        known: Mapping[str, Any] = self._known
-        return known
+        return {name: getattr(self, name) for name, value in self._known.items() if value is not None}
+
+    def arrays(self) -> tuple[str, ...]:
+        """Return the names of the columns that hold a value for each row."""
+        return tuple(
+            name
+            for name, value in self._known.items()
+            if type(value) is _Taken or getattr(value, "shape", None)
+        )
+
+
+class _Taken:
+    """Rows of a column that are taken when it is read."""
+
+    __slots__ = ("column", "rows")
+
+    def __init__(self, column: Any, rows: Any) -> None:
+        self.column = column
+        self.rows = rows
 
 
 def facts_columns(facts: Facts) -> dict[str, Any]:

@@ -13,13 +13,27 @@ if TYPE_CHECKING:
 _SPARSE = 4
 
 
+#: columns that number the values which others have together, where a table has them: one is counted sooner
+#: than several. ``sharding`` is for what knows cp as further shards alone, on a fixed number of devices.
+NUMBERED = {
+    "layout": ("pp", "cp", "tp", "ep", "sequence_parallel"),
+    "sharding": ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "shard"),
+}
+#: fewer rows are counted by the columns themselves, of whose values there may be fewer
+_MANY = 2000
+
+
 def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
     """Return the rows that differ in the named columns, and for every row which of them it is.
+
+    Rows may be told apart that differ in nothing named, where other columns number several together.
 
     The columns hold integers; plain numbers among them are equal in every row. Without sorting, which
     takes longer than what is saved: codes are marked in a table and counted.
     """
     rows = len(columns.pp)
+    if rows > _MANY:
+        names = _numbered(columns, names)
     key, size = np.zeros(rows, dtype=np.int64), 1
     for name in names:
         column = getattr(columns, name)
@@ -36,6 +50,16 @@ def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
     # of repeated places the last write stays
     first[where[::-1]] = np.arange(rows - 1, -1, -1)
     return columns.at(first), where
+
+
+def _numbered(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names with one column for those that it numbers."""
+    of_mesh = {name for name in names if any(name in members for members in NUMBERED.values())}
+    held = columns.arrays()
+    for code, members in NUMBERED.items():
+        if code in held and of_mesh.issubset(members):
+            return (code, *(name for name in names if name not in of_mesh))
+    return names
 
 
 def _counted(key: Any) -> tuple[Any, int]:

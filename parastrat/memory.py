@@ -19,7 +19,7 @@ from parastrat.columns import Columns, code_of
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.model import Saved
-from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
+from parastrat.plan import PipelineSchedule, Recompute, Shard
 from parastrat.stages import RankLoad, rank_columns
 from parastrat.states import (
     ElementBytes,
@@ -28,11 +28,11 @@ from parastrat.states import (
     element_bytes,
     local,
     state_bytes,
-    updated_parameters,
+    stepping_bytes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.model import Block, ModelSpec
@@ -42,7 +42,7 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "ov
 
 
 #: what decides the states of a rank and what FSDP2 gathers of them
-_HELD_BY = (
+HELD_BY = (
     "pp",
     "virtual_stages",
     "dp_shard",
@@ -54,7 +54,7 @@ _HELD_BY = (
     "offload",
 )
 #: what decides the activations of one micro-batch on a rank
-_SAVED_BY = ("pp", "virtual_stages", "micro_batch_size", "cp", "tp", "sequence_parallel", "recompute")
+SAVED_BY = ("pp", "virtual_stages", "micro_batch_size", "cp", "tp", "sequence_parallel", "recompute")
 
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
@@ -67,46 +67,6 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     capacity = facts.hardware.device.usable_memory_bytes
     margin = np.minimum(facts.stack.memory_margin * total, 0.08 * capacity).astype(np.int64)
     return {**parts, "margin": margin, "capacity": capacity, "total": total}
-
-
-def memory_floor(facts: Facts, columns: Columns) -> Bytes:
-    """Return what every plan of a row needs at least, whatever recompute and resharding it has.
-
-    That is the largest of each rank's states in the optimizer step, which options do not change, and of
-    the first rank's peak while its largest blocks run backward, with the least that a policy keeps and the
-    lesser of the gathered parameters. To keep less never costs memory: what one repeat computes again
-    exists once, what it would have kept is held once or more.
-    """
-    floor: Any = np.zeros(len(columns.pp))
-    resharded, whole = (
-        _ranks(facts, columns.joined({"recompute": 0, "reshard_after_forward": reshard}), least_kept_bytes)
-        for reshard in (True, False)
-    )
-    ranks = list(resharded)
-    for rank in ranks:
-        states = sum(rank.states.values()) + rank.optimizer_step
-        floor = np.maximum(floor, states[rank.held_at])
-    sizes = [block.activations.none.total for block in facts.model.blocks]
-    largest = sizes.index(max(sizes))
-    gathered = np.minimum(ranks[0].gathered[largest], next(whole).gathered[largest])
-    return context_bytes(facts) + np.maximum(
-        floor, _least_peak(facts, columns, ranks[0], largest, gathered)
-    )
-
-
-def _least_peak(facts: Facts, c: Columns, rank: _Rank, place: int, gathered: Any) -> Any:
-    """Return what a rank needs while one block runs backward, beside the context; 0 without the block."""
-    one: Any = sum(rank.kept)
-    none = np.zeros_like(one)
-    later = sum(rank.load.repeats[place + 1 :], none)
-    kept = in_flight(c, rank.load.rank[rank.saved_at]) * one[rank.saved_at]
-    beside: Any = rank.running[place] - sum(rank.kept[place + 1 :], none)
-    share = 1 + facts.stack.fragmentation
-    reduced = ~_shards_parameters(c) | ((c.pp == 1) & (later > 0)[rank.saved_at])
-    fixed = rank.states["parameters"] + rank.states["optimizer"] + share * gathered
-    peak = fixed[rank.held_at] + reduced * rank.states["gradients"][rank.held_at]
-    peak = peak + share * (kept + beside[rank.saved_at])
-    return np.where((rank.load.repeats[place] > 0)[rank.saved_at], peak, 0.0)
 
 
 def memory_estimate(memory: Mapping[str, Any], row: int) -> MemoryEstimate:
@@ -147,11 +107,6 @@ def kept_bytes(block: Block, c: Columns) -> Bytes:
     return kept
 
 
-def least_kept_bytes(block: Block, c: Columns) -> Bytes:
-    """Return what one repeat of a block keeps at least, under whichever policy."""
-    return np.minimum.reduce([saved_bytes(block.activations.under(policy), c) for policy in Recompute])
-
-
 def in_flight(c: Columns, rank: Numbers) -> Numbers:
     """Return the micro-batches whose activations a pipeline rank holds at its peak.
 
@@ -187,23 +142,19 @@ class _Rank:
     saved_at: Any
 
 
-def _ranks(
-    facts: Facts, columns: Columns, kept_of: Callable[[Block, Columns], Bytes] = kept_bytes
-) -> Iterator[_Rank]:
+def _ranks(facts: Facts, columns: Columns) -> Iterator[_Rank]:
     model, element = facts.model, element_bytes(facts)
-    held, held_at = distinct(columns, _HELD_BY)
-    saved, saved_at = distinct(columns, _SAVED_BY)
-    kept = [kept_of(block, saved) for block in model.blocks]
-    running = [_running(block, own, saved) for block, own in zip(model.blocks, kept, strict=True)]
+    held, held_at = distinct(columns, HELD_BY)
+    saved, saved_at = distinct(columns, SAVED_BY)
+    kept = [kept_bytes(block, saved) for block in model.blocks]
+    running = [running_bytes(block, own, saved) for block, own in zip(model.blocks, kept, strict=True)]
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     for load, same in zip(rank_columns(model, held), rank_columns(model, saved), strict=True):
         yield _Rank(
             load=same,
             states=state_bytes(load, held, element),
-            optimizer_step=(held.offload == code_of(Offload.NONE))
-            * element.step
-            * updated_parameters(load, held),
-            gathered=_gathered(model, load, held, element, units),
+            optimizer_step=stepping_bytes(load, held, element),
+            gathered=gathered_bytes(model, load, held, element, units),
             held_at=held_at,
             kept=[own * count for own, count in zip(kept, same.repeats, strict=True)],
             running=running,
@@ -255,12 +206,12 @@ def _shards_parameters(c: Columns) -> Any:
     return c.shard == code_of(Shard.PARAMETERS)
 
 
-def _running(block: Block, kept: Bytes, c: Columns) -> Bytes:
+def running_bytes(block: Block, kept: Bytes, c: Columns) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was recomputed."""
     return saved_bytes(block.working, c) + np.maximum(saved_bytes(block.activations.none, c) - kept, 0)
 
 
-def _gathered(
+def gathered_bytes(
     model: ModelSpec, load: RankLoad, c: Columns, element: ElementBytes, units: list[Numbers]
 ) -> list[Bytes]:
     """Return for each block FSDP2's gathered parameters and unsharded gradients, or autocast's casts.

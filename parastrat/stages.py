@@ -193,26 +193,28 @@ def mean_rank(model: ModelSpec, c: Columns) -> RankLoad:
 
 def _together(loads: list[RankLoad], where: Any) -> RankLoad:
     """Return one load per shape of pipeline as one load of arrays, a value for each plan."""
-
-    def column(values: list[Any]) -> Any:
-        return np.array(values, dtype=float)[where]
-
-    def totals(parts: list[ParameterTotals]) -> ParameterTotals:
-        return ParameterTotals(
-            replicated=column([part.replicated for part in parts]),
-            tensor=column([part.tensor for part in parts]),
-            expert=column([part.expert for part in parts]),
+    parts = ("trainable", "frozen", "root")
+    rows = [
+        [
+            load.rank,
+            *(count for part in parts for count in _counts(getattr(load, part))),
+            *load.repeats,
+        ]
+        for load in loads
+    ]
+    # taken together, because there are many
+    rank, *columns = np.array(rows, dtype=float).T[:, where]
+    totals = {
+        part: ParameterTotals(
+            replicated=columns[3 * place], tensor=columns[3 * place + 1], expert=columns[3 * place + 2]
         )
+        for place, part in enumerate(parts)
+    }
+    return RankLoad(rank=rank, repeats=tuple(columns[3 * len(parts) :]), **totals)
 
-    return RankLoad(
-        rank=column([load.rank for load in loads]),
-        repeats=tuple(
-            column(list(counts)) for counts in zip(*(load.repeats for load in loads), strict=True)
-        ),
-        trainable=totals([load.trainable for load in loads]),
-        frozen=totals([load.frozen for load in loads]),
-        root=totals([load.root for load in loads]),
-    )
+
+def _counts(totals: ParameterTotals) -> tuple[Numbers, Numbers, Numbers]:
+    return totals.replicated, totals.tensor, totals.expert
 
 
 def _load(blocks: tuple[Block, ...], rank: int, repeats: tuple[int, ...]) -> RankLoad:

@@ -117,6 +117,11 @@ def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
     )
 
 
+def stepping_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Numbers:
+    """Return the temporary copy that a foreach optimizer makes on the device while it steps."""
+    return (c.offload == code_of(Offload.NONE)) * element.step * updated_parameters(load, c)
+
+
 def context_bytes(facts: Facts) -> int:
     """Return what an accelerator's context takes; a CPU process has none, its libraries are not counted."""
     return 0 if facts.hardware.device.type is DeviceType.CPU else facts.stack.context_bytes

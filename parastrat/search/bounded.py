@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.cost import time_floor
-from parastrat.memory import memory_floor
+from parastrat.floors import memory_floor
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Obeying, Rejected, attributed, obeying
 from parastrat.search.rows import Constraints

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.distinct import NUMBERED, distinct
 from parastrat.rules import rejection_masks
 from parastrat.search.rows import Constraints, plan_at, rungs_of, strategies_of, with_facts
 from parastrat.search.space import (
@@ -79,8 +80,7 @@ def obeying(facts: Facts, fixed: Constraints) -> Obeying:
     """Return the rows of a space that rules allow, and what they reject."""
     meshes = _meshes(facts, fixed)
     on_meshes = dict(rejection_masks(meshes))
-    table = {name: column for name, column in meshes.known().items() if getattr(column, "shape", ())}
-    batches = meshes.joined(plain_schedule(batch_columns(facts, fixed, table)))
+    batches = plain_schedule(batch_columns(facts, fixed, meshes))
     on_batches = dict(rejection_masks(batches, on_meshes))
     of_mesh = batches.mesh
     masks = {
@@ -90,10 +90,10 @@ def obeying(facts: Facts, fixed: Constraints) -> Obeying:
     }
     columns, rejected = attributed(batches, masks | on_batches)
     left = sum(entry.count for entry in rejected)
-    table = {name: column for name, column in columns.known().items() if getattr(column, "shape", ())}
-    columns = columns.joined(schedule_columns(table))
+    first = len(columns.pp)
+    columns = schedule_columns(columns)
     considered = left + int(option_counts(fixed, columns).sum())
-    columns, more = _interleaved(columns, on_meshes, len(table["pp"]), len(policies(fixed)))
+    columns, more = _interleaved(columns, on_meshes, first, len(policies(fixed)))
     return Obeying(
         columns=columns,
         rejected=(*rejected, *more),
@@ -106,7 +106,16 @@ def _meshes(facts: Facts, fixed: Constraints) -> Columns:
     """Return the meshes that the constraints allow, of the strategy that the user named if any."""
     columns = with_facts(facts, fixed, mesh_columns(facts, fixed))
     codes = strategies_of(columns)
-    columns = columns.joined({"strategy": codes, "rung": rungs_of(columns)})
+    shards = columns.joined({"dp_shard": columns.dp_shard * columns.cp})
+    columns = columns.joined(
+        {
+            "strategy": codes,
+            "rung": rungs_of(columns),
+            "layout": distinct(columns, NUMBERED["layout"])[1],
+            # replicas follow from the others
+            "sharding": distinct(shards, ("pp", "dp_shard", "tp", "ep"))[1],
+        }
+    )
     if fixed.strategy is None:
         return columns
     plans = columns.joined({**PLAIN, "micro_batch_size": 1, "gradient_accumulation_steps": 1})

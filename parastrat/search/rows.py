@@ -135,13 +135,8 @@ def plan_at(columns: Columns, row: int) -> Plan:
 
 
 def stacked(parts: Sequence[Columns]) -> Columns:
-    """Return the rows of several columns below each other."""
-    first = parts[0].known()
-    return Columns(
-        {
-            name: np.concatenate([part.known()[name] for part in parts])
-            if getattr(column, "shape", ())
-            else column
-            for name, column in first.items()
-        }
+    """Return the rows of several columns below each other; those that only some have are left out."""
+    names = set(parts[0].arrays()).intersection(*(part.arrays() for part in parts[1:]))
+    return parts[0].joined(
+        {name: np.concatenate([getattr(part, name) for part in parts]) for name in sorted(names)}
     )

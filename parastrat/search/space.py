@@ -89,20 +89,19 @@ def _with_experts(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> di
     return {name: column[kept] for name, column in widened.items()}
 
 
-def batch_columns(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> dict[str, Any]:
+def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
     """Return the meshes joined with every micro-batch that divides a rank's share of the batch.
 
     Micro-batches are powers of two. A batch that the data axes do not divide keeps one row, so that the
     rule which says so rejects it by name. ``mesh`` is each row's place among the meshes.
     """
-    dp = table["dp_replicate"] * table["dp_shard"]
-    share = facts.workload.global_batch_size // dp
-    whole = facts.workload.global_batch_size % dp == 0
+    share = facts.workload.global_batch_size // meshes.dp
+    whole = facts.workload.global_batch_size % meshes.dp == 0
     if fixed.micro_batch_size is not None:
         sizes = [fixed.micro_batch_size]
     else:
         sizes = [2**power for power in range(_LARGEST_MICRO_BATCH.bit_length())]
-    meshes, steps = [], []
+    rows, steps = [], []
     for size in sizes:
         divides = whole & (share >= size) & (share % size == 0)
         # what cannot be split is kept once, to be rejected by its rule
@@ -110,33 +109,38 @@ def batch_columns(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> di
         if fixed.plain_loop:
             kept &= (share == size) | ~whole
         accumulation = np.where(divides, share // size, np.maximum(share // size, 1))
-        meshes.append(np.flatnonzero(kept))
-        steps.append(accumulation[meshes[-1]])
-    of_mesh = np.concatenate(meshes)
-    return {name: column[of_mesh] for name, column in table.items()} | {
-        "mesh": of_mesh,
-        "micro_batch_size": np.repeat(sizes, [len(rows) for rows in meshes]),
-        "gradient_accumulation_steps": np.concatenate(steps),
-    }
+        rows.append(np.flatnonzero(kept))
+        steps.append(accumulation[rows[-1]])
+    mesh = np.concatenate(rows)
+    return meshes.at(mesh).joined(
+        {
+            "mesh": mesh,
+            "micro_batch_size": np.repeat(sizes, [len(own) for own in rows]),
+            "gradient_accumulation_steps": np.concatenate(steps),
+        }
+    )
 
 
-def schedule_columns(table: dict[str, Any]) -> dict[str, Any]:
+def schedule_columns(batches: Columns) -> Columns:
     """Return the rows joined with pipeline schedules.
 
     Interleaving needs a pipeline, and micro-batches in whole rounds. ``place`` orders plans as they are
     told: by their options first, then by micro-batch and mesh.
     """
-    pipelined = table["pp"] > 1
-    whole = pipelined & (table["gradient_accumulation_steps"] % table["pp"] == 0)
-    parts = []
-    for number, (schedule, chunks) in enumerate(_SCHEDULES):
-        rows = np.flatnonzero(whole) if chunks > 1 else np.arange(len(pipelined))
-        part = {name: column[rows] for name, column in table.items()}
-        part["pp_schedule"] = np.where(part["pp"] > 1, code_of(schedule), -1)
-        part["virtual_stages"] = np.full(len(rows), chunks)
-        part["place"] = number * _PLACES + rows
-        parts.append(part)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    pp = batches.pp
+    every_row = np.arange(len(pp))
+    whole = np.flatnonzero((pp > 1) & (batches.gradient_accumulation_steps % pp == 0))
+    rows = [every_row if chunks == 1 else whole for _, chunks in _SCHEDULES]
+    sizes = [len(own) for own in rows]
+    together = np.concatenate(rows)
+    schedules = np.repeat([code_of(schedule) for schedule, _ in _SCHEDULES], sizes)
+    return batches.at(together).joined(
+        {
+            "pp_schedule": np.where(pp[together] > 1, schedules, -1),
+            "virtual_stages": np.repeat([chunks for _, chunks in _SCHEDULES], sizes),
+            "place": np.repeat(np.arange(len(_SCHEDULES)) * _PLACES, sizes) + together,
+        }
+    )
 
 
 def policies(fixed: Constraints) -> tuple[Recompute, ...]:
@@ -176,15 +180,13 @@ def option_columns(fixed: Constraints, columns: Columns) -> Columns:
     return stacked([recompute_columns(resharded, policy) for policy in policies(fixed)])
 
 
-def plain_schedule(table: dict[str, Any]) -> dict[str, Any]:
+def plain_schedule(batches: Columns) -> Columns:
     """Return the rows with the simplest schedule, to judge meshes before schedules multiply them."""
-    return table | {
-        "pp_schedule": np.where(table["pp"] > 1, code_of(PipelineSchedule.ONE_F_ONE_B), -1),
-        "virtual_stages": np.ones(len(table["pp"]), dtype=np.int64),
-    }
+    simplest = np.where(batches.pp > 1, code_of(PipelineSchedule.ONE_F_ONE_B), -1)
+    return batches.joined({"pp_schedule": simplest, "virtual_stages": 1})
 
 
 def every_plan(facts: Facts, fixed: Constraints) -> Columns:
     """Return all plans that the constraints allow, rules or not, one row each."""
-    table = schedule_columns(batch_columns(facts, fixed, mesh_columns(facts, fixed)))
-    return option_columns(fixed, with_facts(facts, fixed, table))
+    meshes = with_facts(facts, fixed, mesh_columns(facts, fixed))
+    return option_columns(fixed, schedule_columns(batch_columns(facts, fixed, meshes)))

@@ -11,7 +11,8 @@ import pytest
 from parastrat.case import Facts
 from parastrat.columns import Columns
 from parastrat.cost import time_columns, time_floor
-from parastrat.memory import memory_columns, memory_floor
+from parastrat.floors import memory_floor
+from parastrat.memory import memory_columns
 from parastrat.plan import Offload, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import rejection_masks

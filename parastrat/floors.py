@@ -1,0 +1,87 @@
+"""What a plan needs at least, before its recompute and resharding are chosen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.distinct import distinct
+from parastrat.memory import HELD_BY, SAVED_BY, gathered_bytes, in_flight, running_bytes, saved_bytes
+from parastrat.plan import Recompute, Shard
+from parastrat.stages import rank_columns
+from parastrat.states import (
+    block_totals,
+    context_bytes,
+    element_bytes,
+    local,
+    state_bytes,
+    stepping_bytes,
+)
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.model import Block
+    from parastrat.units import Bytes
+
+
+def memory_floor(facts: Facts, columns: Columns) -> Bytes:
+    """Return what every plan of a row needs at least, whatever recompute and resharding it has.
+
+    That is the largest of each rank's states in the optimizer step, which options do not change, and of
+    the first rank's peak while its largest blocks run backward, with the least that a policy keeps and the
+    lesser of the gathered parameters. To keep less never costs memory: what one repeat computes again
+    exists once, what it would have kept is held once or more.
+    """
+    sizes = [block.activations.none.total for block in facts.model.blocks]
+    largest = sizes.index(max(sizes))
+    share = 1 + facts.stack.fragmentation
+    stepping, running, held_at = _held(facts, columns, largest, share)
+    saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
+    first = rank_columns(facts.model, saved)[0]
+    one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
+    least = [_least_kept(block, one_batch) for block in facts.model.blocks]
+    kept: list[Any] = [own[at] * count for own, count in zip(least, first.repeats, strict=True)]
+    one = share * sum(kept)
+    running_once: Any = running_bytes(facts.model.blocks[largest], least[largest], one_batch)
+    beside = share * (running_once[at] - sum(kept[largest + 1 :]))
+    held = in_flight(columns, 0) * one[saved_at]
+    return context_bytes(facts) + np.maximum(stepping[held_at], running[held_at] + held + beside[saved_at])
+
+
+def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[Any, Any, Any]:
+    """Return what does not hang on activations: in the optimizer step, and while the largest block runs.
+
+    The second is that of the first rank, and below 0 where it has no such block.
+    """
+    model, element = facts.model, element_bytes(facts)
+    held, held_at = distinct(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
+    loads = rank_columns(model, held)
+    stepping = np.maximum.reduce(
+        [
+            sum(state_bytes(load, held, element).values()) + stepping_bytes(load, held, element)
+            for load in loads
+        ]
+    )
+    first, states = loads[0], state_bytes(loads[0], held, element)
+    units = [sum(local(block_totals(block), held)) for block in model.blocks]
+    gathered = np.minimum(
+        *(
+            gathered_bytes(model, first, held.joined({"reshard_after_forward": reshard}), element, units)[
+                largest
+            ]
+            for reshard in (True, False)
+        )
+    )
+    # gradients that a pipeline or the loss leaves unreduced are counted among the gathered
+    later: Any = sum(first.repeats[largest + 1 :], np.zeros_like(stepping))
+    reduced = (held.shard != code_of(Shard.PARAMETERS)) | ((held.pp == 1) & (later > 0))
+    running = states["parameters"] + states["optimizer"] + reduced * states["gradients"] + share * gathered
+    return stepping, np.where(first.repeats[largest] > 0, running, -np.inf), held_at
+
+
+def _least_kept(block: Block, c: Columns) -> Any:
+    """Return what one repeat of a block keeps at least, under whichever policy."""
+    return np.minimum.reduce([saved_bytes(block.activations.under(policy), c) for policy in Recompute])
