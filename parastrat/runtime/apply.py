@@ -24,7 +24,7 @@ from parastrat.runtime.data_parallel import (
 )
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
 from parastrat.runtime.mesh import rank_mesh
-from parastrat.runtime.pipeline.build import cut_module, finish
+from parastrat.runtime.pipeline.build import adopt, cut_module, finish, split
 from parastrat.runtime.plain_loop import guard_plain_loop
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
 from parastrat.runtime.recompute import (
@@ -56,6 +56,7 @@ from parastrat.runtime.wrapping import Wrapping, remember, wrapping_of
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
+    from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.replay import Record
     from parastrat.workload import Workload
 
@@ -174,19 +175,7 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
     if plan.mesh.tp > 1:
         tensor_parallel(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     units = _units(module, wrapping)
-    if shards(plan):
-        model = shard(module, wrapping, units)
-        _fill(module, wrapping, start)
-    else:
-        _fill(module, wrapping, start)
-        module.to(device)
-        calls.append(f"model.to({str(device)!r})")
-        if autocast_forward(module, device, plan.precision):
-            dtype = COMPUTE[plan.precision]
-            calls.append(f"model.forward = torch.autocast({device.type!r}, {dtype})(model.forward)")
-        model = _replicated(module, wrapping, units)
-    if wrapping.pipeline is not None:
-        finish(wrapping.pipeline, model)
+    model = _placed(module, wrapping, units, start)
     if plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
     guard_plain_loop(model, wrapping)
@@ -195,18 +184,60 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
     return model
 
 
-def _replicated(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module]) -> nn.Module:
+def _placed(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module], start: Start) -> nn.Module:
+    """Shard or replicate, with first weights, on the device."""
+    if wrapping.pipeline is not None:
+        return _in_stages(module, wrapping.pipeline, units, start)
+    if shards(wrapping.plan):
+        model = shard(module, wrapping, units)
+        _fill(module, wrapping, start)
+        return model
+    _fill(module, wrapping, start)
+    _move(module, wrapping)
+    _autocast(module, wrapping)
     if wrapping.plan.mesh.dp == 1:
         return module
     if wrapping.mesh.tp is not None:
         return replicate_divided(module, wrapping, units)
-    if wrapping.pipeline is None:
-        return replicate(module, wrapping)
-    to_device_from_first_rank([*module.parameters(), *module.buffers()], wrapping)
-    wrapping.calls.append(
-        "# gradients are averaged over mesh['dp_replicate'] when a step's last one is there"
-    )
+    return replicate(module, wrapping)
+
+
+def _in_stages(
+    module: nn.Module, pipeline: Pipeline, units: dict[str, nn.Module], start: Start
+) -> nn.Module:
+    """Shard or replicate each stage of this rank, with first weights, on the device."""
+    wrapping = pipeline.wrapping
+    split(pipeline, module)
+    if pipeline.sharded:
+        for chunk in pipeline.modules.values():
+            inside = set(chunk.modules())
+            shard(chunk, wrapping, {name: unit for name, unit in units.items() if unit in inside})
+            adopt(chunk, module)
+    _fill(module, wrapping, start)
+    if not pipeline.sharded:
+        _move(module, wrapping)
+        if wrapping.plan.mesh.dp > 1:
+            to_device_from_first_rank([*module.parameters(), *module.buffers()], wrapping)
+            wrapping.calls.append("# gradients are averaged over mesh['dp_replicate'] at the end of a step")
+    for chunk in pipeline.modules.values():
+        adopt(module, chunk)
+        if not pipeline.sharded:
+            _autocast(chunk, wrapping)
+    finish(pipeline, module)
     return module
+
+
+def _move(module: nn.Module, wrapping: Wrapping) -> None:
+    module.to(wrapping.device)
+    wrapping.calls.append(f"model.to({str(wrapping.device)!r})")
+
+
+def _autocast(module: nn.Module, wrapping: Wrapping) -> None:
+    device, precision = wrapping.device.type, wrapping.plan.precision
+    if autocast_forward(module, wrapping.device, precision):
+        wrapping.calls.append(
+            f"model.forward = torch.autocast({device!r}, {COMPUTE[precision]})(model.forward)"
+        )
 
 
 def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:

@@ -75,6 +75,9 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     Meta parameters stay meta. Real ones become those of rank 0, one unit on the device at a time.
     """
     plan = wrapping.plan
+    # stages of a pipeline keep what is gathered for all micro-batches, as estimates say: zero-bubble schedules
+    # find no gradients for weights that were freed after the forward
+    reshard = plan.reshard_after_forward and plan.mesh.pp == 1
     keywords: dict[str, Any] = {"mesh": wrapping.mesh.data, "mp_policy": policy(plan.precision)}
     own = _without_shared(module, units)
     if plan.precision in COMPUTE:
@@ -82,7 +85,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
         own = {name: unit for name, unit in own.items() if unit not in norms}
     for unit in own.values():
         to_device_from_first_rank(_tensors(unit), wrapping)
-        fully_shard(unit, reshard_after_forward=plan.reshard_after_forward, **keywords)
+        fully_shard(unit, reshard_after_forward=reshard, **keywords)
     to_device_from_first_rank(_tensors(module), wrapping)
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
@@ -91,7 +94,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
         wrapping.calls.append(
             f"for name in {tuple(own)}:\n"
             f"    fully_shard(model.get_submodule(name), "
-            f"reshard_after_forward={plan.reshard_after_forward}, {said})"
+            f"reshard_after_forward={reshard}, {said})"
         )
     wrapping.calls.append(f"fully_shard(model, reshard_after_forward=False, {said})")
     follow_first_rank(module, wrapping)

@@ -83,8 +83,6 @@ def check_plan(plan: Plan) -> None:
         and plan.compile is Compile.BLOCK,
         "compile = block with tp": plan.compile is Compile.BLOCK and mesh.tp > 1,
         "tp with pp": mesh.tp > 1 and mesh.pp > 1,
-        "pp with data axes": mesh.pp > 1 and mesh.dp > 1,
-        "virtual stages": plan.virtual_stages > 1,
         "compile = block with pp": plan.compile is Compile.BLOCK and mesh.pp > 1,
         "shard = none over dp_shard": plan.shard is Shard.NONE and mesh.dp_shard > 1,
     }
@@ -95,8 +93,6 @@ def check_plan(plan: Plan) -> None:
 
 _REMEDIES = {
     "tp with pp": "plan --tp 1 with pp and FSDP2, or --pp 1 with tp and FSDP2",
-    "pp with data axes": "plan all ranks as pp, or --pp 1 with FSDP2",
-    "virtual stages": "plan virtual_stages = 1 with pp_schedule = 1F1B",
     "compile": "plan compile = none",
     "offload": "plan --offload none; recompute or more devices also save memory",
     "precision": "plan --precision bf16-mixed",

@@ -48,8 +48,6 @@ def test_another_model_names_both_fingerprints() -> None:
         (plan(dp_shard=8, shard=Shard.GRADIENTS), "ZeRO-2", r"shard = parameters"),
         (plan(dp_shard=2, cp=2, pp=2), r"cp yet; the plan is fsdp2\+cp\+pp", r"fsdp2 over dp_shard 8"),
         (plan(tp=2, pp=2), "tp with pp", "--pp 1"),
-        (plan(dp_shard=2, pp=2), "pp with data axes", "all ranks as pp"),
-        (plan(pp=2, virtual_stages=2), "virtual stages", "virtual_stages = 1"),
         (plan(tp=2, compile=Compile.BLOCK), "compile = block with tp", "compile = none"),
         (plan(cp=2), "cp yet", "fsdp2 over dp_shard 2"),
         (plan(offload=Offload.OPTIMIZER), "offload = optimizer", "--offload none"),

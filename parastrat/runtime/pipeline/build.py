@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,7 +13,7 @@ from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import Blocks
 from parastrat.runtime.data_parallel import shards
 from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
-from parastrat.runtime.pipeline.cut import Span, owners_of, present_parts, spans_of
+from parastrat.runtime.pipeline.cut import Cut, Span, owners_of, present_parts, spans_of
 from parastrat.runtime.pipeline.pipelined import Pipeline
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.prune import Absent, from_first_stage
@@ -33,15 +34,6 @@ if TYPE_CHECKING:
 _SAMPLES = 2
 #: sequence lengths that are tried where nobody gives an example
 _GUESSED_LENGTHS = (16, 128)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """Where a module is cut."""
-
-    route: Route
-    spans: tuple[Span, ...]
-    owners: dict[str, tuple[int, ...]]
 
 
 def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inputs: Any) -> Pipeline:
@@ -74,20 +66,34 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
         pp=pp,
         setting=setting,
         skeleton=skeleton,
-        spans=cut.spans,
-        owners=cut.owners,
+        cut=cut,
         absent=absent,
         parts=names,
         modules=dict.fromkeys(own, module),
     )
 
 
-def _cut(skeleton: nn.Module, sample_inputs: Any, setting: Setting, plan: Plan) -> _Cut:
+def _cut(skeleton: nn.Module, sample_inputs: Any, setting: Setting, plan: Plan) -> Cut:
     batch, route = _traced(skeleton, sample_inputs, setting)
     spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages)
     owners = owners_of(route, spans, slots_of(skeleton))
+    _check_ties(owners, plan)
     prove(skeleton, batch, setting, spans, owners)
-    return _Cut(route=route, spans=spans, owners=owners)
+    return Cut(route=route, spans=spans, owners=owners)
+
+
+def _check_ties(owners: dict[str, tuple[int, ...]], plan: Plan) -> None:
+    """Refuse what FSDP2 cannot shard: a parameter in two stages of a rank, each with a root of its own."""
+    if not shards(plan):
+        return
+    for name, stages in owners.items():
+        if len({rank_of_stage(plan, stage) for stage in stages}) < len(stages):
+            raise WrapError(
+                f"{name} is in several stages of one rank under {schedule_of(plan).value}, and FSDP2 would "
+                "shard it twice",
+                hint="plan pp_schedule = Interleaved1F1B, which has the first and the last stage on two "
+                "ranks, or replicas: shard = none over dp_replicate",
+            )
 
 
 def _traced(module: nn.Module, sample_inputs: Any, setting: Setting) -> tuple[Any, Route]:
@@ -123,14 +129,14 @@ def _untraced(error: ModelError) -> WrapError:
     )
 
 
-def absent_parts(names: tuple[str, ...], cut: _Cut, stages: tuple[int, ...]) -> frozenset[str]:
+def absent_parts(names: tuple[str, ...], cut: Cut, stages: tuple[int, ...]) -> frozenset[str]:
     """Return the parts that run on none of these stages."""
     present = frozenset[str]().union(*(present_parts(cut.route, cut.spans[stage]) for stage in stages))
     called = {name for name, _ in cut.route.calls}
     return frozenset(name for name in names if name in called and name not in present)
 
 
-def _absent(module: nn.Module, names: tuple[str, ...], cut: _Cut, stages: tuple[int, ...]) -> Absent:
+def _absent(module: nn.Module, names: tuple[str, ...], cut: Cut, stages: tuple[int, ...]) -> Absent:
     kept = frozenset(name for name, held in cut.owners.items() if not set(held).isdisjoint(stages))
     return Absent(module, kept, absent_parts(names, cut, stages))
 
@@ -144,27 +150,58 @@ def _only(blocks: Blocks, absent: frozenset[str]) -> Blocks:
     return replace(blocks, names=tuple(name for name, _ in kept), modules=tuple(block for _, block in kept))
 
 
-def _said(cut: _Cut, span: Span, rank: int) -> str:
+def _said(cut: Cut, span: Span, rank: int) -> str:
     events = cut.route.events
     return (
         f"# stage {span.stage} on pp rank {rank}: {events[span.begin].part} to {events[span.end - 1].part}"
     )
 
 
+def split(pipeline: Pipeline, module: nn.Module) -> None:
+    """Give each stage of this rank a module of its own, where there are several.
+
+    They share the parts and all tensors with ``module``, which stays the one that the caller trains, saves
+    and loads. What is around the parts is copied, since a stage's FSDP2 root must not see other stages.
+    """
+    if len(pipeline.modules) == 1:
+        return
+    parts = {name: module.get_submodule(name) for name in pipeline.parts}
+    with pipeline.absent.back():
+        for stage in pipeline.modules:
+            absent = absent_parts(pipeline.parts, pipeline.cut, (stage,))
+            memo: dict[int, Any] = {id(slot.tensor): slot.tensor for slot in slots_of(module)}
+            memo |= {id(part): part for name, part in parts.items() if name not in absent}
+            pipeline.modules[stage] = copy.deepcopy(module, memo)
+    for stage, chunk in pipeline.modules.items():
+        pipeline.others[stage] = _absent(chunk, pipeline.parts, pipeline.cut, (stage,))
+
+
+def adopt(source: nn.Module, target: nn.Module) -> None:
+    """Let one module hold the tensors of another, as far as it has such."""
+    for name, part in target.named_modules():
+        other = source.get_submodule(name)
+        for held, given in (
+            (part._parameters, other._parameters),  # noqa: SLF001  (setattr has side effects)
+            (part._buffers, other._buffers),  # noqa: SLF001
+        ):
+            held.update({key: given[key] for key in held if key in given})  # type: ignore[arg-type]
+
+
 def finish(pipeline: Pipeline, model: nn.Module) -> None:
     """Let the wrapped modules run as stages; all ranks call it."""
     plan, whole = pipeline.wrapping.plan, pipeline.wrapping.mesh.whole or pipeline.pp
-    pipeline.absent.stand_in(pipeline.wrapping.device)
+    for absent in (pipeline.absent, *pipeline.others.values()):
+        absent.stand_in(pipeline.wrapping.device)
     holders = {
         name: tuple(sorted({rank_of_stage(plan, stage) for stage in stages}))
-        for name, stages in pipeline.owners.items()
+        for name, stages in pipeline.cut.owners.items()
     }
     pipeline.ties = tied(model, holders, whole, pipeline.pp)
     equalise(pipeline.ties)
-    pipeline.install()
+    pipeline.install(model)
     together(lambda: Run(plan, pipeline.modules, None, pipeline.group, pipeline.wrapping.device))
     pipeline.wrapping.calls.append(
-        f"# {schedule_of(plan).value} over {len(pipeline.spans)} stages, "
+        f"# {schedule_of(plan).value} over {len(pipeline.cut.spans)} stages, "
         f"{plan.gradient_accumulation_steps} micro-batches a step (torch.distributed.pipelining)"
     )
     if pipeline.ties:

@@ -38,6 +38,17 @@ class Span:
         return own | route.end if self.is_last else own
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """Where a module is cut."""
+
+    #: of the example
+    route: Route
+    spans: tuple[Span, ...]
+    #: stages that hold each parameter
+    owners: dict[str, tuple[int, ...]]
+
+
 def spans_of(module: nn.Module, route: Route, stages: int) -> tuple[Span, ...]:
     """Cut the events into contiguous stages, by the FLOPs of their forward, as estimates do.
 

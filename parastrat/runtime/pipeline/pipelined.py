@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from parastrat.errors import MismatchError, UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
-from parastrat.runtime.pipeline.cut import Span, check_owners
+from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
 from parastrat.runtime.pipeline.prune import Absent
 from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
 from parastrat.runtime.pipeline.schedule import Ends, Run, rank_of_stage
@@ -59,24 +59,28 @@ class Pipeline:
     setting: Setting
     #: the whole module on the meta device: batches of other shapes are traced on it
     skeleton: nn.Module
-    spans: tuple[Span, ...]
-    #: stages that hold each parameter
-    owners: dict[str, tuple[int, ...]]
+    cut: Cut
+    #: what the model of this rank lacks
     absent: Absent
     #: names of all parts of the module
     parts: tuple[str, ...]
     #: this rank's, by stage
     modules: dict[int, nn.Module] = field(default_factory=dict)
+    #: what the modules lack, where a rank has several stages
+    others: dict[int, Absent] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
+    _model: nn.Module | None = None
     _routes: dict[Any, Route] = field(default_factory=dict)
     _run: tuple[Any, Run] | None = None
     _job: Job | None = None
 
-    def install(self) -> None:
+    def install(self, model: nn.Module) -> None:
         """Let the modules run as stages; they are wrapped already."""
+        self._model = model
         for index, module in self.modules.items():
             stage = Stage(module, module.forward, self.parts)
-            module.forward = self._forward(self.spans[index], stage)
+            module.forward = self._forward(self.cut.spans[index], stage)
+        for module in {model, *self.modules.values()}:
             # before FSDP2 gathers anything
             module.register_forward_pre_hook(lambda *_: (self.job, None)[1], prepend=True)
 
@@ -86,8 +90,9 @@ class Pipeline:
         key = tuple(_signature(batch) for batch in batches)
         if self._run is None or self._run[0] != key:
             self._check_same_batches(batches)
-            ends = {stage: _ends(self.spans[stage], job) for stage in self.modules}
+            ends = {stage: _ends(self.cut.spans[stage], job) for stage in self.modules}
             self._run = key, Run(self.wrapping.plan, self.modules, ends, self.group, self.wrapping.device)
+        self._follow_mode()
         with self._working(job), self._own_draws():
             self._run[1].step()
         if not self.sharded:
@@ -98,15 +103,16 @@ class Pipeline:
         """Return the model's output on the rank of the last stage, None elsewhere; one batch at a time."""
         job = Job(batches=[batch], routes=[self._route(batch)], loss_of=lambda _index, output: output)
         index = torch.zeros(1, dtype=torch.int64)
+        self._follow_mode()
         result: Any = ()
         for stage, module in sorted(self.modules.items()):
             here = dist.get_rank(self.group)
             if stage and rank_of_stage(self.wrapping.plan, stage - 1) != here:
-                result = self._received(job.parcel(self.spans[stage].begin), stage)
+                result = self._received(job.parcel(self.cut.spans[stage].begin), stage)
             with self._working(job):
                 result = module(*result, micro_batch=index)
             after = rank_of_stage(self.wrapping.plan, stage + 1)
-            if not self.spans[stage].is_last and after != here:
+            if not self.cut.spans[stage].is_last and after != here:
                 for tensor in result:
                     dist.send(tensor, group_dst=after, group=self.group)
         return result if self.holds_last else None
@@ -121,7 +127,7 @@ class Pipeline:
 
     @property
     def holds_last(self) -> bool:
-        return len(self.spans) - 1 in self.modules
+        return len(self.cut.spans) - 1 in self.modules
 
     @property
     def counted_elsewhere(self) -> set[nn.Parameter]:
@@ -171,7 +177,7 @@ class Pipeline:
         key = _signature(batch)
         if key not in self._routes:
             route = route_of(self.skeleton, batch, self.setting)
-            check_owners(route, self.spans, self.owners)
+            check_owners(route, self.cut.spans, self.cut.owners)
             self._routes[key] = route
         return self._routes[key]
 
@@ -184,6 +190,13 @@ class Pipeline:
         for tensor in tensors:
             dist.recv(tensor, group_src=source, group=self.group)
         return tensors
+
+    def _follow_mode(self) -> None:
+        """Train or evaluate as the caller's model does: where stages have copies, those are not told."""
+        for module in self.modules.values():
+            if self._model is not None and module is not self._model:
+                for name, part in module.named_modules():
+                    part.training = self._model.get_submodule(name).training
 
     @contextmanager
     def _working(self, job: Job) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +12,17 @@ from runtime.training import GLOBAL_BATCH, MODELS, STEPS, part
 from torch import nn
 
 import parastrat
+from parastrat.errors import ParastratError
 from parastrat.plan import PipelineSchedule
 
+SEVERAL = (
+    PipelineSchedule.INTERLEAVED,
+    PipelineSchedule.LOOPED_BFS,
+    PipelineSchedule.INTERLEAVED_ZERO_BUBBLE,
+    PipelineSchedule.ZBV,
+    PipelineSchedule.DUAL_PIPE_V,
+)
+DATA = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}}
 GPIPE = {"pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
 ONE_F_ONE_B = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
 
@@ -96,4 +106,40 @@ def on_two() -> dict[str, Any]:
     for samples in (8, 5):
         found[f"uneven-{samples}"] = uneven(ONE_F_ONE_B, samples)
     found["gradients"] = gradients(ONE_F_ONE_B)
+    return found
+
+
+def several(schedule: PipelineSchedule) -> dict[str, Any]:
+    return {"pp": 2, "virtual_stages": 2, "pp_schedule": schedule}
+
+
+def refused(action: Callable[[], Any]) -> tuple[str, str, str]:
+    try:
+        action()
+    except ParastratError as error:
+        return type(error).__name__, error.message, error.hint
+    return "", "", ""
+
+
+def on_two_virtual() -> dict[str, Any]:
+    """Schedules of two stages a rank."""
+    found: dict[str, Any] = {
+        f"{name}-{schedule.value}": trained(name, several(schedule), meta=name == "llama")
+        for schedule in SEVERAL
+        for name in ("gpt", "llama")
+    }
+    found["uneven"] = uneven(several(PipelineSchedule.ZBV), 5)
+    return found
+
+
+def on_four() -> dict[str, Any]:
+    """Stages of two ranks each."""
+    found: dict[str, Any] = {}
+    for data, axis in DATA.items():
+        found[f"gpt-{data}-1F1B"] = trained("gpt", ONE_F_ONE_B | axis)
+        for schedule in (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE):
+            found[f"gpt-{data}-{schedule.value}"] = trained("gpt", several(schedule) | axis)
+        found[f"vit-{data}-{PipelineSchedule.ZBV}"] = trained("vit", several(PipelineSchedule.ZBV) | axis)
+    tied_twice = several(PipelineSchedule.ZBV) | DATA["fsdp2"]
+    found["tied twice"] = refused(lambda: trained("gpt", tied_twice))
     return found

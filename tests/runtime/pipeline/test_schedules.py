@@ -1,0 +1,65 @@
+"""Schedules of several stages a rank, and stages of several ranks, give the losses of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from runtime.pipeline.stages import DATA, SEVERAL, on_four, on_two_virtual, trained
+from runtime.pipeline.test_parity import uneven_alone
+from runtime.ranks import on_ranks
+from runtime.training import TOLERANCE, alone
+
+pytestmark = pytest.mark.slow
+
+Found = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def two() -> Found:
+    return on_ranks(2, on_two_virtual)
+
+
+@pytest.fixture(scope="module")
+def four() -> Found:
+    return on_ranks(4, on_four)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[float]]:
+    return {"gpt": alone("gpt"), "vit": alone("vit"), "llama": trained("llama", {}, meta=True)}
+
+
+@pytest.mark.parametrize("schedule", SEVERAL)
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_two_stages_a_rank(name: str, schedule: str, two: Found, expected: dict[str, list[float]]) -> None:
+    for rank in two:
+        assert rank[f"{name}-{schedule}"] == pytest.approx(expected[name], abs=TOLERANCE, rel=0)
+
+
+def test_uneven_targets_where_a_rank_has_both_ends(two: Found) -> None:
+    for rank in two:
+        for (loss, norm), (expected_loss, expected_norm) in zip(
+            rank["uneven"], uneven_alone(5), strict=True
+        ):
+            assert loss == pytest.approx(expected_loss, abs=TOLERANCE)
+            assert norm == pytest.approx(expected_norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(
+    "cell",
+    ["gpt-{}-1F1B", "gpt-{}-Interleaved1F1B", "gpt-{}-InterleavedZeroBubble", "vit-{}-ZBVZeroBubble"],
+)
+def test_stages_of_two_ranks(cell: str, data: str, four: Found, expected: dict[str, list[float]]) -> None:
+    for rank in four:
+        losses = rank[cell.format(data)]
+        assert losses == pytest.approx(expected[cell[:3]], abs=TOLERANCE, rel=0)
+
+
+def test_a_weight_that_fsdp2_would_shard_twice_is_refused(four: Found) -> None:
+    for rank in four:
+        kind, message, hint = rank["tied twice"]
+        assert kind == "WrapError"
+        assert "embed.weight is in several stages of one rank" in message
+        assert "Interleaved1F1B" in hint
