@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from parastrat.errors import UsageError
 from parastrat.runtime.buffers import equalise_buffers
 from parastrat.runtime.wrapping import wrapping_of
+
+if TYPE_CHECKING:
+    from parastrat.runtime.pipeline.pipelined import Pipeline
 
 
 def save_checkpoint(
@@ -39,6 +42,8 @@ def save_checkpoint(
     wrapping = wrapping_of(model)
     equalise_buffers(model)
     state = _state(model, optimizer)
+    if wrapping.pipeline is not None and optimizer is not None:
+        _name_all(state["optimizer"]["param_groups"], wrapping.pipeline)
     state["extra"] = dict(extra or {})
     if wrapping.loss_scale is not None:
         state["loss_scale"] = wrapping.loss_scale.state_dict()
@@ -66,8 +71,12 @@ def load_checkpoint(
     state["extra"] = {name.removeprefix("extra."): None for name in stored if name.startswith("extra.")}
     if wrapping.loss_scale is not None and any(name.startswith("loss_scale") for name in stored):
         state["loss_scale"] = wrapping.loss_scale.state_dict()
+    groups = state.get("optimizer", {}).get("param_groups", [])
+    own = [group["params"] for group in groups]
     with quiet_alone():
         load(state, storage_reader=reader, no_dist=not dist.is_initialized())
+    for group, names in zip(state.get("optimizer", {}).get("param_groups", []), own, strict=True):
+        group["params"] = names  # what was saved names those of all pipeline stages
     set_state_dict(
         model,
         [] if optimizer is None else optimizer,
@@ -83,6 +92,17 @@ def load_checkpoint(
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     weights, moments = get_state_dict(model, [] if optimizer is None else optimizer)
     return {"model": weights} if optimizer is None else {"model": weights, "optimizer": moments}
+
+
+def _name_all(groups: list[dict[str, Any]], pipeline: Pipeline) -> None:
+    """Let the optimizer's groups name the parameters of all stages, as one process would save them."""
+    every: list[Any] = [[]] * dist.get_world_size(pipeline.group)
+    dist.all_gather_object(every, [group["params"] for group in groups], group=pipeline.group)
+    for place, group in enumerate(groups):
+        held = {name for stage in every for name in stage[place]}
+        group["params"] = [
+            name for name, _ in pipeline.skeleton.named_parameters(remove_duplicate=False) if name in held
+        ]
 
 
 @contextmanager

@@ -75,8 +75,8 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     Meta parameters stay meta. Real ones become those of rank 0, one unit on the device at a time.
     """
     plan = wrapping.plan
-    # stages of a pipeline keep what is gathered for all micro-batches, as estimates say: zero-bubble schedules
-    # find no gradients for weights that were freed after the forward
+    # a pipeline's stages keep gathered weights for all micro-batches, as estimates say: zero-bubble
+    # schedules find no gradients for those that were freed after the forward
     reshard = plan.reshard_after_forward and plan.mesh.pp == 1
     keywords: dict[str, Any] = {"mesh": wrapping.mesh.data, "mp_policy": policy(plan.precision)}
     own = _without_shared(module, units)

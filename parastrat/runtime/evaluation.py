@@ -38,6 +38,7 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
         UsageError: if the loader yields nothing.
     """
     wrapping = wrapping_of(model)
+    pipeline = wrapping.pipeline
     equalise_buffers(model)
     sums = torch.zeros(2, dtype=torch.float64)
     training = model.training
@@ -46,7 +47,10 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
         with torch.no_grad():
             for batch, counts in _turns(loader, wrapping):
                 inputs, targets = (batch, batch.get("labels")) if isinstance(batch, dict) else batch
-                output = called(model, to_device(inputs, wrapping.device))
+                inputs = to_device(inputs, wrapping.device)
+                output = called(model, inputs) if pipeline is None else pipeline.evaluate(inputs)
+                if pipeline is not None and not pipeline.holds_last:
+                    continue
                 values = metric_fn(output, to_device(targets, wrapping.device))
                 if counts:
                     number = values.numel() if values.ndim else target_count(targets)
@@ -56,6 +60,8 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
         model.train(training)
     sums = sums.to(wrapping.device)
     wrapping.mesh.sum_over_data(sums)
+    if pipeline is not None:
+        pipeline.sum_over_stages(sums)
     total, number = sums.tolist()
     if number == 0:
         raise UsageError(

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -126,7 +125,7 @@ def _through(
         return loss
 
     pipeline.step([to_device(share.inputs, wrapping.device) for share in shares], loss_of)
-    dist.all_reduce(summed, group=pipeline.group)  # all but the last stage's rank add nothing
+    pipeline.sum_over_stages(summed)  # all but the last stage's rank add nothing
     return summed
 
 

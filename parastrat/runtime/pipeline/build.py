@@ -52,7 +52,7 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
     if without_caches(module):
         wrapping.calls.append("model.config.use_cache = False")
     setting = Setting(precision=plan.precision, autocast=not shards(plan))
-    skeleton = without_data(module)
+    skeleton = without_data(module).train()
     cut = together(lambda: _cut(skeleton, sample_inputs, setting, plan))
     from_first_stage(module, wrapping.device, pp.get_group())
     own = stages_of_rank(plan, pp.get_local_rank())
@@ -184,7 +184,7 @@ def adopt(source: nn.Module, target: nn.Module) -> None:
             (part._parameters, other._parameters),  # noqa: SLF001  (setattr has side effects)
             (part._buffers, other._buffers),  # noqa: SLF001
         ):
-            held.update({key: given[key] for key in held if key in given})  # type: ignore[arg-type]
+            held.update({key: given[key] for key in held if key in given})
 
 
 def finish(pipeline: Pipeline, model: nn.Module) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from parastrat.errors import WrapError
 from parastrat.runtime.pipeline.flow import Kind, Source
 from parastrat.runtime.pipeline.route import Route
-from parastrat.runtime.slots import Slot
+from parastrat.runtime.slots import Slot, slots_of
 from parastrat.stages import cut_chain
 
 
@@ -52,15 +52,22 @@ class Cut:
 def spans_of(module: nn.Module, route: Route, stages: int) -> tuple[Span, ...]:
     """Cut the events into contiguous stages, by the FLOPs of their forward, as estimates do.
 
+    Every stage begins with something to train, but for what comes before the first.
+
     Raises:
         WrapError: if there are fewer places to cut than the plan needs.
     """
     reasons = {after: route.why_not(after) for after in range(1, len(route.events))}
-    groups = [[0]]
-    for event in range(1, len(route.events)):
-        if reasons[event] is None:
+    trained = {slot.name for slot in slots_of(module) if slot.is_parameter and slot.tensor.requires_grad}
+    groups: list[list[int]] = [[]]
+    trains = False
+    for index, event in enumerate(route.events):
+        own = any(source.name in trained for source in event.needs)
+        if own and trains and reasons[index] is None:
             groups.append([])
-        groups[-1].append(event)
+            trains = False
+        groups[-1].append(index)
+        trains = trains or own
     if len(groups) < stages:
         why = next((reason for reason in reasons.values() if reason is not None), None)
         raise WrapError(
@@ -85,28 +92,17 @@ def owners_of(route: Route, spans: tuple[Span, ...], slots: list[Slot]) -> dict[
     """Return for every parameter the stages that hold it, in order; several for tied ones.
 
     What no event reads goes where the part around it is, else to the first stage.
-
-    Raises:
-        WrapError: if a stage would train nothing.
     """
     readers: dict[str, list[int]] = defaultdict(list)
     for span in spans:
         for source in span.needs(route):
             if source.kind is Kind.PARAMETER:
                 readers[source.name].append(span.stage)
-    owners = {
+    return {
         slot.name: tuple(readers.get(slot.name) or [_around(slot.name, route, spans)])
         for slot in slots
         if slot.is_parameter
     }
-    for span in spans:
-        held = [slot for slot in slots if slot.is_parameter and span.stage in owners[slot.name]]
-        if not any(slot.tensor.requires_grad for slot in held):
-            raise WrapError(
-                f"stage {span.stage} of {span.stages} ({_said(route, span)}) would hold nothing to train",
-                hint="plan fewer stages (--pp, virtual_stages), or --pp 1 with FSDP2",
-            )
-    return owners
 
 
 def check_owners(route: Route, spans: tuple[Span, ...], owners: dict[str, tuple[int, ...]]) -> None:
@@ -139,11 +135,6 @@ def check_owners(route: Route, spans: tuple[Span, ...], owners: dict[str, tuple[
 def _around(name: str, route: Route, spans: tuple[Span, ...]) -> int:
     event = next((i for i, e in enumerate(route.events) if name.startswith(f"{e.part}.")), 0)
     return next(span.stage for span in spans if event in span)
-
-
-def _said(route: Route, span: Span) -> str:
-    first, last = route.events[span.begin].part, route.events[span.end - 1].part
-    return first if first == last else f"{first} to {last}"
 
 
 def present_parts(route: Route, span: Span) -> frozenset[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from parastrat.errors import MismatchError, UsageError
@@ -115,7 +116,13 @@ class Pipeline:
             if not self.cut.spans[stage].is_last and after != here:
                 for tensor in result:
                     dist.send(tensor, group_dst=after, group=self.group)
+            if isinstance(module, FSDPModule):
+                module.reshard()  # backward would have done it
         return result if self.holds_last else None
+
+    def sum_over_stages(self, tensor: torch.Tensor) -> None:
+        """All-reduce a tensor in place over the ranks of this pipeline."""
+        dist.all_reduce(tensor, group=self.group)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -174,8 +181,10 @@ class Pipeline:
         Raises:
             WrapError: if the stages do not hold what they need for it.
         """
-        key = _signature(batch)
+        training = self._model is None or self._model.training
+        key = training, _signature(batch)
         if key not in self._routes:
+            self.skeleton.train(training)
             route = route_of(self.skeleton, batch, self.setting)
             check_owners(route, self.cut.spans, self.cut.owners)
             self._routes[key] = route

@@ -223,7 +223,7 @@ def _watching(
 
 
 def route_of(module: nn.Module, inputs: Any, setting: Setting) -> Route:
-    """Return the way of the module's forward for a micro-batch.
+    """Return the way of the module's forward for a micro-batch, in training or evaluation as ``module`` is.
 
     Raises:
         ModelError: if the forward raises, or needs values.
@@ -241,7 +241,7 @@ def fakes_of(
     Yields:
         A function that begins a trace, with the named parameters (None: all) known to it.
     """
-    parts = parts_of(module)
+    parts, training = parts_of(module), module.training
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_module(module, mode, setting.dtype) as (parameters, constants), gpu_kernels():
         addresses = {parameter.untyped_storage()._cdata for parameter in parameters.values()}  # noqa: SLF001
@@ -260,6 +260,7 @@ def fakes_of(
                     flow.name(leaf, ("input", index))
             return Trace(module=module, parts=parts, flow=flow, batch=batch)
 
+        module.train(training)
         with setting.active(), mode:
             yield begin
 

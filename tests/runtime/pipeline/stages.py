@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from runtime.cells import labelled
 from runtime.models import Gpt, plan, token_loss, tokens
 from runtime.training import GLOBAL_BATCH, MODELS, STEPS, part
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.utils.data import DataLoader
 
 import parastrat
 from parastrat.errors import ParastratError
@@ -143,3 +148,98 @@ def on_four() -> dict[str, Any]:
     tied_twice = several(PipelineSchedule.ZBV) | DATA["fsdp2"]
     found["tied twice"] = refused(lambda: trained("gpt", tied_twice))
     return found
+
+
+def resumed(fields: dict[str, Any], folder: Path, *, load: str = "", save: str) -> list[float]:
+    """Load what another plan saved, take two steps, save."""
+    torch.manual_seed(7)
+    model = wrapped(fields, Gpt)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    start = parastrat.load_checkpoint(model, optimizer, folder / load)["step"] if load else 0
+    losses = []
+    for step in range(start, start + 2):
+        inputs, targets = share_of(tokens(step, GLOBAL_BATCH), fields)
+        losses.append(parastrat.forward_backward(model, inputs, targets, loss_fn=token_loss).item())
+        parastrat.clip_grad_norm_(model, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    parastrat.save_checkpoint(model, optimizer, folder / save, extra={"step": start + 2})
+    return losses
+
+
+def from_file(fields: dict[str, Any], path: Path) -> float:
+    """The first loss with weights of a file of ``torch.save``."""
+    torch.manual_seed(9)
+    model = wrapped(fields, Gpt, checkpoint=path)
+    inputs, targets = share_of(tokens(0, GLOBAL_BATCH), fields)
+    return parastrat.forward_backward(model, inputs, targets, loss_fn=token_loss).item()
+
+
+def mixed_layers() -> nn.Module:
+    """Layers with and without parameters, and running statistics."""
+    first = (nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True))
+    return nn.Sequential(
+        *first, nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
+    )
+
+
+def evaluated(fields: dict[str, Any]) -> float:
+    torch.manual_seed(0)
+    model = wrapped(fields, mixed_layers, sample_inputs=torch.zeros(2, 3))
+    return parastrat.evaluate(model, DataLoader(labelled(), batch_size=3), functional.cross_entropy)
+
+
+def called_alone(fields: dict[str, Any]) -> tuple[str, str, str]:
+    model = wrapped(fields, seeded())
+    return refused(lambda: model(torch.zeros(2, 16, dtype=torch.long)))
+
+
+def different_batches() -> tuple[str, str, str]:
+    model = wrapped(ONE_F_ONE_B, seeded())
+    x, y = tokens(dist.get_rank(), GLOBAL_BATCH)
+    return refused(lambda: parastrat.forward_backward(model, x, y, loss_fn=token_loss))
+
+
+def dropped() -> tuple[list[float], list[float]]:
+    """Elements that two stages drop, and what the caller draws next."""
+
+    def ones() -> nn.Module:
+        return nn.Sequential(*(Dropping() for _ in range(2)))
+
+    torch.manual_seed(0)
+    model = wrapped(ONE_F_ONE_B, ones(), sample_inputs=torch.ones(2, 64))
+    parastrat.forward_backward(model, torch.ones(8, 64), torch.ones(8), loss_fn=lambda out, _: out.mean())
+    seen = next(part.seen for part in model.modules() if isinstance(part, Dropping) and part.seen)
+    return seen, torch.rand(3).tolist()
+
+
+class Dropping(nn.Module):
+    """Remembers what it dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+        self.seen: list[float] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = functional.dropout(torch.ones(64), 0.5)
+        if not isinstance(mask, FakeTensor):
+            self.seen = mask.tolist()
+        return x * self.weight * mask
+
+
+def on_two_states(folder: Path) -> dict[str, Any]:
+    """Checkpoints, evaluation and what is refused, on two ranks."""
+    v_shaped = several(PipelineSchedule.ZBV)
+    return {
+        "resumed-1F1B": resumed(ONE_F_ONE_B, folder, load="single", save="1F1B"),
+        "resumed-ZBV": resumed(v_shaped, folder, load="single", save="ZBV"),
+        "file-1F1B": from_file(ONE_F_ONE_B, folder / "plain.pt"),
+        "file-ZBV": from_file(v_shaped, folder / "plain.pt"),
+        "evaluated-1F1B": evaluated(ONE_F_ONE_B),
+        "evaluated-ZBV": evaluated(v_shaped),
+        "called-1F1B": called_alone(ONE_F_ONE_B),
+        "called-ZBV": called_alone(v_shaped),
+        "different batches": different_batches(),
+        "dropped": dropped(),
+    }
