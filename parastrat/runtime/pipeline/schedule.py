@@ -37,6 +37,21 @@ def schedule_of(plan: Plan) -> PipelineSchedule:
     return plan.pp_schedule or default
 
 
+def check_schedule(plan: Plan) -> None:
+    """Refuse a schedule of another number of stages a rank.
+
+    Raises:
+        WrapError: naming both.
+    """
+    chosen, several = schedule_of(plan), plan.virtual_stages
+    if (chosen in SINGLE and several != 1) or (chosen in V_SHAPED and several != 2):
+        wanted = 1 if chosen in SINGLE else 2
+        raise WrapError(
+            f"{chosen.value} runs {wanted} stage{'s' * (wanted - 1)} a rank; the plan has {several}",
+            hint=f"plan virtual_stages = {wanted}, or pp_schedule = Interleaved1F1B",
+        )
+
+
 def stages_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
     """Return the stages on one pipeline rank."""
     pp = plan.mesh.pp
