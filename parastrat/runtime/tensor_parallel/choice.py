@@ -15,6 +15,7 @@ from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Left
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Verdict, proven, results
 from parastrat.runtime.tensor_parallel.settle import settled
+from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 if TYPE_CHECKING:
@@ -51,7 +52,10 @@ def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
     bench = _bench(source, mesh)
     good: Groups = ()
     left: list[Left] = []
-    for layout in _suggested(source, bench):
+    for suggest in (_own, _derived):
+        if _covered(source.module, good):
+            break
+        layout = suggest(source, bench)
         fitting = settled(Layout(groups=(*good, *_beside(good, layout.groups))), source.module, mesh.size())
         good, refused = _proven(bench, good, fitting.groups[len(good) :])
         left += [*layout.left, *fitting.left, *refused]
@@ -68,21 +72,28 @@ def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
 
 
 def _bench(source: Source, mesh: DeviceMesh) -> Bench:
-    few = small_copy(source)
+    few = small_copy(source, mesh.size())
     inputs = batch_for(source, few, mesh.size())
     expected = results(few, inputs)
     few.zero_grad(set_to_none=True)
     return Bench(copy=few, inputs=inputs, expected=expected, mesh=mesh)
 
 
-def _suggested(source: Source, bench: Bench) -> list[Layout]:
-    """Return the layouts of the whole model to be tried, in this order."""
-    own = own_layout(source.module)
+def _own(source: Source, _bench: Bench) -> Layout:
+    return own_layout(source.module) or Layout(groups=())
+
+
+def _derived(source: Source, bench: Bench) -> Layout:
     try:
-        derived = expanded(derived_layout(bench.copy, bench.inputs, bench.mesh.size()), source.module)
+        return expanded(derived_layout(bench.copy, bench.inputs, bench.mesh.size()), source.module)
     except NotFollowedError as error:
-        derived = Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
-    return [layout for layout in (own, derived) if layout is not None]
+        return Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
+
+
+def _covered(module: nn.Module, groups: Groups) -> bool:
+    """Return whether every linear layer has a role, so that nothing is left to look for."""
+    known = {name for group in groups for name in group.parts}
+    return all(name in known for name, part in module.named_modules() if feature_dims(part) is not None)
 
 
 def _beside(known: Groups, groups: Groups) -> Groups:

@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,11 +14,12 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from parastrat.errors import ModelError, WrapError
-from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.example_inputs import example_inputs, made, resized
 from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
 
 if TYPE_CHECKING:
     from parastrat.runtime.replay import Record
@@ -41,8 +42,26 @@ class Source:
     device: torch.device
 
 
-def small_copy(source: Source) -> nn.Module:
-    """Return a copy on the device with few blocks and random fp32 weights, the same on all ranks."""
+def small_copy(source: Source, degree: int) -> nn.Module:
+    """Return a copy on the device with few blocks and random fp32 weights, the same on all ranks.
+
+    A large Hugging Face model is built anew with small sizes and as many heads; others keep their sizes.
+    """
+    small = None
+    if _parameters_kept(source.module) > LARGE:
+        small = shrunk(source.module, degree)
+    return _with_few_blocks(source if small is None else replace(source, module=small, record=None))
+
+
+def _parameters_kept(module: nn.Module) -> int:
+    """Return how many parameters a copy with few blocks has, about."""
+    blocks = repeated_blocks(module)
+    inside = sum(parameter_count(block) for block in blocks.modules)
+    kept = min(1.0, KEPT_BLOCKS / max(blocks.count, 1))
+    return int(parameter_count(module) - inside * (1 - kept))
+
+
+def _with_few_blocks(source: Source) -> nn.Module:
     parts: dict[int, Any] = {}
     for slot in slots_of(source.module):
         values = torch.empty_like(slot.tensor, device="meta") if slot.is_parameter else slot.tensor.clone()

@@ -235,10 +235,23 @@ def expanded(layout: Layout, module: nn.Module) -> Layout:
         for place in places:
             names = _moved(group, place, depth)
             if names and all(name in places for name in names.values()):
-                parts = {names[name]: part for name, part in group.parts.items()}
+                parts = {
+                    names[name]: _fitting(part, module, names[name]) for name, part in group.parts.items()
+                }
                 sizes = {names[name]: held for name, held in group.sizes.items()}
                 groups.setdefault(tuple(parts), replace(group, parts=parts, sizes=sizes))
     return replace(layout, groups=tuple(groups.values()))
+
+
+def _fitting(part: Part, module: nn.Module, name: str) -> Part:
+    """Return the part with stretches of this module's sizes; the copy may have had smaller ones."""
+    layer: Any = module.get_submodule(name)
+    dims = feature_dims(layer)
+    if not part.segments or dims is None:
+        return part
+    features: int = layer.weight.shape[dims[0]]
+    whole = sum(part.segments)
+    return replace(part, segments=tuple(size * features // whole for size in part.segments))
 
 
 def _moved(group: Group, place: str, depth: int | None) -> dict[str, str]:

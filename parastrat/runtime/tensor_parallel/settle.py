@@ -70,6 +70,10 @@ def _indivisible(group: Group, module: nn.Module, degree: int) -> str:
             if dim is None:
                 continue
             sizes = part.segments or (parameter.shape[dim],)
+            if sum(sizes) != parameter.shape[dim]:
+                return (
+                    f"the {len(sizes)} stretches of {path} are not in proportion to those of a small copy"
+                )
             for size in sizes:
                 if size % degree:
                     return f"{size} features of {path} do not divide by tp {degree}"

@@ -18,7 +18,7 @@ from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 def derived(module: nn.Module, inputs: object = None, degree: int = 2) -> Layout:
     source = Source(module=module, sample_inputs=inputs, record=None, device=torch.device("cpu"))
-    few = small_copy(source)
+    few = small_copy(source, degree)
     return expanded(derived_layout(few, batch_for(source, few, degree), degree), module)
 
 

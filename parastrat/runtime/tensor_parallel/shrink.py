@@ -1,0 +1,89 @@
+"""A Hugging Face model of the same structure with small sizes: as many heads, fewer features of each."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+from parastrat.runtime.tensor_parallel.layout import kind_of
+
+#: copies with more parameters than this are built anew with small sizes
+LARGE = 30_000_000
+#: features of a head, and rows or features for every rank
+HEAD, SHARE = 8, 32
+#: blocks that the small model has at most; enough for patterns of kinds of layers
+BLOCKS = 6
+
+#: names of sizes; a family has one of each line, or none
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
+_HEAD_DIMS = ("head_dim", "d_kv", "kv_channels")
+_FEED = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim")
+_FREE = (
+    *_FEED,
+    "ffn_hidden_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "vocab_size",
+)
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
+_KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
+#: fields that would no longer fit, or ask for another format
+_DROPPED = ("pad_token_id", "bos_token_id", "eos_token_id", "dtype")
+
+
+def shrunk(module: nn.Module, degree: int) -> nn.Module | None:
+    """Return a small module of the same class with the same kinds of modules; None if that fails.
+
+    What divides by ``degree`` in the model does so in the small one, and what does not does not.
+    """
+    config = getattr(module, "config", None)
+    if config is None or not hasattr(config, "to_dict"):
+        return None
+    small = copy.deepcopy(config)
+    _shrink(small, degree)
+    try:
+        with torch.device("cpu"):
+            built: nn.Module = type(module)(small)
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, AssertionError, IndexError):
+        return None
+    return built if _kinds(built) == _kinds(module) else None
+
+
+def _kinds(module: nn.Module) -> set[tuple[str, str]]:
+    return {(kind_of(name), type(part).__name__) for name, part in module.named_modules()}
+
+
+def _shrink(config: Any, degree: int) -> None:
+    for value in list(vars(config).values()):
+        if hasattr(value, "to_dict"):
+            _shrink(value, degree)
+    for name, size in _small_sizes(config, degree).items():
+        setattr(config, name, size)
+    for name in _KINDS:
+        held = getattr(config, name, None)
+        if isinstance(held, list):
+            setattr(config, name, held[:BLOCKS])
+    for name in _DROPPED:
+        if getattr(config, name, None) is not None:
+            setattr(config, name, None)
+
+
+def _small_sizes(config: Any, degree: int) -> dict[str, int]:
+    """Return the small value of every size that the config has."""
+
+    def sizes(names: tuple[str, ...]) -> dict[str, int]:
+        held = {name: getattr(config, name, None) for name in names}
+        return {name: value for name, value in held.items() if type(value) is int and value > 0}
+
+    small = {name: SHARE * degree + size % degree for name, size in sizes(_FREE).items()}
+    small |= {name: min(count, BLOCKS) for name, count in sizes(_LAYERS).items()}
+    widths, heads, stated = sizes(_HIDDEN), sizes(_HEADS), sizes(_HEAD_DIMS)
+    if widths and heads:
+        head = next(iter(stated.values()), next(iter(widths.values())) // next(iter(heads.values())))
+        small |= {name: size * HEAD // max(head, 1) for name, size in widths.items()}
+        small |= dict.fromkeys(stated, HEAD)
+    return small
