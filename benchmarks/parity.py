@@ -1,17 +1,23 @@
 """Small models under every strategy against one device: losses of 20 steps, gradients of the first.
 
 Usage: python benchmarks/parity.py [--state FILE] [--minutes N] [--only TEXT] [--broken] [--write]
+                                  [--transformers [--draw N] [--seed N]]
 
 Results are kept in FILE (parity.jsonl), and cells in it are not run again. ``--only`` takes cells whose
 name ("llama, pp 1f1b") has the text. ``--broken`` gives the last rank wrong weights: every cell must come
-out wrong. ``--write`` writes docs/parity.md.
+out wrong. ``--write`` writes docs/parity.md. ``--transformers`` takes model classes of the installed
+transformers instead, all or N drawn ones, built from shrunk configs, under FSDP2 and TP; what cannot be
+built so small, or called with tokens or an image alone, is counted as untried.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import math
 import queue
+import random
 import sys
 import tempfile
 import time
@@ -24,12 +30,14 @@ from typing import Any
 import torch
 import torch.multiprocessing
 from parity_models import SUBJECTS
-from parity_ranks import STRATEGIES, Answer, Reference, reference, serve
+from parity_ranks import STRATEGIES, Answer, Reference, reference, serve, subject_of
+from parity_transformers import names as names_in_transformers
 
 LOSS_TOLERANCE = 1e-5
 GRADIENT_TOLERANCE = 1e-4
-#: a cell that answers nothing for so long hangs
+#: a cell that answers nothing for so long, and so many times the run on one device, hangs
 DEADLINE_S = 120.0
+_PATIENCE = 40
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"
 _HEAD = """\
 # Parity
@@ -38,7 +46,11 @@ Small models trained for 20 steps in fp32 on CPU ranks (Gloo), every micro-batch
 targets, against one process in plain torch: losses within {loss:.0e}, gradients of the first step within
 {gradient:.0e} of each parameter's largest. Written by `python benchmarks/parity.py --write`.
 """
-VERDICTS = ("works", "refused", "crashed", "wrong")
+VERDICTS = ("works", "refused", "crashed", "wrong", "untried")
+#: of classes of transformers
+_OFTEN = ("fsdp2", "tp")
+#: eight ranks hold a copy each
+_LARGEST = 50_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +88,20 @@ class Workers:
         for process in self._processes:
             process.start()
 
-    def run(self, model: str, strategy: str, *, broken: bool) -> list[Answer] | str:
+    def run(self, model: str, strategy: str, deadline_s: float, *, broken: bool) -> list[Answer] | str:
         """Return every rank's answer, or how the cell crashed."""
         self._cells += 1
         ranks = STRATEGIES[strategy].mesh.world_size
         for commands in self._commands[:ranks]:
             commands.put((self._cells, model, strategy, broken))
         found: dict[int, Answer] = {}
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + deadline_s
         while len(found) < ranks:
             dead = [rank for rank in range(ranks) if not self._processes[rank].is_alive()]
             if dead or time.monotonic() > end:
                 self.stop()
                 self._start()
-                return f"rank {dead[0]} died" if dead else f"no answer in {DEADLINE_S:.0f} s"
+                return f"rank {dead[0]} died" if dead else f"no answer in {deadline_s:.0f} s"
             try:
                 number, rank, text = self._answers.get(timeout=0.5)
             except queue.Empty:
@@ -111,10 +123,10 @@ def judged(model: str, strategy: str, answers: list[Answer] | str, known: Refere
     cell = {"model": model, "strategy": strategy}
     if isinstance(answers, str):
         return Cell(**cell, verdict="crashed", reason=answers)
-    refused = {answer.refused for answer in answers}
-    if refused != {""}:
-        same = len(refused) == 1
-        return Cell(**cell, verdict="refused" if same else "crashed", reason=" | ".join(sorted(refused)))
+    refused = [answer.refused for answer in answers if answer.refused]
+    if refused:
+        every = len(refused) == len(answers)
+        return Cell(**cell, verdict="refused" if every else "crashed", reason=refused[0])
     apart = max(
         abs(loss - expected)
         for answer in answers
@@ -181,12 +193,15 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--broken", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--transformers", action="store_true")
+    parser.add_argument("--draw", type=int)
+    parser.add_argument("--seed", default="0")
     given = parser.parse_args()
+    torch.set_num_threads(1)  # as the ranks: sums in another order are other sums
     cells = _known(given.state)
     wanted = [
         (model, strategy)
-        for strategy in STRATEGIES
-        for model in SUBJECTS
+        for model, strategy in _named(given)
         if given.only in f"{model}, {strategy}" and (model, strategy) not in cells
     ]
     _fill(wanted, cells, given)
@@ -197,6 +212,15 @@ def main() -> None:
         PAGE.write_text(table(cells.values()), encoding="utf-8")
     bad = counts["works"] if given.broken else counts["wrong"] + counts["crashed"]
     sys.exit(1 if bad else 0)
+
+
+def _named(given: Any) -> list[tuple[str, str]]:
+    if not given.transformers:
+        return [(model, strategy) for strategy in STRATEGIES for model in SUBJECTS]
+    models = names_in_transformers()
+    if given.draw is not None:
+        models = random.Random(given.seed).sample(models, given.draw)  # noqa: S311
+    return [(model, strategy) for model in models for strategy in _OFTEN]
 
 
 def _known(state: Path) -> dict[tuple[str, str], Cell]:
@@ -211,9 +235,6 @@ def _fill(wanted: list[tuple[str, str]], cells: dict[tuple[str, str], Cell], giv
     end = time.monotonic() + 60 * given.minutes
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        known = {model: reference(SUBJECTS[model]) for model in dict.fromkeys(model for model, _ in wanted)}
-        for model, run in known.items():
-            run.save(folder / f"{model}.pt")
         count = max(STRATEGIES[strategy].mesh.world_size for _, strategy in wanted)
         workers = Workers(folder, count)
         for model, strategy in wanted:
@@ -221,14 +242,38 @@ def _fill(wanted: list[tuple[str, str]], cells: dict[tuple[str, str], Cell], giv
                 print("out of time; run again to go on")
                 break
             start = time.monotonic()
-            answers = workers.run(model, strategy, broken=given.broken)
-            cell = judged(model, strategy, answers, known[model])
+            alone = _alone(model, folder)
+            if isinstance(alone, str):
+                cell = Cell(model=model, strategy=strategy, verdict="untried", reason=alone)
+            else:
+                deadline = max(DEADLINE_S, _PATIENCE * alone.seconds)
+                answers = workers.run(model, strategy, deadline, broken=given.broken)
+                cell = judged(model, strategy, answers, alone)
             cell = Cell(**{**asdict(cell), "seconds": round(time.monotonic() - start, 2)})
             cells[model, strategy] = cell
             print(f"{model}, {strategy}: {cell.verdict} {cell.reason} ({cell.seconds:.1f} s)", flush=True)
             with given.state.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(cell)) + "\n")
         workers.stop()
+
+
+@functools.lru_cache(maxsize=64)
+def _alone(model: str, folder: Path) -> Reference | str:
+    """Return the model's run on one device, kept for the ranks; or why there is none."""
+    subject = subject_of(model)
+    try:
+        module = subject.build()
+        if (size := sum(parameter.numel() for parameter in module.parameters())) > _LARGEST:
+            return f"has {size:,} parameters"
+        run = reference(subject)
+    except Exception as error:  # models that nobody chose may raise anything
+        if model in SUBJECTS:
+            raise
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if not all(math.isfinite(loss) for loss in run.losses):
+        return "its loss is not finite on one device"
+    run.save(folder / f"{model}.pt")
+    return run
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Subject:
     #: (step, samples) -> inputs and targets of a global batch
     batch: Callable[[int, int], Batch]
     loss_fn: Callable[[Any, torch.Tensor], torch.Tensor]
+    #: optimizer steps
+    steps: int = 20
 
 
 def _drawn(step: int) -> torch.Generator:

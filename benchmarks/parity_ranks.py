@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from parity_models import SUBJECTS, Subject
+from parity_transformers import subject as subject_of_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -23,7 +25,6 @@ from parastrat.runtime.slots import clean_name
 from parastrat.runtime.wrapping import inner
 from parastrat.workload import Precision
 
-STEPS = 20
 MICRO_BATCH = 2
 #: micro-batches of one optimizer step, over all data ranks and accumulation
 MICRO_BATCHES = 4
@@ -103,6 +104,8 @@ class Reference:
 
     losses: tuple[float, ...]
     gradients: dict[str, torch.Tensor]
+    #: wall time, without building the model
+    seconds: float
 
     def save(self, path: Path) -> None:
         torch.save(asdict(self), path)
@@ -112,20 +115,26 @@ class Reference:
         return cls(**torch.load(path))
 
 
+def subject_of(name: str) -> Subject:
+    """Return a model by its name: one of the table's, or a class of transformers."""
+    return SUBJECTS[name] if name in SUBJECTS else subject_of_transformers(name)
+
+
 def reference(subject: Subject) -> Reference:
     """Train alone: every micro-batch by itself, weighted by its targets."""
     torch.manual_seed(0)
     model = subject.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     losses, gradients = [], {}
-    for step in range(STEPS):
+    start = time.monotonic()
+    for step in range(subject.steps):
         inputs, targets = subject.batch(step, MICRO_BATCH * MICRO_BATCHES)
-        total = int((targets != -100).sum())
+        total = _count(targets)
         loss = 0.0
         for start in range(0, MICRO_BATCH * MICRO_BATCHES, MICRO_BATCH):
             x, y = (_rows(side, start, start + MICRO_BATCH) for side in (inputs, targets))
             output = model(**x) if isinstance(x, dict) else model(x)
-            part = subject.loss_fn(output, y) * (int((y != -100).sum()) / total)
+            part = subject.loss_fn(output, y) * (_count(y) / total)
             part.backward()
             loss += part.item()
         losses.append(loss)
@@ -133,7 +142,7 @@ def reference(subject: Subject) -> Reference:
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
         optimizer.zero_grad()
-    return Reference(losses=tuple(losses), gradients=gradients)
+    return Reference(losses=tuple(losses), gradients=gradients, seconds=time.monotonic() - start)
 
 
 def serve(rank: int, folder: Path, commands: Any, answers: Any) -> None:
@@ -147,7 +156,7 @@ def serve(rank: int, folder: Path, commands: Any, answers: Any) -> None:
         dist.init_process_group(
             "gloo", init_method=store, rank=rank, world_size=STRATEGIES[strategy].mesh.world_size
         )
-        answer = _trained(SUBJECTS[model], strategy, folder, broken=broken)
+        answer = _trained(subject_of(model), strategy, folder, broken=broken)
         answers.put((number, rank, json.dumps(asdict(answer))))
         gc.collect()
         if not answer.refused:
@@ -157,10 +166,11 @@ def serve(rank: int, folder: Path, commands: Any, answers: Any) -> None:
 
 def _trained(subject: Subject, strategy: str, folder: Path, *, broken: bool) -> Answer:
     known = Reference.load(folder / f"{subject.name}.pt")
+    sample, _ = subject.batch(0, MICRO_BATCH)
     plan = STRATEGIES[strategy].plan
     torch.manual_seed(0)
     try:
-        model = parastrat.auto_parallelize(subject.build(), plan=plan)
+        model = parastrat.auto_parallelize(subject.build(), plan=plan, sample_inputs=sample)
         if broken:
             _break(model)
         return _steps(model, subject, plan, known)
@@ -186,7 +196,7 @@ def _steps(model: nn.Module, subject: Subject, plan: Plan, known: Reference) -> 
     share = MICRO_BATCH * MICRO_BATCHES // plan.mesh.dp
     losses: list[float] = []
     compared: dict[str, float] = {}
-    for step in range(STEPS):
+    for step in range(subject.steps):
         batch = subject.batch(step, MICRO_BATCH * MICRO_BATCHES)
         x, y = (_rows(side, data_rank * share, (data_rank + 1) * share) for side in batch)
         losses.append(parastrat.forward_backward(model, x, y, loss_fn=subject.loss_fn).item())
@@ -214,6 +224,10 @@ def _differences(model: nn.Module, expected: dict[str, torch.Tensor]) -> dict[st
         difference = float((gradient - expected[clean]).abs().max())
         found[clean] = difference / (scale if scale > _ZERO * largest else largest)
     return found
+
+
+def _count(targets: torch.Tensor) -> int:
+    return targets.numel() if targets.is_floating_point() else int((targets != -100).sum())
 
 
 def _rows(side: Any, start: int, end: int) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from parastrat.errors import WrapError
+from parastrat.runtime.building import described
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
@@ -74,7 +75,14 @@ def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
 def _bench(source: Source, mesh: DeviceMesh) -> Bench:
     few = small_copy(source, mesh.size())
     inputs = batch_for(source, few, mesh.size())
-    expected = results(few, inputs)
+    try:
+        expected = results(few, inputs)
+    except Exception as error:  # the user's forward may raise anything; the message quotes it
+        raise WrapError(
+            f"a small copy of this {type(source.module).__name__}, which tensor parallelism is proven on, "
+            f"raised {described(error)}",
+            hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
+        ) from error
     few.zero_grad(set_to_none=True)
     return Bench(copy=few, inputs=inputs, expected=expected, mesh=mesh)
 
