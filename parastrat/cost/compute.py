@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from parastrat.plan import Recompute
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.hardware import Device
@@ -74,41 +76,52 @@ def block_times(facts: Facts, block: Block, c: Columns) -> BlockTimes:
     """Return the times of one repeat on one rank."""
     device, stack = facts.hardware.device, facts.stack
     each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
-    forward: Seconds = 0.0
-    backward: Seconds = 0.0
-    attention: Seconds = 0.0
-    traffic: Seconds = 0.0
-    launches = 0
-    for operator in block.operators:
-        share = _share(operator, c)
-        flops = operator.flops * operator.count * c.micro_batch_size * share
-        if operator.kind in _MATMULS:
-            sides = _sides(operator, c, facts.model.experts)
-            forward = forward + flops / _matmul_rate(device, facts.workload.precision, *sides)
-            backward = backward + _backward_s(facts, operator, flops, sides)
-        elif operator.kind is OperatorKind.ATTENTION:
-            attention = attention + flops / _attention_rate(device, facts.workload.precision)
-        else:
-            moved = operator.bytes * operator.count * c.micro_batch_size * share
-            traffic = traffic + moved * stack.elementwise_factor / device.memory_bytes_per_s
-        launches += operator.count
+    matmuls = [operator for operator in block.operators if operator.kind in _MATMULS]
+    attentions = [operator for operator in block.operators if operator.kind is OperatorKind.ATTENTION]
+    others = [
+        operator for operator in block.operators if operator.kind not in (*_MATMULS, OperatorKind.ATTENTION)
+    ]
+    shares = _shares(c)
+    forward, backward = _matmuls_s(facts, matmuls, shares, c)
+    attention = sum(operator.flops * operator.count * shares[operator.split] for operator in attentions)
+    moved = sum(operator.bytes * operator.count * shares[operator.split] for operator in others)
+    launches = sum(operator.count for operator in block.operators)
     return BlockTimes(
         matmul_forward=forward,
         matmul_backward=backward,
-        attention_forward=attention,
-        traffic_forward=traffic,
+        attention_forward=attention / _attention_rate(device, facts.workload.precision),
+        traffic_forward=moved * stack.elementwise_factor / device.memory_bytes_per_s,
         launch_forward=launches * each * device.launch_s,
     )
 
 
-def _backward_s(facts: Facts, operator: Operator, flops: Numbers, sides: tuple[Numbers, ...]) -> Seconds:
-    """Return the two backward products: of the input (m, k, n) and of the weights (n, k, m)."""
-    m, n, k = sides
+def _matmuls_s(
+    facts: Facts, operators: list[Operator], shares: dict[Split, Numbers], c: Columns
+) -> tuple[Seconds, Seconds]:
+    """Return the seconds of all products of a block, forward and backward.
+
+    Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m). All
+    operators are rows of one array: one by one they would take ten times as long.
+    """
+    if not operators:
+        return 0.0, 0.0
     device, precision = facts.hardware.device, facts.workload.precision
-    of_input = flops / _matmul_rate(device, precision, m, k, n)
-    if not operator.weighted:
-        return of_input
-    return of_input + flops / _matmul_rate(device, precision, n, k, m)
+    column = _columns_of(operators, np.ndim(shares[Split.TENSOR]))
+    m, n, k = _sides(operators, c, facts.model.experts)
+    flops = column("flops") * column("count") * np.stack([shares[operator.split] for operator in operators])
+    of_weights = np.where(column("weighted"), flops / _matmul_rate(device, precision, n, k, m), 0.0)
+    backward = flops / _matmul_rate(device, precision, m, k, n) + of_weights
+    return (flops / _matmul_rate(device, precision, m, n, k)).sum(axis=0), backward.sum(axis=0)
+
+
+def _columns_of(operators: list[Operator], axes: int) -> Callable[[str], Any]:
+    """Return how a field of operators is read as a column, a row for each, beside plans on further axes."""
+
+    def column(field: str) -> Any:
+        values = np.array([getattr(operator, field) for operator in operators], dtype=float)
+        return values.reshape(-1, *([1] * axes))
+
+    return column
 
 
 def sustained_flops_per_s(device: Device, precision: Precision) -> float:
@@ -147,29 +160,33 @@ def _matmul_rate(device: Device, precision: Precision, m: Numbers, n: Numbers, k
     return curve.ceiling * reached * sustained_flops_per_s(device, precision)
 
 
-def _share(operator: Operator, c: Columns) -> Numbers:
-    """Return the part of a micro-batch's operator that one rank computes."""
-    divisor = {
-        Split.REPLICATED: 1,
+def _shares(c: Columns) -> dict[Split, Numbers]:
+    """Return the samples of a micro-batch's operators that one rank computes, by what divides them."""
+    ones = np.ones_like(c.tp)
+    divisors = {
+        Split.REPLICATED: ones,
         Split.TENSOR: c.tp,
         Split.SEQUENCE: np.where(c.sequence_parallel, c.tp, 1),
         # tp divides the experts, or under ep their tokens: torchtitan splits what it sends over tp
         # (ReordererSequenceParallel), and as much comes back from the other ranks
         Split.EXPERT: c.tp,
-    }[operator.split]
-    return 1 / (divisor * c.cp)
+    }
+    return {split: c.micro_batch_size / (divisor * c.cp) for split, divisor in divisors.items()}
 
 
-def _sides(operator: Operator, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
-    """Return one rank's m, n and k; at least 1, so that unknown shapes stay finite."""
-    m = np.maximum(operator.m * c.micro_batch_size / c.cp, 1)
-    n, k = max(operator.n, 1), max(operator.k, 1)
-    tensor = np.where(c.ep > 1, 1, c.tp) if operator.split is Split.EXPERT else c.tp
-    if operator.kind is OperatorKind.GROUPED_MATMUL:
-        own = np.where(c.ep > 1, c.tp, 1)
-        m = np.maximum(m * c.ep / own / (experts or 1), 1)
-    if operator.split_side == "n":
-        return m, np.maximum(n / tensor, 1), k
-    if operator.split_side == "k":
-        return m, n, np.maximum(k / tensor, 1)
-    return m, n, k
+def _sides(operators: list[Operator], c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
+    """Return one rank's m, n and k of operators; at least 1, so that unknown shapes stay finite."""
+    column = _columns_of(operators, np.ndim(c.tp))
+    m = np.maximum(column("m") * c.micro_batch_size / c.cp, 1)
+    n, k = np.maximum(column("n"), 1), np.maximum(column("k"), 1)
+    of_experts = np.where(c.ep > 1, 1, c.tp)
+    tensor = np.stack(
+        [of_experts if operator.split is Split.EXPERT else c.tp + 0 * of_experts for operator in operators]
+    )
+    for place, operator in enumerate(operators):
+        if operator.kind is OperatorKind.GROUPED_MATMUL:
+            own = np.where(c.ep > 1, c.tp, 1)
+            m[place] = np.maximum(m[place] * c.ep / own / (experts or 1), 1)
+    sides = np.array([operator.split_side for operator in operators]).reshape(-1, *([1] * np.ndim(c.tp)))
+    n = np.where(sides == "n", np.maximum(n / tensor, 1), n)
+    return m, n, np.where(sides == "k", np.maximum(k / tensor, 1), k)
