@@ -40,7 +40,7 @@ def memory_floor(facts: Facts, columns: Columns) -> Bytes:
     share = 1 + facts.stack.fragmentation
     stepping, running, held_at = _held(facts, columns, largest, share)
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
-    first = rank_columns(facts.model, saved)[0]
+    first = rank_columns(facts.model, saved).at(0)
     one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
     least = [_least_kept(block, one_batch) for block in facts.model.blocks]
     kept: list[Any] = [own[at] * count for own, count in zip(least, first.repeats, strict=True)]
@@ -58,14 +58,10 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
     """
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
-    loads = rank_columns(model, held)
-    stepping = np.maximum.reduce(
-        [
-            sum(state_bytes(load, held, element).values()) + stepping_bytes(load, held, element)
-            for load in loads
-        ]
-    )
-    first, states = loads[0], state_bytes(loads[0], held, element)
+    ranks = rank_columns(model, held)
+    stepping: Any = sum(state_bytes(ranks, held, element).values()) + stepping_bytes(ranks, held, element)
+    first = ranks.at(0)
+    states = state_bytes(first, held, element)
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     gathered = np.minimum(
         *(
@@ -76,10 +72,10 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
         )
     )
     # gradients that a pipeline or the loss leaves unreduced are counted among the gathered
-    later: Any = sum(first.repeats[largest + 1 :], np.zeros_like(stepping))
+    later: Any = sum(first.repeats[largest + 1 :], np.zeros(len(held.pp)))
     reduced = (held.shard != code_of(Shard.PARAMETERS)) | ((held.pp == 1) & (later > 0))
     running = states["parameters"] + states["optimizer"] + reduced * states["gradients"] + share * gathered
-    return stepping, np.where(first.repeats[largest] > 0, running, -np.inf), held_at
+    return stepping.max(axis=0), np.where(first.repeats[largest] > 0, running, -np.inf), held_at
 
 
 def _least_kept(block: Block, c: Columns) -> Any:

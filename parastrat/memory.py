@@ -32,7 +32,7 @@ from parastrat.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from parastrat.case import Facts
     from parastrat.model import Block, ModelSpec
@@ -59,10 +59,12 @@ SAVED_BY = ("pp", "virtual_stages", "micro_batch_size", "cp", "tp", "sequence_pa
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
-    worst: dict[str, Any] = dict.fromkeys((*PARTS, "total"), np.zeros(len(columns.pp)))
-    for rank in _ranks(facts, columns):
-        worst = _larger(worst, _rank_peak(facts, columns, rank))
-    parts = {part: np.ceil(worst[part]).astype(np.int64) for part in PARTS}
+    peaks = _rank_peaks(facts, columns, _ranks(facts, columns))
+    worst, rows = peaks["total"].argmax(axis=0), np.arange(len(columns.pp))
+    parts = {
+        part: np.ceil(np.broadcast_to(peaks[part], peaks["total"].shape)[worst, rows]).astype(np.int64)
+        for part in PARTS
+    }
     total = sum(parts.values())
     capacity = facts.hardware.device.usable_memory_bytes
     margin = np.minimum(facts.stack.memory_margin * total, 0.08 * capacity).astype(np.int64)
@@ -124,8 +126,8 @@ def in_flight(c: Columns, rank: Numbers) -> Numbers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    """One pipeline rank of every row: the first of each, the second, ...
+class _Ranks:
+    """The pipeline ranks of every row, in arrays with ranks before rows.
 
     What hangs on few columns stands for the distinct rows of those, with each row's place among them.
     """
@@ -142,38 +144,37 @@ class _Rank:
     saved_at: Any
 
 
-def _ranks(facts: Facts, columns: Columns) -> Iterator[_Rank]:
+def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, HELD_BY)
     saved, saved_at = distinct(columns, SAVED_BY)
     kept = [kept_bytes(block, saved) for block in model.blocks]
-    running = [running_bytes(block, own, saved) for block, own in zip(model.blocks, kept, strict=True)]
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
-    for load, same in zip(rank_columns(model, held), rank_columns(model, saved), strict=True):
-        yield _Rank(
-            load=same,
-            states=state_bytes(load, held, element),
-            optimizer_step=stepping_bytes(load, held, element),
-            gathered=gathered_bytes(model, load, held, element, units),
-            held_at=held_at,
-            kept=[own * count for own, count in zip(kept, same.repeats, strict=True)],
-            running=running,
-            saved_at=saved_at,
-        )
+    load, same = rank_columns(model, held), rank_columns(model, saved)
+    return _Ranks(
+        load=same,
+        states=state_bytes(load, held, element),
+        optimizer_step=stepping_bytes(load, held, element),
+        gathered=gathered_bytes(model, load, held, element, units),
+        held_at=held_at,
+        kept=[own * count for own, count in zip(kept, same.repeats, strict=True)],
+        running=[running_bytes(block, own, saved) for block, own in zip(model.blocks, kept, strict=True)],
+        saved_at=saved_at,
+    )
 
 
-def _rank_peak(facts: Facts, c: Columns, rank: _Rank) -> dict[str, Any]:
-    """Return the composition at the peak of one pipeline rank."""
-    states = {name: part[rank.held_at] for name, part in rank.states.items()}
-    one: Any = sum(rank.kept)
-    held = in_flight(c, rank.load.rank[rank.saved_at]) * one[rank.saved_at]
+def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
+    """Return the composition at the peak of each pipeline ranks."""
+    states = {name: part[..., ranks.held_at] for name, part in ranks.states.items()}
+    one: Any = sum(ranks.kept)
+    held = in_flight(c, ranks.load.rank[..., ranks.saved_at]) * one[..., ranks.saved_at]
     context = context_bytes(facts)
     peak = _composition(
         {
             **states,
             "activations": np.zeros(len(c.pp)),
             # while a foreach optimizer runs there are no activations, but one temporary copy
-            "transient": rank.optimizer_step[rank.held_at],
+            "transient": ranks.optimizer_step[..., ranks.held_at],
             "overhead": np.full(len(c.pp), float(context)),
         }
     )
@@ -183,12 +184,12 @@ def _rank_peak(facts: Facts, c: Columns, rank: _Rank) -> dict[str, Any]:
     at_loss = np.where(one_step & sharded, 0, pipelined)
     first: Any = True
     freed: Any = np.zeros(1)
-    for place in reversed(range(len(rank.kept))):
-        count = rank.load.repeats[place]
+    for place in reversed(range(len(ranks.kept))):
+        count = ranks.load.repeats[place]
         if not count.any():
             continue
-        transient = rank.gathered[place][rank.held_at] + rank.running[place][rank.saved_at]
-        activations = held - freed[rank.saved_at] if freed.any() else held
+        transient = ranks.gathered[place][..., ranks.held_at] + ranks.running[place][..., ranks.saved_at]
+        activations = held - freed[..., ranks.saved_at] if freed.any() else held
         moment = {
             **states,
             "gradients": np.where(first, at_loss, pipelined) if np.any(first) else pipelined,
@@ -196,9 +197,9 @@ def _rank_peak(facts: Facts, c: Columns, rank: _Rank) -> dict[str, Any]:
             "transient": transient,
             "overhead": context + facts.stack.fragmentation * (activations + transient),
         }
-        peak = _larger(peak, _composition(moment), (count > 0)[rank.saved_at])
-        first = first & (count == 0)[rank.saved_at]
-        freed = freed + rank.kept[place]
+        peak = _larger(peak, _composition(moment), (count > 0)[..., ranks.saved_at])
+        first = first & (count == 0)[..., ranks.saved_at]
+        freed = freed + ranks.kept[place]
     return peak
 
 

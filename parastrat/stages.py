@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from parastrat.model import Block, ModelSpec
 
 
+#: the totals of a rank
+_TOTALS = ("trainable", "frozen", "root")
+
 #: more virtual stages than any model has layers
 _MOST_STAGES = 2**16
 
@@ -51,6 +54,28 @@ class RankLoad:
     frozen: ParameterTotals
     #: parameters outside repeated blocks, which FSDP2 keeps in the root unit
     root: ParameterTotals
+
+    def at(self, place: int) -> RankLoad:
+        """Return one rank of each plan, of arrays with ranks before plans."""
+
+        def own(totals: ParameterTotals) -> ParameterTotals:
+            return ParameterTotals(
+                replicated=_at(totals.replicated, place),
+                tensor=_at(totals.tensor, place),
+                expert=_at(totals.expert, place),
+            )
+
+        return RankLoad(
+            rank=_at(self.rank, place),
+            repeats=tuple(_at(counts, place) for counts in self.repeats),
+            trainable=own(self.trainable),
+            frozen=own(self.frozen),
+            root=own(self.root),
+        )
+
+
+def _at(ranks: Any, place: int) -> Any:
+    return ranks[place]
 
 
 def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
@@ -152,20 +177,40 @@ def _distinct_ranks(
             yield _load(model.blocks, rank, repeats)
 
 
-def rank_columns(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
-    """Return the distinct pipeline ranks of many plans at once: the first of every plan, the second, ...
+def rank_columns(model: ModelSpec, c: Columns) -> RankLoad:
+    """Return the distinct pipeline ranks of many plans at once, as arrays with ranks before plans.
 
     A plan with fewer distinct ranks than another has its last one several times.
     """
     column_of_keys = c.pp * _MOST_STAGES + c.virtual_stages
     # not np.unique, which loads numpy.ma
     keys = sorted(set(column_of_keys.tolist()))
-    where = np.searchsorted(np.array(keys), column_of_keys)
+    where = np.searchsorted(np.array(keys, dtype=np.int64), column_of_keys)
     loads = _pipelines(model, [divmod(key, _MOST_STAGES) for key in keys])
-    most = max((len(ranks) for ranks in loads), default=0)
-    return tuple(
-        _together([ranks[min(place, len(ranks) - 1)] for ranks in loads], where) for place in range(most)
+    most = max((len(ranks) for ranks in loads), default=1)
+    rows = [[_fields(ranks[min(place, len(ranks) - 1)]) for ranks in loads] for place in range(most)]
+    many = len(model.blocks)
+    table = np.array(rows, dtype=float).reshape(most, len(loads), 1 + many + 3 * len(_TOTALS))
+    # taken together, because there are many
+    rank, *columns = table.transpose(2, 0, 1)[:, :, where]
+    return RankLoad(
+        rank=rank,
+        repeats=tuple(columns[:many]),
+        **{
+            part: ParameterTotals(
+                replicated=columns[many + 3 * place],
+                tensor=columns[many + 3 * place + 1],
+                expert=columns[many + 3 * place + 2],
+            )
+            for place, part in enumerate(_TOTALS)
+        },
     )
+
+
+def _fields(load: RankLoad) -> list[Numbers]:
+    totals = [getattr(load, part) for part in _TOTALS]
+    counts = [(each.replicated, each.tensor, each.expert) for each in totals]
+    return [load.rank, *load.repeats, *(count for three in counts for count in three)]
 
 
 def mean_rank(model: ModelSpec, c: Columns) -> RankLoad:
@@ -189,32 +234,6 @@ def mean_rank(model: ModelSpec, c: Columns) -> RankLoad:
         frozen=share(whole.frozen, 1 / c.pp),
         root=share(whole.root, c.pp == 1),
     )
-
-
-def _together(loads: list[RankLoad], where: Any) -> RankLoad:
-    """Return one load per shape of pipeline as one load of arrays, a value for each plan."""
-    parts = ("trainable", "frozen", "root")
-    rows = [
-        [
-            load.rank,
-            *(count for part in parts for count in _counts(getattr(load, part))),
-            *load.repeats,
-        ]
-        for load in loads
-    ]
-    # taken together, because there are many
-    rank, *columns = np.array(rows, dtype=float).T[:, where]
-    totals = {
-        part: ParameterTotals(
-            replicated=columns[3 * place], tensor=columns[3 * place + 1], expert=columns[3 * place + 2]
-        )
-        for place, part in enumerate(parts)
-    }
-    return RankLoad(rank=rank, repeats=tuple(columns[3 * len(parts) :]), **totals)
-
-
-def _counts(totals: ParameterTotals) -> tuple[Numbers, Numbers, Numbers]:
-    return totals.replicated, totals.tensor, totals.expert
 
 
 def _load(blocks: tuple[Block, ...], rank: int, repeats: tuple[int, ...]) -> RankLoad:

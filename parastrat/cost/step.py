@@ -19,7 +19,7 @@ from parastrat.stages import RankLoad, mean_rank, rank_columns
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -74,10 +74,13 @@ _WEIGHTS_BY = (
 
 def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays."""
-    out: dict[str, Any] = dict.fromkeys((*PARTS, "step"), np.zeros(len(columns.pp)))
-    sends = _pipeline_sends(facts, columns, _fabric(facts))
-    for work, weights in _ranks(facts, columns):
-        out = _slower(out, _rank_step(facts, columns, {**work, **weights}, sends))
+    of_ranks = _rank_steps(facts, columns, rank_columns)
+    slowest = of_ranks["step"].argmax(axis=0)
+    rows = np.arange(len(columns.pp))
+    out = {
+        part: np.broadcast_to(seconds, of_ranks["step"].shape)[slowest, rows]
+        for part, seconds in of_ranks.items()
+    }
     spread = time_spread(facts)
     step = out["step"]
     return {**out, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
@@ -92,45 +95,29 @@ def time_floor(facts: Facts, columns: Columns) -> Seconds:
     behind compute takes back a share.
     """
     plain = columns.joined({"recompute": code_of(Recompute.NONE), "reshard_after_forward": False})
-    sends = _pipeline_sends(facts, columns, _fabric(facts))
-    floor: Any = np.zeros(len(columns.pp))
-    for work, weights in _ranks(facts, plain, _mean_rank):
-        floor = _rank_step(facts, columns, {**work, **weights}, sends)["step"]
-    return floor
-
-
-def _mean_rank(model: ModelSpec, c: Columns) -> tuple[RankLoad, ...]:
-    return (mean_rank(model, c),)
+    step: Seconds = _rank_steps(facts, plain, mean_rank)["step"]
+    return step
 
 
 def _fabric(facts: Facts) -> Fabric | None:
     return fabric_of(facts) if facts.hardware.world_size > 1 else None
 
 
-def _ranks(
-    facts: Facts,
-    columns: Columns,
-    loads: Callable[[ModelSpec, Columns], tuple[RankLoad, ...]] = rank_columns,
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield for one pipeline rank of every row the seconds of its work, and those of its weights.
+def _rank_steps(
+    facts: Facts, columns: Columns, loads: Callable[[ModelSpec, Columns], RankLoad]
+) -> dict[str, Any]:
+    """Return the parts of the step of every row if one pipeline rank or another is the slowest.
 
-    Both are computed for the distinct rows of what they hang on.
+    What hangs on few columns is computed for the distinct rows of those.
     """
     fabric = _fabric(facts)
     work, work_at = distinct(columns, _WORK_BY)
     weights, weights_at = distinct(columns, _WEIGHTS_BY)
-    blocks = _block_parts(facts, work, fabric)
-    units = [
-        fsdp_unit_s(facts, weights, block_totals(block), fabric) if fabric and block.unit else 0.0
-        for block in facts.model.blocks
-    ]
-    for load, same in zip(loads(facts.model, work), loads(facts.model, weights), strict=True):
-        of_work = _work_s(blocks, load)
-        of_weights = _weights_s(facts, weights, same, units, fabric)
-        yield (
-            {part: seconds[work_at] for part, seconds in of_work.items()},
-            {part: seconds[weights_at] for part, seconds in of_weights.items()},
-        )
+    of_work = _work_s(_block_parts(facts, work, fabric), loads(facts.model, work))
+    of_weights = _weights_s(facts, weights, loads(facts.model, weights), fabric)
+    one = {part: seconds[..., work_at] for part, seconds in of_work.items()}
+    one |= {part: seconds[..., weights_at] for part, seconds in of_weights.items()}
+    return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
 
 
 def _work_s(blocks: list[dict[str, Any]], load: RankLoad) -> dict[str, Any]:
@@ -141,13 +128,15 @@ def _work_s(blocks: list[dict[str, Any]], load: RankLoad) -> dict[str, Any]:
     }
 
 
-def _weights_s(
-    facts: Facts, c: Columns, load: RankLoad, units: list[Seconds], fabric: Fabric | None
-) -> dict[str, Any]:
+def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> dict[str, Any]:
     found = {"optimizer": _optimizer_s(facts, c, load)}
     if fabric is None:
         return found
-    units_s: Any = sum(seconds * count for seconds, count in zip(units, load.repeats, strict=True))
+    units_s: Any = sum(
+        fsdp_unit_s(facts, c, block_totals(block), fabric) * count
+        for block, count in zip(facts.model.blocks, load.repeats, strict=True)
+        if block.unit
+    )
     return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
 
 
@@ -167,14 +156,6 @@ def time_spread(facts: Facts) -> float:
         for entry in facts.hardware.device.provenance
     )
     return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
-
-
-def _slower(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    slower = other["step"] > one["step"]
-    return {
-        part: one[part] if one[part] is other[part] else np.where(slower, other[part], one[part])
-        for part in (*PARTS, "step")
-    }
 
 
 def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> list[dict[str, Any]]:
