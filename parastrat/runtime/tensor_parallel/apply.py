@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from parastrat.runtime.agreement import shared_seed
 from parastrat.runtime.data_parallel import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
-from parastrat.runtime.tensor_parallel.layout import Inside, Layout, kind_of
+from parastrat.runtime.tensor_parallel.dropout import Regions, drops
+from parastrat.runtime.tensor_parallel.layout import Inside, Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
 if TYPE_CHECKING:
@@ -34,8 +36,24 @@ def tensor_parallel(
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         to_device_from_first_rank(own, wrapping)
+    if drops(module):
+        _divide_dropout(module, layout, wrapping, mesh.get_local_rank())
     apply_layout(module, layout, mesh)
     wrapping.calls.extend(_said(layout))
+
+
+def _divide_dropout(module: nn.Module, layout: Layout, wrapping: Wrapping, tp_rank: int) -> None:
+    """Let dropout be alike on all tp ranks but inside of what they divide."""
+    regions = Regions(wrapping.device, seed=shared_seed(), tp_rank=tp_rank, dp_rank=wrapping.mesh.dp_rank)
+    for name, part in layout.parts.items():
+        if part.role is Role.COLUMN:
+            regions.begin(module.get_submodule(name))
+        elif part.role is Role.ROW:
+            regions.end(module.get_submodule(name))
+    for block in wrapping.blocks.modules:
+        regions.afresh(block)
+    regions.around(module)
+    wrapping.calls.append("# every training forward draws alike on all tp ranks, but in divided regions")
 
 
 def _said(layout: Layout) -> list[str]:

@@ -19,6 +19,7 @@ from parastrat.runtime.example_inputs import example_inputs, made, resized
 from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.tensor_parallel.dropout import without_dropout
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def _with_few_blocks(source: Source) -> nn.Module:
         values = torch.empty_like(slot.tensor, device="meta") if slot.is_parameter else slot.tensor.clone()
         parts[id(slot.tensor)] = slot.standing_for(values)
     few = copy.deepcopy(source.module, parts)
+    few.train()
     _drop_blocks(few)
     slots = slots_of(few)
     without = [slot for slot in slots if slot.is_meta and not slot.is_parameter]
@@ -80,6 +82,7 @@ def _with_few_blocks(source: Source) -> nn.Module:
             slot.put(slot.standing_for(_random(slot, drawn).to(source.device)))
     if hasattr(getattr(few, "config", None), "use_cache"):
         few.config.use_cache = False  # type: ignore[union-attr]  # hasattr saw it
+    without_dropout(few)  # both sides would drop other values
     return few.to(source.device)
 
 
