@@ -30,22 +30,22 @@ _GRADIENTS = code_of(Shard.GRADIENTS)
 def axes_are_planned_only(p: Columns) -> Mask:
     """Model-parallel axes are planned, not applied, by this version.
 
-    `auto_parallelize` applies single, ddp, fsdp2 and hsdp. Plans with pp, cp, tp or ep are searched,
-    estimated and written all the same, for they may be the right answer; another framework must run
-    them.
+    `auto_parallelize` applies single, ddp, fsdp2 and hsdp, each with tensor parallelism or without. Plans
+    with pp, cp or ep are searched, estimated and written all the same, for they may be the right answer;
+    another framework must run them.
     """
-    return (p.pp > 1) | (p.cp > 1) | (p.tp > 1) | (p.ep > 1)
+    return (p.pp > 1) | (p.cp > 1) | (p.ep > 1)
 
 
 @axes_are_planned_only.message
 def _(case: Case) -> Hit:
     mesh = case.plan.mesh
-    axes = [f"{axis} {degree}" for axis in ("pp", "cp", "tp", "ep") if (degree := getattr(mesh, axis)) > 1]
+    axes = [f"{axis} {degree}" for axis in ("pp", "cp", "ep") if (degree := getattr(mesh, axis)) > 1]
     return Hit(
         message=f"auto_parallelize does not apply {', '.join(axes)} yet ({case.plan.strategy})",
         fix="run this plan with torchtitan or Megatron-LM, or take the nearest that auto_parallelize "
         "applies: "
-        "--pp 1 --cp 1 --tp 1 --ep 1",
+        "--pp 1 --cp 1 --ep 1",
     )
 
 

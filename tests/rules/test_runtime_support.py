@@ -10,10 +10,10 @@ from parastrat.rules.runtime_support import refusals_of
 from parastrat.workload import Precision
 
 
-@pytest.mark.parametrize("axis", ["pp", "cp", "tp"])
+@pytest.mark.parametrize("axis", ["pp", "cp"])
 def test_axes_are_planned_only(axis: str) -> None:
     assert "PS290" in codes(**{axis: 2})
-    assert "PS290" not in codes(dp_shard=2, dp_replicate=2)
+    assert "PS290" not in codes(dp_shard=2, dp_replicate=2, tp=2)
 
 
 def test_expert_parallelism_is_planned_only() -> None:
@@ -55,5 +55,5 @@ def test_refuses_nothing_that_it_applies() -> None:
 
 
 def test_refuses_with_every_reason() -> None:
-    plan = case(tp=2, offload=Offload.OPTIMIZER, precision=Precision.FP8).plan
+    plan = case(cp=2, offload=Offload.OPTIMIZER, precision=Precision.FP8).plan
     assert [finding.code for finding in refusals_of(plan)] == ["PS290", "PS292", "PS293"]
