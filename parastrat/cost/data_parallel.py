@@ -63,8 +63,10 @@ def _replicated_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> S
     held = (dense + experts) * element.gradient
     gathered = (dense + experts) * element.compute
     whole = all_reduce_s(held, group, fabric)
-    split = ring_s(held, group, fabric) + ring_s(gathered, group, fabric)
-    return np.where(c.shard >= code_of(Shard.OPTIMIZER), split, whole)
+    zero = (c.shard == code_of(Shard.OPTIMIZER)) | (c.shard == code_of(Shard.GRADIENTS))
+    if not np.any(zero):
+        return whole
+    return np.where(zero, ring_s(held, group, fabric) + ring_s(gathered, group, fabric), whole)
 
 
 def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
@@ -78,6 +80,8 @@ def _unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gat
     seconds: Seconds = 0.0
     strides = (c.tp, np.where(c.ep > 1, c.ep, c.tp))
     for held, over, stride in zip(local(unit, c), shard_ranks(c), strides, strict=True):
+        if not np.any(held):
+            continue
         group = Group(ranks=over, stride=stride)
         one = gathers * ring_s(held * element.compute, group, fabric)
         one = one + ring_s(held * element.reduce, group, fabric)

@@ -176,18 +176,21 @@ def _one_block(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) ->
     }
     if fabric is None:
         return parts
+    parts |= dict.fromkeys(("tp_exposed", "cp_exposed", "ep_exposed"), zero)
     samples = c.micro_batch_size / c.cp
-    tensor = all_reduce_s(block.tensor_parallel_bytes * samples, Group(ranks=c.tp, stride=1), fabric)
-    shown = 1 - np.where(c.async_tp, facts.stack.tp_overlap, 0.0)
-    parts["tp_exposed"] = 2 * block.tensor_parallel_collectives * tensor * shown
-    gathered = block.context_parallel_bytes * c.micro_batch_size / c.tp
-    # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
-    parts["cp_exposed"] = 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric) * (gathered > 0)
-    # ranks of one tp group send a share of the tokens each, as the experts' compute has it
-    sent = block.expert_parallel_bytes * samples / c.tp
-    routed = all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
-    # dispatch and combine, each forward and backward
-    parts["ep_exposed"] = 4 * routed * (block.expert_parallel_bytes > 0)
+    if block.tensor_parallel_collectives:
+        tensor = all_reduce_s(block.tensor_parallel_bytes * samples, Group(ranks=c.tp, stride=1), fabric)
+        shown = 1 - np.where(c.async_tp, facts.stack.tp_overlap, 0.0)
+        parts["tp_exposed"] = 2 * block.tensor_parallel_collectives * tensor * shown
+    if block.context_parallel_bytes:
+        gathered = block.context_parallel_bytes * c.micro_batch_size / c.tp
+        # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
+        parts["cp_exposed"] = 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
+    if block.expert_parallel_bytes:
+        # ranks of one tp group send a share of the tokens each, as the experts' compute has it
+        sent = block.expert_parallel_bytes * samples / c.tp
+        # dispatch and combine, each forward and backward
+        parts["ep_exposed"] = 4 * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
     return parts
 
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: rows of a group that are visited first; then four times as many, and so on
-_FIRST = 6
+_FIRST = 12
 _GROWTH = 4
 #: so few rows are visited at once: their floors would take longer to compare
 _FEW = 600

@@ -94,7 +94,7 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
         ),
         considered=rows.allowed.considered,
         bounded=int(option_counts(fixed, rows.columns)[left].sum()),
-        nearest=_nearest(facts, fixed, rows, np.flatnonzero(empty[rungs])),
+        nearest=_nearest(facts, fixed, rows, (empty, waiting & late), (*found, *more)),
     )
 
 
@@ -173,12 +173,25 @@ def _in_order(parts: Sequence[Columns], rows: Columns) -> Columns:
     return columns.at(np.argsort(columns.place, kind="stable"))
 
 
-def _nearest(facts: Facts, fixed: Constraints, rows: Bounded, chosen: Any) -> dict[int, Plan]:
-    """Return of each rung the plan that needs the least, of those that rules of memory removed."""
+def _nearest(
+    facts: Facts, fixed: Constraints, rows: Bounded, chosen: tuple[Any, Any], found: Sequence[Judged]
+) -> dict[int, Plan]:
+    """Return of each chosen rung the plan that needs the least, of those that rules of memory removed.
+
+    Rows that were not judged are visited in the order of their floors of memory.
+    """
+    empty, waiting = chosen
     nearest: dict[int, tuple[float, int, Plan]] = {}
+    for entry in (entry for each in found for entry in each.rejected):
+        misfits = entry.columns.at(entry.rows[empty[entry.columns.rung[entry.rows]]])
+        if entry.rule.code.startswith(_MEMORY_CODES):
+            _keep_nearest(nearest, misfits)
+    rungs = rows.columns.rung
+    limit = np.array([nearest[rung][0] if rung in nearest else np.inf for rung in range(_RUNGS)])
+    left = np.flatnonzero(waiting & empty[rungs] & (rows.memory <= limit[rungs]))
 
     def least_memory(some: Any) -> Any:
-        own = rows.columns.at(chosen[some]).joined({"source": np.arange(len(some))})
+        own = rows.columns.at(left[some]).joined({"source": np.arange(len(some))})
         plans = with_memory(facts, option_columns(fixed, own))
         _, rejected = attributed(plans, dict(rejection_masks(plans, rows.allowed.judged)))
         least = np.full(len(some), np.inf)
@@ -189,7 +202,7 @@ def _nearest(facts: Facts, fixed: Constraints, rows: Bounded, chosen: Any) -> di
                 _keep_nearest(nearest, misfits)
         return least
 
-    visit(rows.memory[chosen], rows.columns.rung[chosen], least_memory, lambda least: least)
+    visit(rows.memory[left], rungs[left], least_memory, lambda least: least)
     return {rung: plan for rung, (_, _, plan) in nearest.items()}
 
 
