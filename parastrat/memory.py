@@ -20,7 +20,7 @@ from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.model import Saved
 from parastrat.plan import PipelineSchedule, Recompute, Shard
-from parastrat.stages import RankLoad, rank_columns
+from parastrat.stages import RankLoad, block_kinds, rank_columns
 from parastrat.states import (
     ElementBytes,
     block_totals,
@@ -32,7 +32,7 @@ from parastrat.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.model import Block, ModelSpec
@@ -141,6 +141,8 @@ class _Ranks:
     #: bytes that all repeats of each block keep, and what exists while one runs, by ``saved_at``
     kept: list[Any]
     running: list[Any]
+    #: equal for units that run backward alike; a block outside units is one of its own
+    kinds: tuple[int, ...]
     saved_at: Any
 
 
@@ -148,7 +150,10 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, HELD_BY)
     saved, saved_at = distinct(columns, SAVED_BY)
-    kept = [kept_bytes(block, saved) for block in model.blocks]
+    kinds = block_kinds(model)
+    kept_by = {kind: kept_bytes(model.blocks[kind], saved) for kind in dict.fromkeys(kinds)}
+    running = {kind: running_bytes(model.blocks[kind], own, saved) for kind, own in kept_by.items()}
+    kept = [kept_by[kind] for kind in kinds]
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     load, same = rank_columns(model, held), rank_columns(model, saved)
     return _Ranks(
@@ -158,13 +163,17 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
         gathered=gathered_bytes(model, load, held, element, units),
         held_at=held_at,
         kept=[own * count for own, count in zip(kept, same.repeats, strict=True)],
-        running=[running_bytes(block, own, saved) for block, own in zip(model.blocks, kept, strict=True)],
+        running=[running[kind] for kind in kinds],
+        kinds=tuple(
+            kind if block.unit else -1 - place
+            for place, (kind, block) in enumerate(zip(kinds, model.blocks, strict=True))
+        ),
         saved_at=saved_at,
     )
 
 
 def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
-    """Return the composition at the peak of each pipeline ranks."""
+    """Return the composition at the peak of each pipeline rank."""
     states = {name: part[..., ranks.held_at] for name, part in ranks.states.items()}
     one: Any = sum(ranks.kept)
     held = in_flight(c, ranks.load.rank[..., ranks.saved_at]) * one[..., ranks.saved_at]
@@ -182,25 +191,37 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
     # sharded gradients come with the first reduction: after the loss, under a pipeline at the end
     pipelined = np.where((c.pp > 1) & sharded, 0, states["gradients"])
     at_loss = np.where(one_step & sharded, 0, pipelined)
-    first: Any = True
-    freed: Any = np.zeros(1)
-    for place in reversed(range(len(ranks.kept))):
-        count = ranks.load.repeats[place]
-        if not count.any():
-            continue
+    for place, first, freed in _moments(ranks):
         transient = ranks.gathered[place][..., ranks.held_at] + ranks.running[place][..., ranks.saved_at]
-        activations = held - freed[..., ranks.saved_at] if freed.any() else held
+        activations = held - freed[..., ranks.saved_at]
         moment = {
             **states,
-            "gradients": np.where(first, at_loss, pipelined) if np.any(first) else pipelined,
+            "gradients": np.where(first[..., ranks.saved_at], at_loss, pipelined),
             "activations": activations,
             "transient": transient,
             "overhead": context + facts.stack.fragmentation * (activations + transient),
         }
-        peak = _larger(peak, _composition(moment), (count > 0)[..., ranks.saved_at])
-        first = first & (count == 0)[..., ranks.saved_at]
-        freed = freed + ranks.kept[place]
+        present = (ranks.load.repeats[place] > 0)[..., ranks.saved_at]
+        peak = _larger(peak, _composition(moment), present)
     return peak
+
+
+def _moments(ranks: _Ranks) -> Iterator[tuple[int, Any, Any]]:
+    """Yield the blocks at whose backward a rank may peak, from the last, with what came before.
+
+    That is where nothing ran backward yet, and what was freed. A unit that follows one of its kind is left
+    out, unless that one was the first of all, without gradients: it finds less kept, and all else equal.
+    """
+    none = np.zeros(ranks.load.rank.shape, dtype=bool)
+    seen: dict[int, Any] = {}
+    first, freed = ~none, np.zeros(none.shape)
+    for place in reversed(range(len(ranks.kept))):
+        present, kind = ranks.load.repeats[place] > 0, ranks.kinds[place]
+        if (present & ~seen.get(kind, none)).any():
+            yield place, first, freed
+        seen[kind] = seen.get(kind, none) | (present & ~first)
+        first = first & ~present
+        freed = freed + ranks.kept[place]
 
 
 def _shards_parameters(c: Columns) -> Any:

@@ -164,6 +164,11 @@ def _known_ranks(
     return {}, tuple(alike.index(block) for block in alike)
 
 
+def block_kinds(model: ModelSpec) -> tuple[int, ...]:
+    """Return for each block the first that is equal to it, repeats and name aside."""
+    return _known_ranks(model)[1]
+
+
 def _distinct_ranks(
     model: ModelSpec, kinds: tuple[int, ...], pp: int, virtual_stages: int
 ) -> Iterator[RankLoad]:

@@ -15,7 +15,7 @@ from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Recompute, Shard
-from parastrat.stages import RankLoad, mean_rank, rank_columns
+from parastrat.stages import RankLoad, block_kinds, mean_rank, rank_columns
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
@@ -113,29 +113,36 @@ def _rank_steps(
     fabric = _fabric(facts)
     work, work_at = distinct(columns, _WORK_BY)
     weights, weights_at = distinct(columns, _WEIGHTS_BY)
-    of_work = _work_s(_block_parts(facts, work, fabric), loads(facts.model, work))
+    of_work = _work_s(facts.model, _block_parts(facts, work, fabric), loads(facts.model, work))
     of_weights = _weights_s(facts, weights, loads(facts.model, weights), fabric)
     one = {part: seconds[..., work_at] for part, seconds in of_work.items()}
     one |= {part: seconds[..., weights_at] for part, seconds in of_weights.items()}
     return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
 
 
-def _work_s(blocks: list[dict[str, Any]], load: RankLoad) -> dict[str, Any]:
+def _work_s(model: ModelSpec, kinds: dict[int, dict[str, Any]], load: RankLoad) -> dict[str, Any]:
     """Return one micro-batch's seconds on a rank, all its blocks together."""
-    return {
-        part: sum(parts[part] * count for parts, count in zip(blocks, load.repeats, strict=True))
-        for part in blocks[0]
+    held = {
+        kind: sum(count for own, count in zip(block_kinds(model), load.repeats, strict=True) if own == kind)
+        for kind in kinds
     }
+    (first, *_) = kinds.values()
+    return {part: sum(parts[part] * held[kind] for kind, parts in kinds.items()) for part in first}
 
 
 def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> dict[str, Any]:
     found = {"optimizer": _optimizer_s(facts, c, load)}
     if fabric is None:
         return found
+    units = {
+        kind: fsdp_unit_s(facts, c, block_totals(facts.model.blocks[kind]), fabric)
+        for kind in dict.fromkeys(block_kinds(facts.model))
+        if facts.model.blocks[kind].unit
+    }
     units_s: Any = sum(
-        fsdp_unit_s(facts, c, block_totals(block), fabric) * count
-        for block, count in zip(facts.model.blocks, load.repeats, strict=True)
-        if block.unit
+        units[kind] * count
+        for kind, count in zip(block_kinds(facts.model), load.repeats, strict=True)
+        if kind in units
     )
     return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
 
@@ -158,13 +165,16 @@ def time_spread(facts: Facts) -> float:
     return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
 
 
-def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> list[dict[str, Any]]:
-    """Return for each block the seconds of one repeat for one micro-batch, forward and backward."""
+def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> dict[int, dict[str, Any]]:
+    """Return for each kind of block the seconds of one repeat for one micro-batch, forward and backward."""
     c, at = distinct(work, _WORK_BY[2:])
-    return [
-        {part: seconds[at] for part, seconds in _one_block(facts, block, c, fabric).items()}
-        for block in facts.model.blocks
-    ]
+    return {
+        kind: {
+            part: seconds[at]
+            for part, seconds in _one_block(facts, facts.model.blocks[kind], c, fabric).items()
+        }
+        for kind in dict.fromkeys(block_kinds(facts.model))
+    }
 
 
 def _one_block(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) -> dict[str, Any]:

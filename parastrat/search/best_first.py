@@ -9,8 +9,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: rows of a group that are visited first; then four times as many, and so on
-_FIRST = 12
+#: rows that are visited first, of all groups together, and of each at least; then four times as many
+_FIRST = 200
+_OF_EACH = 12
 _GROWTH = 4
 #: so few rows are visited at once: their floors would take longer to compare
 _FEW = 600
@@ -36,7 +37,7 @@ def visit(
     count = int(groups.max(initial=-1)) + 1
     least = np.full(count, np.inf)
     order = np.argsort(floors, kind="stable")
-    take = _FIRST
+    take = max(_FIRST // max(count, 1), _OF_EACH)
     while len(order):
         mine = groups[order]
         now = _place_in_group(mine, count) < (take if len(order) > _FEW else len(order))

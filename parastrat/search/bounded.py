@@ -59,7 +59,8 @@ def bounded(facts: Facts, fixed: Constraints) -> Bounded:
     masks = dict(rejection_masks(judged, allowed.judged))
     kept, rejected = attributed(judged, masks, option_counts(fixed, columns))
     step = np.full(count, np.inf)
-    step[kept.source] = time_floor(facts, kept)
+    if len(kept.source):
+        step[kept.source] = time_floor(facts, kept)
     margin = np.minimum(facts.stack.memory_margin * kept.memory_total, 0.08 * capacity).astype(np.int64)
     return Bounded(
         allowed=allowed,
