@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from parastrat.estimate import TimeEstimate
     from parastrat.hardware import Device, Hardware
     from parastrat.plan import Plan
+    from parastrat.rules.backend import BackendDecision
 
 
 def assess(facts: Facts, plan: Plan) -> Case:
@@ -41,6 +42,7 @@ def assess_all(facts: Facts, plans: Sequence[Plan]) -> tuple[Case, ...]:
     table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     columns = Columns({**facts_columns(facts), **table})
     memory, time = memory_columns(facts, columns), time_columns(facts, columns)
+    decision = decide_backend(facts.hardware)
     return tuple(
         Case(
             model=facts.model,
@@ -49,7 +51,7 @@ def assess_all(facts: Facts, plans: Sequence[Plan]) -> tuple[Case, ...]:
             stack=facts.stack,
             plan=plan,
             estimate=_estimate(facts, plan, time_estimate(time, row), memory_estimate(memory, row)),
-            launch=launch_of(facts.hardware, plan),
+            launch=_launch(facts.hardware, plan, decision),
         )
         for row, plan in enumerate(plans)
     )
@@ -71,8 +73,11 @@ def columns_of(case: Case) -> Columns:
 
 def launch_of(hardware: Hardware, plan: Plan) -> Launch:
     """Return how the plan's processes are started on this hardware."""
+    return _launch(hardware, plan, decide_backend(hardware))
+
+
+def _launch(hardware: Hardware, plan: Plan, decision: BackendDecision) -> Launch:
     world = plan.mesh.world_size
-    decision = decide_backend(hardware)
     env = dict(decision.env)
     cores = hardware.host.cores
     if cores is not None and world > 1:

@@ -19,6 +19,8 @@ NUMBERED = {
     "layout": ("pp", "cp", "tp", "ep", "sequence_parallel"),
     "sharding": ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "shard"),
 }
+#: so few rows are told apart as tuples
+_FEW = 150
 #: fewer rows are counted by the columns themselves, of whose values there may be fewer
 _MANY = 2000
 
@@ -34,10 +36,12 @@ def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
     rows = len(columns.pp)
     if rows > _MANY:
         names = _numbered(columns, names)
+    if rows <= _FEW:
+        return _few(columns, names)
     key, size = np.zeros(rows, dtype=np.int64), 1
     for name in names:
         column = getattr(columns, name)
-        if not getattr(column, "shape", ()) or not rows:
+        if not getattr(column, "shape", ()):
             continue
         code, many = _counted(column.astype(np.int64, copy=False) - int(column.min()))
         if many == 1:
@@ -45,11 +49,23 @@ def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
         key, size = key * many + code, size * many
         if size > _SPARSE * rows:
             key, size = _counted(key)
-    where, size = _counted(key) if rows else (key, 0)
+    where, size = _counted(key)
     first = np.empty(size, dtype=np.int64)
     # of repeated places the last write stays
     first[where[::-1]] = np.arange(rows - 1, -1, -1)
     return columns.at(first), where
+
+
+def _few(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
+    read = [getattr(columns, name) for name in names]
+    values = [column.tolist() for column in read if getattr(column, "shape", ())]
+    keys = list(zip(*values, strict=True)) if values else [()] * len(columns.pp)
+    first: dict[tuple[int, ...], int] = {}
+    for row, key in enumerate(keys):
+        first.setdefault(key, row)
+    places = {key: place for place, key in enumerate(first)}
+    rows = np.array(list(first.values()), dtype=np.int64)
+    return columns.at(rows), np.array([places[key] for key in keys], dtype=np.int64)
 
 
 def _numbered(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:

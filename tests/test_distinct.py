@@ -15,9 +15,12 @@ NAMES = ("pp", "tp", "reshard_after_forward", "offload")
         st.tuples(st.integers(-1, 5), st.sampled_from([1, 7, 65_536]), st.booleans()),
         min_size=1,
         max_size=60,
-    )
+    ),
+    st.sampled_from([1, 10]),
 )
-def test_every_row_is_found_again_and_none_twice(rows: list[tuple[int, int, bool]]) -> None:
+def test_every_row_is_found_again_and_none_twice(rows: list[tuple[int, int, bool]], times: int) -> None:
+    # few rows and many are told apart in two ways
+    rows = rows * times
     pp, tp, reshard = (np.array(column) for column in zip(*rows, strict=True))
     few, where = distinct(
         Columns({"pp": pp, "tp": tp, "reshard_after_forward": reshard, "offload": 0}), NAMES
