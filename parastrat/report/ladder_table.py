@@ -38,9 +38,11 @@ def ladder_lines(rungs: tuple[Rung, ...], paper: Paper, forced: str | None = Non
     )
     shown = [rung for rung in rungs if rung.case is not None or forced is None]
     lines = heading("Ladder: the best plan of each rung", paper)
-    lines += table_lines(columns, [_rung_row(rung) for rung in shown], paper)
+    if shown:
+        lines += table_lines(columns, [_rung_row(rung) for rung in shown], paper)
     if len(shown) < len(rungs):
-        others = f"the other rungs have no plan that is {forced}, the only strategy asked for"
+        which = "the other rungs have no plan" if shown else "no rung has a plan"
+        others = f"{which} that is {forced}, the only strategy asked for"
         lines += wrapped(others, paper, first="  ", tone=Tone.FAINT)
     return lines
 

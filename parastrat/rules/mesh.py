@@ -1,4 +1,4 @@
-"""PS200 to PS209, PS213, PS214, PS223: the mesh, what its degrees must divide, and where they lie."""
+"""PS200 to PS209, PS213, PS214, PS223, PS224: the mesh, its divisibility, and where its ranks lie."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind
+from parastrat.model import Family
 from parastrat.plan import Shard
 from parastrat.rules.divisors import either, nearest_divisors
 from parastrat.rules.rule import case_rule, plan_rule
@@ -270,9 +271,27 @@ def tensor_parallel_without_heads(case: Case) -> Hit | None:
     but no framework that parastrat knows does so. Data parallelism serves these models.
     """
     tp = case.plan.mesh.tp
-    if tp == 1 or case.model.heads is not None:
+    if tp == 1 or case.model.heads is not None or case.model.family is Family.MODULE:
         return None
     return Hit(
-        message=f"tp={tp} for {case.model.name}, whose attention heads are unknown or absent",
+        message=f"tp={tp} for {case.model.name}, which has no attention heads",
         fix=f"use tp 1, and the {tp} ranks for ddp or fsdp2",
+    )
+
+
+@case_rule(
+    "PS224", Severity.INFO, source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html"
+)
+def tensor_parallel_of_a_module(case: Case) -> Hit | None:
+    """What tensor parallelism divides of a module is found when it is wrapped.
+
+    `auto_parallelize` follows the data through the module, divides what can be divided, and proves it on a
+    small copy. The estimate of a traced module takes nothing of it as divided: it is too high.
+    """
+    tp, model = case.plan.mesh.tp, case.model
+    if tp == 1 or model.heads is not None or model.family is not Family.MODULE:
+        return None
+    return Hit(
+        message=f"{model.name} is estimated as if tp={tp} divided nothing of it",
+        fix="see what is divided, when it runs, with parastrat.explain_wrapping(model)",
     )

@@ -91,6 +91,13 @@ def test_data_axes_take_the_other_ranks(typed: Typed, flags: tuple[str, ...], st
     assert product == 8
 
 
+def test_a_strategy_that_no_rung_has(typed: Typed) -> None:
+    done = typed("recommend", "resnet-50", *NODE, "--strategy", "tp")
+    assert done.code == 1
+    assert "No tp plan for resnet-50 can run" in done.out
+    assert "no rung has a plan that is tp" in done.out
+
+
 def test_what_is_fixed_stays_fixed(typed: Typed) -> None:
     flags = ("--micro-batch", "2", "--recompute", "full", "--precision", "bf16", "--optimizer", "sgd")
     answer = typed("recommend", "gpt2", *NODE, *flags, "--global-batch", "64", "--json").answer

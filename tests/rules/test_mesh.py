@@ -3,6 +3,7 @@ from __future__ import annotations
 from builders import case, codes
 
 from parastrat.hardware import FabricKind
+from parastrat.model import Family
 from parastrat.plan import Shard
 from parastrat.rules.mesh import heads_do_not_divide, kv_heads_do_not_divide, mesh_is_not_the_world
 
@@ -84,3 +85,12 @@ def test_tensor_parallel_without_heads() -> None:
     assert "PS223" in codes(tp=2, heads=None, kv_heads=None)
     assert "PS223" not in codes(tp=1, heads=None, kv_heads=None)
     assert "PS223" not in codes(tp=2)
+    assert "PS223" not in codes(tp=2, heads=None, kv_heads=None, family=Family.MODULE)
+
+
+def test_tensor_parallel_of_a_module() -> None:
+    unknown = {"heads": None, "kv_heads": None, "family": Family.MODULE}
+    assert "PS224" in codes(tp=2, **unknown)
+    assert "PS224" not in codes(tp=1, **unknown)
+    assert "PS224" not in codes(tp=2, family=Family.MODULE)
+    assert "PS224" not in codes(tp=2, heads=None, kv_heads=None)
