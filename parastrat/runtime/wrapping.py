@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.precision import LossScale
+    from parastrat.runtime.tensor_parallel.layout import Layout
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,6 +33,8 @@ class Wrapping:
     blocks: Blocks
     #: of ``auto_parallelize``; ``forward_backward`` uses it where it is given none
     loss_fn: Callable[..., torch.Tensor] | None = None
+    #: with tp only: what became of each module, and what stays whole, with the reasons
+    layout: Layout | None = None
     #: fp16 only
     loss_scale: LossScale | None = None
     #: lines of plain torch, in the order in which they ran

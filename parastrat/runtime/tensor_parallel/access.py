@@ -31,11 +31,18 @@ class _Forwards:
 def local_inside(module: nn.Module) -> None:
     """Let parameters be local while this module's forward runs: the model, and blocks to recompute."""
 
+    own = 0
+
     def before(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+        nonlocal own
+        own += 1
         _Forwards.running += 1
 
     def after(_module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
-        _Forwards.running -= 1
+        nonlocal own
+        if own:  # another hook may have raised before ours began
+            own -= 1
+            _Forwards.running -= 1
 
     module.register_forward_pre_hook(before)
     module.register_forward_hook(after, always_call=True)

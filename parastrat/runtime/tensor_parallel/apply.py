@@ -31,8 +31,15 @@ def tensor_parallel(
     mesh = wrapping.mesh.tp
     if mesh is None:
         return
-    source = Source(module=module, sample_inputs=sample_inputs, record=record, device=wrapping.device)
+    source = Source(
+        module=module,
+        sample_inputs=sample_inputs,
+        record=record,
+        device=wrapping.device,
+        sequence=wrapping.plan.sequence_parallel,
+    )
     layout = chosen_layout(source, mesh)
+    wrapping.layout = layout
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         to_device_from_first_rank(own, wrapping)
@@ -40,6 +47,8 @@ def tensor_parallel(
         _divide_dropout(module, layout, wrapping, mesh.get_local_rank())
     apply_layout(module, layout, mesh)
     wrapping.calls.extend(_said(layout))
+    if wrapping.plan.loss_parallel:
+        wrapping.calls.append("# loss parallelism is left out: the head's output is gathered")
 
 
 def _divide_dropout(module: nn.Module, layout: Layout, wrapping: Wrapping, tp_rank: int) -> None:
@@ -68,4 +77,6 @@ def _said(layout: Layout) -> list[str]:
         kinds = dict.fromkeys(group.kind for group in layout.groups if group.inside is inside)
         if kinds:
             lines.append(f"# {inside.value} inside of {', '.join(kinds)}")
+    if layout.sequence:
+        lines.append("# between them the blocks' activations are divided along the sequence")
     return lines + [f"# whole on every tp rank: {left}" for left in layout.left]

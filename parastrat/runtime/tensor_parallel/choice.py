@@ -11,10 +11,12 @@ from parastrat.errors import WrapError
 from parastrat.runtime.building import described
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
+from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Left
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Verdict, proven, results
+from parastrat.runtime.tensor_parallel.sequence import NoStreamError, streamed
 from parastrat.runtime.tensor_parallel.settle import settled
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
@@ -69,7 +71,26 @@ def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
     if not known and all(group.inside is not Inside.DTENSORS for group in good):
         forget_plain_tensors()
     divided = {group.kind for group in good} | {kind for group in good for kind in group.kinds}
-    return Layout(groups=good, left=tuple(each for each in dict.fromkeys(left) if each.kind not in divided))
+    rest = tuple(each for each in dict.fromkeys(left) if each.kind not in divided)
+    layout = Layout(groups=good, left=rest)
+    return _with_sequence(source, bench, layout) if source.sequence else layout
+
+
+def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
+    """Return the layout with the sequence divided too, or with the reason why it is not."""
+    reason = "dropout would have to differ along the sequence" if drops(source.module) else ""
+    if not reason:
+        try:
+            stream = streamed(source.module, layout)
+            small = streamed(bench.copy, Layout(groups=_on(bench, layout.groups)))
+        except NoStreamError as error:
+            reason = str(error)
+        else:
+            verdict = proven(bench.copy, bench.expected, bench.inputs, small, bench.mesh)
+            if verdict:
+                return stream
+            reason = f"not proven: {verdict}"
+    return replace(layout, left=(*layout.left, Left(kind="sequence parallelism", reason=reason)))
 
 
 def _bench(source: Source, mesh: DeviceMesh) -> Bench:

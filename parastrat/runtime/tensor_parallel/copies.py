@@ -41,6 +41,8 @@ class Source:
     #: how a callable built it; None for a module that was given
     record: Record | None
     device: torch.device
+    #: the plan divides the sequence too
+    sequence: bool = False
 
 
 def small_copy(source: Source, degree: int) -> nn.Module:

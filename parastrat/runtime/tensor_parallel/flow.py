@@ -54,6 +54,16 @@ def take(x: torch.Tensor, mesh: DeviceMesh, dim: int = -1) -> torch.Tensor:
     )
 
 
+def gather_parts(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    """Put the ranks' shares together for ranks that each use the whole in part."""
+    return _exchanged(x, lambda own: _joined(own, mesh, dim), lambda parts: _scattered(parts, mesh, dim))
+
+
+def scatter_sum(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    """Add up the ranks' tensors and keep this rank's share of a dimension."""
+    return _exchanged(x, lambda parts: _scattered(parts, mesh, dim), lambda own: _joined(own, mesh, dim))
+
+
 def _exchanged(x: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
     changed: torch.Tensor = _Exchange.apply(x, there, back)  # type: ignore[no-untyped-call]
     return changed
@@ -80,22 +90,32 @@ def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     return x.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
 
 
-class Entrance:
-    """Lets modules that read one tensor, such as q, k and v, share one ``enter`` and its one reduction."""
+def _scattered(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    shares = [share.contiguous() for share in x.chunk(mesh.size(), dim)]
+    total = torch.empty_like(shares[0])
+    dist.reduce_scatter(total, shares, group=mesh.get_group())
+    return total
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
+
+class Entrance:
+    """Lets modules that read one tensor, such as q, k and v, share one exchange of it."""
+
+    def __init__(self, change: _Change, *, in_evaluation: bool = False) -> None:
+        self._change = change
+        #: the tensor itself changes, not only its gradient
+        self._always = in_evaluation
         # weak: activations must not outlive what autograd keeps
         self._last: tuple[TensorWeakRef, TensorWeakRef] | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensor as entered."""
-        if not (torch.is_grad_enabled() and x.requires_grad):
-            return x
+        needed = torch.is_grad_enabled() and x.requires_grad
+        if not needed:
+            return self._change(x) if self._always else x
         if self._last is not None:
             source, known = (ref() for ref in self._last)
             if source is x and isinstance(known, torch.Tensor):
                 return known
-        entered = enter(x, self._mesh)
+        entered = self._change(x)
         self._last = (TensorWeakRef(x), TensorWeakRef(entered))
         return entered

@@ -81,6 +81,8 @@ class Layout:
 
     groups: tuple[Group, ...]
     left: tuple[Left, ...] = ()
+    #: activations between the groups inside of blocks are divided along the sequence
+    sequence: bool = False
 
     @property
     def parts(self) -> dict[str, Part]:

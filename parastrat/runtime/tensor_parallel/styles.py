@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
 from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
-from parastrat.runtime.tensor_parallel.flow import Entrance, enter, gather, leave, take
+from parastrat.runtime.tensor_parallel.flow import Entrance, enter, gather, leave, scatter_sum, take
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class Styling:
     mesh: DeviceMesh
     entrance: Entrance
     inside: Inside = Inside.LOCAL
+    #: the group reads and writes shares of the positions
+    sequence: bool = False
 
 
 def feature_dims(module: nn.Module) -> tuple[int, int] | None:
@@ -129,29 +131,39 @@ def _own_stretches(parameter: DTensor, segments: tuple[int, ...], dim: int) -> t
 def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
     mesh = styling.mesh
     if part.role in _COLUMNS:
-        _before(module, styling.entrance)
+        if not styling.sequence:  # the stream is gathered at another place
+            change_input(module, styling.entrance)
         features: Any = getattr(module, "nf", None)
         if features is not None:  # Conv1D shapes its output by it
             module.nf = features // mesh.size()
         if part.role is Role.COLUMN_GATHERED:
-            _after(module, lambda y: gather(y, mesh))
+            change_output(module, lambda y: gather(y, mesh))
         elif styling.inside is Inside.DTENSORS:
-            _after(module, lambda y: shares_known(y, mesh, max(len(part.segments), 1)))
+            change_output(module, lambda y: shares_known(y, mesh, max(len(part.segments), 1)))
     elif part.role in _ROWS:
-        if part.role is Role.ROW_OF_WHOLE:
-            _before(module, lambda x: take(x, mesh))
-        elif styling.inside is Inside.DTENSORS:
-            _before(module, own_share)
-        _after(module, lambda y: _with_bias(leave(y, mesh), module))
+        _surround_row(module, part, styling)
     elif part.role is Role.EMBEDDING:
         _look_up_own_rows(module, mesh)
 
 
-def _with_bias(output: torch.Tensor, module: nn.Module) -> torch.Tensor:
+def _surround_row(module: nn.Module, part: Part, styling: Styling) -> None:
+    mesh = styling.mesh
+    if part.role is Role.ROW_OF_WHOLE:
+        change_input(module, lambda x: take(x, mesh))
+    elif styling.inside is Inside.DTENSORS:
+        change_input(module, own_share)
+    if styling.sequence:
+        change_output(module, lambda y: _with_bias(scatter_sum(y, mesh, 1), module, mesh))
+    else:
+        change_output(module, lambda y: _with_bias(leave(y, mesh), module))
+
+
+def _with_bias(output: torch.Tensor, module: nn.Module, summed: DeviceMesh | None = None) -> torch.Tensor:
     bias = module._parameters.get("bias")  # noqa: SLF001  (the attribute is empty meanwhile)
     if bias is None:
         return output
-    return output + (bias.to_local() if isinstance(bias, DTensor) else bias)
+    local = bias.to_local() if isinstance(bias, DTensor) else bias
+    return output + (local if summed is None else enter(local, summed))
 
 
 def _look_up_own_rows(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -168,11 +180,11 @@ def _look_up_own_rows(module: nn.Module, mesh: DeviceMesh) -> None:
         foreign[:] = [(ids < first) | (ids >= first + rows)]
         return (ids - first).masked_fill(foreign[0], 0)
 
-    _before(module, own)
-    _after(module, lambda found: leave(found.masked_fill(foreign.pop().unsqueeze(-1), 0.0), mesh))
+    change_input(module, own)
+    change_output(module, lambda found: leave(found.masked_fill(foreign.pop().unsqueeze(-1), 0.0), mesh))
 
 
-def _before(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def change_input(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Change the first input."""
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -184,6 +196,10 @@ def _before(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def _after(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Change the output."""
-    module.register_forward_hook(lambda _module, _args, output: change(output))
+def change_output(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Change the output, or the first of several."""
+
+    def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+
+    module.register_forward_hook(hook)

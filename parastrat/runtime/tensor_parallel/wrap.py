@@ -9,8 +9,9 @@ from torch import nn
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.access import local_inside
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
-from parastrat.runtime.tensor_parallel.flow import Entrance
+from parastrat.runtime.tensor_parallel.flow import Entrance, enter
 from parastrat.runtime.tensor_parallel.layout import Inside
+from parastrat.runtime.tensor_parallel.sequence import divide_stream, in_stream
 from parastrat.runtime.tensor_parallel.styles import Styling, apply_part
 
 if TYPE_CHECKING:
@@ -24,11 +25,11 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     stylings = {
         path: styling
         for group in layout.groups
-        for styling in [Styling(mesh=mesh, entrance=Entrance(mesh), inside=group.inside)]
+        for styling in [_styling(module, group, layout, mesh)]
         for path in group.parts
     }
     parts = layout.parts
-    alone = Styling(mesh=mesh, entrance=Entrance(mesh))
+    alone = Styling(mesh=mesh, entrance=_entrance(mesh))
     made: dict[int, nn.Parameter] = {}
     for path, part in list(module.named_modules()):
         before = dict(part.named_parameters(recurse=False))
@@ -43,8 +44,19 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
             _divide_sizes(module, group, mesh.size())
     if any(group.inside is Inside.DTENSORS for group in layout.groups):
         know_plain_tensors()
+    if layout.sequence:
+        divide_stream(module, layout, mesh)
     for part in (module, *repeated_blocks(module).modules):
         local_inside(part)
+
+
+def _styling(module: nn.Module, group: Group, layout: Layout, mesh: DeviceMesh) -> Styling:
+    stream = layout.sequence and in_stream(module, group)
+    return Styling(mesh=mesh, entrance=_entrance(mesh), inside=group.inside, sequence=stream)
+
+
+def _entrance(mesh: DeviceMesh) -> Entrance:
+    return Entrance(lambda x: enter(x, mesh))
 
 
 def _divide_sizes(module: nn.Module, group: Group, degree: int) -> None:

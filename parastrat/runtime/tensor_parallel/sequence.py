@@ -1,0 +1,120 @@
+"""Sequence parallelism: between divided regions each rank keeps a share of the positions.
+
+The blocks' residual stream is divided along the sequence (arXiv 2205.05198, section 4.2.2): what is whole
+in a block, such as its norms, works on a share of the positions; a region gathers them before its columns
+and scatters the sums behind its rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from parastrat.errors import WrapError
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, take
+from parastrat.runtime.tensor_parallel.layout import Group, Layout, Part, Role
+from parastrat.runtime.tensor_parallel.styles import change_input, change_output, feature_dims
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+#: the dimension of positions; samples come first, features last
+SEQUENCE = 1
+
+
+class NoStreamError(Exception):
+    """The model's structure has no stream of blocks to divide; the message is the reason."""
+
+
+def streamed(module: nn.Module, layout: Layout) -> Layout:
+    """Return the layout with a role for everything inside of the blocks.
+
+    Raises:
+        NoStreamError: if the blocks are not one chain, or some have nothing to divide.
+    """
+    blocks = repeated_blocks(module)
+    if len(blocks.containers) != 1:
+        raise NoStreamError(f"the model has {len(blocks.containers)} lists of blocks, not one")
+    inside = [name for name in blocks.names if any(inner.startswith(f"{name}.") for inner in layout.parts)]
+    if len(inside) < blocks.count:
+        raise NoStreamError("some blocks have nothing that is divided")
+    parts = {}
+    for block in blocks.names:
+        for name, part in module.get_submodule(block).named_modules(prefix=block):
+            if name not in layout.parts and any(True for _ in part.parameters(recurse=False)):
+                parts[name] = Part(role=Role.SUMMED)
+    whole = Group(kind="what is whole in the blocks", parts=parts)
+    return Layout(groups=(*layout.groups, whole), left=layout.left, sequence=True)
+
+
+def in_stream(module: nn.Module, group: Group) -> bool:
+    """Return whether a group's modules are in blocks."""
+    starts = tuple(f"{name}." for name in repeated_blocks(module).names)
+    return all(name.startswith(starts) for name in group.parts)
+
+
+def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
+    """Divide positions at the first block, gather them behind the last and around every region."""
+    blocks = repeated_blocks(module)
+    change_input(blocks.modules[0], lambda x: _own_positions(x, mesh))
+    change_output(blocks.modules[-1], lambda x: gather(x, mesh, SEQUENCE))
+    for group in layout.groups:
+        columns = [name for name, part in group.parts.items() if part.role is Role.COLUMN]
+        if columns and in_stream(module, group):
+            _gather_before(module, group, columns, mesh)
+
+
+def _own_positions(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    if x.ndim != 3:
+        raise WrapError(
+            f"sequence parallelism divides activations of three dimensions; the blocks get {x.ndim}",
+            hint="plan with sequence_parallel = false",
+        )
+    if x.shape[SEQUENCE] % mesh.size():
+        raise WrapError(
+            f"{x.shape[SEQUENCE]} positions do not divide by tp {mesh.size()}",
+            hint=f"pad sequences to a multiple of {mesh.size()}, or plan with sequence_parallel = false",
+        )
+    return take(x, mesh, SEQUENCE)
+
+
+def _gather_before(module: nn.Module, group: Group, columns: list[str], mesh: DeviceMesh) -> None:
+    """Gather at the module that holds the whole group, so that its code sees whole sequences."""
+    entrance = Entrance(lambda x: gather_parts(x, mesh, SEQUENCE), in_evaluation=True)
+    home = _home(list(group.parts))
+    if home and home not in repeated_blocks(module).names:
+        dims = {_input_features(module.get_submodule(name)) for name in columns}
+        _gather_activations(module.get_submodule(home), dims, entrance)
+        return
+    for name in columns:
+        change_input(module.get_submodule(name), entrance)
+
+
+def _home(names: list[str]) -> str:
+    """Return the innermost module that holds them all."""
+    pieces = [name.split(".")[:-1] for name in names]
+    shared = 0
+    while all(len(each) > shared and each[shared] == pieces[0][shared] for each in pieces):
+        shared += 1
+    return ".".join(pieces[0][:shared])
+
+
+def _input_features(layer: Any) -> int:
+    dims = feature_dims(layer)
+    return int(layer.weight.shape[dims[1]]) if dims else 0
+
+
+def _gather_activations(home: nn.Module, features: set[int], entrance: Entrance) -> None:
+    """Gather the inputs that its columns can read; angles and masks are whole already."""
+
+    def gathered(value: Any) -> Any:
+        activation = isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[-1] in features
+        return entrance(value) if activation else value
+
+    def hook(_home: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return tuple(map(gathered, args)), {name: gathered(value) for name, value in kwargs.items()}
+
+    home.register_forward_pre_hook(hook, with_kwargs=True)
