@@ -30,7 +30,6 @@ class _Forwards:
 
 def local_inside(module: nn.Module) -> None:
     """Let parameters be local while this module's forward runs: the model, and blocks to recompute."""
-
     own = 0
 
     def before(_module: nn.Module, _args: tuple[Any, ...]) -> None:
