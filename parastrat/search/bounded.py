@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
 
 #: rows that are judged sooner than bounded
-_FEW = 300
+_FEW = 600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
