@@ -65,9 +65,14 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     gathered = np.minimum(
         *(
-            gathered_bytes(model, first, held.joined({"reshard_after_forward": reshard}), element, units)[
-                largest
-            ]
+            # what is searched keeps a pipeline's units gathered
+            gathered_bytes(
+                model,
+                first,
+                held.joined({"reshard_after_forward": reshard & (held.pp == 1)}),
+                element,
+                units,
+            )[largest]
             for reshard in (True, False)
         )
     )

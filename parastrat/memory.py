@@ -137,6 +137,8 @@ class _Ranks:
     states: dict[str, Any]
     optimizer_step: Any
     gathered: list[Any]
+    #: the same when the last of a micro-batch's backward runs, where a pipeline gathers unit by unit
+    gathered_at_end: list[Any]
     held_at: Any
     #: bytes that all repeats of each block keep, and what exists while one runs, by ``saved_at``
     kept: list[Any]
@@ -156,11 +158,15 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     kept = [kept_by[kind] for kind in kinds]
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     load, same = rank_columns(model, held), rank_columns(model, saved)
+    unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & _shards_parameters(held))
     return _Ranks(
         load=same,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
         gathered=gathered_bytes(model, load, held, element, units),
+        gathered_at_end=gathered_bytes(model, load, held, element, units, at_end=True)
+        if unit_by_unit
+        else [],
         held_at=held_at,
         kept=[own * count for own, count in zip(kept, same.repeats, strict=True)],
         running=[running[kind] for kind in kinds],
@@ -192,17 +198,23 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
     pipelined = np.where((c.pp > 1) & sharded, 0, states["gradients"])
     at_loss = np.where(one_step & sharded, 0, pipelined)
     for place, first, freed in _moments(ranks):
-        transient = ranks.gathered[place][..., ranks.held_at] + ranks.running[place][..., ranks.saved_at]
-        activations = held - freed[..., ranks.saved_at]
-        moment = {
-            **states,
-            "gradients": np.where(first[..., ranks.saved_at], at_loss, pipelined),
-            "activations": activations,
-            "transient": transient,
-            "overhead": context + facts.stack.fragmentation * (activations + transient),
-        }
-        present = (ranks.load.repeats[place] > 0)[..., ranks.saved_at]
-        peak = _larger(peak, _composition(moment), present)
+        running = ranks.running[place][..., ranks.saved_at]
+        repeats = ranks.load.repeats[place]
+        # the first repeat of a block in backward, and under a pipeline that reshards also the last of all
+        ends = [(ranks.gathered, held - freed[..., ranks.saved_at], repeats > 0)]
+        if ranks.gathered_at_end:
+            last = one - ranks.kept[place] / np.maximum(repeats, 1)
+            ends.append((ranks.gathered_at_end, held - last[..., ranks.saved_at], repeats > 0))
+        for gathered, activations, present in ends:
+            transient = gathered[place][..., ranks.held_at] + running
+            moment = {
+                **states,
+                "gradients": np.where(first[..., ranks.saved_at], at_loss, pipelined),
+                "activations": activations,
+                "transient": transient,
+                "overhead": context + facts.stack.fragmentation * (activations + transient),
+            }
+            peak = _larger(peak, _composition(moment), present[..., ranks.saved_at])
     return peak
 
 
@@ -234,20 +246,35 @@ def running_bytes(block: Block, kept: Bytes, c: Columns) -> Bytes:
 
 
 def gathered_bytes(
-    model: ModelSpec, load: RankLoad, c: Columns, element: ElementBytes, units: list[Numbers]
+    model: ModelSpec,
+    load: RankLoad,
+    c: Columns,
+    element: ElementBytes,
+    units: list[Numbers],
+    *,
+    at_end: bool = False,
 ) -> list[Bytes]:
     """Return for each block FSDP2's gathered parameters and unsharded gradients, or autocast's casts.
 
     The root unit stays gathered from forward to the end. With resharding two other units are gathered, the
     running one and the prefetched next; the running one's gradients exist in the compute format and,
     copied, in the reduction's. The root's are reduced last, when the first block has run; at the loss
-    there are none yet. Under a pipeline torch gathers and reduces once a step: all units stay gathered and
-    their gradients unsharded (``torch.distributed.pipelining.stage``).
+    there are none yet. Under a pipeline torch reduces once a step: gradients stay unsharded, and units stay
+    gathered from their backward on (``torch.distributed.pipelining.stage``); with resharding each forward
+    ends that, so that all are gathered only at the end of a micro-batch's backward.
+
+    Args:
+        model: whose blocks are meant.
+        load: what a pipeline rank holds.
+        c: the plans.
+        element: bytes of an element.
+        units: parameters of one repeat of each block on a rank.
+        at_end: of a micro-batch's backward under a pipeline, instead of when the block first runs in it.
     """
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
     root = sum(local(load.root, c))
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
-    resharded = c.reshard_after_forward & (c.pp == 1)
+    resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
     behind: Numbers = 0.0
     before: Numbers = 0.0
     found = []

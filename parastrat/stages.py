@@ -81,10 +81,10 @@ def _at(ranks: Any, place: int) -> Any:
 def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
     """Cut the chain into contiguous stages so that the one with the most FLOPs has the fewest.
 
-    Stages are filled from the end: where they cannot be equal, the first ones, which hold the most
-    micro-batches in flight, get less. Llama 3 405B on 16 stages comes out as published (arXiv:2407.21783,
-    section 3.3.2): one layer less on the first and on the last stage. With more stages than blocks the
-    first stages are empty.
+    Stages are filled from the end, each to the mean of what is left: where they cannot be equal, the first
+    ones, which hold the most micro-batches in flight, get less. Llama 3 405B on 16 stages comes out as
+    published (arXiv:2407.21783, section 3.3.2): one layer less on the first and on the last stage. With
+    more stages than blocks the first stages are empty.
 
     Returns:
         For each stage the repeats of each block.
@@ -99,12 +99,16 @@ def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
 def cut_chain(flops: list[float], stages: int) -> list[int]:
     """Return the stage of each item of a chain with these FLOPs, cut as ``cut`` says."""
     limit = _least_limit(flops, stages)
+    loads = [0.0, *accumulate(reversed(flops))]
     places = [0] * len(flops)
-    stage, load = stages - 1, 0.0
+    stage, load, left = stages - 1, 0.0, sum(flops)
     for index in reversed(range(len(flops))):
         full = load > 0 and load + flops[index] > limit
-        if stage > 0 and (full or index + 1 <= stage):
-            stage, load = stage - 1, 0.0
+        even = load > 0 and load >= left / (stage + 1)
+        if even and not full:
+            even = _stages_needed(loads, limit, len(flops) - 1 - index) <= stage
+        if stage > 0 and (full or even or index + 1 <= stage):
+            stage, load, left = stage - 1, 0.0, left - load
         places[index] = stage
         load += flops[index]
     return places
@@ -125,9 +129,12 @@ def _least_limit(flops: list[float], stages: int) -> float:
     return high
 
 
-def _stages_needed(loads: list[float], limit: float) -> int:
-    """Return the stages of at most ``limit``; ``loads`` adds up the chain from its end."""
-    needed = reached = 0
+def _stages_needed(loads: list[float], limit: float, reached: int = 0) -> int:
+    """Return the stages of at most ``limit`` for what is left when ``reached`` items from the end have one.
+
+    ``loads`` adds up the chain from its end.
+    """
+    needed = 0
     while reached < len(loads) - 1:
         # what is larger than the limit has a stage of its own
         reached = max(bisect_right(loads, loads[reached] + limit) - 1, reached + 1)

@@ -95,6 +95,25 @@ def test_a_pipeline_stage_is_near_its_dry_run() -> None:
     assert peak == pytest.approx(17.2, rel=0.1)
 
 
+def test_a_pipeline_that_reshards_gathers_unit_by_unit() -> None:
+    job = facts("llama-3.1-70b", on="dgx-h100:64")
+    pipelined: dict[str, Any] = {
+        "mesh": Mesh(pp=4, dp_shard=16, tp=8),
+        "gradient_accumulation_steps": 8,
+        "sequence_parallel": True,
+        "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
+    }
+    kept, freed = (
+        memory(job, plan(**pipelined, reshard_after_forward=reshard)) for reshard in (False, True)
+    )
+    # at the end of a micro-batch's backward all is gathered, and its activations are gone
+    assert freed.total < kept.total
+    assert (freed.parameters, freed.optimizer) == (kept.parameters, kept.optimizer)
+    alone = {**pipelined, "mesh": Mesh(pp=4, dp_replicate=16, tp=8), "shard": Shard.NONE}
+    whole, same = (memory(job, plan(**alone, reshard_after_forward=reshard)) for reshard in (False, True))
+    assert whole == same
+
+
 def test_states_are_sixteen_bytes_a_parameter_and_are_divided_by_what_is_sharded() -> None:
     job = facts()
     parameters = job.model.parameters

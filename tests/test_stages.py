@@ -71,6 +71,12 @@ def test_llama_405b_is_cut_as_published() -> None:
     assert [stage[1] for stage in cut(decoder(126, 0.66), 16)] == [7] + [8] * 14 + [7]
 
 
+def test_no_stage_is_left_without_what_the_others_could_spare() -> None:
+    # a head as heavy as 2.4 layers: no stage can be lighter than five layers, and none needs more than that
+    stages = cut(chain(block("layers", 32, 1.0), block("head", 1, 2.4, unit=False)), 8)
+    assert [layers for layers, _ in stages] == [4, 4, 4, 4, 4, 5, 5, 2]
+
+
 def test_a_heavy_head_gets_fewer_layers_beside_it() -> None:
     layers = [stage[1] for stage in cut(decoder(30, 2.0), 4)]
     assert layers[-1] == 6
