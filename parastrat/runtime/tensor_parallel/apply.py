@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from parastrat.runtime.agreement import shared_seed
+from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.data_parallel import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
@@ -38,31 +40,35 @@ def tensor_parallel(
         device=wrapping.device,
         sequence=wrapping.plan.sequence_parallel,
     )
-    layout = chosen_layout(source, mesh)
-    wrapping.layout = layout
+    devices = [] if wrapping.device.type == "cpu" else [wrapping.device]
+    # first weights and the user's own draws are those that they would be without tensor parallelism
+    with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
+        seed = shared_seed()
+        layout = wrapping.layout = chosen_layout(source, mesh)
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         to_device_from_first_rank(own, wrapping)
     if drops(module):
-        _divide_dropout(module, layout, wrapping, mesh.get_local_rank())
+        rank = mesh.get_local_rank()
+        regions = Regions(wrapping.device, seed=seed, tp_rank=rank, dp_rank=wrapping.mesh.dp_rank)
+        _divide_dropout(module, layout, regions)
+        wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
     apply_layout(module, layout, mesh)
     wrapping.calls.extend(_said(layout))
     if wrapping.plan.loss_parallel:
         wrapping.calls.append("# loss parallelism is left out: the head's output is gathered")
 
 
-def _divide_dropout(module: nn.Module, layout: Layout, wrapping: Wrapping, tp_rank: int) -> None:
+def _divide_dropout(module: nn.Module, layout: Layout, regions: Regions) -> None:
     """Let dropout be alike on all tp ranks but inside of what they divide."""
-    regions = Regions(wrapping.device, seed=shared_seed(), tp_rank=tp_rank, dp_rank=wrapping.mesh.dp_rank)
     for name, part in layout.parts.items():
         if part.role is Role.COLUMN:
             regions.begin(module.get_submodule(name))
         elif part.role is Role.ROW:
             regions.end(module.get_submodule(name))
-    for block in wrapping.blocks.modules:
+    for block in repeated_blocks(module).modules:
         regions.afresh(block)
     regions.around(module)
-    wrapping.calls.append("# every training forward draws alike on all tp ranks, but in divided regions")
 
 
 def _said(layout: Layout) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from parastrat.errors import WrapError
+from parastrat.errors import ParastratError, WrapError
 from parastrat.runtime.building import described
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
@@ -94,17 +95,19 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
 
 
 def _bench(source: Source, mesh: DeviceMesh) -> Bench:
-    few = small_copy(source, mesh.size())
-    inputs = batch_for(source, few, mesh.size())
     try:
-        expected = results(few, inputs)
-    except Exception as error:  # the user's forward may raise anything; the message quotes it
+        few = small_copy(source, mesh.size())
+        inputs = batch_for(source, few, mesh.size())
+        # a forward may leave tensors in the module that cannot be copied
+        expected = results(copy.deepcopy(few), inputs)
+    except ParastratError:
+        raise
+    except Exception as error:  # the user's code may raise anything; the message quotes it
         raise WrapError(
             f"a small copy of this {type(source.module).__name__}, which tensor parallelism is proven on, "
             f"raised {described(error)}",
             hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
         ) from error
-    few.zero_grad(set_to_none=True)
     return Bench(copy=few, inputs=inputs, expected=expected, mesh=mesh)
 
 

@@ -12,7 +12,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
-from parastrat.errors import WrapError
 from parastrat.runtime.batches import called
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 
     from parastrat.runtime.tensor_parallel.layout import Layout
 
-#: what code raises that meets shapes it does not expect
-_RAISED = (WrapError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError)
 #: greatest difference allowed, as a share of the tensor's largest value; rounding in fp32 makes 1e-6
 TOLERANCE = 1e-4
 #: differences below this share of the largest gradient of all count as none: gradients that are zero by
@@ -66,7 +63,7 @@ def proven(plain: nn.Module, expected: Results, inputs: Any, layout: Layout, mes
     try:
         apply_layout(parallel, layout, mesh)
         differences = compared(expected, results(parallel, inputs))
-    except _RAISED as error:
+    except Exception as error:  # noqa: BLE001  (the module's code may raise anything; the verdict quotes it)
         failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     verdicts: list[Any] = [None] * mesh.size()
     dist.all_gather_object(verdicts, (failure, differences), group=mesh.get_group())

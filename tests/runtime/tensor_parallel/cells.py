@@ -34,7 +34,7 @@ def share(fields: dict[str, Any], step: int, model: nn.Module) -> tuple[torch.Te
 def wrapped(fields: dict[str, Any], build: Callable[[], nn.Module] = Tiny, **keywords: Any) -> nn.Module:
     ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
     chosen = plan(**{"gradient_accumulation_steps": BATCH // 2 // ranks, **fields})
-    torch.manual_seed(keywords.pop("seed", 0))
+    torch.manual_seed(keywords.pop("seed", 3))
     module = build() if keywords.pop("built", False) else build
     return parastrat.auto_parallelize(module, plan=chosen, **keywords)
 
