@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -11,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from parastrat.errors import WrapError
 from parastrat.plan import Plan, Shard
 from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, norms_with_statistics
 from parastrat.runtime.precision import COMPUTE, policy
@@ -53,8 +56,16 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
     """Replicate a module whose parameters are DTensors already: their gradients are averaged unit by unit.
 
     DDP takes plain tensors alone; this is torch's own replication for DTensors, built on FSDP2.
+
+    Raises:
+        WrapError: if this torch does not have it.
     """
-    # private in torch 2.11 to 2.13; nothing public replicates DTensors
+    # private; nothing public replicates DTensors
+    if find_spec("torch.distributed._composable.replicate_with_fsdp") is None:
+        raise WrapError(
+            f"torch {version('torch')} has no replication of divided parameters, which ddp with tp needs",
+            hint="plan the data axis as dp_shard (shard = parameters), or use torch 2.13",
+        )
     from torch.distributed._composable.replicate_with_fsdp import replicate as replicated  # noqa: PLC0415
 
     mesh = wrapping.mesh.data
