@@ -108,7 +108,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         inputs = [self.held(leaf) for leaf in _tensors((args, kwargs))]
         key = (str(func), self._encoded(args), self._encoded(kwargs or {}))
         sources = frozenset[Source]().union(*(held.sources for held in inputs))
-        result = _concrete(args) if func in _TO_NUMBER else func(*args, **(kwargs or {}))
+        result = _run(func, args, kwargs or {})
         if self.visit is not None:
             call = call_of(func, args, result, self._is_parameter)
             self.visit.note(inputs, 0 if call is None else call.flops)
@@ -164,9 +164,14 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
 
     def _unknown(self, tensor: torch.Tensor, address: int) -> int:
         """Number a tensor that no operator made: by its values if it has a few, else by its identity."""
-        if not isinstance(tensor, FakeTensor) and not tensor.is_meta and tensor.numel() <= _SMALL:
-            return self.intern(("values", str(tensor.dtype), tuple(tensor.shape), str(tensor.tolist())))
-        return self.intern(("held", address))
+        if isinstance(tensor, FakeTensor) or tensor.is_meta or tensor.numel() > _SMALL:
+            return self.intern(("held", address))
+        kind = (str(tensor.dtype), tuple(tensor.shape))
+        try:
+            return self.intern(("values", *kind, str(tensor.tolist())))
+        except RuntimeError:
+            # torch makes one of a Python number in an assignment, without memory that could be read
+            return self.intern(("number", *kind))
 
     def _encoded(self, value: Any) -> Hashable:
         if isinstance(value, torch.Tensor):
@@ -181,7 +186,18 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
 
 _ATEN = torch.ops.aten
 #: reading one value, which fake tensors have not
-_TO_NUMBER = frozenset({_ATEN._local_scalar_dense.default})  # noqa: SLF001  (operators have no public names)
+_TO_NUMBER = _ATEN._local_scalar_dense.default  # noqa: SLF001  (operators have no public names)
+_GROUPED = _ATEN._grouped_mm.default  # noqa: SLF001
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operator on fake tensors, also where torch knows less of its shapes than its kernel takes."""
+    if func is _TO_NUMBER:
+        return _concrete(args)
+    if func is _GROUPED and args[0].dtype is torch.float32:
+        # the rule knows bf16 only; the kernel takes fp32 too
+        return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).float()
+    return func(*args, **kwargs)
 
 
 def _concrete(args: tuple[Any, ...]) -> bool | int | float:
