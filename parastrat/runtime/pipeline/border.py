@@ -31,8 +31,14 @@ class Border:
         return torch.zeros((), dtype=shape.dtype, device=self._device).expand(shape.shape)
 
     def entering(self, tensor: torch.Tensor, shape: TensorShape) -> torch.Tensor:
-        """Return what came in; what is written to must not be a leaf of autograd."""
-        return tensor.clone() if shape.changed else tensor
+        """Return what came in; what is written to must not be a leaf of autograd.
+
+        Its gradient will be sent back, and Gloo sends contiguous tensors only.
+        """
+        taken = tensor.clone() if shape.changed else tensor.view_as(tensor)
+        if taken.requires_grad:
+            taken.register_hook(torch.Tensor.contiguous)
+        return taken
 
     def leaving(self, tensor: torch.Tensor, shape: TensorShape) -> torch.Tensor:
         """Return what can be sent: contiguous, and no view, which torch could not detach."""

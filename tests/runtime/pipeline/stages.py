@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from runtime.cells import labelled
 from runtime.models import Gpt, plan, token_loss, tokens
-from runtime.training import GLOBAL_BATCH, MODELS, STEPS, part
+from runtime.training import GLOBAL_BATCH, MODELS, STEPS, image_batch, labelled_batch, part
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
@@ -31,6 +31,58 @@ DATA = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}}
 GPIPE = {"pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
 ONE_F_ONE_B = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
 
+
+class Convolution(nn.Module):
+    """Writes to what it is given, as residual blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(2))
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.second(functional.relu(self.norm(self.first(x)), inplace=True))
+        y += x
+        return y.relu_()
+
+
+class Skips(nn.Module):
+    """Outputs of the first half come back in the second, past the cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.down, self.up = (nn.ModuleList(Convolution() for _ in range(3)) for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        kept = [x := block(x) for block in self.down]
+        for index, block in enumerate(self.up):
+            x = block(x + self.scale[index] * kept.pop())
+        return self.head(x.mean((2, 3)))
+
+
+def skip_batch(step: int) -> Any:
+    batch, labels = image_batch(step)
+    return batch["pixel_values"], labels
+
+
+def encoder_decoder() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    shape = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    tokens = {"decoder_start_token_id": 0, "pad_token_id": 0}
+    return T5ForConditionalGeneration(T5Config(dropout_rate=0.0, **shape, **tokens))
+
+
+#: models beside those of the parity of other strategies
+OWN = {
+    "skips": (Skips, skip_batch, functional.cross_entropy),
+    "t5": (encoder_decoder, labelled_batch, None),
+}
+
 Weights = dict[str, torch.Tensor]
 
 
@@ -50,7 +102,7 @@ def wrapped(fields: dict[str, Any], model: Any, **keywords: Any) -> nn.Module:
 
 def trained(name: str, fields: dict[str, Any], *, meta: bool = False) -> list[float]:
     """Train one of the parity's models; return the losses of all steps."""
-    build, batch_of, loss_fn = MODELS[name]
+    build, batch_of, loss_fn = (MODELS | OWN)[name]
     torch.manual_seed(0)
     example = part(batch_of(0)[0], 0, 2)
     model = wrapped(fields, build if meta else build(), sample_inputs=example)
@@ -133,6 +185,9 @@ def on_two_virtual() -> dict[str, Any]:
         for schedule in SEVERAL
         for name in ("gpt", "llama")
     }
+    for name in OWN:
+        found[f"{name}-1F1B"] = trained(name, ONE_F_ONE_B)
+        found[f"{name}-ZBVZeroBubble"] = trained(name, several(PipelineSchedule.ZBV))
     found["uneven"] = uneven(several(PipelineSchedule.ZBV), 5)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.pipeline.stages import DATA, SEVERAL, on_four, on_two_virtual, trained
+from runtime.pipeline.stages import DATA, OWN, SEVERAL, on_four, on_two_virtual, trained
 from runtime.pipeline.test_parity import uneven_alone
 from runtime.ranks import on_ranks
 from runtime.training import TOLERANCE, alone
@@ -35,6 +35,14 @@ def expected() -> dict[str, list[float]]:
 def test_two_stages_a_rank(name: str, schedule: str, two: Found, expected: dict[str, list[float]]) -> None:
     for rank in two:
         assert rank[f"{name}-{schedule}"] == pytest.approx(expected[name], abs=TOLERANCE, rel=0)
+
+
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize("name", OWN)
+def test_tensors_that_pass_over_stages(name: str, schedule: str, two: Found) -> None:
+    expected = trained(name, {})
+    for rank in two:
+        assert rank[f"{name}-{schedule}"] == pytest.approx(expected, abs=TOLERANCE, rel=0)
 
 
 def test_uneven_targets_where_a_rank_has_both_ends(two: Found) -> None:

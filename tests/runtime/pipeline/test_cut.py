@@ -1,0 +1,117 @@
+"""Where modules are cut, and the proof that stages compute what the whole computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime.models import Gpt, plan
+from torch import nn
+
+from parastrat.errors import WrapError
+from parastrat.plan import PipelineSchedule
+from parastrat.runtime.pipeline.cut import owners_of, spans_of
+from parastrat.runtime.pipeline.proof import prove
+from parastrat.runtime.pipeline.route import Route, route_of
+from parastrat.runtime.pipeline.schedule import check_schedule, rank_of_stage, stages_of_rank
+from parastrat.runtime.pipeline.setting import Setting
+from parastrat.runtime.slots import slots_of
+from parastrat.workload import Precision
+
+FP32 = Setting(precision=Precision.FP32, autocast=True)
+TOKENS = torch.zeros(2, 16, dtype=torch.long)
+
+
+def route(module: nn.Module) -> Route:
+    return route_of(module, TOKENS, FP32)
+
+
+def firsts(module: nn.Module, stages: int) -> list[str]:
+    """The first part of each stage."""
+    way = route(module)
+    return [way.events[span.begin].part for span in spans_of(module, way, stages)]
+
+
+def test_stages_are_cut_by_flops_between_parts() -> None:
+    assert firsts(Gpt(layers=4), 2) == ["embed", "layers.2"]
+    assert firsts(Gpt(layers=2), 4) == ["embed", "positions", "layers.1", "norm"]
+
+
+def test_more_stages_than_parts_name_the_most() -> None:
+    with pytest.raises(WrapError, match="into 6 stages at most; the plan has 7") as caught:
+        firsts(Gpt(layers=2), 7)
+    assert caught.value.hint == "plan --pp 6"
+
+
+def test_a_tied_weight_belongs_to_both_ends() -> None:
+    model = Gpt(layers=4)
+    way = route(model)
+    owners = owners_of(way, spans_of(model, way, 2), slots_of(model))
+    assert owners["embed.weight"] == (0, 1)
+    assert owners["layers.1.up.weight"] == (0,)
+    assert owners["norm.weight"] == (1,)
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_the_proof_sees_a_weight_in_the_wrong_stage(stages: int) -> None:
+    model = Gpt(layers=4)
+    way = route(model)
+    spans = spans_of(model, way, stages)
+    owners = owners_of(way, spans, slots_of(model))
+    prove(model, TOKENS, FP32, spans, owners)
+    with pytest.raises(WrapError, match="do not compute what it computes as a whole"):
+        prove(model, TOKENS, FP32, spans, owners | {"layers.3.up.bias": (0,)})
+    with pytest.raises(WrapError, match="do not compute"):
+        prove(model, TOKENS, FP32, spans, owners | {"embed.weight": (0,)})
+
+
+class Collected(nn.Module):
+    """Adds up what its blocks leave behind as attributes."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.extra = self.linear(x)
+            return x + self.norm(self.extra)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(61, 8)
+        self.layers = nn.ModuleList(self.Block() for _ in range(3))
+        self.head = nn.Linear(8, 61)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x + sum(layer.extra for layer in self.layers))
+
+
+def test_what_blocks_leave_behind_is_not_cut_off() -> None:
+    assert firsts(Collected(), 2) == ["embed", "layers.0"]
+    with pytest.raises(WrapError, match=r"what layers\.0 computes inside is used by later blocks"):
+        firsts(Collected(), 3)
+
+
+def test_places_of_stages() -> None:
+    loop = plan(pp=2, virtual_stages=3, pp_schedule=PipelineSchedule.INTERLEAVED)
+    assert [stages_of_rank(loop, rank) for rank in range(2)] == [(0, 2, 4), (1, 3, 5)]
+    v_shaped = plan(pp=2, virtual_stages=2, pp_schedule=PipelineSchedule.ZBV)
+    assert [stages_of_rank(v_shaped, rank) for rank in range(2)] == [(0, 3), (1, 2)]
+    for chosen in (loop, v_shaped):
+        for rank in range(2):
+            assert {rank_of_stage(chosen, stage) for stage in stages_of_rank(chosen, rank)} == {rank}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "said"),
+    [
+        (PipelineSchedule.ONE_F_ONE_B, 2, "1F1B runs 1 stage a rank; the plan has 2"),
+        (PipelineSchedule.ZBV, 1, "ZBVZeroBubble runs 2 stages a rank; the plan has 1"),
+    ],
+)
+def test_schedules_of_another_number_of_stages(schedule: PipelineSchedule, stages: int, said: str) -> None:
+    with pytest.raises(WrapError, match=said):
+        check_schedule(plan(pp=2, virtual_stages=stages, pp_schedule=schedule))
