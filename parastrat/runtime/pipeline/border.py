@@ -37,7 +37,7 @@ class Border:
         """
         taken = tensor.clone() if shape.changed else tensor.view_as(tensor)
         if taken.requires_grad:
-            taken.register_hook(torch.Tensor.contiguous)
+            taken.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]  # torch leaves it so
         return taken
 
     def leaving(self, tensor: torch.Tensor, shape: TensorShape) -> torch.Tensor:

@@ -61,7 +61,7 @@ def _staged(trace: Trace, route: Route, span: Span, known: dict[Source, tuple[to
     stage = Stage(trace.module, trace.module.forward, tuple(trace.parts))
     passage = Passage(route=route, span=span, received=received, border=_Watched(flow))
     try:
-        with flow:
+        with trace.setting.active(), flow:
             output = stage.run(trace.batch, passage)
     finally:
         stage.close()

@@ -119,6 +119,7 @@ class Trace:
     module: nn.Module
     parts: dict[str, nn.Module]
     flow: Flow
+    setting: Setting
     #: the micro-batch
     batch: Any
     events: list[Event] = field(default_factory=list)
@@ -126,7 +127,8 @@ class Trace:
 
     def run(self) -> tuple[Route, Any]:
         """Run the forward once; return its way and its output."""
-        with _watching(self.parts, self._enter, self._leave), self.flow:
+        # autocast anew for every run: it remembers the weights that it has cast
+        with _watching(self.parts, self._enter, self._leave), self.setting.active(), self.flow:
             output = called(self.module, self.batch)
         events = tuple(_with_changes(index, event, self.flow) for index, event in enumerate(self.events))
         return Route(calls=tuple(self.calls), events=events, end=self.flow.sources_of(output)), output
@@ -258,10 +260,10 @@ def fakes_of(
             for index, leaf in enumerate(tree_flatten(batch)[0]):
                 if isinstance(leaf, torch.Tensor):
                     flow.name(leaf, ("input", index))
-            return Trace(module=module, parts=parts, flow=flow, batch=batch)
+            return Trace(module=module, parts=parts, flow=flow, setting=setting, batch=batch)
 
         module.train(training)
-        with setting.active(), mode:
+        with mode:
             yield begin
 
 

@@ -72,7 +72,7 @@ def skip_batch(step: int) -> Any:
 def encoder_decoder() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    shape = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    shape = {"vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_heads": 4}
     tokens = {"decoder_start_token_id": 0, "pad_token_id": 0}
     return T5ForConditionalGeneration(T5Config(dropout_rate=0.0, **shape, **tokens))
 
