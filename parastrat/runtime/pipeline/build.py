@@ -84,9 +84,21 @@ def _cut(skeleton: nn.Module, sample_inputs: Any, setting: Setting, plan: Plan) 
     batch, route = _traced(skeleton, sample_inputs, setting)
     spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages)
     owners = owners_of(route, spans, slots_of(skeleton))
+    _check_crossing(route, spans, plan)
     _check_ties(owners, plan)
     prove(skeleton, batch, setting, spans, owners)
     return Cut(route=route, spans=spans, owners=owners)
+
+
+def _check_crossing(route: Route, spans: tuple[Span, ...], plan: Plan) -> None:
+    """Refuse several tensors over a cut under schedules with split backwards: T5 under ZBV did not end."""
+    most = max(len(route.crossing(span.begin)) for span in spans[1:])
+    if schedule_of(plan) in SPLIT and most > 1:
+        raise WrapError(
+            f"{most} tensors pass from stage to stage, more than the next block's input; under "
+            f"{schedule_of(plan).value} that is not known to work",
+            hint="plan pp_schedule = Interleaved1F1B, or 1F1B with virtual_stages = 1",
+        )
 
 
 def _check_ties(owners: dict[str, tuple[int, ...]], plan: Plan) -> None:

@@ -18,6 +18,8 @@ from parastrat.runtime.pipeline.route import TensorShape
 
 #: schedules whose ranks hold the stages r and 2 pp - 1 - r; the others r, pp + r, 2 pp + r, ...
 V_SHAPED = frozenset({PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V})
+#: schedules that compute the gradients of weights apart from those of inputs
+SPLIT = V_SHAPED | {PipelineSchedule.INTERLEAVED_ZERO_BUBBLE}
 #: schedules of one stage a rank
 SINGLE = frozenset({PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B})
 

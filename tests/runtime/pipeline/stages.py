@@ -187,7 +187,7 @@ def on_two_virtual() -> dict[str, Any]:
     }
     for name in OWN:
         found[f"{name}-1F1B"] = trained(name, ONE_F_ONE_B)
-        found[f"{name}-ZBVZeroBubble"] = trained(name, several(PipelineSchedule.ZBV))
+        found[f"{name}-refused"] = refused(lambda name=name: trained(name, several(PipelineSchedule.ZBV)))
     found["uneven"] = uneven(several(PipelineSchedule.ZBV), 5)
     return found
 
