@@ -33,7 +33,7 @@ def firsts(module: nn.Module, stages: int) -> list[str]:
 
 def test_stages_are_cut_by_flops_between_parts() -> None:
     assert firsts(Gpt(layers=4), 2) == ["embed", "layers.2"]
-    assert firsts(Gpt(layers=2), 4) == ["embed", "positions", "layers.1", "norm"]
+    assert firsts(Gpt(layers=2), 4) == ["embed", "layers.0", "layers.1", "norm"]
 
 
 def test_more_stages_than_parts_name_the_most() -> None:
