@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.case import Case, Unknown
@@ -28,25 +29,29 @@ _GRADIENTS = code_of(Shard.GRADIENTS)
     source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
 )
 def axes_are_planned_only(p: Columns) -> Mask:
-    """Model-parallel axes are planned, not applied, by this version.
+    """Context and expert parallelism are planned, not applied, by this version.
 
-    `auto_parallelize` applies single, ddp, fsdp2 and hsdp, each with tensor parallelism or without. Plans
-    with pp, cp or ep are searched, estimated and written all the same, for they may be the right answer;
-    another framework must run them.
+    `auto_parallelize` applies data, tensor and pipeline parallelism. Plans with cp or ep are searched,
+    estimated and written all the same, for they may be the right answer; another framework must run them.
     """
-    return (p.pp > 1) | (p.cp > 1) | (p.ep > 1)
+    return (p.cp > 1) | (p.ep > 1)
 
 
 @axes_are_planned_only.message
 def _(case: Case) -> Hit:
     mesh = case.plan.mesh
-    axes = [f"{axis} {degree}" for axis in ("pp", "cp", "ep") if (degree := getattr(mesh, axis)) > 1]
+    axes = [f"{axis} {degree}" for axis in ("cp", "ep") if (degree := getattr(mesh, axis)) > 1]
     return Hit(
-        message=f"auto_parallelize does not apply {', '.join(axes)} yet ({case.plan.strategy})",
-        fix="run this plan with torchtitan or Megatron-LM, or take the nearest that auto_parallelize "
-        "applies: "
-        "--pp 1 --cp 1 --ep 1",
+        message=f"auto_parallelize does not apply {' and '.join(axes)} yet ({case.plan.strategy})",
+        fix=f"run this plan with torchtitan or Megatron-LM, or take the nearest that auto_parallelize "
+        f"applies: --cp 1 --ep 1, such as {_without_model_axes(case.plan)}",
     )
+
+
+def _without_model_axes(plan: Plan) -> str:
+    mesh = plan.mesh
+    data = replace(mesh, pp=1, cp=1, tp=1, ep=1, dp_shard=mesh.world_size // mesh.dp_replicate)
+    return f"{replace(plan, mesh=data, shard=Shard.PARAMETERS).strategy} over {data}"
 
 
 @plan_rule("PS291", Severity.INFO, source=_FSDP2)
@@ -128,6 +133,81 @@ def _(case: Case) -> Hit:
     )
 
 
+@plan_rule(
+    "PS295", Severity.INFO, source="https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
+)
+def tensor_parallel_stages(p: Columns) -> Mask:
+    """Tensor parallelism inside of pipeline stages is planned, not applied, by this version.
+
+    Each of the two is applied with data axes. A layer's division is proven on a copy of the whole model,
+    which a stage does not hold.
+    """
+    return (p.tp > 1) & (p.pp > 1)
+
+
+@tensor_parallel_stages.message
+def _(case: Case) -> Hit:
+    mesh = case.plan.mesh
+    return Hit(
+        message=f"auto_parallelize does not apply tp {mesh.tp} with pp {mesh.pp} yet",
+        fix="plan --tp 1 with pp and FSDP2, or --pp 1 with tp and FSDP2; or run this plan with torchtitan",
+    )
+
+
+@plan_rule("PS296", Severity.INFO, source="https://docs.pytorch.org/docs/stable/torch.compiler.html")
+def compiled_model_axes(p: Columns) -> Mask:
+    """Compiled blocks are not applied with tensor or pipeline parallelism.
+
+    Both hook into the calls of layers and blocks, at which a compiled graph would break.
+    """
+    return (p.compile == code_of(Compile.BLOCK)) & ((p.tp > 1) | (p.pp > 1))
+
+
+@compiled_model_axes.message
+def _(case: Case) -> Hit:
+    mesh = case.plan.mesh
+    axes = [axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1]
+    return Hit(
+        message=f"auto_parallelize does not apply compile = block with {' and '.join(axes)}",
+        fix="use compile = none (--stack torch)",
+    )
+
+
+@plan_rule("PS297", Severity.INFO, source=_FSDP2)
+def replicas_over_the_shard_axis(p: Columns) -> Mask:
+    """Ranks that shard nothing are replicas.
+
+    dp_shard above one with shard = none has two readings; replicas are dp_replicate.
+    """
+    return (p.shard == code_of(Shard.NONE)) & (p.dp_shard > 1)
+
+
+@replicas_over_the_shard_axis.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"auto_parallelize does not apply shard = none over dp_shard {case.plan.mesh.dp_shard}",
+        fix="replicas are dp_replicate: plan --strategy ddp",
+    )
+
+
+@plan_rule("PS298", Severity.INFO, source=_FSDP2)
+def resharding_stages(p: Columns) -> Mask:
+    """Under a pipeline auto_parallelize keeps parameters gathered.
+
+    Stages run forward and backward of several micro-batches in turn. Resharding after each forward gathers
+    as often again, and under schedules with split backwards torch 2.13 computes wrong gradients.
+    """
+    return (p.pp > 1) & (p.shard == code_of(Shard.PARAMETERS)) & p.reshard_after_forward & (p.dp_shard > 1)
+
+
+@resharding_stages.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"auto_parallelize does not reshard after forward with pp {case.plan.mesh.pp}",
+        fix="plan reshard_after_forward = false, with the memory that it takes",
+    )
+
+
 #: what ``auto_parallelize`` refuses, whatever the severity elsewhere
 RUNTIME_RULES: tuple[PlanRule, ...] = (
     axes_are_planned_only,
@@ -135,6 +215,10 @@ RUNTIME_RULES: tuple[PlanRule, ...] = (
     offload_is_planned_only,
     fp8_is_planned_only,
     attention_recompute_under_compile,
+    tensor_parallel_stages,
+    compiled_model_axes,
+    replicas_over_the_shard_axis,
+    resharding_stages,
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,10 +10,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import MismatchError, UsageError, WrapError
-from parastrat.plan import Compile, Offload, Plan, Recompute, Shard
+from parastrat.plan import Plan, Shard
+from parastrat.rules.runtime_support import refusals_of
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.wrapping import is_wrapped
-from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.parse import ModelFingerprint
@@ -54,51 +53,10 @@ def check_plan(plan: Plan) -> None:
     """Refuse plans that this runtime does not apply, and name the nearest that it does.
 
     Raises:
-        WrapError: for sharded optimizer or gradients alone, for cp, ep, tp with pp, offload and fp8.
+        WrapError: with what the first rule says that the plan breaks, by its code.
     """
-    mesh = plan.mesh
-    if plan.shard in {Shard.OPTIMIZER, Shard.GRADIENTS}:
-        stage = 1 if plan.shard is Shard.OPTIMIZER else 2
-        raise WrapError(
-            f"the plan shards the {plan.shard.value} alone (ZeRO-{stage}); auto_parallelize does not",
-            hint="FSDP2 that keeps parameters gathered between forward and backward needs no more memory: "
-            f"shard = parameters, reshard_after_forward = false, {mesh} "
-            f"(parastrat estimate --strategy fsdp2 --dp-shard {mesh.dp_shard})",
-        )
-    axes = [axis for axis in ("cp", "ep") if getattr(mesh, axis) > 1]
-    if axes:
-        data = replace(
-            plan, mesh=replace(mesh, pp=1, cp=1, tp=1, ep=1, dp_shard=mesh.world_size // mesh.dp_replicate)
-        )
-        nearest = replace(data, shard=Shard.PARAMETERS).strategy
-        raise WrapError(
-            f"auto_parallelize does not apply {', '.join(axes)} yet; the plan is {plan.strategy} ({mesh})",
-            hint=f"nearest plan that it applies: {nearest} over {data.mesh} "
-            f"(parastrat recommend --pp 1 --cp 1 --tp 1 --ep 1), or emit this one for a framework",
-        )
-    unsupported = {
-        f"offload = {plan.offload.value}": plan.offload is not Offload.NONE,
-        f"precision = {plan.precision.value}": plan.precision is Precision.FP8,
-        "recompute = attention with compile = block": plan.recompute is Recompute.ATTENTION
-        and plan.compile is Compile.BLOCK,
-        "compile = block with tp": plan.compile is Compile.BLOCK and mesh.tp > 1,
-        "tp with pp": mesh.tp > 1 and mesh.pp > 1,
-        "compile = block with pp": plan.compile is Compile.BLOCK and mesh.pp > 1,
-        "shard = none over dp_shard": plan.shard is Shard.NONE and mesh.dp_shard > 1,
-    }
-    for what, wanted in unsupported.items():
-        if wanted:
-            raise WrapError(f"auto_parallelize does not apply {what}", hint=_REMEDIES[what.split(" = ")[0]])
-
-
-_REMEDIES = {
-    "tp with pp": "plan --tp 1 with pp and FSDP2, or --pp 1 with tp and FSDP2",
-    "compile": "plan compile = none",
-    "offload": "plan --offload none; recompute or more devices also save memory",
-    "precision": "plan --precision bf16-mixed",
-    "recompute": "plan --recompute selective, or compile = none",
-    "shard": "replicas are dp_replicate: plan --strategy ddp",
-}
+    for finding in refusals_of(plan):
+        raise WrapError(f"{finding.message} ({finding.code})", hint=finding.fix)
 
 
 def check_model(model: object) -> nn.Module:

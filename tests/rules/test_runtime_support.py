@@ -10,10 +10,37 @@ from parastrat.rules.runtime_support import refusals_of
 from parastrat.workload import Precision
 
 
-@pytest.mark.parametrize("axis", ["pp", "cp"])
-def test_axes_are_planned_only(axis: str) -> None:
-    assert "PS290" in codes(**{axis: 2})
+def test_axes_are_planned_only() -> None:
+    assert "PS290" in codes(cp=2)
     assert "PS290" not in codes(dp_shard=2, dp_replicate=2, tp=2)
+    assert "PS290" not in codes(dp_shard=2, pp=2)
+
+
+def test_tensor_parallel_stages() -> None:
+    assert "PS295" in codes(tp=2, pp=2)
+    assert "PS295" not in codes(tp=2)
+    assert "PS295" not in codes(pp=2)
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp"])
+def test_compiled_model_axes(axis: str) -> None:
+    assert "PS296" in codes(compile=Compile.BLOCK, **{axis: 2})
+    assert "PS296" not in codes(**{axis: 2})
+    assert "PS296" not in codes(compile=Compile.BLOCK, dp_shard=2)
+
+
+def test_resharding_stages() -> None:
+    sharded = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+    assert "PS298" in codes(pp=2, reshard_after_forward=True, **sharded)
+    assert "PS298" not in codes(pp=2, reshard_after_forward=False, **sharded)
+    assert "PS298" not in codes(reshard_after_forward=True, **sharded)
+    assert "PS298" not in codes(pp=2, reshard_after_forward=True, dp_replicate=2, shard=Shard.NONE)
+
+
+def test_replicas_over_the_shard_axis() -> None:
+    assert "PS297" in codes(shard=Shard.NONE, dp_shard=2)
+    assert "PS297" not in codes(shard=Shard.NONE, dp_replicate=2)
+    assert "PS297" not in codes(shard=Shard.PARAMETERS, dp_shard=2)
 
 
 def test_expert_parallelism_is_planned_only() -> None:

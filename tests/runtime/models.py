@@ -21,6 +21,7 @@ def plan(**fields: object) -> Plan:
         "precision": Precision.FP32,
         "backend": Backend.GLOO,
         "shard": Shard.PARAMETERS if sharded else Shard.NONE,
+        "reshard_after_forward": axes.get("pp", 1) == 1,
     }
     return Plan(mesh=Mesh(**axes), **(defaults | fields))  # type: ignore[arg-type]
 
