@@ -10,7 +10,7 @@ from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.memory import HELD_BY, SAVED_BY, gathered_bytes, in_flight, running_bytes, saved_bytes
 from parastrat.plan import Recompute, Shard
-from parastrat.stages import rank_columns
+from parastrat.ranks import first_ranks, rank_columns
 from parastrat.states import (
     block_totals,
     context_bytes,
@@ -40,7 +40,7 @@ def memory_floor(facts: Facts, columns: Columns) -> Bytes:
     share = 1 + facts.stack.fragmentation
     stepping, running, held_at = _held(facts, columns, largest, share)
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
-    first = rank_columns(facts.model, saved).at(0)
+    first = first_ranks(facts.model, saved)
     one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
     least = [_least_kept(block, one_batch) for block in facts.model.blocks]
     kept: list[Any] = [own[at] * count for own, count in zip(least, first.repeats, strict=True)]
@@ -60,7 +60,7 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
     held, held_at = distinct(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
     ranks = rank_columns(model, held)
     stepping: Any = sum(state_bytes(ranks, held, element).values()) + stepping_bytes(ranks, held, element)
-    first = ranks.at(0)
+    first = first_ranks(model, held)
     states = state_bytes(first, held, element)
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     gathered = np.minimum(

@@ -20,7 +20,7 @@ from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.model import Saved
 from parastrat.plan import PipelineSchedule, Recompute, Shard
-from parastrat.stages import RankLoad, block_kinds, rank_columns
+from parastrat.ranks import RankLoad, block_kinds, rank_columns
 from parastrat.states import (
     ElementBytes,
     block_totals,

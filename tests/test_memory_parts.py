@@ -18,7 +18,7 @@ from parastrat.hardware import DeviceType
 from parastrat.memory import in_flight, kept_bytes, saved_bytes
 from parastrat.model import Activations, Block, Parameters, Saved, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
-from parastrat.stages import ParameterTotals
+from parastrat.ranks import ParameterTotals
 from parastrat.states import block_totals, element_bytes, local, shard_ranks
 from parastrat.workload import Optimizer, Precision
 

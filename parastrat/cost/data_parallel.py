@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.cost.communication import Fabric
-    from parastrat.stages import ParameterTotals, RankLoad
+    from parastrat.ranks import ParameterTotals, RankLoad
     from parastrat.units import Numbers, Seconds
 
 

@@ -15,7 +15,7 @@ from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Recompute, Shard
-from parastrat.stages import RankLoad, block_kinds, mean_rank, rank_columns
+from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def time_floor(facts: Facts, columns: Columns) -> Seconds:
     behind compute takes back a share.
     """
     plain = columns.joined({"recompute": code_of(Recompute.NONE), "reshard_after_forward": False})
-    step: Seconds = _rank_steps(facts, plain, mean_rank)["step"]
+    step: Seconds = _rank_steps(facts, plain, mean_ranks)["step"]
     return step
 
 

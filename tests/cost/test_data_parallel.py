@@ -11,7 +11,7 @@ from jobs import FABRIC, GB, job, row
 from parastrat.case import Facts
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.stages import ParameterTotals, RankLoad
+from parastrat.ranks import ParameterTotals, RankLoad
 from parastrat.workload import Precision
 
 #: 2 bytes gathered for the forward and 4 reduced in fp32 for each parameter, in bf16-mixed

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from chains import block, chain, decoder
+
+from parastrat.columns import Columns
+from parastrat.model import Parameters, Split
+from parastrat.ranks import ParameterTotals, RankLoad, first_ranks, pipeline_ranks, rank_columns
+
+DIVIDED = ("replicated", "tensor", "expert")
+
+
+def test_equal_ranks_are_told_once_and_the_first_stands_for_them() -> None:
+    ranks = pipeline_ranks(decoder(32, 0.01), 8, 1)
+    assert [(load.rank, load.repeats) for load in ranks] == [(0, (1, 4, 0)), (1, (0, 4, 0)), (7, (0, 4, 1))]
+
+
+def test_ranks_of_alternating_layers_are_equal_where_their_kinds_are() -> None:
+    dense, experts = (Parameters(trainable=count, split=Split.TENSOR) for count in (10, 30))
+    alternating = (block(f"layer {index}", 1, 1.0, experts if index % 2 else dense) for index in range(16))
+    ranks = pipeline_ranks(chain(*alternating), 4, 1)
+    assert [(load.rank, load.trainable.total) for load in ranks] == [(0, 80)]
+
+
+def test_virtual_stages_are_dealt_round_robin() -> None:
+    ranks = pipeline_ranks(decoder(16, 0.01), 4, 2)
+    assert ranks[0].repeats == (1, 4, 0)
+    assert ranks[-1].repeats == (0, 4, 1)
+
+
+@pytest.mark.parametrize(("pp", "held"), [(1, (100, 100)), (2, (100, 0))])
+def test_tied_parameters_count_once_on_a_rank_and_again_on_another(pp: int, held: tuple[int, int]) -> None:
+    ranks = pipeline_ranks(decoder(4, 0.01, tied=True), pp, 1)
+    assert ranks[0].root.total == held[0]
+    assert sum(load.root.total for load in ranks) == (100 if pp == 1 else 200)
+
+
+def test_parameters_are_counted_by_what_divides_them() -> None:
+    load = pipeline_ranks(decoder(4, 0.01), 1, 1)[0]
+    assert (load.trainable.tensor, load.trainable.replicated, load.trainable.expert) == (240, 4, 0)
+
+
+def test_frozen_and_sequence_split_parameters_are_counted_by_repeats() -> None:
+    layer = block(
+        "layer", 3, 1.0, Parameters(frozen=10), Parameters(trainable=5, split=Split.SEQUENCE), unit=False
+    )
+    load = pipeline_ranks(chain(layer), 1, 1)[0]
+    assert (load.frozen, load.trainable) == (ParameterTotals(replicated=30), ParameterTotals(replicated=15))
+    assert load.root == ParameterTotals(replicated=45)
+    plain = pipeline_ranks(decoder(4, 0.01), 1, 1)[0]
+    assert plain.frozen == ParameterTotals()
+
+
+def test_totals_start_at_nothing_and_add_up() -> None:
+    assert ParameterTotals().total == 0
+    assert ParameterTotals(replicated=1, tensor=20, expert=300).total == 321
+
+
+def test_ranks_of_many_plans_are_each_plans_own() -> None:
+    model = decoder(96, 0.01)
+    shapes = [(1, 1), (4, 2), (2, 1), (4, 2), (2, 40), (8, 1)]
+    columns = Columns(
+        {
+            "pp": np.array([pp for pp, _ in shapes]),
+            "virtual_stages": np.array([stages for _, stages in shapes]),
+        }
+    )
+    ranks = rank_columns(model, columns)
+    own = [pipeline_ranks(model, *shape) for shape in shapes]
+    assert len(ranks.rank) == max(len(loads) for loads in own)
+    for plan, loads in enumerate(own):
+        for place in range(len(ranks.rank)):
+            # a plan with fewer distinct ranks has its last one again
+            assert numbers_of(ranks, (place, plan)) == numbers_of(loads[min(place, len(loads) - 1)], ())
+        assert numbers_of(first_ranks(model, columns), (plan,)) == numbers_of(loads[0], ())
+
+
+def numbers_of(load: RankLoad, plan: tuple[int, ...]) -> list[float]:
+    totals = [getattr(load, part) for part in ("trainable", "frozen", "root")]
+    columns = [load.rank, *load.repeats, *(getattr(each, by) for each in totals for by in DIVIDED)]
+    return [float(np.asarray(column)[plan]) for column in columns]
+
+
+def test_no_plans_have_no_ranks() -> None:
+    nothing = np.array([], dtype=int)
+    assert rank_columns(decoder(4, 1.0), Columns({"pp": nothing, "virtual_stages": nothing})).rank.size == 0
