@@ -94,7 +94,7 @@ def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:
 
 
 def without_caches(module: nn.Module) -> bool:
-    """Turn off Hugging Face's key-value caches: recomputation would append to them twice."""
+    """Turn off Hugging Face's key-value caches, of parts with configs of their own too."""
     configs = [config for part in module.modules() if (config := getattr(part, "config", None)) is not None]
     caching = [config for config in configs if getattr(config, "use_cache", None) is True]
     for config in caching:

@@ -18,6 +18,7 @@ from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.example_inputs import example_inputs, made, resized
 from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
+from parastrat.runtime.recompute import without_caches
 from parastrat.runtime.slots import Slot, slots_of
 from parastrat.runtime.tensor_parallel.dropout import without_dropout
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
@@ -82,8 +83,7 @@ def _with_few_blocks(source: Source) -> nn.Module:
     for slot in slots:
         if slot.is_parameter:
             slot.put(slot.standing_for(_random(slot, drawn).to(source.device)))
-    if hasattr(getattr(few, "config", None), "use_cache"):
-        few.config.use_cache = False  # type: ignore[union-attr]  # hasattr saw it
+    without_caches(few)  # torch.export does not know all of their classes
     without_dropout(few)  # both sides would drop other values
     return few.to(source.device)
 

@@ -63,6 +63,17 @@ def test_other_families() -> None:
     assert roles(derived(vit()))["vit.layers.*.mlp.fc2"] == Role.ROW.value
 
 
+def test_both_halves_of_an_encoder_decoder() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    tokens = torch.randint(64, (2, 8))
+    inputs = {"input_ids": tokens, "decoder_input_ids": tokens}
+    found = roles(derived(T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)), inputs))
+    for half in ("encoder", "decoder"):
+        assert found[f"{half}.block.*.layer.*.DenseReluDense.wo"] == Role.ROW.value
+
+
 def test_a_plain_module() -> None:
     layout = derived(Perceptron(), torch.zeros(2, 8))
     assert roles(layout) == {"first": "column", "gate": "column", "second": "row"}
