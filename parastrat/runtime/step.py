@@ -97,9 +97,9 @@ def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | No
     """Run one micro-batch; return its part of the global mean loss."""
     wrapping = wrapping_of(model)
     output = called(model, to_device(share.inputs, wrapping.device))
-    loss, part = _loss(wrapping, share, output, _Mean(total=total, loss_fn=loss_fn))
-    loss.backward()  # type: ignore[no-untyped-call]
-    return part
+    loss = _loss(wrapping, share, output, _Mean(total=total, loss_fn=loss_fn))
+    loss.objective.backward()  # type: ignore[no-untyped-call]
+    return loss.part()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +112,22 @@ class _Mean:
     loss_fn: LossFunction | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    """The loss of one micro-batch."""
+
+    #: mean over the micro-batch's own targets
+    mean: torch.Tensor
+    #: its share of the targets of the global batch
+    weight: float
+    #: what is differentiated: weighted, and scaled for what follows
+    objective: torch.Tensor
+
+    def part(self) -> torch.Tensor:
+        """Return its part of the global mean loss; without gradient."""
+        return self.mean.detach().float() * self.weight
+
+
 def _through(
     pipeline: Pipeline, shares: list[_Share], total: int, loss_fn: LossFunction | None
 ) -> torch.Tensor:
@@ -120,17 +136,17 @@ def _through(
     summed = torch.zeros((), device=wrapping.device)
 
     def loss_of(index: int, output: Any) -> torch.Tensor:
-        loss, part = _loss(wrapping, shares[index], output, mean)
-        summed.add_(part)
-        return loss
+        loss = _loss(wrapping, shares[index], output, mean)
+        summed.add_(loss.part())
+        return loss.objective
 
     pipeline.step([to_device(share.inputs, wrapping.device) for share in shares], loss_of)
     pipeline.sum_over_stages(summed)  # all but the last stage's rank add nothing
     return summed
 
 
-def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what to differentiate for one micro-batch, and its part of the global mean loss."""
+def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> _Loss:
+    """Return the loss of one micro-batch from the model's output."""
     if share.count == 0:
         loss, weight = _nothing(output), 0.0
     else:
@@ -142,8 +158,8 @@ def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> tuple[
         weight = share.count / mean.total
     scale = 1.0 if wrapping.loss_scale is None else wrapping.loss_scale.scale
     # reduction averages over the data-parallel ranks; the weights already add up to one over all of them
-    weighted = loss.float() * (weight * wrapping.plan.mesh.dp * scale)
-    return weighted, loss.detach().float() * weight
+    objective = loss.float() * (weight * wrapping.plan.mesh.dp * scale)
+    return _Loss(mean=loss, weight=weight, objective=objective)
 
 
 def _nothing(output: Any) -> torch.Tensor:

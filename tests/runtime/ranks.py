@@ -1,4 +1,8 @@
-"""Functions run on several ranks at once, each in its own process."""
+"""Functions run on several ranks at once, each in its own process.
+
+The processes are forked from one that has imported torch and started no thread: an import takes seconds,
+and every rank of every test would pay it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,16 @@ import torch
 import torch.multiprocessing
 
 DEADLINE_S = 240
+#: what most ranks import
+_IMPORTED = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch.export",
+    "parastrat.runtime.apply",
+)
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
@@ -20,7 +34,8 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> 
 
     Fails with the first traceback if a rank raises, dies or does not end well.
     """
-    context = torch.multiprocessing.get_context("spawn")
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(_IMPORTED))
     answers = context.SimpleQueue()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -97,7 +97,8 @@ def logits_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
 
 
 #: builder, batches, and the loss (None: the model's own)
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]] = {
+Models = dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]]
+MODELS: Models = {
     "gpt": (Gpt, text_batch, token_loss),
     "example": (example, text_batch, token_loss),
     "llama": (llama, labelled_batch, None),
@@ -134,9 +135,9 @@ def part(batch: Any, start: int, end: int) -> Any:
     return None if batch is None else batch[start:end]
 
 
-def alone(name: str, precision: Precision = Precision.FP32) -> list[float]:
+def alone(name: str, precision: Precision = Precision.FP32, models: Models = MODELS) -> list[float]:
     """Train in one process with plain torch, over the same micro-batches of two."""
-    build, batch_of, loss_fn = MODELS[name]
+    build, batch_of, loss_fn = models[name]
     torch.manual_seed(0)
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from runtime.models import Gpt, plan
-from runtime.training import GLOBAL_BATCH, MODELS, STEPS, Batch, part, tokens
+from runtime.training import GLOBAL_BATCH, MODELS, STEPS, Batch, Models, part, tokens
 from torch import nn
 
 import parastrat
@@ -81,19 +80,19 @@ def labelled(step: int) -> Batch:
     return {"input_ids": ids, "labels": ids}, None
 
 
-OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Batch], Any]] = {
+OWN: Models = {
     "llama": (llama, labelled, None),
     "tied_llama": (tied_llama, labelled, None),
     "qwen3": (qwen3, labelled, None),
     "phi3": (phi3, labelled, None),
     "opt": (opt, labelled, None),
 }
-MODELS.update({f"tp:{name}": entry for name, entry in OWN.items()})
+ALL: Models = MODELS | {f"tp:{name}": entry for name, entry in OWN.items()}
 
 
 def trained(name: str, fields: dict[str, Any]) -> tuple[list[float], float]:
     """Train on the ranks at hand; return the losses and the gradient norm of the last step."""
-    build, batch_of, loss_fn = MODELS[name]
+    build, batch_of, loss_fn = ALL[name]
     ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
     torch.manual_seed(0)
     chosen = plan(gradient_accumulation_steps=GLOBAL_BATCH // 2 // ranks, **fields)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from runtime.cells import Weights, whole
 from runtime.ranks import on_ranks
-from runtime.tensor_parallel.cells import VARIANTS, evaluated, every_cell, run, trained, wrapped
+from runtime.tensor_parallel.cells import VARIANTS, adam, evaluated, every_cell, run, trained, wrapped
 from runtime.tensor_parallel.models import Tiny
 
 import parastrat
@@ -37,7 +37,7 @@ def alone(folder: Path) -> dict[str, Any]:
     model = wrapped({})
     found["initial"], found["evaluated"] = whole(model), evaluated({})
     torch.save(model.state_dict(), folder / "plain.pt")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = adam(model)
     trained(model, optimizer, {}, range(2))
     parastrat.save_checkpoint(model, optimizer, folder / "single", extra={"step": 2})
     found["saved"] = whole(model)
