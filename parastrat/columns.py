@@ -88,63 +88,65 @@ class Columns:
     memory_margin: Numbers
     memory_capacity: Numbers
 
-    __slots__ = ("_known",)
+    #: tables of columns, each with the rows of it that are meant (None: all); the first that has a name
+    #: counts. What was read is an attribute, so that it is found without a call when it is read again
+    _tables: list[tuple[Mapping[str, Any], Any]]
 
     def __init__(self, known: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_known", dict(known))
+        self.__dict__["_tables"] = [(known, None)]
 
     def __getattr__(self, name: str) -> Any:
-        value = self._known.get(name)
-        if value is None:
-            raise UnknownFactError(name)
-        if type(value) is _Taken:
-            value = self._known[name] = value.column[value.rows]
-        return value
+        for table, rows in self._tables:
+            value = table.get(name)
+            if value is not None:
+                if rows is not None and getattr(value, "shape", None):
+                    value = value[rows]
+                self.__dict__[name] = value
+                return value
+        raise UnknownFactError(name)
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"columns are read-only: {name}")
 
     def joined(self, more: Mapping[str, Any]) -> Columns:
-        """Return these columns with further ones."""
-        return Columns({**self._known, **more})
+        """Return these columns with further ones, before those of the same name; None says nothing."""
+        more = {name: value for name, value in more.items() if value is not None}
+        (table, rows), *others = self._tables
+        own = [({**table, **more}, None), *others] if rows is None else [(more, None), *self._tables]
+        columns = Columns.__new__(Columns)
+        columns.__dict__.update(self.__dict__)
+        columns.__dict__.update(more, _tables=own)
+        return columns
 
     def at(self, rows: Any) -> Columns:
         """Return the chosen rows; plain numbers hold for every row and stay.
 
         Columns that nobody reads are never taken.
         """
-        whole = self._known.values()
-        before = {id(value.rows): value.rows for value in whole if type(value) is _Taken}
-        again = {key: taken[rows] for key, taken in before.items()}
-
-        def chosen(column: Any) -> Any:
-            if type(column) is _Taken:
-                return _Taken(column.column, again[id(column.rows)])
-            return _Taken(column, rows) if getattr(column, "shape", ()) else column
-
-        return Columns({name: chosen(column) for name, column in self._known.items()})
+        columns = Columns.__new__(Columns)
+        columns.__dict__["_tables"] = [
+            (table, rows if own is None else own[rows]) for table, own in self._tables
+        ]
+        return columns
 
     def known(self) -> Mapping[str, Any]:
-        """Return the columns by name; unknown ones are None or absent."""
-        return {name: getattr(self, name) for name, value in self._known.items() if value is not None}
+        """Return the columns by name; unknown ones are absent."""
+        return {name: getattr(self, name) for name in self._named()}
+
+    def numbers(self) -> Mapping[str, Any]:
+        """Return the columns that hold one value for all rows, by name."""
+        return {name: value for name, value in self._named().items() if not getattr(value, "shape", ())}
 
     def arrays(self) -> tuple[str, ...]:
         """Return the names of the columns that hold a value for each row."""
-        return tuple(
-            name
-            for name, value in self._known.items()
-            if type(value) is _Taken or getattr(value, "shape", None)
-        )
+        return tuple(name for name, value in self._named().items() if getattr(value, "shape", ()))
 
-
-class _Taken:
-    """Rows of a column that are taken when it is read."""
-
-    __slots__ = ("column", "rows")
-
-    def __init__(self, column: Any, rows: Any) -> None:
-        self.column = column
-        self.rows = rows
+    def _named(self) -> dict[str, Any]:
+        """Return each column that is known, with all rows of its table."""
+        named: dict[str, Any] = {}
+        for table, _ in reversed(self._tables):
+            named.update((name, value) for name, value in table.items() if value is not None)
+        return named
 
 
 def facts_columns(facts: Facts) -> dict[str, Any]:

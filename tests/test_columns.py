@@ -33,3 +33,19 @@ def test_rows_are_chosen_and_numbers_stay() -> None:
     assert list(some.tp) == [1, 4]
     assert some.heads == 8
     assert some.joined({"pp": 3}).pp == 3
+
+
+def test_columns_that_were_joined_go_before_and_follow_the_rows() -> None:
+    columns = Columns({"tp": np.array([1, 2, 4]), "heads": None}).at(np.array([2, 0]))
+    joined = columns.joined({"pp": np.array([7, 8]), "tp": np.array([5, 6])}).at(np.array([1]))
+    assert (list(joined.pp), list(joined.tp), list(columns.tp)) == ([8], [6], [4, 1])
+    assert set(joined.arrays()) == {"pp", "tp"}
+    assert dict(columns.joined({"heads": 8}).numbers()) == {"heads": 8}
+    assert set(columns.known()) == {"tp"}
+
+
+def test_an_unknown_fact_says_nothing_of_a_known_one() -> None:
+    columns = Columns({"heads": 8}).joined({"vocab": None, "heads": None})
+    with pytest.raises(UnknownFactError, match="vocab"):
+        _ = columns.vocab
+    assert (columns.heads, columns.joined({"vocab": 16}).vocab) == (8, 16)

@@ -137,6 +137,5 @@ def plan_at(columns: Columns, row: int) -> Plan:
 def stacked(parts: Sequence[Columns]) -> Columns:
     """Return the rows of several columns below each other; those that only some have are left out."""
     names = set(parts[0].arrays()).intersection(*(part.arrays() for part in parts[1:]))
-    return parts[0].joined(
-        {name: np.concatenate([getattr(part, name) for part in parts]) for name in sorted(names)}
-    )
+    together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in sorted(names)}
+    return Columns({**parts[0].numbers(), **together})
