@@ -3,8 +3,9 @@
     python benchmarks/overhead.py                       # starts its own processes, on the CPU
     torchrun --nproc-per-node 8 benchmarks/overhead.py  # on these ranks, on their GPUs
 
-For each strategy: the collectives and ATen operators of one step with their bytes, which must be the
-same, and the ratio of step times in interleaved pairs with its 95 % interval.
+For each strategy: the collectives of one step with their bytes, which must be the same (under plans of
+data parallelism alone all ATen operators are), and the ratio of step times in interleaved pairs with its
+95 % interval.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import argparse
 import math
 import os
 import random
+import re
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,16 +34,30 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "examples")]
 
 import train_gpt  # noqa: E402  (found through the path set above)
-from handwritten import ddp, fsdp2, hsdp  # noqa: E402
+from handwritten import ddp, decoder, fsdp2, fsdp2_tp, hsdp, pp, tp  # noqa: E402
 from handwritten.step import MICRO_BATCH  # noqa: E402
-from handwritten.step import forward_backward as step_by_hand  # noqa: E402
 
 import parastrat  # noqa: E402
 from parastrat.plan import Backend, Mesh, Plan, Shard  # noqa: E402
 from parastrat.workload import Precision  # noqa: E402
 
-STRATEGIES = {"ddp": ddp, "fsdp2": fsdp2, "hsdp": hsdp}
+STRATEGIES = {"ddp": ddp, "fsdp2": fsdp2, "hsdp": hsdp, "tp": tp, "pp": pp, "fsdp2+tp": fsdp2_tp}
+#: plans that only divide samples and weights: every operator is compared, not collectives alone
+OF_DATA = ("ddp", "fsdp2", "hsdp")
 ACCUMULATION = 2
+#: micro-batches of a pipeline, for each of its stages
+PIPELINED = 4
+#: what collectives are called, by any of torch's names for them
+KINDS = {
+    "all_?reduce": "all_reduce",
+    "_?all_?gather": "all_gather",
+    "_?reduce_scatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "send": "send",
+    "recv": "recv",
+    # of functional collectives: none of them sends anything
+    "wait_tensor|_wrap_tensor_autograd": "",
+}
 #: two-sided 95 % of the normal distribution
 Z95 = 1.96
 
@@ -53,44 +71,78 @@ class Pair:
 
 
 class Recorded(TorchDispatchMode):
-    """The operators that run, each with the bytes of its tensors."""
+    """The operators that run, each with the bytes of its tensors; of DTensors, what they are made of."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operators: list[tuple[str, int]] = []
+        #: each with the bytes of its whole message
+        self.collectives: list[tuple[str, int]] = []
 
-    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
-        tensors = [t for t in tree_leaves([args, kwargs, result]) if isinstance(t, torch.Tensor)]
-        self.operators.append((str(func), sum(t.numel() * t.element_size() for t in tensors)))
+        self.operators.append((str(func), _bytes([args, kwargs, result])))
+        if "c10d" in func.namespace and (kind := kind_of(str(func))):
+            self.collectives.append((kind, max(map(_bytes, [*args, result]))))
         return result
+
+
+def _bytes(values: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tree_leaves(values) if isinstance(t, torch.Tensor))
+
+
+def kind_of(operator: str) -> str:
+    """Return what a collective does; nothing for what sends nothing."""
+    name = operator.split(".")[1]
+    return next(kind for pattern, kind in KINDS.items() if re.match(pattern, name))
+
+
+def mesh_of(strategy: str, ranks: int) -> Mesh:
+    """Return the mesh of the handwritten module of this name."""
+    return {
+        "ddp": Mesh(dp_replicate=ranks),
+        "fsdp2": Mesh(dp_shard=ranks),
+        "hsdp": Mesh(dp_replicate=hsdp.REPLICAS, dp_shard=ranks // hsdp.REPLICAS),
+        "tp": Mesh(tp=ranks),
+        "pp": Mesh(pp=ranks),
+        "fsdp2+tp": Mesh(dp_shard=ranks // fsdp2_tp.DEGREE, tp=fsdp2_tp.DEGREE),
+    }[strategy]
 
 
 def plan_of(strategy: str, world_size: int) -> Plan:
     """Return the plan that the handwritten module of this name carries out."""
-    replicas = {"ddp": world_size, "fsdp2": 1, "hsdp": hsdp.REPLICAS}[strategy]
+    mesh = mesh_of(strategy, world_size)
     return Plan(
-        mesh=Mesh(dp_replicate=replicas, dp_shard=world_size // replicas),
+        mesh=mesh,
         micro_batch_size=MICRO_BATCH,
-        gradient_accumulation_steps=ACCUMULATION,
+        gradient_accumulation_steps=ACCUMULATION if mesh.pp == 1 else PIPELINED * mesh.pp,
         precision=Precision.FP32,
         backend=Backend.NCCL if torch.cuda.is_available() else Backend.GLOO,
-        shard=Shard.NONE if strategy == "ddp" else Shard.PARAMETERS,
+        shard=Shard.PARAMETERS if mesh.dp_shard > 1 else Shard.NONE,
+        sequence_parallel=mesh.tp > 1,
     )
 
 
 def pair_of(strategy: str, *, sequence_length: int) -> Pair:
-    """Wrap the example's model both ways."""
-    torch.manual_seed(0)
+    """Wrap one model both ways: the example's, or the one whose layers can be divided and stacked."""
     plan = plan_of(strategy, int(os.environ["WORLD_SIZE"]))
-    wrapped = parastrat.auto_parallelize(train_gpt.build(), plan=plan)
+    build, vocabulary = (
+        (train_gpt.build, train_gpt.VOCABULARY)
+        if strategy in OF_DATA
+        else (decoder.Decoder, decoder.VOCABULARY)
+    )
+    torch.manual_seed(0)
+    wrapped = parastrat.auto_parallelize(build(), plan=plan, sample_inputs=_tokens(1, sequence_length))
     device = next(wrapped.parameters()).device
     torch.manual_seed(0)
     module = STRATEGIES[strategy]
-    by_hand = module.parallelize(train_gpt.build(), device)
-    share = MICRO_BATCH * ACCUMULATION
+    by_hand = module.parallelize(build(), device)
     drawn = torch.randint(
-        256, (share, sequence_length + 1), generator=torch.Generator().manual_seed(dist.get_rank())
+        vocabulary,
+        (MICRO_BATCH * plan.gradient_accumulation_steps, sequence_length + 1),
+        generator=torch.Generator().manual_seed(dist.get_rank() // plan.mesh.tp % plan.mesh.dp),
     )
     inputs, targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (wrapped, by_hand)]
@@ -105,20 +157,27 @@ def pair_of(strategy: str, *, sequence_length: int) -> Pair:
             optimizers[0], parastrat.forward_backward(wrapped, inputs, targets, loss_fn=train_gpt.loss_of)
         ),
         by_hand=lambda: stepped(
-            optimizers[1], step_by_hand(by_hand, (inputs, targets), train_gpt.loss_of, module.reducing)
+            optimizers[1], module.forward_backward(by_hand, (inputs, targets), train_gpt.loss_of)
         ),
     )
 
 
-def operators_of(step: Callable[[], torch.Tensor]) -> list[tuple[str, int]]:
+def _tokens(samples: int, sequence_length: int) -> torch.Tensor:
+    return torch.zeros(samples, sequence_length, dtype=torch.int64)
+
+
+def recorded(step: Callable[[], torch.Tensor]) -> Recorded:
     """Return what one step runs."""
-    with Recorded() as recorded:
+    with Recorded() as seen:
         step()
-    return recorded.operators
+    return seen
 
 
-def is_collective(operator: str) -> bool:
-    return operator.startswith(("c10d", "_c10d"))
+def same(strategy: str, ours: Recorded, theirs: Recorded) -> bool:
+    """Return whether both steps do the same, as far as is asked of the strategy."""
+    if strategy in OF_DATA:
+        return ours.operators == theirs.operators
+    return Counter(ours.collectives) == Counter(theirs.collectives)
 
 
 def time_of(step: Callable[[], torch.Tensor]) -> float:
@@ -157,14 +216,15 @@ def measure(strategies: list[str], pairs: int, sequence_length: int) -> None:
         pair = pair_of(strategy, sequence_length=sequence_length)
         for _ in range(3):  # first steps allocate, and DDP rebuilds its buckets
             pair.wrapped(), pair.by_hand()
-        ours, theirs = operators_of(pair.wrapped), operators_of(pair.by_hand)
+        ours, theirs = recorded(pair.wrapped), recorded(pair.by_hand)
         ratio, low, high = ratio_of(pair, pairs)
         if dist.get_rank() == 0:
-            moved = [bytes_ for operator, bytes_ in ours if is_collective(operator)]
-            same = "same" if ours == theirs else "DIFFERENT"
+            moved = sum(bytes_ for _, bytes_ in ours.collectives)
+            compared = "operators" if strategy in OF_DATA else "collectives"
             print(
-                f"{strategy:6} {dist.get_world_size():5} {same:9} {len(ours):9} {len(moved):11} "
-                f"{sum(moved) / 2**20:8.1f}   {ratio:.3f} ({low:.3f} .. {high:.3f})",
+                f"{strategy:9} {dist.get_world_size():5} {compared:11} "
+                f"{'same' if same(strategy, ours, theirs) else 'DIFFERENT':9} {len(ours.operators):9} "
+                f"{len(ours.collectives):11} {moved / 2**20:8.1f}   {ratio:.3f} ({low:.3f} .. {high:.3f})",
                 flush=True,
             )
 
@@ -173,7 +233,7 @@ def run_here(args: argparse.Namespace) -> None:
     """Measure on the ranks that a launcher has started."""
     if os.environ["RANK"] == "0":
         print(
-            f"{'plan':6} {'ranks':5} {'operators':9} {'per step':>9} {'collectives':11} {'MiB':>8}   "
+            f"{'plan':9} ranks {'compared':11} {'':9} operators collectives {'MiB':>8}   "
             "step time, wrapped / by hand (95 %)"
         )
     measure(args.strategies, args.pairs, args.sequence_length)

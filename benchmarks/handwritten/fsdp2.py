@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from handwritten.step import accumulate
+
+if TYPE_CHECKING:
+    from handwritten.step import LossFunction, Share
 
 
 def parallelize(model: nn.Module, device: torch.device) -> nn.Module:
@@ -29,3 +35,8 @@ def reducing(model: nn.Module, last: bool) -> Iterator[None]:
     model.set_is_last_backward(last)
     yield
     model.set_is_last_backward(True)
+
+
+def forward_backward(model: nn.Module, share: Share, loss_fn: LossFunction) -> torch.Tensor:
+    """All ranks see different samples."""
+    return accumulate(model, share, loss_fn, reducing=reducing, data=dist.group.WORLD)

@@ -79,12 +79,13 @@ def forward_backward(
     summed = torch.zeros((), device=wrapping.device)
     wrapping.stepping = True
     try:
-        if wrapping.pipeline is not None:
-            summed += _through(wrapping.pipeline, shares, total, loss_fn)
-        else:
-            for index, share in enumerate(shares):
-                with _reducing(model, last=index == rounds - 1):
-                    summed += _one(model, share, total, loss_fn)
+        with nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end():
+            if wrapping.pipeline is not None:
+                summed += _through(wrapping.pipeline, shares, total, loss_fn)
+            else:
+                for index, share in enumerate(shares):
+                    with _reducing(model, last=index == rounds - 1):
+                        summed += _one(model, share, total, loss_fn)
     finally:
         wrapping.stepping = False
     if wrapping.loss_scale is not None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.precision import LossScale
     from parastrat.runtime.tensor_parallel.layout import Layout
+    from parastrat.runtime.tensor_parallel.sums import Sums
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -35,6 +36,8 @@ class Wrapping:
     loss_fn: Callable[..., torch.Tensor] | None = None
     #: with tp only: what became of each module, and what stays whole, with the reasons
     layout: Layout | None = None
+    #: with tp only, and no data axis: gradients that a step adds up at its end
+    sums: Sums | None = None
     #: fp16 only
     loss_scale: LossScale | None = None
     #: lines of plain torch, in the order in which they ran

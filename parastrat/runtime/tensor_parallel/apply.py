@@ -15,6 +15,7 @@ from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drops
 from parastrat.runtime.tensor_parallel.layout import Inside, Layout, Role, kind_of
+from parastrat.runtime.tensor_parallel.sums import Sums
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def tensor_parallel(
         _divide_dropout(module, layout, regions)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
     apply_layout(module, layout, mesh)
+    if wrapping.plan.mesh.dp == 1:  # otherwise gradients are reduced over the data ranks in backward
+        wrapping.sums = Sums(module, mesh)
     wrapping.calls.extend(_said(layout))
     if wrapping.plan.loss_parallel:
         wrapping.calls.append("# loss parallelism is left out: the head's output is gathered")
@@ -84,5 +87,6 @@ def _said(layout: Layout) -> list[str]:
         if kinds:
             lines.append(f"# {inside.value} inside of {', '.join(kinds)}")
     if layout.sequence:
-        lines.append("# between them the blocks' activations are divided along the sequence")
+        start, end = layout.ends.embedding or "the first block", layout.ends.head or "the end of the last"
+        lines.append(f"# between them activations are divided along the sequence, from {start} to {end}")
     return lines + [f"# whole on every tp rank: {left}" for left in layout.left]

@@ -14,10 +14,11 @@ from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_co
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
-from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Left
+from parastrat.runtime.tensor_parallel.ends import suggested_ends
+from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Verdict, proven, results
-from parastrat.runtime.tensor_parallel.sequence import NoStreamError, streamed
+from parastrat.runtime.tensor_parallel.sequence import NoStreamError, extended, streamed
 from parastrat.runtime.tensor_parallel.settle import settled
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
@@ -38,7 +39,10 @@ class Bench:
     mesh: DeviceMesh
 
     def judged(self, groups: Groups) -> Verdict:
-        return proven(self.copy, self.expected, self.inputs, Layout(groups=groups), self.mesh)
+        return self.holds(Layout(groups=groups))
+
+    def holds(self, layout: Layout) -> Verdict:
+        return proven(self.copy, self.expected, self.inputs, layout, self.mesh)
 
     def settled(self, groups: Groups) -> Groups:
         return settled(Layout(groups=groups), self.copy, self.mesh.size()).groups
@@ -87,9 +91,10 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
         except NoStreamError as error:
             reason = str(error)
         else:
-            verdict = proven(bench.copy, bench.expected, bench.inputs, small, bench.mesh)
-            if verdict:
-                return stream
+            for ends in (*suggested_ends(bench.copy, bench.inputs, small), Ends()):
+                verdict = bench.holds(extended(small, ends))
+                if verdict:
+                    return extended(stream, ends)
             reason = f"not proven: {verdict}"
     return replace(layout, left=(*layout.left, Left(kind="sequence parallelism", reason=reason)))
 

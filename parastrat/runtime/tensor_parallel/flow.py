@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 
 _Change = Callable[[torch.Tensor], torch.Tensor]
 
+#: torch 2.13 renamed them; earlier releases know the names behind alone
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = (
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+
 
 class _Exchange(torch.autograd.Function):
     """One change on the way, another one for the gradient on its way back."""
@@ -81,9 +87,9 @@ def _summed(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 
 def _joined(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     x = x.contiguous()
-    shares = [torch.empty_like(x) for _ in range(mesh.size())]
-    dist.all_gather(shares, x, group=mesh.get_group())
-    return torch.cat(shares, dim)
+    together = x.new_empty((mesh.size() * x.shape[0], *x.shape[1:]))
+    _all_gather(together, x, group=mesh.get_group())
+    return together if dim == 0 else torch.cat(together.chunk(mesh.size()), dim)
 
 
 def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
@@ -91,9 +97,10 @@ def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
 
 
 def _scattered(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    shares = [share.contiguous() for share in x.chunk(mesh.size(), dim)]
-    total = torch.empty_like(shares[0])
-    dist.reduce_scatter(total, shares, group=mesh.get_group())
+    shares = x.chunk(mesh.size(), dim)
+    total = torch.empty_like(shares[0], memory_format=torch.contiguous_format)
+    together = x.contiguous() if dim == 0 else torch.cat(shares)
+    _reduce_scatter(total, together, group=mesh.get_group())
     return total
 
 

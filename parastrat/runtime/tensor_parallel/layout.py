@@ -76,6 +76,18 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """How far beyond the blocks activations are divided along the sequence; names of modules."""
+
+    #: each rank keeps its share of the positions of this one's output; empty: divided at the first block
+    embedding: str = ""
+    #: positions are gathered before this one; empty: behind the last block
+    head: str = ""
+    #: what works on a share of the positions between the last block and the head
+    between: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """What becomes of a whole model."""
 
@@ -83,6 +95,8 @@ class Layout:
     left: tuple[Left, ...] = ()
     #: activations between the groups inside of blocks are divided along the sequence
     sequence: bool = False
+    #: with ``sequence`` only
+    ends: Ends = field(default_factory=Ends)
 
     @property
     def parts(self) -> dict[str, Part]:

@@ -7,6 +7,7 @@ and scatters the sums behind its rows.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 from parastrat.errors import WrapError
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, take
-from parastrat.runtime.tensor_parallel.layout import Group, Layout, Part, Role
+from parastrat.runtime.tensor_parallel.layout import Ends, Group, Layout, Part, Role
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, feature_dims
 
 if TYPE_CHECKING:
@@ -50,27 +51,49 @@ def streamed(module: nn.Module, layout: Layout) -> Layout:
     return Layout(groups=(*layout.groups, whole), left=layout.left, sequence=True)
 
 
-def in_stream(module: nn.Module, group: Group) -> bool:
-    """Return whether a group's modules are in blocks."""
+def extended(layout: Layout, ends: Ends) -> Layout:
+    """Return a streamed layout whose stream reaches beyond the blocks."""
+    between = {name: Part(role=Role.SUMMED) for name in ends.between}
+    groups = (*layout.groups, Group(kind="what is whole behind the blocks", parts=between))
+    return replace(layout, groups=groups if between else layout.groups, ends=ends)
+
+
+def in_stream(module: nn.Module, group: Group, ends: Ends) -> bool:
+    """Return whether a group's modules are in blocks, or as far beyond them as the stream reaches."""
     starts = tuple(f"{name}." for name in repeated_blocks(module).names)
-    return all(name.startswith(starts) for name in group.parts)
+    reached = {ends.embedding, ends.head, *ends.between}
+    return all(name.startswith(starts) or name in reached for name in group.parts)
 
 
 def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     """Divide positions at the first block, gather them behind the last and around every region."""
-    blocks = repeated_blocks(module)
-    change_input(blocks.modules[0], lambda x: _own_positions(x, mesh))
-    change_output(blocks.modules[-1], lambda x: gather(x, mesh, SEQUENCE))
+    blocks, ends = repeated_blocks(module), layout.ends
+    length: list[int] = []
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return take(x, mesh, SEQUENCE)
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        _check_positions(x, mesh, 2 if ends.embedding else 3)
+        length[:] = [x.shape[SEQUENCE]]
+        return x if ends.embedding else own(x)
+
+    change_input(module.get_submodule(ends.embedding) if ends.embedding else blocks.modules[0], noted)
+    if ends.head:
+        change_input(module.get_submodule(ends.head), lambda x: _gathered_for_head(x, mesh, length))
+    else:
+        change_output(blocks.modules[-1], lambda x: gather(x, mesh, SEQUENCE))
     for group in layout.groups:
         columns = [name for name, part in group.parts.items() if part.role is Role.COLUMN]
-        if columns and in_stream(module, group):
+        if columns and in_stream(module, group, ends):
             _gather_before(module, group, columns, mesh)
 
 
-def _own_positions(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    if x.ndim != 3:
+def _check_positions(x: torch.Tensor, mesh: DeviceMesh, dims: int) -> None:
+    if x.ndim != dims:
+        what = "embedding gets ids of two" if dims == 2 else "blocks get activations of three"
         raise WrapError(
-            f"sequence parallelism divides activations of three dimensions; the blocks get {x.ndim}",
+            f"sequence parallelism was proven where the {what} dimensions; these have {x.ndim}",
             hint="plan with sequence_parallel = false",
         )
     if x.shape[SEQUENCE] % mesh.size():
@@ -78,7 +101,17 @@ def _own_positions(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
             f"{x.shape[SEQUENCE]} positions do not divide by tp {mesh.size()}",
             hint=f"pad sequences to a multiple of {mesh.size()}, or plan with sequence_parallel = false",
         )
-    return take(x, mesh, SEQUENCE)
+
+
+def _gathered_for_head(x: torch.Tensor, mesh: DeviceMesh, length: list[int]) -> torch.Tensor:
+    """Gather positions; a head that is given some of them only would take them from each rank's share."""
+    if x.ndim != 3 or [x.shape[SEQUENCE] * mesh.size()] != length:
+        raise WrapError(
+            f"the head was to get all {length[0] // mesh.size() if length else 0} positions of this rank's "
+            f"share, and got {tuple(x.shape)}",
+            hint="call the model for all positions, or plan with sequence_parallel = false",
+        )
+    return gather_parts(x, mesh, SEQUENCE)
 
 
 def _gather_before(module: nn.Module, group: Group, columns: list[str], mesh: DeviceMesh) -> None:

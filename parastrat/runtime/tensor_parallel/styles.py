@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
 from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
-from parastrat.runtime.tensor_parallel.flow import Entrance, enter, gather, leave, scatter_sum, take
+from parastrat.runtime.tensor_parallel.flow import Entrance, gather, leave, scatter_sum, take
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
+from parastrat.runtime.tensor_parallel.sums import entered
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -95,7 +96,7 @@ def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> U
     if part is not None and part.role is Role.SUMMED:
         if styling.inside is Inside.DTENSORS:
             return lambda parameter: parameter.redistribute(placements=[Replicate()])
-        return lambda parameter: enter(parameter.to_local(), mesh)
+        return lambda parameter: entered(parameter, mesh)
     if part is not None and part.role in _ROWS and name == "bias":
         # added once, behind the sum; Conv1D cannot do without
         return _absent if isinstance(module, nn.Linear) else _zero
@@ -143,7 +144,7 @@ def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
     elif part.role in _ROWS:
         _surround_row(module, part, styling)
     elif part.role is Role.EMBEDDING:
-        _look_up_own_rows(module, mesh)
+        _look_up_own_rows(module, styling)
 
 
 def _surround_row(module: nn.Module, part: Part, styling: Styling) -> None:
@@ -162,12 +163,14 @@ def _with_bias(output: torch.Tensor, module: nn.Module, summed: DeviceMesh | Non
     bias = module._parameters.get("bias")  # noqa: SLF001  (the attribute is empty meanwhile)
     if bias is None:
         return output
-    local = bias.to_local() if isinstance(bias, DTensor) else bias
-    return output + (local if summed is None else enter(local, summed))
+    if summed is not None:
+        return output + entered(bias, summed)
+    return output + (bias.to_local() if isinstance(bias, DTensor) else bias)
 
 
-def _look_up_own_rows(module: nn.Module, mesh: DeviceMesh) -> None:
+def _look_up_own_rows(module: nn.Module, styling: Styling) -> None:
     """Let an embedding answer zero for what other ranks hold."""
+    mesh = styling.mesh
     rows = module.num_embeddings // mesh.size()  # type: ignore[operator]  # an embedding has them
     first = rows * mesh.get_local_rank()
     padding: Any = getattr(module, "padding_idx", None)
@@ -180,8 +183,12 @@ def _look_up_own_rows(module: nn.Module, mesh: DeviceMesh) -> None:
         foreign[:] = [(ids < first) | (ids >= first + rows)]
         return (ids - first).masked_fill(foreign[0], 0)
 
+    def together(found: torch.Tensor) -> torch.Tensor:
+        found = found.masked_fill(foreign.pop().unsqueeze(-1), 0.0)
+        return scatter_sum(found, mesh, 1) if styling.sequence else leave(found, mesh)
+
     change_input(module, own)
-    change_output(module, lambda found: leave(found.masked_fill(foreign.pop().unsqueeze(-1), 0.0), mesh))
+    change_output(module, together)
 
 
 def change_input(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -51,7 +51,7 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
 
 
 def _styling(module: nn.Module, group: Group, layout: Layout, mesh: DeviceMesh) -> Styling:
-    stream = layout.sequence and in_stream(module, group)
+    stream = layout.sequence and in_stream(module, group, layout.ends)
     return Styling(mesh=mesh, entrance=_entrance(mesh), inside=group.inside, sequence=stream)
 
 
