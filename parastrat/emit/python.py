@@ -56,8 +56,10 @@ def emit(case: Case) -> tuple[TextFile, ...]:
 def _check(plan: Plan) -> None:
     if plan.strategy not in STRATEGIES:
         raise EmitError(
-            f"plain torch can be emitted for {', '.join(STRATEGIES)}; this plan is {plan.strategy}",
-            hint="plan again with --strategy and one of these names, or emit for torchrun or slurm",
+            f"plain torch can be emitted for {', '.join(STRATEGIES)}; this plan is {plan.strategy}"
+            + _why_not(plan),
+            hint=f"plan again with {_nearest(plan)}, or emit for torchrun or slurm: their scripts run this "
+            "plan through auto_parallelize",
         )
     refused = {
         f"offload = {plan.offload.value}": plan.offload is not Offload.NONE,
@@ -71,6 +73,25 @@ def _check(plan: Plan) -> None:
                 f"plain torch cannot be emitted for {what}",
                 hint=f"plan again without {what.partition(' ')[0]}",
             )
+
+
+def _why_not(plan: Plan) -> str:
+    """Return what a few lines of text cannot know of this plan."""
+    if plan.mesh.pp > 1:
+        return ", and where its stages are cut is found by tracing the model"
+    if plan.mesh.tp > 1:
+        return ", and what of each layer is divided is found by tracing the model, and proven on its ranks"
+    return ""
+
+
+def _nearest(plan: Plan) -> str:
+    """Return the flags of the nearest plan on as many ranks that can be emitted."""
+    ranks, copies = plan.mesh.world_size, plan.mesh.dp_replicate
+    if plan.shard is Shard.NONE and copies > 1:
+        return f"--strategy ddp (dp_replicate {ranks})"
+    if copies > 1:
+        return f"--strategy hsdp (dp_replicate {copies}, dp_shard {ranks // copies})"
+    return f"--strategy fsdp2 (dp_shard {ranks})"
 
 
 def _heading(case: Case) -> str:

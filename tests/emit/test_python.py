@@ -122,7 +122,14 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mesh": Mesh(dp_shard=4, tp=2)}, r"for single, ddp, fsdp2, hsdp; this plan is fsdp2\+tp"),
+        (
+            {"mesh": Mesh(dp_shard=4, tp=2)},
+            r"for single, ddp, fsdp2, hsdp; this plan is fsdp2\+tp, and what of each layer is divided",
+        ),
+        (
+            {"mesh": Mesh(pp=2, dp_replicate=4), "shard": Shard.NONE},
+            r"this plan is ddp\+pp, and where its stages are cut",
+        ),
         ({"shard": Shard.OPTIMIZER}, "this plan is zero1"),
         ({"offload": Offload.PARAMETERS}, "offload = parameters"),
         ({"precision": Precision.FP8}, "precision = fp8"),
@@ -137,6 +144,26 @@ def test_refuses_what_it_cannot_express(
 ) -> None:
     with pytest.raises(EmitError, match=message):
         EMITTERS[Target.PYTHON](case_of(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "nearest"),
+    [
+        ({"mesh": Mesh(tp=8), "shard": Shard.NONE}, r"--strategy fsdp2 (dp_shard 8),"),
+        ({"mesh": Mesh(dp_shard=4, tp=2)}, r"--strategy fsdp2 (dp_shard 8),"),
+        ({"mesh": Mesh(dp_replicate=4, tp=2), "shard": Shard.NONE}, "--strategy ddp (dp_replicate 8),"),
+        (
+            {"mesh": Mesh(pp=2, dp_replicate=2, dp_shard=2)},
+            "--strategy hsdp (dp_replicate 2, dp_shard 4),",
+        ),
+    ],
+)
+def test_names_the_nearest_that_works(
+    fields: dict[str, Any], nearest: str, case_of: Callable[..., Case]
+) -> None:
+    with pytest.raises(EmitError) as refused:
+        EMITTERS[Target.PYTHON](case_of(**fields))
+    assert nearest in refused.value.hint
 
 
 def test_emitting_imports_nothing_heavy() -> None:
