@@ -15,7 +15,7 @@ from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Recompute, Shard
-from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
+from parastrat.ranks import RankLoad, block_kinds, mean_ranks, pipeline_ranks, rank_columns
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
@@ -45,18 +45,10 @@ _RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
 _ASSUMED_SPREAD = math.log(2)
 
 
-#: what decides the work of one micro-batch on a rank
-_WORK_BY = (
-    "pp",
-    "virtual_stages",
-    "micro_batch_size",
-    "cp",
-    "tp",
-    "ep",
-    "sequence_parallel",
-    "async_tp",
-    "recompute",
-)
+#: what decides the seconds of one micro-batch in a block
+_BLOCKS_BY = ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "async_tp", "recompute")
+#: and in all blocks of a rank
+_WORK_BY = ("pp", "virtual_stages", *_BLOCKS_BY)
 #: what decides a rank's collectives of parameters and gradients, and its optimizer step
 _WEIGHTS_BY = (
     "pp",
@@ -74,7 +66,11 @@ _WEIGHTS_BY = (
 
 def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays."""
-    of_ranks = _rank_steps(facts, columns, rank_columns)
+    model, fabric = facts.model, _fabric(facts)
+    work, at = distinct(columns, _WORK_BY)
+    of_work = _work_s(model, _block_parts(facts, work, fabric), rank_columns(model, work))
+    one = {part: seconds[..., at] for part, seconds in of_work.items()}
+    of_ranks = _rank_steps(facts, columns, one, rank_columns)
     slowest = of_ranks["step"].argmax(axis=0)
     rows = np.arange(len(columns.pp))
     out = {
@@ -95,7 +91,12 @@ def time_floor(facts: Facts, columns: Columns) -> Seconds:
     behind compute takes back a share.
     """
     plain = columns.joined({"recompute": code_of(Recompute.NONE), "reshard_after_forward": False})
-    step: Seconds = _rank_steps(facts, plain, mean_ranks)["step"]
+    work, at = distinct(plain, _BLOCKS_BY)
+    # the mean rank has each block's share, so that all blocks are added up before there are ranks
+    (whole,) = pipeline_ranks(facts.model, 1, 1)
+    of_work = _work_s(facts.model, _block_parts(facts, work, _fabric(facts)), whole)
+    one = {part: seconds[at] / plain.pp for part, seconds in of_work.items()}
+    step: Seconds = _rank_steps(facts, plain, one, mean_ranks)["step"]
     return step
 
 
@@ -104,19 +105,17 @@ def _fabric(facts: Facts) -> Fabric | None:
 
 
 def _rank_steps(
-    facts: Facts, columns: Columns, loads: Callable[[ModelSpec, Columns], RankLoad]
+    facts: Facts, columns: Columns, work: dict[str, Any], loads: Callable[[ModelSpec, Columns], RankLoad]
 ) -> dict[str, Any]:
     """Return the parts of the step of every row if one pipeline rank or another is the slowest.
 
-    What hangs on few columns is computed for the distinct rows of those.
+    ``work`` are the seconds of a rank's blocks for one micro-batch. What hangs on few columns is computed
+    for the distinct rows of those.
     """
     fabric = _fabric(facts)
-    work, work_at = distinct(columns, _WORK_BY)
-    weights, weights_at = distinct(columns, _WEIGHTS_BY)
-    of_work = _work_s(facts.model, _block_parts(facts, work, fabric), loads(facts.model, work))
+    weights, at = distinct(columns, _WEIGHTS_BY)
     of_weights = _weights_s(facts, weights, loads(facts.model, weights), fabric)
-    one = {part: seconds[..., work_at] for part, seconds in of_work.items()}
-    one |= {part: seconds[..., weights_at] for part, seconds in of_weights.items()}
+    one = work | {part: seconds[..., at] for part, seconds in of_weights.items()}
     return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
 
 
@@ -167,7 +166,7 @@ def time_spread(facts: Facts) -> float:
 
 def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> dict[int, dict[str, Any]]:
     """Return for each kind of block the seconds of one repeat for one micro-batch, forward and backward."""
-    c, at = distinct(work, _WORK_BY[2:])
+    c, at = distinct(work, _BLOCKS_BY)
     return {
         kind: {
             part: seconds[at]

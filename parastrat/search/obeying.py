@@ -111,6 +111,7 @@ def _meshes(facts: Facts, fixed: Constraints) -> Columns:
         {
             "strategy": codes,
             "rung": rungs_of(columns),
+            "width": distinct(columns, NUMBERED["width"])[1],
             "layout": distinct(columns, NUMBERED["layout"])[1],
             # replicas follow from the others
             "sharding": distinct(shards, ("pp", "dp_shard", "tp", "ep"))[1],
