@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.activations import SAVED_BY, in_flight, least_kept_bytes, running_bytes
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
-from parastrat.memory import HELD_BY, SAVED_BY, gathered_bytes, in_flight, running_bytes, saved_bytes
-from parastrat.plan import Recompute, Shard
+from parastrat.gathered import HELD_BY, gathered_bytes
+from parastrat.plan import Shard
 from parastrat.ranks import first_ranks, rank_columns
 from parastrat.states import (
     block_totals,
@@ -23,7 +24,6 @@ from parastrat.states import (
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Block
     from parastrat.units import Bytes
 
 
@@ -42,10 +42,11 @@ def memory_floor(facts: Facts, columns: Columns) -> Bytes:
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     first = first_ranks(facts.model, saved)
     one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
-    least = [_least_kept(block, one_batch) for block in facts.model.blocks]
+    blocks = facts.model.blocks
+    least = least_kept_bytes(blocks, one_batch)
     kept: list[Any] = [own[at] * count for own, count in zip(least, first.repeats, strict=True)]
     one = share * sum(kept)
-    running_once: Any = running_bytes(facts.model.blocks[largest], least[largest], one_batch)
+    (running_once,) = running_bytes(blocks[largest : largest + 1], least[largest : largest + 1], one_batch)
     beside = share * (running_once[at] - sum(kept[largest + 1 :]))
     held = in_flight(columns, 0) * one[saved_at]
     return context_bytes(facts) + np.maximum(stepping[held_at], running[held_at] + held + beside[saved_at])
@@ -81,8 +82,3 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
     reduced = (held.shard != code_of(Shard.PARAMETERS)) | ((held.pp == 1) & (later > 0))
     running = states["parameters"] + states["optimizer"] + reduced * states["gradients"] + share * gathered
     return stepping.max(axis=0), np.where(first.repeats[largest] > 0, running, -np.inf), held_at
-
-
-def _least_kept(block: Block, c: Columns) -> Any:
-    """Return what one repeat of a block keeps at least, under whichever policy."""
-    return np.minimum.reduce([saved_bytes(block.activations.under(policy), c) for policy in Recompute])

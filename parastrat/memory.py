@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import Columns, code_of
+from parastrat.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
-from parastrat.model import Saved
-from parastrat.plan import PipelineSchedule, Recompute, Shard
+from parastrat.gathered import HELD_BY, gathered_bytes, shards_parameters
 from parastrat.ranks import RankLoad, block_kinds, rank_columns
 from parastrat.states import (
-    ElementBytes,
     block_totals,
     context_bytes,
     element_bytes,
@@ -35,26 +33,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from parastrat.case import Facts
-    from parastrat.model import Block, ModelSpec
-    from parastrat.units import Bytes, Numbers
+    from parastrat.columns import Columns
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
-
-
-#: what decides the states of a rank and what FSDP2 gathers of them
-HELD_BY = (
-    "pp",
-    "virtual_stages",
-    "dp_shard",
-    "cp",
-    "tp",
-    "ep",
-    "shard",
-    "reshard_after_forward",
-    "offload",
-)
-#: what decides the activations of one micro-batch on a rank
-SAVED_BY = ("pp", "virtual_stages", "micro_batch_size", "cp", "tp", "sequence_parallel", "recompute")
 
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
@@ -67,8 +48,46 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     }
     total = sum(parts.values())
     capacity = facts.hardware.device.usable_memory_bytes
-    margin = np.minimum(facts.stack.memory_margin * total, 0.08 * capacity).astype(np.int64)
-    return {**parts, "margin": margin, "capacity": capacity, "total": total}
+    return {**parts, "margin": memory_margin(facts, total), "capacity": capacity, "total": total}
+
+
+def memory_totals(facts: Facts, columns: Columns) -> Any:
+    """Return ``total`` of ``memory_columns`` for every row, or up to a byte for each part more.
+
+    In a fraction of the time: what hangs on activations and on states is put together before their rows are
+    joined, and no part is told from the others.
+    """
+    ranks, context = _ranks(facts, columns), context_bytes(facts)
+    share = 1 + facts.stack.fragmentation
+
+    def of_held(column: Any) -> Any:
+        return column.take(ranks.held_at, axis=-1)
+
+    def of_saved(column: Any) -> Any:
+        return column.take(ranks.saved_at, axis=-1)
+
+    one: Any = sum(ranks.kept)
+    held = in_flight(columns, of_saved(ranks.load.rank)) * of_saved(share * one)
+    states = ranks.states["parameters"] + ranks.states["optimizer"]
+    stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
+    at_loss, later = np.full(held.shape, -np.inf), np.full(held.shape, -np.inf)
+    for moment in _moments(ranks):
+        gathered = of_held(share * moment.gathered)
+        passing = share * (moment.running - moment.freed)
+        for peak, when in ((at_loss, moment.first), (later, ~moment.first)):
+            if (moment.present & when).any():
+                these = of_saved(np.where(moment.present & when, passing, -np.inf))
+                np.maximum(peak, gathered + these, out=peak)
+    own_later, own_at_loss = _gradients_held(columns, of_held(ranks.states["gradients"]))
+    backward = of_held(states) + held + np.maximum(later + own_later, at_loss + own_at_loss)
+    total = context + np.maximum(stepping, backward).max(axis=0)
+    return np.ceil(total).astype(np.int64) + len(PARTS)
+
+
+def memory_margin(facts: Facts, total: Any) -> Any:
+    """Return the 95th percentile of an estimate's error, bytes."""
+    capacity = facts.hardware.device.usable_memory_bytes
+    return np.minimum(facts.stack.memory_margin * total, 0.08 * capacity).astype(np.int64)
 
 
 def memory_estimate(memory: Mapping[str, Any], row: int) -> MemoryEstimate:
@@ -91,38 +110,6 @@ def _larger(one: dict[str, Any], other: dict[str, Any], where: Any = True) -> di
 
 def _composition(parts: dict[str, Any]) -> dict[str, Any]:
     return {**parts, "total": sum(parts[part] for part in PARTS)}
-
-
-def saved_bytes(saved: Saved, c: Columns) -> Bytes:
-    """Return one micro-batch's bytes on one rank of activations given for one sample."""
-    sequence = np.where(c.sequence_parallel, c.tp, 1)
-    per_sample = saved.replicated + saved.tensor / c.tp + saved.sequence / sequence
-    return per_sample * c.micro_batch_size / c.cp
-
-
-def kept_bytes(block: Block, c: Columns) -> Bytes:
-    """Return what one repeat of a block keeps for backward under each row's recompute policy."""
-    kept = saved_bytes(block.activations.none, c)
-    for policy in (Recompute.ATTENTION, Recompute.SELECTIVE, Recompute.FULL):
-        chosen = c.recompute == code_of(policy)
-        kept = np.where(chosen, saved_bytes(block.activations.under(policy), c), kept)
-    return kept
-
-
-def in_flight(c: Columns, rank: Numbers) -> Numbers:
-    """Return the micro-batches whose activations a pipeline rank holds at its peak.
-
-    GPipe and LoopedBFS hold all; 1F1B as many as there are ranks behind; interleaved chunks as in
-    Megatron-LM's schedule; the V schedules about as many as there are ranks.
-    """
-    behind, schedule, steps = c.pp - rank, c.pp_schedule, c.gradient_accumulation_steps
-    interleaved = (2 * (behind - 1) + (c.virtual_stages - 1) * c.pp + 1) / c.virtual_stages
-    held = np.where(schedule == code_of(PipelineSchedule.ONE_F_ONE_B), behind, steps)
-    for name in (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE):
-        held = np.where(schedule == code_of(name), interleaved, held)
-    for name in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V):
-        held = np.where(schedule == code_of(name), c.pp, held)
-    return np.where(c.pp > 1, np.minimum(held, steps), 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,12 +140,12 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     held, held_at = distinct(columns, HELD_BY)
     saved, saved_at = distinct(columns, SAVED_BY)
     kinds = block_kinds(model)
-    kept_by = {kind: kept_bytes(model.blocks[kind], saved) for kind in dict.fromkeys(kinds)}
-    running = {kind: running_bytes(model.blocks[kind], own, saved) for kind, own in kept_by.items()}
-    kept = [kept_by[kind] for kind in kinds]
+    own = list(dict.fromkeys(kinds))
+    kept = kept_bytes([model.blocks[kind] for kind in own], saved)
+    running = running_bytes([model.blocks[kind] for kind in own], kept, saved)
     units = [sum(local(block_totals(block), held)) for block in model.blocks]
     load, same = rank_columns(model, held), rank_columns(model, saved)
-    unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & _shards_parameters(held))
+    unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
     return _Ranks(
         load=same,
         states=state_bytes(load, held, element),
@@ -168,8 +155,8 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
         if unit_by_unit
         else [],
         held_at=held_at,
-        kept=[own * count for own, count in zip(kept, same.repeats, strict=True)],
-        running=[running[kind] for kind in kinds],
+        kept=[kept[own.index(kind)] * count for kind, count in zip(kinds, same.repeats, strict=True)],
+        running=[running[own.index(kind)] for kind in kinds],
         kinds=tuple(
             kind if block.unit else -1 - place
             for place, (kind, block) in enumerate(zip(kinds, model.blocks, strict=True))
@@ -193,101 +180,71 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
             "overhead": np.full(len(c.pp), float(context)),
         }
     )
-    sharded, one_step = _shards_parameters(c), c.gradient_accumulation_steps == 1
-    # sharded gradients come with the first reduction: after the loss, under a pipeline at the end
-    pipelined = np.where((c.pp > 1) & sharded, 0, states["gradients"])
-    at_loss = np.where(one_step & sharded, 0, pipelined)
-    for place, first, freed in _moments(ranks):
-        running = ranks.running[place][..., ranks.saved_at]
-        repeats = ranks.load.repeats[place]
-        # the first repeat of a block in backward, and under a pipeline that reshards also the last of all
-        ends = [(ranks.gathered, held - freed[..., ranks.saved_at], repeats > 0)]
-        if ranks.gathered_at_end:
-            last = one - ranks.kept[place] / np.maximum(repeats, 1)
-            ends.append((ranks.gathered_at_end, held - last[..., ranks.saved_at], repeats > 0))
-        for gathered, activations, present in ends:
-            transient = gathered[place][..., ranks.held_at] + running
-            moment = {
-                **states,
-                "gradients": np.where(first[..., ranks.saved_at], at_loss, pipelined),
-                "activations": activations,
-                "transient": transient,
-                "overhead": context + facts.stack.fragmentation * (activations + transient),
-            }
-            peak = _larger(peak, _composition(moment), present[..., ranks.saved_at])
+    later, at_loss = _gradients_held(c, states["gradients"])
+    for moment in _moments(ranks):
+        activations = held - moment.freed[..., ranks.saved_at]
+        transient = moment.gathered[..., ranks.held_at] + moment.running[..., ranks.saved_at]
+        parts = {
+            **states,
+            "gradients": np.where(moment.first[..., ranks.saved_at], at_loss, later),
+            "activations": activations,
+            "transient": transient,
+            "overhead": context + facts.stack.fragmentation * (activations + transient),
+        }
+        peak = _larger(peak, _composition(parts), moment.present[..., ranks.saved_at])
     return peak
 
 
-def _moments(ranks: _Ranks) -> Iterator[tuple[int, Any, Any]]:
-    """Yield the blocks at whose backward a rank may peak, from the last, with what came before.
+def _gradients_held(c: Columns, gradients: Any) -> tuple[Any, Any]:
+    """Return the gradients that are there while blocks run backward, and when the first of all does.
 
-    That is where nothing ran backward yet, and what was freed. A unit that follows one of its kind is left
-    out, unless that one was the first of all, without gradients: it finds less kept, and all else equal.
+    Sharded ones come with the first reduction: after the loss, under a pipeline at the end.
+    """
+    sharded = shards_parameters(c)
+    later = np.where((c.pp > 1) & sharded, 0, gradients)
+    return later, np.where((c.gradient_accumulation_steps == 1) & sharded, 0, later)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Moment:
+    """A block's backward, at which a rank may peak; arrays as in ``_Ranks``."""
+
+    #: by ``held_at``
+    gathered: Any
+    #: by ``saved_at``: what exists while it runs, and what was freed before
+    running: Any
+    freed: Any
+    #: where nothing ran backward yet, and where the rank has the block
+    first: Any
+    present: Any
+
+
+def _moments(ranks: _Ranks) -> Iterator[_Moment]:
+    """Yield the moments at which a rank may peak, from the last block to the first.
+
+    A unit that follows one of its kind is left out, unless that one was the first of all, without
+    gradients: it finds less kept, and all else equal.
     """
     none = np.zeros(ranks.load.rank.shape, dtype=bool)
+    one: Any = sum(ranks.kept)
     seen: dict[int, Any] = {}
     first, freed = ~none, np.zeros(none.shape)
     for place in reversed(range(len(ranks.kept))):
-        present, kind = ranks.load.repeats[place] > 0, ranks.kinds[place]
-        if (present & ~seen.get(kind, none)).any():
-            yield place, first, freed
-        seen[kind] = seen.get(kind, none) | (present & ~first)
+        repeats, kept, kind = ranks.load.repeats[place], ranks.kept[place], ranks.kinds[place]
+        present, before = repeats > 0, seen.get(kind, none)
+        if (present & ~before).any():
+            # the first repeat of the block in backward, and under a pipeline that reshards the last of all
+            ends = [(ranks.gathered, freed)]
+            if ranks.gathered_at_end:
+                ends.append((ranks.gathered_at_end, one - kept / np.maximum(repeats, 1)))
+            for gathered, gone in ends:
+                yield _Moment(
+                    gathered=gathered[place],
+                    running=ranks.running[place],
+                    freed=gone,
+                    first=first,
+                    present=present,
+                )
+        seen[kind] = before | (present & ~first)
         first = first & ~present
-        freed = freed + ranks.kept[place]
-
-
-def _shards_parameters(c: Columns) -> Any:
-    return c.shard == code_of(Shard.PARAMETERS)
-
-
-def running_bytes(block: Block, kept: Bytes, c: Columns) -> Bytes:
-    """Return what exists while one repeat's backward runs: working tensors and what was recomputed."""
-    return saved_bytes(block.working, c) + np.maximum(saved_bytes(block.activations.none, c) - kept, 0)
-
-
-def gathered_bytes(
-    model: ModelSpec,
-    load: RankLoad,
-    c: Columns,
-    element: ElementBytes,
-    units: list[Numbers],
-    *,
-    at_end: bool = False,
-) -> list[Bytes]:
-    """Return for each block FSDP2's gathered parameters and unsharded gradients, or autocast's casts.
-
-    The root unit stays gathered from forward to the end. With resharding two other units are gathered, the
-    running one and the prefetched next; the running one's gradients exist in the compute format and,
-    copied, in the reduction's. The root's are reduced last, when the first block has run; at the loss
-    there are none yet. Under a pipeline torch reduces once a step: gradients stay unsharded, and units stay
-    gathered from their backward on (``torch.distributed.pipelining.stage``); with resharding each forward
-    ends that, so that all are gathered only at the end of a micro-batch's backward.
-
-    Args:
-        model: whose blocks are meant.
-        load: what a pipeline rank holds.
-        c: the plans.
-        element: bytes of an element.
-        units: parameters of one repeat of each block on a rank.
-        at_end: of a micro-batch's backward under a pipeline, instead of when the block first runs in it.
-    """
-    everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
-    root = sum(local(load.root, c))
-    several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
-    resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
-    behind: Numbers = 0.0
-    before: Numbers = 0.0
-    found = []
-    for block, unit, count in zip(model.blocks, units, load.repeats, strict=True):
-        if block.unit:
-            behind = np.where(count > 0, unit, behind)
-            ahead, reduced = 2 * unit, unit
-        else:
-            # the unit that runs backward next is prefetched; the first block has none behind it
-            ahead, reduced = behind, np.where(before == 0, root, 0.0)
-        before = before + count
-        whole = np.where(resharded, ahead, everything - root)
-        unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
-        gathered = element.compute * (root + whole + reduced) + unreduced
-        found.append(np.where(_shards_parameters(c), gathered * several, element.cast * everything))
-    return found
+        freed = freed + kept

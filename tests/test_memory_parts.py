@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from jobs import block, job, matmul, plan, row
 
+from parastrat.activations import in_flight, kept_bytes, saved_bytes
 from parastrat.assess import assess
 from parastrat.case import Facts
+from parastrat.columns import Columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.hardware import DeviceType
-from parastrat.memory import in_flight, kept_bytes, saved_bytes
+from parastrat.memory import memory_columns, memory_totals
 from parastrat.model import Activations, Block, Parameters, Saved, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
@@ -66,7 +69,7 @@ def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> N
     activations = Activations(**{policy.value: Saved(replicated=size) for policy, size in kept.items()})
     layer = block(activations=activations, working=Saved(replicated=7), repeat=3)
     for policy, size in kept.items():
-        assert kept_bytes(layer, row(recompute=policy)) == size
+        assert kept_bytes([layer], row(recompute=policy)).item() == size
         found = memory(holding(layer), recompute=policy)
         assert (found.activations, found.transient) == (3 * size, 7 + (100 - size))
     # a policy that keeps more than none makes nothing again
@@ -389,3 +392,16 @@ def test_the_margin_is_the_stacks_share_and_at_most_eight_percent_of_the_card() 
     assert (memory(wide).margin, memory(wide).capacity) == (100, 10_000)
     narrow = holding(layer, stack=stack, device={"usable_memory_bytes": 1000})
     assert memory(narrow).margin == 80
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("fields", [{}, {"pp": 2, "gradient_accumulation_steps": 4}, SHARDED, {"tp": 2}])
+def test_totals_alone_are_those_of_the_parts(fields: dict[str, Any], *, reshard: bool) -> None:
+    layers = [
+        keeping(100 + 1.5 * place, 7, name=str(place), repeat=2, unit=place > 0) for place in range(3)
+    ]
+    facts = holding(*layers, stack=BARE | {"fragmentation": 0.03, "context_bytes": 11})
+    columns = row(reshard_after_forward=reshard, recompute=Recompute.FULL, **fields)
+    table = Columns({name: np.array([value]) for name, value in columns.known().items()})
+    parts, total = memory_columns(facts, table), memory_totals(facts, table)
+    assert 0 <= (total - parts["total"]).item() <= 6

@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.cost import time_floor
 from parastrat.floors import memory_floor
+from parastrat.memory import memory_margin
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Obeying, Rejected, attributed, obeying
 from parastrat.search.rows import Constraints
@@ -61,7 +62,7 @@ def bounded(facts: Facts, fixed: Constraints) -> Bounded:
     step = np.full(count, np.inf)
     if len(kept.source):
         step[kept.source] = time_floor(facts, kept)
-    margin = np.minimum(facts.stack.memory_margin * kept.memory_total, 0.08 * capacity).astype(np.int64)
+    margin = memory_margin(facts, kept.memory_total)
     return Bounded(
         allowed=allowed,
         memory=memory,

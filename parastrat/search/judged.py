@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.cost import time_columns
-from parastrat.memory import memory_columns
+from parastrat.memory import memory_margin, memory_totals
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import Constraints, stacked
@@ -43,13 +43,14 @@ class Judged:
 
 def with_memory(facts: Facts, columns: Columns) -> Columns:
     """Return plans with their memory, and whether they fit with its margin of error."""
-    found = memory_columns(facts, columns)
+    total, capacity = memory_totals(facts, columns), facts.hardware.device.usable_memory_bytes
+    margin = memory_margin(facts, total)
     return columns.joined(
         {
-            "memory_total": found["total"],
-            "memory_margin": found["margin"],
-            "memory_capacity": found["capacity"],
-            "roomy": found["total"] + found["margin"] <= found["capacity"],
+            "memory_total": total,
+            "memory_margin": margin,
+            "memory_capacity": capacity,
+            "roomy": total + margin <= capacity,
         }
     )
 

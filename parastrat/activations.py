@@ -1,0 +1,89 @@
+"""What activations take on a rank: what is kept for backward, and what exists while a block runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.plan import PipelineSchedule, Recompute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.columns import Columns
+    from parastrat.model import Block, Saved
+    from parastrat.units import Bytes, Numbers
+
+#: what decides the activations of one micro-batch on a rank
+SAVED_BY = ("pp", "virtual_stages", "micro_batch_size", "cp", "tp", "sequence_parallel", "recompute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedTable:
+    """Bytes for one sample by what divides them, as ``Saved``, with a row for each of several blocks."""
+
+    replicated: Any
+    tensor: Any
+    sequence: Any
+
+
+def saved_table(several: Sequence[Saved]) -> SavedTable:
+    """Return several blocks' bytes as columns beside those of plans."""
+    table = np.array([(saved.replicated, saved.tensor, saved.sequence) for saved in several], dtype=float)
+    replicated, tensor, sequence = table.T[..., None]
+    return SavedTable(replicated=replicated, tensor=tensor, sequence=sequence)
+
+
+def saved_bytes(saved: Saved | SavedTable, c: Columns) -> Bytes:
+    """Return one micro-batch's bytes on one rank of activations given for one sample."""
+    sequence = np.where(c.sequence_parallel, c.tp, 1)
+    per_sample = saved.replicated + saved.tensor / c.tp + saved.sequence / sequence
+    return per_sample * c.micro_batch_size / c.cp
+
+
+def kept_bytes(blocks: Sequence[Block], c: Columns) -> Bytes:
+    """Return what one repeat of each block keeps for backward under each plan's recompute policy."""
+    policies, many = len(Recompute), len(blocks)
+    table = saved_table([block.activations.under(policy) for policy in Recompute for block in blocks])
+    own = np.atleast_1d(c.recompute)
+
+    def chosen(column: Any) -> Any:
+        return column.reshape(policies, many).T[:, own]
+
+    saved = SavedTable(
+        replicated=chosen(table.replicated), tensor=chosen(table.tensor), sequence=chosen(table.sequence)
+    )
+    return saved_bytes(saved, c)
+
+
+def least_kept_bytes(blocks: Sequence[Block], c: Columns) -> Bytes:
+    """Return what one repeat of each block keeps at least, under whichever policy."""
+    tables = (saved_table([block.activations.under(policy) for block in blocks]) for policy in Recompute)
+    return np.minimum.reduce([saved_bytes(table, c) for table in tables])
+
+
+def running_bytes(blocks: Sequence[Block], kept: Bytes, c: Columns) -> Bytes:
+    """Return what exists while one repeat's backward runs: working tensors and what was recomputed."""
+    everything = saved_bytes(saved_table([block.activations.none for block in blocks]), c)
+    return saved_bytes(saved_table([block.working for block in blocks]), c) + np.maximum(
+        everything - kept, 0
+    )
+
+
+def in_flight(c: Columns, rank: Numbers) -> Numbers:
+    """Return the micro-batches whose activations a pipeline rank holds at its peak.
+
+    GPipe and LoopedBFS hold all; 1F1B as many as there are ranks behind; interleaved chunks as in
+    Megatron-LM's schedule; the V schedules about as many as there are ranks.
+    """
+    behind, schedule, steps = c.pp - rank, c.pp_schedule, c.gradient_accumulation_steps
+    interleaved = (2 * (behind - 1) + (c.virtual_stages - 1) * c.pp + 1) / c.virtual_stages
+    held = np.where(schedule == code_of(PipelineSchedule.ONE_F_ONE_B), behind, steps)
+    for name in (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE):
+        held = np.where(schedule == code_of(name), interleaved, held)
+    for name in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V):
+        held = np.where(schedule == code_of(name), c.pp, held)
+    return np.where(c.pp > 1, np.minimum(held, steps), 1)

@@ -1,0 +1,86 @@
+"""Parameters that FSDP2 has gathered while blocks run backward, and gradients that it has not reduced yet.
+
+Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.plan import Shard
+from parastrat.states import ElementBytes, local
+
+if TYPE_CHECKING:
+    from parastrat.columns import Columns
+    from parastrat.model import ModelSpec
+    from parastrat.ranks import RankLoad
+    from parastrat.units import Bytes, Numbers
+
+#: what decides the states of a rank and what FSDP2 gathers of them
+HELD_BY = (
+    "pp",
+    "virtual_stages",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "shard",
+    "reshard_after_forward",
+    "offload",
+)
+
+
+def shards_parameters(c: Columns) -> Any:
+    """Return where a plan shards parameters."""
+    return c.shard == code_of(Shard.PARAMETERS)
+
+
+def gathered_bytes(
+    model: ModelSpec,
+    load: RankLoad,
+    c: Columns,
+    element: ElementBytes,
+    units: list[Numbers],
+    *,
+    at_end: bool = False,
+) -> list[Bytes]:
+    """Return for each block FSDP2's gathered parameters and unsharded gradients, or autocast's casts.
+
+    The root unit stays gathered from forward to the end. With resharding two other units are gathered, the
+    running one and the prefetched next; the running one's gradients exist in the compute format and,
+    copied, in the reduction's. The root's are reduced last, when the first block has run; at the loss
+    there are none yet. Under a pipeline torch reduces once a step: gradients stay unsharded, and units stay
+    gathered from their backward on (``torch.distributed.pipelining.stage``); with resharding each forward
+    ends that, so that all are gathered only at the end of a micro-batch's backward.
+
+    Args:
+        model: whose blocks are meant.
+        load: what a pipeline rank holds.
+        c: the plans.
+        element: bytes of an element.
+        units: parameters of one repeat of each block on a rank.
+        at_end: of a micro-batch's backward under a pipeline, instead of when the block first runs in it.
+    """
+    everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
+    root = sum(local(load.root, c))
+    several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
+    resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
+    behind: Numbers = 0.0
+    before: Numbers = 0.0
+    found = []
+    for block, unit, count in zip(model.blocks, units, load.repeats, strict=True):
+        if block.unit:
+            behind = np.where(count > 0, unit, behind)
+            ahead, reduced = 2 * unit, unit
+        else:
+            # the unit that runs backward next is prefetched; the first block has none behind it
+            ahead, reduced = behind, np.where(before == 0, root, 0.0)
+        before = before + count
+        whole = np.where(resharded, ahead, everything - root)
+        unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
+        gathered = element.compute * (root + whole + reduced) + unreduced
+        found.append(np.where(shards_parameters(c), gathered * several, element.cast * everything))
+    return found
