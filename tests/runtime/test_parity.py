@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from runtime.ranks import on_ranks
 from runtime.training import (
+    FEW,
     MODELS,
+    STEPS,
     STRATEGIES,
     TOLERANCE,
     VARIANTS,
@@ -54,9 +56,10 @@ def test_losses_are_those_of_one_process(
     references: dict[tuple[str, str], list[float]],
 ) -> None:
     losses = trained[world][strategy, model, variant]
+    assert len(losses) == (STEPS if variant == "fp32" else FEW)
     short = variant in {"bf16-mixed", "fp16-mixed"}
     reference = references[model, variant if short else "fp32"]
-    apart = max(abs(loss - expected) for loss, expected in zip(losses, reference, strict=True))
+    apart = max(abs(loss - expected) for loss, expected in zip(losses, reference, strict=False))
     if variant == "broken":
         assert apart > 100 * TOLERANCE
     elif short:

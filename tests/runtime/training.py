@@ -20,6 +20,8 @@ from parastrat.plan import Recompute
 from parastrat.workload import Precision
 
 STEPS = 20
+#: of runs that benchmarks/parity.py makes at full length
+FEW = 6
 #: samples of one step; every rank takes its share in micro-batches of two
 GLOBAL_BATCH = 8
 TOLERANCE = 1e-5
@@ -135,7 +137,9 @@ def part(batch: Any, start: int, end: int) -> Any:
     return None if batch is None else batch[start:end]
 
 
-def alone(name: str, precision: Precision = Precision.FP32, models: Models = MODELS) -> list[float]:
+def alone(
+    name: str, precision: Precision = Precision.FP32, *, models: Models = MODELS, steps: int = STEPS
+) -> list[float]:
     """Train in one process with plain torch, over the same micro-batches of two."""
     build, batch_of, loss_fn = models[name]
     torch.manual_seed(0)
@@ -143,7 +147,7 @@ def alone(name: str, precision: Precision = Precision.FP32, models: Models = MOD
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     dtype = {Precision.BF16_MIXED: torch.bfloat16, Precision.FP16_MIXED: torch.float16}.get(precision)
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         inputs, targets = batch_of(step)
         mean = 0.0
         for start in range(0, GLOBAL_BATCH, 2):
@@ -163,7 +167,7 @@ def alone(name: str, precision: Precision = Precision.FP32, models: Models = MOD
     return losses
 
 
-def together(name: str, fields: dict[str, Any], *, broken: bool = False) -> list[float]:
+def together(name: str, fields: dict[str, Any], *, broken: bool = False, steps: int = STEPS) -> list[float]:
     """Train on the ranks at hand; broken: without reducing gradients."""
     build, batch_of, loss_fn = MODELS[name]
     ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
@@ -177,7 +181,7 @@ def together(name: str, fields: dict[str, Any], *, broken: bool = False) -> list
     start = share * dist.get_rank()
     losses = []
     with unreduced() if broken else nullcontext():
-        for step in range(STEPS):
+        for step in range(steps):
             x, y = (part(side, start, start + share) for side in batch_of(step))
             losses.append(parastrat.forward_backward(model, x, y, loss_fn=loss_fn).item())
             optimizer.step()
@@ -221,8 +225,8 @@ def every_cell(world: int) -> Losses:
     for strategy, fields in STRATEGIES[world].items():
         for model in models_of(strategy):
             losses[strategy, model, "fp32"] = together(model, fields)
-        losses[strategy, "gpt", "broken"] = together("gpt", fields, broken=True)
+        losses[strategy, "gpt", "broken"] = together("gpt", fields, broken=True, steps=FEW)
         for variant, changed in VARIANTS.items():
             if has_variants(world, strategy):
-                losses[strategy, "gpt", variant] = together("gpt", fields | changed)
+                losses[strategy, "gpt", variant] = together("gpt", fields | changed, steps=FEW)
     return losses

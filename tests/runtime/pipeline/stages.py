@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from runtime.cells import labelled
 from runtime.models import Gpt, plan, token_loss, tokens
-from runtime.training import GLOBAL_BATCH, MODELS, STEPS, image_batch, labelled_batch, part
+from runtime.training import FEW, GLOBAL_BATCH, MODELS, image_batch, labelled_batch, part
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
@@ -27,6 +27,11 @@ SEVERAL = (
     PipelineSchedule.ZBV,
     PipelineSchedule.DUAL_PIPE_V,
 )
+#: models under schedules of two stages a rank
+SEVERAL_CELLS = [
+    *(("gpt", schedule) for schedule in SEVERAL),
+    *(("llama", schedule) for schedule in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV)),
+]
 DATA = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}}
 GPIPE = {"pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
 ONE_F_ONE_B = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
@@ -108,7 +113,7 @@ def trained(name: str, fields: dict[str, Any], *, meta: bool = False) -> list[fl
     model = wrapped(fields, build if meta else build(), sample_inputs=example)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
-    for step in range(STEPS):
+    for step in range(FEW):
         inputs, targets = share_of(batch_of(step), fields)
         losses.append(parastrat.forward_backward(model, inputs, targets, loss_fn=loss_fn).item())
         optimizer.step()
@@ -182,8 +187,7 @@ def on_two_virtual() -> dict[str, Any]:
     """Schedules of two stages a rank."""
     found: dict[str, Any] = {
         f"{name}-{schedule.value}": trained(name, several(schedule), meta=name == "llama")
-        for schedule in SEVERAL
-        for name in ("gpt", "llama")
+        for name, schedule in SEVERAL_CELLS
     }
     for name in OWN:
         found[f"{name}-1F1B"] = trained(name, ONE_F_ONE_B)

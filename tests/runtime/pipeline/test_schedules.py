@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.pipeline.stages import DATA, OWN, SEVERAL, on_four, on_two_virtual, trained
+from runtime.pipeline.stages import DATA, OWN, SEVERAL_CELLS, on_four, on_two_virtual, trained
 from runtime.pipeline.test_parity import uneven_alone
 from runtime.ranks import on_ranks
-from runtime.training import TOLERANCE, alone
+from runtime.training import FEW, TOLERANCE, alone
 
 pytestmark = pytest.mark.slow
 
@@ -27,11 +27,14 @@ def four() -> Found:
 
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[float]]:
-    return {"gpt": alone("gpt"), "vit": alone("vit"), "llama": trained("llama", {}, meta=True)}
+    return {
+        "gpt": alone("gpt", steps=FEW),
+        "vit": alone("vit", steps=FEW),
+        "llama": trained("llama", {}, meta=True),
+    }
 
 
-@pytest.mark.parametrize("schedule", SEVERAL)
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize(("name", "schedule"), SEVERAL_CELLS)
 def test_two_stages_a_rank(name: str, schedule: str, two: Found, expected: dict[str, list[float]]) -> None:
     for rank in two:
         assert rank[f"{name}-{schedule}"] == pytest.approx(expected[name], abs=TOLERANCE, rel=0)

@@ -86,13 +86,7 @@ def of_a_built_model(fields: dict[str, Any]) -> Weights:
     return whole(wrapped(fields, built=True, seed=dist.get_rank()))
 
 
-def parameters_are_dtensors(fields: dict[str, Any]) -> bool:
-    model = wrapped(fields)
-    return all(isinstance(parameter, DTensor) for parameter in model.parameters())
-
-
-def evaluated(fields: dict[str, Any]) -> float:
-    model = wrapped(fields)
+def evaluated(model: nn.Module) -> float:
     x, y = tokens(0, 6, vocab=VOCABULARY)
     loader = [(x[:3], y[:3]), (x[3:], y[3:])]
     return parastrat.evaluate(model, loader, token_loss)
@@ -112,8 +106,8 @@ def every_cell(fields: dict[str, Any], folder: Path, variants: list[str]) -> dic
     found["file"] = of_a_file(fields, folder)
     found["folder"] = of_a_folder(fields, folder)
     found["built"] = of_a_built_model(fields)
-    found["initial"] = whole(wrapped(fields))
-    found["dtensors"] = parameters_are_dtensors(fields)
-    found["evaluated"] = evaluated(fields)
-    found["keys"] = list(wrapped(fields | {"recompute": Recompute.FULL}).state_dict())
+    model = wrapped(fields | {"recompute": Recompute.FULL})
+    found["keys"], found["initial"] = list(model.state_dict()), whole(model)
+    found["dtensors"] = all(isinstance(parameter, DTensor) for parameter in model.parameters())
+    found["evaluated"] = evaluated(model)
     return found

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from runtime.models import Gpt, plan
-from runtime.training import GLOBAL_BATCH, MODELS, STEPS, Batch, Models, part, tokens
+from runtime.training import FEW, GLOBAL_BATCH, MODELS, Batch, Models, part, tokens
 from torch import nn
 
 import parastrat
@@ -101,7 +101,7 @@ def trained(name: str, fields: dict[str, Any]) -> tuple[list[float], float]:
     share = GLOBAL_BATCH // ranks
     start = share * wrapping_of(model).mesh.dp_rank
     losses, norm = [], torch.zeros(())
-    for step in range(STEPS):
+    for step in range(FEW):
         x, y = (part(side, start, start + share) for side in batch_of(step))
         losses.append(parastrat.forward_backward(model, x, y, loss_fn=loss_fn).item())
         norm = parastrat.clip_grad_norm_(model, 1e9)

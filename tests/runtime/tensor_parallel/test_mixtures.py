@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 STRATEGIES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
     "tp": (2, {"tp": 2}, list(VARIANTS)),
     "fsdp2+tp": (4, {"dp_shard": 2, "tp": 2}, ["fp32", "bf16-mixed", "full"]),
-    "ddp+tp": (4, {"dp_replicate": 2, "tp": 2}, ["fp32", "bf16-mixed"]),
+    "ddp+tp": (4, {"dp_replicate": 2, "tp": 2}, ["fp32"]),
 }
 CELLS = [(strategy, variant) for strategy, (_, _, variants) in STRATEGIES.items() for variant in variants]
 Found = dict[str, dict[str, Any]]
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: run(changed) for name, changed in VARIANTS.items()}
     model = wrapped({})
-    found["initial"], found["evaluated"] = whole(model), evaluated({})
+    found["initial"], found["evaluated"] = whole(model), evaluated(model)
     torch.save(model.state_dict(), folder / "plain.pt")
     optimizer = adam(model)
     trained(model, optimizer, {}, range(2))
