@@ -11,12 +11,10 @@ from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.gathered import HELD_BY, gathered_bytes
 from parastrat.plan import Shard
-from parastrat.ranks import first_ranks, rank_columns
+from parastrat.ranks import block_kinds, first_ranks, rank_columns
 from parastrat.states import (
-    block_totals,
     context_bytes,
     element_bytes,
-    local,
     state_bytes,
     stepping_bytes,
 )
@@ -42,12 +40,21 @@ def memory_floor(facts: Facts, columns: Columns) -> Bytes:
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     first = first_ranks(facts.model, saved)
     one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
-    blocks = facts.model.blocks
-    least = least_kept_bytes(blocks, one_batch)
-    kept: list[Any] = [own[at] * count for own, count in zip(least, first.repeats, strict=True)]
-    one = share * sum(kept)
-    (running_once,) = running_bytes(blocks[largest : largest + 1], least[largest : largest + 1], one_batch)
-    beside = share * (running_once[at] - sum(kept[largest + 1 :]))
+    blocks, kinds = facts.model.blocks, block_kinds(facts.model)
+    own = list(dict.fromkeys(kinds))
+    least = least_kept_bytes([blocks[kind] for kind in own], one_batch)
+
+    def kept_from(place: int) -> Any:
+        """Return what the first rank keeps of the blocks from one on."""
+        counts = [
+            sum(first.repeats[other] for other in range(place, len(kinds)) if kinds[other] == kind)
+            for kind in own
+        ]
+        return sum(each[at] * count for each, count in zip(least, counts, strict=True))
+
+    biggest = own.index(kinds[largest])
+    (running_once,) = running_bytes([blocks[largest]], least[biggest : biggest + 1], one_batch)
+    one, beside = share * kept_from(0), share * (running_once[at] - kept_from(largest + 1))
     held = in_flight(columns, 0) * one[saved_at]
     return context_bytes(facts) + np.maximum(stepping[held_at], running[held_at] + held + beside[saved_at])
 
@@ -63,7 +70,6 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
     stepping: Any = sum(state_bytes(ranks, held, element).values()) + stepping_bytes(ranks, held, element)
     first = first_ranks(model, held)
     states = state_bytes(first, held, element)
-    units = [sum(local(block_totals(block), held)) for block in model.blocks]
     gathered = np.minimum(
         *(
             # what is searched keeps a pipeline's units gathered
@@ -72,8 +78,8 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
                 first,
                 held.joined({"reshard_after_forward": reshard & (held.pp == 1)}),
                 element,
-                units,
-            )[largest]
+                largest,
+            )
             for reshard in (True, False)
         )
     )

@@ -11,13 +11,14 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.plan import Shard
-from parastrat.states import ElementBytes, local
+from parastrat.states import block_totals, local
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
     from parastrat.ranks import RankLoad
-    from parastrat.units import Bytes, Numbers
+    from parastrat.states import ElementBytes
+    from parastrat.units import Bytes
 
 #: what decides the states of a rank and what FSDP2 gathers of them
 HELD_BY = (
@@ -39,15 +40,9 @@ def shards_parameters(c: Columns) -> Any:
 
 
 def gathered_bytes(
-    model: ModelSpec,
-    load: RankLoad,
-    c: Columns,
-    element: ElementBytes,
-    units: list[Numbers],
-    *,
-    at_end: bool = False,
-) -> list[Bytes]:
-    """Return for each block FSDP2's gathered parameters and unsharded gradients, or autocast's casts.
+    model: ModelSpec, load: RankLoad, c: Columns, element: ElementBytes, place: int, *, at_end: bool = False
+) -> Bytes:
+    """Return FSDP2's gathered parameters and unsharded gradients while a block runs, or autocast's casts.
 
     The root unit stays gathered from forward to the end. With resharding two other units are gathered, the
     running one and the prefetched next; the running one's gradients exist in the compute format and,
@@ -61,26 +56,40 @@ def gathered_bytes(
         load: what a pipeline rank holds.
         c: the plans.
         element: bytes of an element.
-        units: parameters of one repeat of each block on a rank.
+        place: the block that runs backward.
         at_end: of a micro-batch's backward under a pipeline, instead of when the block first runs in it.
     """
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
     root = sum(local(load.root, c))
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
     resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
-    behind: Numbers = 0.0
-    before: Numbers = 0.0
-    found = []
-    for block, unit, count in zip(model.blocks, units, load.repeats, strict=True):
-        if block.unit:
-            behind = np.where(count > 0, unit, behind)
-            ahead, reduced = 2 * unit, unit
-        else:
-            # the unit that runs backward next is prefetched; the first block has none behind it
-            ahead, reduced = behind, np.where(before == 0, root, 0.0)
-        before = before + count
-        whole = np.where(resharded, ahead, everything - root)
-        unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
-        gathered = element.compute * (root + whole + reduced) + unreduced
-        found.append(np.where(shards_parameters(c), gathered * several, element.cast * everything))
+    if model.blocks[place].unit:
+        reduced = _unit(model, c, place)
+        ahead = 2 * reduced
+    else:
+        # the unit that runs backward next is prefetched; the first block has none behind it
+        before: Any = sum(load.repeats[:place], 0.0)
+        ahead, reduced = _unit_behind(model, load, c, place), np.where(before == 0, root, 0.0)
+    whole = np.where(resharded, ahead, everything - root)
+    unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
+    gathered = element.compute * (root + whole + reduced) + unreduced
+    return np.where(shards_parameters(c), gathered * several, element.cast * everything)
+
+
+def _unit(model: ModelSpec, c: Columns, place: int) -> Any:
+    """Return the parameters of one repeat of a block on a rank."""
+    return sum(local(block_totals(model.blocks[place]), c))
+
+
+def _unit_behind(model: ModelSpec, load: RankLoad, c: Columns, place: int) -> Any:
+    """Return the parameters of the last unit before a block that a rank has, 0 where it has none."""
+    found: Any = 0.0
+    missing: Any = True
+    for earlier in reversed(range(place)):
+        if not np.any(missing):
+            break
+        if model.blocks[earlier].unit:
+            present = missing & (load.repeats[earlier] > 0)
+            found = np.where(present, _unit(model, c, earlier), found)
+            missing = missing & ~present
     return found

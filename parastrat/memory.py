@@ -21,16 +21,14 @@ from parastrat.estimate import MemoryEstimate
 from parastrat.gathered import HELD_BY, gathered_bytes, shards_parameters
 from parastrat.ranks import RankLoad, block_kinds, rank_columns
 from parastrat.states import (
-    block_totals,
     context_bytes,
     element_bytes,
-    local,
     state_bytes,
     stepping_bytes,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -120,12 +118,11 @@ class _Ranks:
     """
 
     load: RankLoad
-    #: bytes that stay, and what is gathered while each block runs, by ``held_at``
+    #: bytes that stay, by ``held_at``
     states: dict[str, Any]
     optimizer_step: Any
-    gathered: list[Any]
-    #: the same when the last of a micro-batch's backward runs, where a pipeline gathers unit by unit
-    gathered_at_end: list[Any]
+    #: what is gathered while a block runs, by ``held_at``, when it first does and at the end
+    gathered: Callable[[int], tuple[Any, ...]]
     held_at: Any
     #: bytes that all repeats of each block keep, and what exists while one runs, by ``saved_at``
     kept: list[Any]
@@ -143,17 +140,19 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     own = list(dict.fromkeys(kinds))
     kept = kept_bytes([model.blocks[kind] for kind in own], saved)
     running = running_bytes([model.blocks[kind] for kind in own], kept, saved)
-    units = [sum(local(block_totals(block), held)) for block in model.blocks]
     load, same = rank_columns(model, held), rank_columns(model, saved)
+    # the end differs where a pipeline gathers unit by unit
     unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
+
+    def gathered(place: int) -> tuple[Any, ...]:
+        ends = (False, True) if unit_by_unit else (False,)
+        return tuple(gathered_bytes(model, load, held, element, place, at_end=at_end) for at_end in ends)
+
     return _Ranks(
         load=same,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
-        gathered=gathered_bytes(model, load, held, element, units),
-        gathered_at_end=gathered_bytes(model, load, held, element, units, at_end=True)
-        if unit_by_unit
-        else [],
+        gathered=gathered,
         held_at=held_at,
         kept=[kept[own.index(kind)] * count for kind, count in zip(kinds, same.repeats, strict=True)],
         running=[running[own.index(kind)] for kind in kinds],
@@ -234,12 +233,10 @@ def _moments(ranks: _Ranks) -> Iterator[_Moment]:
         present, before = repeats > 0, seen.get(kind, none)
         if (present & ~before).any():
             # the first repeat of the block in backward, and under a pipeline that reshards the last of all
-            ends = [(ranks.gathered, freed)]
-            if ranks.gathered_at_end:
-                ends.append((ranks.gathered_at_end, one - kept / np.maximum(repeats, 1)))
-            for gathered, gone in ends:
+            gone_at_end = one - kept / np.maximum(repeats, 1)
+            for gathered, gone in zip(ranks.gathered(place), (freed, gone_at_end), strict=False):
                 yield _Moment(
-                    gathered=gathered[place],
+                    gathered=gathered,
                     running=ranks.running[place],
                     freed=gone,
                     first=first,

@@ -56,7 +56,7 @@ def _shorter(
 ) -> list[NearestFit]:
     """Return the longest power-of-two fraction of the sequence that fits, the batch's tokens kept."""
     length = facts.workload.sequence_length
-    if model_at is None or length is None:
+    if model_at is None or length is None or not _may_fit(facts, fixed):
         return []
     for halving in range(1, _HALVINGS + 1):
         short = length // 2**halving
@@ -92,7 +92,12 @@ def _more_nodes(facts: Facts, fixed: Constraints) -> list[NearestFit]:
 
 def _fitting(facts: Facts, fixed: Constraints) -> Case | None:
     """Return the fastest plan that fits, with its margin where one does."""
-    if least_bytes(facts, fixed.offload) > facts.hardware.device.usable_memory_bytes:
+    if not _may_fit(facts, fixed):
         return None
     plan = fastest_plan(facts, fixed)
     return assess(facts, plan) if plan is not None else None
+
+
+def _may_fit(facts: Facts, fixed: Constraints) -> bool:
+    """Return whether an even share of the states fits, which does not hang on sequences."""
+    return least_bytes(facts, fixed.offload) <= facts.hardware.device.usable_memory_bytes
