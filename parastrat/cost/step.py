@@ -167,39 +167,44 @@ def time_spread(facts: Facts) -> float:
 def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> dict[int, dict[str, Any]]:
     """Return for each kind of block the seconds of one repeat for one micro-batch, forward and backward."""
     c, at = distinct(work, _BLOCKS_BY)
-    return {
-        kind: {
-            part: seconds[at]
-            for part, seconds in _one_block(facts, facts.model.blocks[kind], c, fabric).items()
+    kinds = list(dict.fromkeys(block_kinds(facts.model)))
+    blocks = [facts.model.blocks[kind] for kind in kinds]
+    collectives = {} if fabric is None else _collectives_s(facts, blocks, c, fabric)
+    found = {}
+    for place, (kind, block) in enumerate(zip(kinds, blocks, strict=True)):
+        times = block_times(facts, block, c)
+        zero = np.zeros(len(c.pp))
+        parts = {
+            "compute": times.forward + times.backward + times.recomputed(c) + zero,
+            "backward": times.backward + zero,
+            **{part: seconds[place] for part, seconds in collectives.items()},
         }
-        for kind in dict.fromkeys(block_kinds(facts.model))
-    }
+        found[kind] = {part: seconds[at] for part, seconds in parts.items()}
+    return found
 
 
-def _one_block(facts: Facts, block: Block, c: Columns, fabric: Fabric | None) -> dict[str, Any]:
-    times = block_times(facts, block, c)
-    zero = np.zeros(len(c.pp))
-    parts = {
-        "compute": times.forward + times.backward + times.recomputed(c) + zero,
-        "backward": times.backward + zero,
-    }
-    if fabric is None:
-        return parts
-    parts |= dict.fromkeys(("tp_exposed", "cp_exposed", "ep_exposed"), zero)
+def _collectives_s(facts: Facts, blocks: list[Block], c: Columns, fabric: Fabric) -> dict[str, Any]:
+    """Return the seconds of the blocks' collectives on activations, in arrays with blocks before plans."""
+
+    def each(name: str) -> Any:
+        return np.array([[getattr(block, name)] for block in blocks], dtype=float)
+
+    zero = np.zeros((len(blocks), len(c.pp)))
+    parts = dict.fromkeys(("tp_exposed", "cp_exposed", "ep_exposed"), zero)
     samples = c.micro_batch_size / c.cp
-    if block.tensor_parallel_collectives:
-        tensor = all_reduce_s(block.tensor_parallel_bytes * samples, Group(ranks=c.tp, stride=1), fabric)
+    if (count := each("tensor_parallel_collectives")).any():
+        tensor = all_reduce_s(each("tensor_parallel_bytes") * samples, Group(ranks=c.tp, stride=1), fabric)
         shown = 1 - np.where(c.async_tp, facts.stack.tp_overlap, 0.0)
-        parts["tp_exposed"] = 2 * block.tensor_parallel_collectives * tensor * shown
-    if block.context_parallel_bytes:
-        gathered = block.context_parallel_bytes * c.micro_batch_size / c.tp
+        parts["tp_exposed"] = 2 * count * tensor * shown
+    if (size := each("context_parallel_bytes")).any():
+        gathered = size * c.micro_batch_size / c.tp
         # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
-        parts["cp_exposed"] = 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
-    if block.expert_parallel_bytes:
+        parts["cp_exposed"] = (size > 0) * 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
+    if (size := each("expert_parallel_bytes")).any():
         # ranks of one tp group send a share of the tokens each, as the experts' compute has it
-        sent = block.expert_parallel_bytes * samples / c.tp
+        sent = size * samples / c.tp
         # dispatch and combine, each forward and backward
-        parts["ep_exposed"] = 4 * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
+        parts["ep_exposed"] = (size > 0) * 4 * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
     return parts
 
 

@@ -50,7 +50,8 @@ def visit(
 
 def _place_in_group(groups: Any, count: int) -> Any:
     """Return how many earlier entries are of the same group."""
-    order = np.argsort(groups, kind="stable")
+    # few groups: short integers are sorted by their digits
+    order = np.argsort(groups.astype(np.int16), kind="stable")
     sizes = np.bincount(groups, minlength=count)
     starts = np.cumsum(sizes) - sizes
     places = np.empty(len(groups), dtype=np.int64)
