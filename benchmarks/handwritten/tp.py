@@ -58,15 +58,16 @@ def parallelize(model: nn.Module, device: torch.device) -> nn.Module:
 def forward_backward(model: nn.Module, share: Share, loss_fn: LossFunction) -> torch.Tensor:
     """All ranks see the same samples; the norms saw a share of the positions each."""
     mean = accumulate(model, share, loss_fn)
-    gradients = [parameter.grad for parameter in model.parameters()]
-    shares = [g.to_local() for g in gradients if isinstance(g, DTensor) and g.placements == (Partial(),)]
+    summed = [parameter for parameter in model.parameters() if parameter.grad.placements == (Partial(),)]
+    shares = [parameter.grad.to_local() for parameter in summed]
     # one message a step; left as they are, the optimizer would add them up in each of its operators
     flat = torch.cat([each.flatten() for each in shares])
     dist.all_reduce(flat)
-    sums = iter(flat.split([each.numel() for each in shares]))
-    for parameter in model.parameters():
-        grad = parameter.grad
-        if isinstance(grad, DTensor) and grad.placements == (Partial(),):
-            whole = next(sums).view(grad.shape)
-            parameter.grad = DTensor.from_local(whole, grad.device_mesh, [Replicate()], run_check=False)
+    parts = flat.split([each.numel() for each in shares])
+    for parameter, part in zip(summed, parts, strict=True):
+        whole = part.view(parameter.shape)
+        parameter.grad = DTensor.from_local(whole, parameter.device_mesh, [Replicate()], run_check=False)
+    # torch leaves the embedding's gradient whole; likewise the optimizer would divide it each time
+    grad = model.embedding.weight.grad
+    model.embedding.weight.grad = grad.redistribute(placements=model.embedding.weight.placements)
     return mean
