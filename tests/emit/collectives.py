@@ -107,7 +107,6 @@ def main(how: str, folder: Path) -> None:
         "steps": recorder.seen,
         "losses": losses,
         "keys": [key.removeprefix("module.") for key in model.state_dict()],
-        "parastrat": any(name.partition(".")[0] == "parastrat" for name in sys.modules),
         "initialized": dist.is_initialized(),
     }
     (folder / f"{how}{rank}.json").write_text(json.dumps(answer))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import itertools
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from runtime.ranks import script_on_ranks
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -72,17 +72,7 @@ def run_here(
 def on_two_ranks(folder: Path, strategy: str, *arguments: str) -> str:
     plan = folder / f"{strategy}.toml"
     plan.write_text(PLAN.format(**STRATEGIES[strategy]))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(PARALLEL), *TINY, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PARASTRAT_PLAN": str(plan), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return script_on_ranks(2, PARALLEL, *TINY, *arguments, PARASTRAT_PLAN=str(plan))
 
 
 def test_the_forms_differ_in_one_line_and_its_import() -> None:

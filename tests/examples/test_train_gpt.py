@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
-import os
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from runtime.ranks import script_on_ranks
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PARALLEL, SINGLE = EXAMPLES / "train_gpt.py", EXAMPLES / "train_gpt_single.py"
@@ -84,20 +84,11 @@ def test_single_form_trains_without_parastrat() -> None:
 def test_parallel_form_trains_on_two_ranks_with_equal_weights(tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(PLAN)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*torchrun, str(PARALLEL), *["--steps", "12", "--seq-len", "64"]],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={**os.environ, "PARASTRAT_PLAN": str(plan), "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    printed = losses(done.stdout)
+    shown = script_on_ranks(2, PARALLEL, "--steps", "12", "--seq-len", "64", PARASTRAT_PLAN=str(plan))
+    printed = losses(shown)
     assert printed[-1] < printed[0] - 1
-    assert len(re.findall(r"^step 1 loss", done.stdout, flags=re.MULTILINE)) == 1
-    assert re.search(r"^weights equal on 2 ranks: [0-9a-f]{16}$", done.stdout, flags=re.MULTILINE)
+    assert len(re.findall(r"^step 1 loss", shown, flags=re.MULTILINE)) == 1
+    assert re.search(r"^weights equal on 2 ranks: [0-9a-f]{16}$", shown, flags=re.MULTILINE)
 
 
 def test_builds_on_the_meta_device_with_tied_weights(single: ModuleType) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from runtime.ranks import script_on_ranks
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_parallel.py"
 PLAN = """schema = "parastrat.plan/1"
@@ -39,17 +37,9 @@ def printed(kind: str, model: str, folder: Path) -> list[str]:
     plan = folder / f"{kind}.toml"
     plan.write_text(PLAN.format(**fields))
     ranks = int(str(fields["pp"])) * int(str(fields["tp"]))
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), "--model", model, "--steps", "3", "--seq-len", "32"],
-        env={**os.environ, "PARASTRAT_PLAN": str(plan), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return re.findall(r"loss (\d+\.\d{3})", done.stdout)
+    arguments = ("--model", model, "--steps", "3", "--seq-len", "32")
+    shown = script_on_ranks(ranks, SCRIPT, *arguments, PARASTRAT_PLAN=str(plan))
+    return re.findall(r"loss (\d+\.\d{3})", shown)
 
 
 @pytest.mark.slow

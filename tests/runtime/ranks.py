@@ -6,11 +6,16 @@ and every rank of every test would pay it.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import pickle
+import runpy
 import socket
+import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,6 +72,21 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> 
     return [results[rank] for rank in range(world_size)]
 
 
+def script_on_ranks(world_size: int, script: Path, *arguments: str, **environment: str) -> str:
+    """Run a script on every rank, as torchrun does; return what rank 0 printed."""
+    printed: list[str] = on_ranks(world_size, _printed, str(script), arguments, environment)
+    return printed[0]
+
+
+def _printed(script: str, arguments: tuple[str, ...], environment: dict[str, str]) -> str:
+    os.environ.update(environment)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script, run_name="__main__")
+    return printed.getvalue()
+
+
 def _rank(
     rank: int, world_size: int, port: int, answers: Any, function: Callable[..., Any], arguments: Any
 ) -> None:
@@ -74,6 +94,7 @@ def _rank(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )

@@ -100,6 +100,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def every_cell(fields: dict[str, Any], folder: Path, variants: list[str]) -> dict[str, Any]:
+    """Answer every question with as few wraps as there are ways to begin."""
     found: dict[str, Any] = {name: run(fields | VARIANTS[name]) for name in variants}
     found["saved_as"] = "-".join(fields)
     found["resumed"] = resumed(fields, folder, found["saved_as"])

@@ -18,7 +18,7 @@ STRATEGIES: dict[int, dict[str, dict[str, Any]]] = {
 }
 #: number of ranks -> models
 TRAINED = {
-    2: [*(f"tp:{name}" for name in OWN), "gpt", "example", "gpt2", "bert", "vit"],
+    2: [*(f"tp:{name}" for name in OWN), "gpt2", "bert", "vit"],
     4: ["tp:qwen3", "gpt2"],
 }
 CELLS = [
