@@ -19,10 +19,13 @@ class Border:
 
     Args:
         device: of the stage.
+        split: weights get their gradients after torch has detached what left, which operators inside
+            may have saved (a ReLU its result).
     """
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", *, split: bool = False) -> None:
         self._device = device
+        self._split = split
 
     def stub(self, shape: TensorShape) -> torch.Tensor:
         """Return zeros that nobody reads; they take memory only if somebody writes to them."""
@@ -43,7 +46,7 @@ class Border:
     def leaving(self, tensor: torch.Tensor, shape: TensorShape) -> torch.Tensor:
         """Return what can be sent: contiguous, and no view, which torch could not detach."""
         view = tensor._is_view()  # noqa: SLF001  (torch has no public way to ask)
-        if shape.changed or view or not tensor.is_contiguous():
+        if self._split or shape.changed or view or not tensor.is_contiguous():
             return tensor.clone(memory_format=torch.contiguous_format)
         return tensor
 

@@ -18,7 +18,7 @@ from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
 from parastrat.runtime.pipeline.prune import Absent
 from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
-from parastrat.runtime.pipeline.schedule import Ends, Run, rank_of_stage
+from parastrat.runtime.pipeline.schedule import SPLIT, Ends, Run, rank_of_stage, schedule_of
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.ties import Tie, add_gradients, average_over_data
@@ -157,7 +157,7 @@ class Pipeline:
         return self._job
 
     def _forward(self, span: Span, stage: Stage) -> Callable[..., Any]:
-        border = Border(self.wrapping.device)
+        border = Border(self.wrapping.device, split=schedule_of(self.wrapping.plan) in SPLIT)
 
         def forward(*received: torch.Tensor, micro_batch: torch.Tensor) -> Any:
             job, index = self.job, int(micro_batch)
