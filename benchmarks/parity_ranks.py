@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import time
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from parity_models import SUBJECTS, Subject
+from parity_recipes import Recipe
 from parity_transformers import subject as subject_of_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -90,6 +92,8 @@ class Answer:
     """What one rank saw. ``refused`` is empty where the model trained."""
 
     refused: str = ""
+    #: empty but where something else than a refusal was raised
+    crashed: str = ""
     losses: tuple[float, ...] = ()
     #: largest relative difference of a gradient of the first step, and whose it is
     apart: float = 0.0
@@ -106,28 +110,32 @@ class Reference:
     gradients: dict[str, torch.Tensor]
     #: wall time, without building the model
     seconds: float
+    #: how a class of transformers is built and called
+    recipe: Recipe | None = None
 
     def save(self, path: Path) -> None:
         torch.save(asdict(self), path)
 
     @classmethod
     def load(cls, path: Path) -> Reference:
-        return cls(**torch.load(path))
+        held = torch.load(path)
+        recipe = held.pop("recipe")
+        return cls(**held, recipe=None if recipe is None else Recipe(**recipe))
 
 
-def subject_of(name: str) -> Subject:
-    """Return a model by its name: one of the table's, or a class of transformers."""
-    return SUBJECTS[name] if name in SUBJECTS else subject_of_transformers(name)
+def subject_of(name: str, recipe: Recipe | None) -> Subject:
+    """Return a model by its name: one of the table's, or a class of transformers with its recipe."""
+    return SUBJECTS[name] if recipe is None else subject_of_transformers(name, recipe)
 
 
-def reference(subject: Subject) -> Reference:
+def reference(subject: Subject, steps: int) -> Reference:
     """Train alone: every micro-batch by itself, weighted by its targets."""
     torch.manual_seed(0)
     model = subject.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     losses, gradients = [], {}
-    start = time.monotonic()
-    for step in range(subject.steps):
+    begun = time.monotonic()
+    for step in range(steps):
         inputs, targets = subject.batch(step, MICRO_BATCH * MICRO_BATCHES)
         total = _count(targets)
         loss = 0.0
@@ -142,21 +150,30 @@ def reference(subject: Subject) -> Reference:
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         optimizer.step()
         optimizer.zero_grad()
-    return Reference(losses=tuple(losses), gradients=gradients, seconds=time.monotonic() - start)
+    return Reference(losses=tuple(losses), gradients=gradients, seconds=time.monotonic() - begun)
 
 
 def serve(rank: int, folder: Path, commands: Any, answers: Any) -> None:
-    """Run cells until None comes; one that fails by anything but a refusal ends the process."""
+    """Run cells until None comes; what fails by anything but a refusal is told, and ends the process."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.filterwarnings("ignore")
+    answers.put("ready")
     while (command := commands.get()) is not None:
         number, model, strategy, broken = command
         store = f"file://{folder}/groups-{number}"
         dist.init_process_group(
             "gloo", init_method=store, rank=rank, world_size=STRATEGIES[strategy].mesh.world_size
         )
-        answer = _trained(subject_of(model), strategy, folder, broken=broken)
+        try:
+            answer = _trained(model, strategy, folder, broken=broken)
+        except BaseException as error:
+            said = (str(error).splitlines() or [""])[0]
+            answers.put((number, rank, json.dumps({"crashed": f"{type(error).__name__}: {said}"})))
+            # what is put is written by a thread of its own
+            answers.close()
+            answers.join_thread()
+            raise
         answers.put((number, rank, json.dumps(asdict(answer))))
         gc.collect()
         if not answer.refused:
@@ -164,16 +181,17 @@ def serve(rank: int, folder: Path, commands: Any, answers: Any) -> None:
         dist.destroy_process_group()
 
 
-def _trained(subject: Subject, strategy: str, folder: Path, *, broken: bool) -> Answer:
-    known = Reference.load(folder / f"{subject.name}.pt")
+def _trained(model: str, strategy: str, folder: Path, *, broken: bool) -> Answer:
+    known = Reference.load(folder / f"{model}.pt")
+    subject = subject_of(model, known.recipe)
     sample, _ = subject.batch(0, MICRO_BATCH)
     plan = STRATEGIES[strategy].plan
     torch.manual_seed(0)
     try:
-        model = parastrat.auto_parallelize(subject.build(), plan=plan, sample_inputs=sample)
+        module = parastrat.auto_parallelize(subject.build(), plan=plan, sample_inputs=sample)
         if broken:
-            _break(model)
-        return _steps(model, subject, plan, known)
+            _break(module)
+        return _steps(module, subject, plan, known)
     except ParastratError as error:
         return Answer(refused=str(error))
 
@@ -196,7 +214,7 @@ def _steps(model: nn.Module, subject: Subject, plan: Plan, known: Reference) -> 
     share = MICRO_BATCH * MICRO_BATCHES // plan.mesh.dp
     losses: list[float] = []
     compared: dict[str, float] = {}
-    for step in range(subject.steps):
+    for step in range(len(known.losses)):
         batch = subject.batch(step, MICRO_BATCH * MICRO_BATCHES)
         x, y = (_rows(side, data_rank * share, (data_rank + 1) * share) for side in batch)
         losses.append(parastrat.forward_backward(model, x, y, loss_fn=subject.loss_fn).item())
@@ -204,10 +222,15 @@ def _steps(model: nn.Module, subject: Subject, plan: Plan, known: Reference) -> 
             compared = _differences(model, known.gradients)
         optimizer.step()
         optimizer.zero_grad()
-    worst = max(compared, key=lambda name: compared[name], default="")
+    worst = max(compared, key=lambda name: not_less(compared[name]), default="")
     return Answer(
         losses=tuple(losses), apart=compared.get(worst, 0.0), worst=worst, compared=tuple(compared)
     )
+
+
+def not_less(difference: float) -> float:
+    """Return a difference to sort by: NaN, which ``max`` would pass over, is the largest."""
+    return math.inf if math.isnan(difference) else difference
 
 
 def _differences(model: nn.Module, expected: dict[str, torch.Tensor]) -> dict[str, float]:

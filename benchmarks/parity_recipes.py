@@ -1,0 +1,242 @@
+"""How a class of transformers that nobody chose is made small, and what it is called with: by trying."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+VOCAB, LENGTH = 128, 16
+#: features before time
+_TURNED = "input_features:turned"
+#: eight ranks hold a copy each
+LARGEST = 30_000_000
+_WIDTH, _HEADS, _LAYERS, _EXPERTS = 64, 4, 2, 4
+_DEEP = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers"), _LAYERS),
+    **dict.fromkeys(("decoder_layers", "num_decoder_layers", "num_encoder_layers", "depth"), _LAYERS),
+    **dict.fromkeys(("vocab_size", "text_vocab_size"), VOCAB),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_source_positions"), 64),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _EXPERTS),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
+    "n_group": 1,
+    "topk_group": 1,
+}
+#: sizes of configs, and what they become; lists keep their length, which other fields may follow
+_WIDE = {
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "model_dim"), _WIDTH),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads", "n_heads"), _HEADS),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), _HEADS),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("head_dim", "d_kv", "attention_head_dim"), _WIDTH // _HEADS),
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "d_ff", "ffn_hidden_size"), 96),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim", "mlp_dim", "moe_intermediate_size"), 96),
+    "word_embed_proj_dim": _WIDTH,
+    "embedding_size": _WIDTH,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "sep_token_id")
+#: what fields that hold a width have in their names; dividing all of them keeps their ratios
+_WIDTHS = (
+    "size",
+    "dim",
+    "channel",
+    "d_model",
+    "d_ff",
+    "d_kv",
+    "rank",
+    "section",
+    "filters",
+    "embd",
+    "inner",
+)
+_NO_WIDTHS = ("image", "patch", "vocab", "kernel", "window", "chunk", "batch", "group", "num_", "conv_")
+#: some models take None for these, others do not
+_NEEDED = ("head_dim", "num_key_value_heads", "vocab_size")
+#: off, as they draw
+_RANDOM = ("drop", "mask_time_prob", "mask_feature_prob", "jitter", "noise_std")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A way to shrink a config, and the inputs of the call."""
+
+    shrink: str
+    inputs: tuple[str, ...]
+
+
+def _fixed(field: str, value: Any, sizes: dict[str, int]) -> Any:
+    missing = value is None and field in _NEEDED
+    return sizes[field] if field in sizes and (missing or isinstance(value, int)) else value
+
+
+def _to_fixed_sizes(field: str, value: Any) -> Any:
+    return _fixed(field, value, _DEEP | _WIDE)
+
+
+def _to_a_part(divisor: int, field: str, value: Any) -> Any:
+    if field in _DEEP:
+        return _fixed(field, value, _DEEP)
+    named = any(part in field for part in _WIDTHS) and not any(part in field for part in _NO_WIDTHS)
+    return _divided(value, divisor) if named else value
+
+
+def _to_two_layers(field: str, value: Any) -> Any:
+    return _fixed(field, value, _DEEP)
+
+
+def _not(field: str, value: Any) -> Any:  # noqa: ARG001 - as the others
+    return value
+
+
+#: tried in this order
+SHRINKS: dict[str, Callable[[str, Any], Any]] = {
+    "fixed": _to_fixed_sizes,
+    "eighth": functools.partial(_to_a_part, 8),
+    "thirty-second": functools.partial(_to_a_part, 32),
+    "layers": _to_two_layers,
+    "whole": _not,
+}
+
+
+def _divided(value: Any, divisor: int) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_divided(part, divisor) for part in value)
+    is_width = isinstance(value, int) and not isinstance(value, bool) and value >= divisor
+    return value // divisor if is_width and value % divisor == 0 else value
+
+
+def _small(field: str, value: Any, shrink: Callable[[str, Any], Any]) -> Any:
+    if field in _TOKENS and isinstance(value, int):
+        return min(value, VOCAB - 1)
+    if any(part in field for part in _RANDOM) and isinstance(value, float):
+        return 0.0
+    if isinstance(value, dict):
+        return {key: shrink(str(key), part) for key, part in value.items()}
+    if isinstance(value, bool):
+        return value and field != "apply_spec_augment"
+    return shrink(field, value)
+
+
+def shrunk(config: Any, shrink: Callable[[str, Any], Any]) -> Any:
+    """Return a config with small sizes, its parts too; what draws is off, special tokens are in range."""
+    for field, value in list(vars(config).items()):
+        if hasattr(value, "to_dict"):
+            shrunk(value, shrink)
+        else:
+            setattr(config, field, _small(field, value, shrink))
+    layers = getattr(config, "num_hidden_layers", None)
+    for field in ("layer_types", "mlp_layer_types", "layers_block_type"):
+        kinds = getattr(config, field, None)
+        if isinstance(kinds, list) and layers and len(kinds) > layers:
+            # the last ones: a hybrid of state spaces is one only with the kind that comes late
+            setattr(config, field, kinds[-layers:])
+    if getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = 0  # heads over sequences want one; no batch has it
+    return config
+
+
+def inputs_of(config: Any, names: tuple[str, ...], samples: int, draw: torch.Generator) -> dict[str, Any]:
+    """Return a batch of the named inputs, of the shapes that the config says."""
+    found: dict[str, Any] = {}
+    for name in names:
+        if name in {"input_ids", "decoder_input_ids"}:
+            found[name] = torch.randint(3, VOCAB - 2, (samples, LENGTH), generator=draw)
+        elif name == "pixel_values":
+            channels = _stated(config, ("num_channels", "in_channels"), 3)
+            found[name] = torch.randn(samples, channels, *_image(config), generator=draw)
+        elif name == "input_values":
+            found[name] = torch.randn(samples, *_sound(config), generator=draw)
+        elif name in {"input_features", _TURNED}:
+            bins = _stated(config, ("num_mel_bins", "input_feat_per_channel", "feature_size"), 80)
+            length = 2 * _stated(config, ("max_source_positions",), 32)
+            shape = (bins, length) if name == _TURNED else (length, bins)
+            found["input_features"] = torch.randn(samples, *shape, generator=draw)
+        else:
+            length = _stated(config, ("context_length",), 32)
+            series = _stated(config, ("num_input_channels",), 1)
+            found[name] = torch.randn(samples, length, series, generator=draw)
+    return found
+
+
+def _sound(config: Any) -> tuple[int, ...]:
+    """Return the shape of a sample: a wave, a wave of channels, or a spectrum over time."""
+    if hasattr(config, "audio_channels"):
+        return config.audio_channels, 4000
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
+        return config.max_length, config.num_mel_bins
+    return (4000,)
+
+
+def _image(config: Any) -> tuple[int, int]:
+    side = _stated(config, ("image_size",), 64)
+    if isinstance(side, int):
+        return side, side
+    sides = list(side.values()) if isinstance(side, dict) else list(side)
+    return sides[0], sides[-1]
+
+
+def _stated(config: Any, fields: tuple[str, ...], otherwise: Any) -> Any:
+    """Return the first of the fields in a config or in a part of it."""
+    parts = [part for part in vars(config).values() if hasattr(part, "to_dict")]
+    for part in (config, *parts):
+        for field in fields:
+            if getattr(part, field, None):
+                return getattr(part, field)
+    return otherwise
+
+
+def calls(model: type[nn.Module]) -> Iterator[tuple[str, ...]]:
+    """Yield what a class may be called with, the likeliest first."""
+    accepted = inspect.signature(model.forward).parameters
+    with_decoder = ("decoder_input_ids",) if "decoder_input_ids" in accepted else ()
+    for names in (
+        ("input_ids",),
+        ("pixel_values",),
+        ("input_ids", "pixel_values"),
+        ("input_values",),
+        ("input_features",),
+        (_TURNED,),
+        ("past_values",),
+    ):
+        if all(name.partition(":")[0] in accepted for name in names):
+            yield (*names, *with_decoder)
+            if with_decoder:
+                yield names
+
+
+def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
+    """Return a mean over samples of what the output's first tensor is worth, whatever it means.
+
+    Waves of weights: a norm at the end fixes the sum of squares, and a softmax the sum.
+    """
+    leaves = tree_leaves(dict(output) if hasattr(output, "items") else output)
+    leaf = next(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
+    if leaf.shape[:1] != targets.shape:
+        raise ValueError(f"the output's first tensor, {tuple(leaf.shape)}, is not one of samples")
+    values = leaf.float().flatten(1)
+    waves = torch.arange(values.shape[1], device=values.device).sin()
+    return ((values * waves).mean(1) * targets).mean()
+
+
+def trial(module: nn.Module, inputs: dict[str, Any], targets: torch.Tensor) -> str:
+    """Return why a module cannot be compared with itself elsewhere, or an empty text."""
+    first = loss(module(**inputs), targets)
+    first.backward()
+    second = loss(module(**inputs), targets)
+    if not math.isfinite(first.item()):
+        return "its loss is not finite on one device"
+    norms = [float(p.grad.abs().max()) for p in module.parameters() if p.grad is not None]
+    if not all(math.isfinite(norm) for norm in norms):
+        return "its gradients are not finite on one device"
+    if not any(norms):
+        return "its gradients are zero"
+    return "" if torch.equal(first, second) else "it draws, or keeps a state: two calls differ"
