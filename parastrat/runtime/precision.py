@@ -71,6 +71,12 @@ class LossScale:
     def load_state_dict(self, state: dict[str, float]) -> None:
         self.scale, self._good_steps = float(state["scale"]), int(state["good_steps"])
 
+    def scale_earlier_(self, model: nn.Module) -> None:
+        """Multiply gradients that are there already by the scale, as ``unscale_`` will divide them too."""
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                local_tensor(parameter.grad).mul_(self.scale)
+
     def unscale_(self, model: nn.Module) -> bool:
         """Divide all gradients by the scale and adapt it; return whether the step counts.
 

@@ -77,6 +77,8 @@ def forward_backward(
     # a rank with fewer samples keeps step with the others: their collectives need it
     shares += [replace(shares[0], count=0)] * (rounds - len(shares))
     summed = torch.zeros((), device=wrapping.device)
+    if wrapping.loss_scale is not None:
+        wrapping.loss_scale.scale_earlier_(model)
     wrapping.stepping = True
     try:
         with nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end():

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import parastrat
 from parastrat.errors import ParastratError
 from parastrat.plan import Recompute
+from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.workload import Precision
 
@@ -196,6 +197,23 @@ def overflow(fields: dict[str, Any]) -> tuple[bool, bool, float]:
     return dropped, all(torch.equal(before[name], after[name]) for name in before), scale.scale
 
 
+def added_up(fields: dict[str, Any], model: Any = Gpt) -> float:
+    """How far the gradients of two equal steps, added up, are from twice those of one; relative."""
+    module = wrapped(fields, model)
+    held = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    x, y = tokens(0, 2 * SHARE)
+    if "pp" not in fields:
+        x, y = share_of((x, y))
+    found = []
+    for _ in range(2):
+        parastrat.forward_backward(module, x, y, loss_fn=token_loss)
+        found.append([local_tensor(parameter.grad).clone() for parameter in held])
+    return max(
+        float((twice - 2 * once).norm() / once.norm().clamp(min=1e-6))
+        for once, twice in zip(*found, strict=True)
+    )
+
+
 def explained(chosen: dict[str, Any]) -> str:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -223,6 +241,7 @@ def on_two(folder: Path) -> dict[str, Any]:
         found[f"resumed-{name}"] = resumed(fields, folder, save_as=name)
         found[f"evaluated-{name}"] = evaluated(fields)
         found[f"overflow-{name}"] = overflow(fields)
+        found[f"added-up-{name}"] = added_up({**fields, "precision": Precision.FP16_MIXED})
         found[f"explained-{name}"] = explained(fields)
     found["ties"], found["keys"], found["buffers"] = ties(), keys(), buffers_follow(DDP)
     found["different_plans"] = different_plans()

@@ -209,6 +209,11 @@ def test_shuffled_shares_do_not_overlap(two: Found, *, drop_last: bool) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_scaled_gradients_of_several_steps_add_up(strategy: str, two: Found) -> None:
+    assert all(found[f"added-up-{strategy}"] < 0.01 for found in two)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_an_overflow_skips_the_step_on_all_ranks(strategy: str, two: Found) -> None:
     assert all(found[f"overflow-{strategy}"] == (True, True, 2.0**39) for found in two)
 

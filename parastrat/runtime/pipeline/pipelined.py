@@ -21,7 +21,7 @@ from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
 from parastrat.runtime.pipeline.schedule import SPLIT, Ends, Run, rank_of_stage, schedule_of
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
-from parastrat.runtime.pipeline.ties import Tie, add_gradients, average_over_data
+from parastrat.runtime.pipeline.ties import Tie, average_over_data, gradients_added
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -94,11 +94,11 @@ class Pipeline:
             ends = {stage: _ends(self.cut.spans[stage], job) for stage in self.modules}
             self._run = key, Run(self.wrapping.plan, self.modules, ends, self.group, self.wrapping.device)
         self._follow_mode()
-        with self._working(job), self._own_draws():
-            self._run[1].step()
-        if not self.sharded:
-            average_over_data(self.modules.values(), self.wrapping.mesh)
-        add_gradients(self.ties)
+        with gradients_added(self.ties):
+            with self._working(job), self._own_draws():
+                self._run[1].step()
+            if not self.sharded:
+                average_over_data(self.modules.values(), self.wrapping.mesh)
 
     def evaluate(self, batch: Any) -> Any:
         """Return the model's output on the rank of the last stage, None elsewhere; one batch at a time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,13 +66,18 @@ def equalise(ties: list[Tie]) -> None:
         local_tensor(tie.parameter.detach()).copy_(values)
 
 
-def add_gradients(ties: list[Tie]) -> None:
-    """Sum the gradients of each parameter over the ranks that hold it."""
-    for tie in ties:
-        if tie.parameter.requires_grad:
-            if tie.parameter.grad is None:
-                tie.parameter.grad = torch.zeros_like(tie.parameter)
-            dist.all_reduce(local_tensor(tie.parameter.grad), group=tie.group)
+@contextmanager
+def gradients_added(ties: list[Tie]) -> Iterator[None]:
+    """Sum the gradients of the backwards inside over the ranks that hold a parameter; earlier ones stay."""
+    trained = [tie for tie in ties if tie.parameter.requires_grad]
+    earlier = [tie.parameter.grad for tie in trained]
+    for tie in trained:
+        tie.parameter.grad = None
+    yield
+    for tie, before in zip(trained, earlier, strict=True):
+        new = torch.zeros_like(tie.parameter) if tie.parameter.grad is None else tie.parameter.grad
+        dist.all_reduce(local_tensor(new), group=tie.group)
+        tie.parameter.grad = new if before is None else before.add_(new)
 
 
 def average_over_data(modules: Iterable[nn.Module], mesh: RankMesh) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runtime.cells import labelled
+from runtime.cells import added_up, labelled
 from runtime.models import Gpt, plan, token_loss, tokens
 from runtime.training import FEW, GLOBAL_BATCH, MODELS, image_batch, labelled_batch, part
 from torch import nn
@@ -168,6 +168,7 @@ def on_two() -> dict[str, Any]:
     for samples in (8, 5):
         found[f"uneven-{samples}"] = uneven(ONE_F_ONE_B, samples)
     found["gradients"] = gradients(ONE_F_ONE_B)
+    found["added up"] = added_up(ONE_F_ONE_B | {"gradient_accumulation_steps": 4})
     return found
 
 

@@ -64,6 +64,10 @@ def uneven_alone(samples: int) -> list[tuple[float, float]]:
     return found
 
 
+def test_gradients_of_several_steps_add_up_where_stages_share_a_weight(two: list[dict[str, Any]]) -> None:
+    assert all(rank["added up"] < 1e-5 for rank in two)
+
+
 def test_gradients_are_those_of_one_process(two: list[dict[str, Any]]) -> None:
     model = seeded()
     x, y = tokens(0, GLOBAL_BATCH)
