@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.case import Case, Unknown
 from parastrat.columns import Columns, code_of, plan_columns
 from parastrat.finding import Hit, Severity
-from parastrat.plan import Compile, Offload, Recompute, Shard
+from parastrat.plan import Compile, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules.rule import PlanRule, finding, plan_rule
 from parastrat.workload import Precision
 
@@ -21,6 +21,10 @@ _FSDP2 = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _GRADIENTS = code_of(Shard.GRADIENTS)
+
+_ZERO_BUBBLE = code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
+_ZBV = code_of(PipelineSchedule.ZBV)
+_DUAL_PIPE_V = code_of(PipelineSchedule.DUAL_PIPE_V)
 
 
 @plan_rule(
@@ -133,27 +137,6 @@ def _(case: Case) -> Hit:
     )
 
 
-@plan_rule(
-    "PS295", Severity.INFO, source="https://docs.pytorch.org/docs/stable/distributed.pipelining.html"
-)
-def tensor_parallel_stages(p: Columns) -> Mask:
-    """Tensor parallelism inside of pipeline stages is planned, not applied, by this version.
-
-    Each of the two is applied with data axes. A layer's division is proven on a copy of the whole model,
-    which a stage does not hold.
-    """
-    return (p.tp > 1) & (p.pp > 1)
-
-
-@tensor_parallel_stages.message
-def _(case: Case) -> Hit:
-    mesh = case.plan.mesh
-    return Hit(
-        message=f"auto_parallelize does not apply tp {mesh.tp} with pp {mesh.pp} yet",
-        fix="plan --tp 1 with pp and FSDP2, or --pp 1 with tp and FSDP2; or run this plan with torchtitan",
-    )
-
-
 @plan_rule("PS296", Severity.INFO, source="https://docs.pytorch.org/docs/stable/torch.compiler.html")
 def compiled_model_axes(p: Columns) -> Mask:
     """Compiled blocks are not applied with tensor or pipeline parallelism.
@@ -208,6 +191,27 @@ def _(case: Case) -> Hit:
     )
 
 
+@plan_rule("PS299", Severity.INFO, source="https://arxiv.org/abs/2401.10241")
+def selective_recompute_of_split_backwards(p: Columns) -> Mask:
+    """Schedules that split the backward recompute whole blocks, or nothing.
+
+    Zero-bubble and V-shaped schedules compute the gradients of inputs first and those of weights later.
+    torch's selective checkpointing gives what it kept only once, to the first of the two.
+    """
+    split = (p.pp_schedule == _ZERO_BUBBLE) | (p.pp_schedule == _ZBV) | (p.pp_schedule == _DUAL_PIPE_V)
+    return (p.pp > 1) & split & (p.recompute == code_of(Recompute.SELECTIVE))
+
+
+@selective_recompute_of_split_backwards.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    schedule = plan.pp_schedule.value if plan.pp_schedule else ""
+    return Hit(
+        message=f"auto_parallelize does not apply recompute = {plan.recompute.value} with {schedule}",
+        fix="plan pp_schedule = Interleaved1F1B, or --recompute full",
+    )
+
+
 #: what ``auto_parallelize`` refuses, whatever the severity elsewhere
 RUNTIME_RULES: tuple[PlanRule, ...] = (
     axes_are_planned_only,
@@ -215,10 +219,10 @@ RUNTIME_RULES: tuple[PlanRule, ...] = (
     offload_is_planned_only,
     fp8_is_planned_only,
     attention_recompute_under_compile,
-    tensor_parallel_stages,
     compiled_model_axes,
     replicas_over_the_shard_axis,
     resharding_stages,
+    selective_recompute_of_split_backwards,
 )
 
 

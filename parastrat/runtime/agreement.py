@@ -69,6 +69,21 @@ def agree(plan: Plan, model: nn.Module) -> None:
         )
 
 
+def alike(value: str, what: str) -> None:
+    """Check that all ranks hold the same value.
+
+    Raises:
+        MismatchError: naming the ranks that differ from rank 0.
+    """
+    digests = _gathered(hashlib.sha256(value.encode()).hexdigest())
+    others = [rank for rank, each in enumerate(digests) if each != digests[0]]
+    if others:
+        raise MismatchError(
+            f"rank 0 and {_named(others)} {what}",
+            hint="start all ranks with the same script, arguments and versions of torch",
+        )
+
+
 def from_first(action: Callable[[], T]) -> T:
     """Return what ``action`` gives on rank 0, on every rank; the others do not run it.
 

@@ -43,7 +43,7 @@ from parastrat.runtime.refusals import (
 )
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
-from parastrat.runtime.tensor_parallel.apply import tensor_parallel
+from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.world import (
     backend_string,
@@ -170,10 +170,11 @@ def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) 
         calls.append(
             f"# {len(changed)} parameters cast to the plan's {plan.precision}, such as {changed[0]}"
         )
+    # a layout is proven on a copy of the whole, which no stage holds
+    choose_layout(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     if wrapping.mesh.pp is not None:
         wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start.sample_inputs)
-    if plan.mesh.tp > 1:
-        tensor_parallel(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
+    tensor_parallel(module, wrapping)
     units = _units(module, wrapping)
     model = _placed(module, wrapping, units, start)
     if plan.precision is Precision.FP16_MIXED:
@@ -256,7 +257,7 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
         if without_caches(module):
             calls.append("model.config.use_cache = False")
         if plan.recompute is Recompute.ATTENTION:
-            guard_attention(module)
+            guard_attention(list(units.values()))
     if units and plan.compile is Compile.BLOCK:
         calls.append(f"for name in {tuple(units)}:\n    model.get_submodule(name).compile()")
     return units

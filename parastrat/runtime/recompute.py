@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
@@ -62,8 +62,8 @@ def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
     return wrapped
 
 
-def guard_attention(model: nn.Module) -> None:
-    """Let the first forward fail in which no attention core came under a checkpoint.
+def guard_attention(blocks: Sequence[nn.Module]) -> None:
+    """Let the first forward fail in which no attention core of these blocks came under a checkpoint.
 
     A block that computes attention otherwise (``nn.MultiheadAttention``, plain matrix multiplies) would
     keep everything, and the plan's memory would be wrong.
@@ -78,7 +78,8 @@ def guard_attention(model: nn.Module) -> None:
                 hint="plan with --recompute selective or full, or give it attn_implementation='sdpa'",
             )
 
-    handle = model.register_forward_hook(check)
+    # behind the last of them, not behind the model: a pipeline's rank has stages without blocks too
+    handle = blocks[-1].register_forward_hook(check)
 
 
 def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:

@@ -44,7 +44,7 @@ FROZEN = re.findall(
 PS101 PS102 PS103 PS104 PS105
 PS200 PS201 PS202 PS203 PS206 PS207 PS208 PS210 PS211 PS212 PS213 PS214 PS215 PS216 PS217 PS219 PS220 PS223
 PS224
-PS290 PS291 PS292 PS293 PS294 PS295 PS296 PS297 PS298
+PS290 PS291 PS292 PS293 PS294 PS295 PS296 PS297 PS298 PS299
 PS301 PS302 PS303 PS304 PS305 PS306 PS307 PS308 PS309 PS310 PS311 PS312 PS313
 PS320 PS321 PS322 PS323 PS324 PS325 PS326 PS330 PS331 PS332
 PS380 PS381 PS382 PS383 PS384 PS385 PS386 PS387 PS388 PS389 PS390 PS391 PS392 PS393
@@ -61,6 +61,9 @@ PS701 PS702 PS703 PS704 PS705 PS706 PS707 PS708 PS709 PS710 PS711 PS712 PS713 PS
 PS801 PS802 PS803 PS804 PS805 PS811 PS812 PS813
 """,
 )
+
+#: codes of rules that are no more
+RETIRED = {"PS295"}
 
 #: collected pitfalls that no rule catches yet: most are about files, scripts and limits of the host
 UNCOVERED = re.findall(
@@ -82,7 +85,7 @@ by_plan_rule = pytest.mark.parametrize("rule", PLAN_RULES, ids=[rule.code for ru
 
 
 def test_codes_are_frozen_sorted_and_unique() -> None:
-    assert [rule.code for rule in RULES] == FROZEN
+    assert [rule.code for rule in RULES] == [code for code in FROZEN if code not in RETIRED]
 
 
 @by_code

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from builders import case, codes
 
-from parastrat.plan import Compile, Offload, Plan, Recompute, Shard
+from parastrat.plan import Compile, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.workload import Precision
 
@@ -16,10 +16,13 @@ def test_axes_are_planned_only() -> None:
     assert "PS290" not in codes(dp_shard=2, pp=2)
 
 
-def test_tensor_parallel_stages() -> None:
-    assert "PS295" in codes(tp=2, pp=2)
-    assert "PS295" not in codes(tp=2)
-    assert "PS295" not in codes(pp=2)
+@pytest.mark.parametrize("schedule", PipelineSchedule)
+def test_selective_recompute_of_split_backwards(schedule: PipelineSchedule) -> None:
+    stages = {"pp": 2, "pp_schedule": schedule}
+    split = schedule in {"InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"}
+    assert ("PS299" in codes(recompute=Recompute.SELECTIVE, **stages)) == split
+    assert "PS299" not in codes(recompute=Recompute.FULL, **stages)
+    assert "PS299" not in codes(recompute=Recompute.SELECTIVE, pp_schedule=schedule)
 
 
 @pytest.mark.parametrize("axis", ["tp", "pp"])

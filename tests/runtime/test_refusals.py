@@ -14,7 +14,7 @@ from torch import nn
 import parastrat
 from parastrat.errors import MismatchError, ModelError, PlanFileError, UsageError, WrapError
 from parastrat.parse import ModelFingerprint
-from parastrat.plan import Compile, Offload, Plan, Recompute, Shard
+from parastrat.plan import Compile, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.runtime.refusals import check_fingerprint, check_optimizers, check_plan, check_world
 from parastrat.workload import Precision
 
@@ -47,7 +47,11 @@ def test_another_model_names_both_fingerprints() -> None:
         (plan(dp_shard=8, shard=Shard.OPTIMIZER), "ZeRO-1", r"reshard_after_forward = false, dp_shard 8"),
         (plan(dp_shard=8, shard=Shard.GRADIENTS), "ZeRO-2", r"shard = parameters"),
         (plan(dp_shard=2, cp=2, pp=2), r"cp 2 yet \(fsdp2\+cp\+pp\) \(PS290\)", r"fsdp2 over dp_shard 8"),
-        (plan(tp=2, pp=2), "tp 2 with pp 2", "--pp 1"),
+        (
+            plan(pp=2, pp_schedule=PipelineSchedule.ZBV, virtual_stages=2, recompute=Recompute.SELECTIVE),
+            "recompute = selective with ZBV",
+            "Interleaved1F1B",
+        ),
         (plan(tp=2, compile=Compile.BLOCK), "compile = block with tp", "compile = none"),
         (plan(pp=2, compile=Compile.BLOCK), "compile = block with pp", "compile = none"),
         (plan(cp=2), "cp 2 yet", "fsdp2 over dp_shard 2"),

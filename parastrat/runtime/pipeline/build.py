@@ -30,6 +30,9 @@ from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
 from parastrat.runtime.recompute import without_caches
 from parastrat.runtime.slots import slots_of, without_data
+from parastrat.runtime.tensor_parallel.extent import Extent
+from parastrat.runtime.tensor_parallel.layout import divided_between
+from parastrat.runtime.tensor_parallel.sequence import unstreamed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -63,7 +66,11 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
         wrapping.calls.append("model.config.use_cache = False")
     setting = Setting(precision=plan.precision, autocast=not shards(plan))
     skeleton = without_data(module).train()
-    cut = together(lambda: _cut(skeleton, sample_inputs, setting, plan))
+    cut = together(lambda: _cut(skeleton, sample_inputs, setting, wrapping))
+    blocks = wrapping.blocks.names
+    divided = _divided_at_cuts(cut, blocks)
+    if wrapping.layout is not None and wrapping.layout.sequence and divided:
+        wrapping.layout = unstreamed(wrapping.layout, divided)
     from_first_stage(module, wrapping.device, pp.get_group())
     own = stages_of_rank(plan, pp.get_local_rank())
     names = tuple(parts_of(module))
@@ -79,13 +86,41 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
         cut=cut,
         absent=absent,
         parts=names,
+        extent=Extent(names=blocks, runs=_runs(cut, own, blocks)),
         modules=dict.fromkeys(own, module),
     )
 
 
-def _cut(skeleton: nn.Module, sample_inputs: Any, setting: Setting, plan: Plan) -> Cut:
+def _runs(cut: Cut, stages: tuple[int, ...], blocks: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the blocks of each of these stages, in the order in which they run."""
+    spans = [cut.spans[stage] for stage in stages]
+    runs = [
+        tuple(event.part for event in cut.route.events[span.begin : span.end] if event.part in blocks)
+        for span in spans
+    ]
+    return tuple(run for run in runs if run)
+
+
+def _divided_at_cuts(cut: Cut, blocks: tuple[str, ...]) -> str:
+    """Return why stages cannot send activations: only what leaves a stage's last block is whole."""
+    events = cut.route.events
+    inside = [index for index, event in enumerate(events) if event.part in blocks]
+    if len({events[index].part for index in inside}) < len(inside):
+        return "blocks that run several times are in stages"
+    ends = {max(own) for span in cut.spans if (own := [index for index in inside if index in span])}
+    for span in cut.spans[1:]:
+        for source in cut.route.crossing(span.begin):
+            if source.event in inside and (source.event not in ends or source.index):
+                name = events[source.event].part
+                return f"stage {span.stage} reads what {name} returns, which is divided there"
+    return ""
+
+
+def _cut(skeleton: nn.Module, sample_inputs: Any, setting: Setting, wrapping: Wrapping) -> Cut:
+    plan, layout = wrapping.plan, wrapping.layout
     batch, route = _traced(skeleton, sample_inputs, setting)
-    spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages)
+    joined = () if layout is None else tuple(map(divided_between, layout.groups))
+    spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages, joined)
     owners = owners_of(route, spans, slots_of(skeleton))
     _check_crossing(route, spans, plan)
     _check_ties(owners, plan)

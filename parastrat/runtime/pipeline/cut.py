@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -49,15 +50,24 @@ class Cut:
     owners: dict[str, tuple[int, ...]]
 
 
-def spans_of(module: nn.Module, route: Route, stages: int) -> tuple[Span, ...]:
+def spans_of(
+    module: nn.Module, route: Route, stages: int, joined: Sequence[frozenset[str]] = ()
+) -> tuple[Span, ...]:
     """Cut the events into contiguous stages, by the FLOPs of their forward, as estimates do.
 
     Every stage begins with something to train, but for what comes before the first.
 
+    Args:
+        module: the whole.
+        route: of its forward.
+        stages: how many.
+        joined: names of modules between which activations are divided, which no stage could send.
+
     Raises:
         WrapError: if there are fewer places to cut than the plan needs.
     """
-    reasons = {after: route.why_not(after) for after in range(1, len(route.events))}
+    inside = _inside(route, joined)
+    reasons = {after: inside.get(after) or route.why_not(after) for after in range(1, len(route.events))}
     trained = {slot.name for slot in slots_of(module) if slot.is_parameter and slot.tensor.requires_grad}
     groups: list[list[int]] = [[]]
     trains = False
@@ -83,6 +93,21 @@ def spans_of(module: nn.Module, route: Route, stages: int) -> tuple[Span, ...]:
         Span(stage=stage, stages=stages, begin=held[stage][0], end=held[stage][-1] + 1)
         for stage in range(stages)
     )
+
+
+def _inside(route: Route, joined: Sequence[frozenset[str]]) -> dict[int, str]:
+    """Return the places between modules that must be in one stage, each with the reason."""
+    found: dict[int, str] = {}
+    for names in joined:
+        at = [
+            index
+            for index, event in enumerate(route.events)
+            if any(f"{name}.".startswith(f"{event.part}.") for name in names)
+        ]
+        if len({route.events[index].part for index in at}) > 1:
+            reason = f"tensor parallelism divides what is between {', '.join(sorted(names))}"
+            found |= dict.fromkeys(range(at[0] + 1, at[-1] + 1), reason)
+    return found
 
 
 _WITHOUT = "plan --pp 1 with FSDP2 or tensor parallelism instead"

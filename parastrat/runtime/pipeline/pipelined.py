@@ -22,6 +22,7 @@ from parastrat.runtime.pipeline.schedule import SPLIT, Ends, Run, rank_of_stage,
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.ties import Tie, average_over_data, gradients_added
+from parastrat.runtime.tensor_parallel.extent import Extent
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -65,6 +66,8 @@ class Pipeline:
     absent: Absent
     #: names of all parts of the module
     parts: tuple[str, ...]
+    #: the model's blocks, and which of them follow each other on this rank
+    extent: Extent
     #: this rank's, by stage
     modules: dict[int, nn.Module] = field(default_factory=dict)
     #: what the modules lack, where a rank has several stages

@@ -96,7 +96,7 @@ def average_over_data(modules: Iterable[nn.Module], mesh: RankMesh) -> None:
         if some:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            messages[parameter.grad.dtype].append(parameter.grad)
+            messages[parameter.grad.dtype].append(local_tensor(parameter.grad))
     for gradients in messages.values():
         for bucket in _buckets(gradients):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])

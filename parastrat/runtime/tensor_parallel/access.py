@@ -68,7 +68,10 @@ def _with_properties(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.M
 
 def _property(name: str) -> property:
     def used(module: nn.Module) -> torch.Tensor | None:
-        parameter: torch.Tensor | None = module._parameters[name]  # noqa: SLF001  (it hides this one)
+        held = module._parameters  # noqa: SLF001  (the property hides it)
+        if name not in held:  # of another pipeline stage: zeros stand in
+            return vars(module)[name]  # type: ignore[no-any-return]
+        parameter: torch.Tensor | None = held[name]
         if not _Forwards.running or not isinstance(parameter, DTensor):
             return parameter
         use: Use = module.__dict__[_USES][name]

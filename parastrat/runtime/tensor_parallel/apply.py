@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from parastrat.runtime.agreement import shared_seed
-from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.agreement import alike, shared_seed
 from parastrat.runtime.data_parallel import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drops
+from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Inside, Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.sums import Sums
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
@@ -23,13 +25,14 @@ if TYPE_CHECKING:
     from parastrat.runtime.wrapping import Wrapping
 
 
-def tensor_parallel(
+def choose_layout(
     module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
 ) -> None:
-    """Divide the module in place over the plan's tp ranks; all its parameters become DTensors.
+    """Note how the whole module will be divided over the plan's tp ranks; all ranks call it.
 
     Raises:
         WrapError: if nothing of it can be divided, or a small copy cannot be made to prove it.
+        MismatchError: if the tensor-parallel groups did not find the same.
     """
     mesh = wrapping.mesh.tp
     if mesh is None:
@@ -40,36 +43,60 @@ def tensor_parallel(
         record=record,
         device=wrapping.device,
         sequence=wrapping.plan.sequence_parallel,
+        stages=wrapping.plan.mesh.pp > 1,
     )
-    devices = [] if wrapping.device.type == "cpu" else [wrapping.device]
-    # first weights and the user's own draws are those that they would be without tensor parallelism
-    with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
+    with _own_draws(wrapping.device):
+        wrapping.layout = chosen_layout(source, mesh)
+    alike(str(wrapping.layout), "divide the model's layers differently")
+
+
+def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
+    """Divide the module in place as was chosen; all its parameters become DTensors.
+
+    Args:
+        module: whole, or without the parameters of other pipeline stages.
+        wrapping: with the layout of the whole.
+    """
+    mesh, layout = wrapping.mesh.tp, wrapping.layout
+    if mesh is None or layout is None:
+        return
+    with _own_draws(wrapping.device):
         seed = shared_seed()
-        layout = wrapping.layout = chosen_layout(source, mesh)
+    extent = wrapping.pipeline.extent if wrapping.pipeline else Extent.of(module)
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         to_device_from_first_rank(own, wrapping)
     if drops(module):
-        rank = mesh.get_local_rank()
-        regions = Regions(wrapping.device, seed=seed, tp_rank=rank, dp_rank=wrapping.mesh.dp_rank)
-        _divide_dropout(module, layout, regions)
+        stage = 0 if wrapping.mesh.pp is None else wrapping.mesh.pp.get_local_rank()
+        place = wrapping.mesh.dp_rank + stage * wrapping.plan.mesh.dp
+        regions = Regions(wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
+        _divide_dropout(module, layout, regions, extent)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
-    apply_layout(module, layout, mesh)
-    if wrapping.plan.mesh.dp == 1:  # otherwise gradients are reduced over the data ranks in backward
+    apply_layout(module, layout, mesh, extent)
+    # otherwise gradients are reduced over the data ranks in backward, or summed over stages before the end
+    if wrapping.plan.mesh.dp == 1 and wrapping.pipeline is None:
         wrapping.sums = Sums(module, mesh)
     wrapping.calls.extend(_said(layout))
     if wrapping.plan.loss_parallel:
         wrapping.calls.append("# loss parallelism is left out: the head's output is gathered")
 
 
-def _divide_dropout(module: nn.Module, layout: Layout, regions: Regions) -> None:
+@contextmanager
+def _own_draws(device: torch.device) -> Iterator[None]:
+    """Leave first weights and the user's own draws as they would be without tensor parallelism."""
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
+        yield
+
+
+def _divide_dropout(module: nn.Module, layout: Layout, regions: Regions, extent: Extent) -> None:
     """Let dropout be alike on all tp ranks but inside of what they divide."""
     for name, part in layout.parts.items():
         if part.role is Role.COLUMN:
             regions.begin(module.get_submodule(name))
         elif part.role is Role.ROW:
             regions.end(module.get_submodule(name))
-    for block in repeated_blocks(module).modules:
+    for block in extent.modules(module):
         regions.afresh(block)
     regions.around(module)
 

@@ -15,6 +15,7 @@ from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
 from parastrat.runtime.tensor_parallel.ends import suggested_ends
+from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Verdict, proven, results
@@ -41,8 +42,8 @@ class Bench:
     def judged(self, groups: Groups) -> Verdict:
         return self.holds(Layout(groups=groups))
 
-    def holds(self, layout: Layout) -> Verdict:
-        return proven(self.copy, self.expected, self.inputs, layout, self.mesh)
+    def holds(self, layout: Layout, extent: Extent | None = None) -> Verdict:
+        return proven(self.copy, self.expected, self.inputs, layout, self.mesh, extent)
 
     def settled(self, groups: Groups) -> Groups:
         return settled(Layout(groups=groups), self.copy, self.mesh.size()).groups
@@ -91,8 +92,11 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
         except NoStreamError as error:
             reason = str(error)
         else:
-            for ends in (*suggested_ends(bench.copy, bench.inputs, small), Ends()):
+            further = () if source.stages else suggested_ends(bench.copy, bench.inputs, small)
+            for ends in (*further, Ends()):
                 verdict = bench.holds(extended(small, ends))
+                if verdict and source.stages:  # a stage may begin and end with any block
+                    verdict = bench.holds(small, Extent.of_single_blocks(bench.copy))
                 if verdict:
                     return extended(stream, ends)
             reason = f"not proven: {verdict}"

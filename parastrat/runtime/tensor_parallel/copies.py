@@ -44,6 +44,8 @@ class Source:
     device: torch.device
     #: the plan divides the sequence too
     sequence: bool = False
+    #: the blocks will be cut into pipeline stages
+    stages: bool = False
 
 
 def small_copy(source: Source, degree: int) -> nn.Module:
@@ -135,7 +137,8 @@ def _cut(batch: Any, length: int) -> Any:
         if any(have < want for have, want in zip(whole.shape, wanted.shape, strict=True)):
             repeats = [-(-want // have) for have, want in zip(whole.shape, wanted.shape, strict=True)]
             whole = whole.repeat(repeats)
-        return whole[tuple(slice(size) for size in wanted.shape)]
+        # contiguous, as the user's own is: forwards may view it
+        return whole[tuple(slice(size) for size in wanted.shape)].contiguous()
 
     return tree_map(part, batch, like)
 

@@ -103,6 +103,12 @@ class Layout:
         return {name: part for group in self.groups for name, part in group.parts.items()}
 
 
+def divided_between(group: Group) -> frozenset[str]:
+    """Return the group's modules between which each rank holds a share of the activations."""
+    inside = (Role.COLUMN, Role.ROW)
+    return frozenset(name for name, part in group.parts.items() if part.role in inside)
+
+
 def kind_of(name: str) -> str:
     """Return a module's name with ``*`` for the numbers of layers."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

@@ -18,6 +18,7 @@ from parastrat.runtime.tensor_parallel.wrap import apply_layout
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from parastrat.runtime.tensor_parallel.extent import Extent
     from parastrat.runtime.tensor_parallel.layout import Layout
 
 #: greatest difference allowed, as a share of the tensor's largest value; rounding in fp32 makes 1e-6
@@ -55,13 +56,20 @@ class Verdict:
         return f"{name} differs by {share:.2g} of its size" if name else "proven"
 
 
-def proven(plain: nn.Module, expected: Results, inputs: Any, layout: Layout, mesh: DeviceMesh) -> Verdict:
+def proven(
+    plain: nn.Module,
+    expected: Results,
+    inputs: Any,
+    layout: Layout,
+    mesh: DeviceMesh,
+    extent: Extent | None = None,
+) -> Verdict:
     """Compare a copy of ``plain`` under the layout with what ``plain`` gave; all ranks call it."""
     parallel = copy.deepcopy(plain)
     differences: dict[str, float] = {}
     failure = ""
     try:
-        apply_layout(parallel, layout, mesh)
+        apply_layout(parallel, layout, mesh, extent)
         differences = compared(expected, results(parallel, inputs))
     except Exception as error:  # noqa: BLE001  (the module's code may raise anything; the verdict quotes it)
         failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

@@ -7,7 +7,7 @@ and scatters the sums behind its rows.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,8 +15,9 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, take
-from parastrat.runtime.tensor_parallel.layout import Ends, Group, Layout, Part, Role
+from parastrat.runtime.tensor_parallel.layout import Ends, Group, Layout, Left, Part, Role
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, feature_dims
 
 if TYPE_CHECKING:
@@ -58,16 +59,22 @@ def extended(layout: Layout, ends: Ends) -> Layout:
     return replace(layout, groups=groups if between else layout.groups, ends=ends)
 
 
-def in_stream(module: nn.Module, group: Group, ends: Ends) -> bool:
+def unstreamed(layout: Layout, reason: str) -> Layout:
+    """Return a layout of stages with whole activations between its groups again."""
+    left = (*layout.left, Left(kind="sequence parallelism", reason=reason))
+    return Layout(groups=layout.groups[:-1], left=left)
+
+
+def in_stream(extent: Extent, group: Group, ends: Ends) -> bool:
     """Return whether a group's modules are in blocks, or as far beyond them as the stream reaches."""
-    starts = tuple(f"{name}." for name in repeated_blocks(module).names)
+    starts = tuple(f"{name}." for name in extent.names)
     reached = {ends.embedding, ends.head, *ends.between}
     return all(name.startswith(starts) or name in reached for name in group.parts)
 
 
-def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Divide positions at the first block, gather them behind the last and around every region."""
-    blocks, ends = repeated_blocks(module), layout.ends
+def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Extent) -> None:
+    """Divide positions at the first block of each run, gather them behind its last and around regions."""
+    ends = layout.ends
     length: list[int] = []
 
     def own(x: torch.Tensor) -> torch.Tensor:
@@ -78,15 +85,16 @@ def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
         length[:] = [x.shape[SEQUENCE]]
         return x if ends.embedding else own(x)
 
-    change_input(module.get_submodule(ends.embedding) if ends.embedding else blocks.modules[0], noted)
+    for name in [ends.embedding] if ends.embedding else [run[0] for run in extent.runs]:
+        change_input(module.get_submodule(name), noted)
     if ends.head:
         change_input(module.get_submodule(ends.head), lambda x: _gathered_for_head(x, mesh, length))
-    else:
-        change_output(blocks.modules[-1], lambda x: gather(x, mesh, SEQUENCE))
+    for name in [] if ends.head else [run[-1] for run in extent.runs]:
+        change_output(module.get_submodule(name), lambda x: gather(x, mesh, SEQUENCE))
     for group in layout.groups:
         columns = [name for name, part in group.parts.items() if part.role is Role.COLUMN]
-        if columns and in_stream(module, group, ends):
-            _gather_before(module, group, columns, mesh)
+        if columns and in_stream(extent, group, ends):
+            _gather_before(module, group, columns, _Around(mesh=mesh, extent=extent))
 
 
 def _check_positions(x: torch.Tensor, mesh: DeviceMesh, dims: int) -> None:
@@ -114,11 +122,17 @@ def _gathered_for_head(x: torch.Tensor, mesh: DeviceMesh, length: list[int]) -> 
     return gather_parts(x, mesh, SEQUENCE)
 
 
-def _gather_before(module: nn.Module, group: Group, columns: list[str], mesh: DeviceMesh) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Around:
+    mesh: DeviceMesh
+    extent: Extent
+
+
+def _gather_before(module: nn.Module, group: Group, columns: list[str], around: _Around) -> None:
     """Gather at the module that holds the whole group, so that its code sees whole sequences."""
-    entrance = Entrance(lambda x: gather_parts(x, mesh, SEQUENCE), in_evaluation=True)
+    entrance = Entrance(lambda x: gather_parts(x, around.mesh, SEQUENCE), in_evaluation=True)
     home = _home(list(group.parts))
-    if home and home not in repeated_blocks(module).names:
+    if home and home not in around.extent.names:
         dims = {_input_features(module.get_submodule(name)) for name in columns}
         _gather_activations(module.get_submodule(home), dims, entrance)
         return

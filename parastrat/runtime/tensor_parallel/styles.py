@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -192,21 +193,29 @@ def _look_up_own_rows(module: nn.Module, styling: Styling) -> None:
 
 
 def change_input(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Change the first input."""
+    """Change the first input.
 
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    Inside of the forward, not in a hook: a pipeline's stages skip forwards of others, but not their hooks.
+    """
+    forward = module.forward
+
+    @wraps(forward)
+    def changed(*args: Any, **kwargs: Any) -> Any:
         if args:
-            return (change(args[0]), *args[1:]), kwargs
+            return forward(change(args[0]), *args[1:], **kwargs)
         name = next(iter(kwargs))
-        return args, {**kwargs, name: change(kwargs[name])}
+        return forward(**{**kwargs, name: change(kwargs[name])})
 
-    module.register_forward_pre_hook(hook, with_kwargs=True)
+    module.forward = changed
 
 
 def change_output(module: nn.Module, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Change the output, or the first of several."""
+    """Change the output, or the first of several; inside of the forward, as ``change_input``."""
+    forward = module.forward
 
-    def hook(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
+    @wraps(forward)
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
         return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
-    module.register_forward_hook(hook)
+    module.forward = changed

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.access import local_inside
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
+from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter
 from parastrat.runtime.tensor_parallel.layout import Inside
 from parastrat.runtime.tensor_parallel.sequence import divide_stream, in_stream
@@ -20,12 +20,20 @@ if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.layout import Group, Layout
 
 
-def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
-    """Divide the module in place: all its parameters become DTensors on ``mesh``, ties kept."""
+def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Extent | None = None) -> None:
+    """Divide the module in place: all its parameters become DTensors on ``mesh``, ties kept.
+
+    Args:
+        module: whole, or without the parameters of other pipeline stages.
+        layout: of the whole.
+        mesh: the tensor-parallel ranks.
+        extent: the blocks that follow each other here; None: all of a whole module.
+    """
+    extent = extent or Extent.of(module)
     stylings = {
         path: styling
         for group in layout.groups
-        for styling in [_styling(module, group, layout, mesh)]
+        for styling in [_styling(group, layout, mesh, extent)]
         for path in group.parts
     }
     parts = layout.parts
@@ -45,13 +53,13 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh) -> None:
     if any(group.inside is Inside.DTENSORS for group in layout.groups):
         know_plain_tensors()
     if layout.sequence:
-        divide_stream(module, layout, mesh)
-    for part in (module, *repeated_blocks(module).modules):
+        divide_stream(module, layout, mesh, extent)
+    for part in (module, *extent.modules(module)):
         local_inside(part)
 
 
-def _styling(module: nn.Module, group: Group, layout: Layout, mesh: DeviceMesh) -> Styling:
-    stream = layout.sequence and in_stream(module, group, layout.ends)
+def _styling(group: Group, layout: Layout, mesh: DeviceMesh, extent: Extent) -> Styling:
+    stream = layout.sequence and in_stream(extent, group, layout.ends)
     return Styling(mesh=mesh, entrance=_entrance(mesh), inside=group.inside, sequence=stream)
 
 
