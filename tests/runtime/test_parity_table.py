@@ -1,0 +1,104 @@
+"""The cells of docs/parity.md: two cheap models under every strategy, and some that the commit draws.
+
+Takes three minutes on two cores: runs where PARASTRAT_TEST_PARITY is set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from drawn import drawn
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif("PARASTRAT_TEST_PARITY" not in os.environ, reason="takes minutes"),
+]
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from parity_cells import Cell, Job, outcomes  # noqa: E402
+from parity_models import SUBJECTS  # noqa: E402
+from parity_ranks import STRATEGIES  # noqa: E402
+from parity_transformers import names, recipe_of  # noqa: E402
+
+CHEAP = ("sequential", "llama")
+#: optimizer steps; the benchmark takes 20
+STEPS = 5
+#: other cells of the table, and classes of transformers
+DRAWN, CLASSES = 6, 2
+OFTEN = ("fsdp2", "tp")
+#: strategies under which a rank gets wrong weights
+BROKEN = ("ddp", "fsdp2", "tp", "pp 1f1b", "pp x fsdp2")
+#: the recipe of the classes that are drawn: others are larger
+CHEAPEST = "fixed"
+
+
+def drawn_cells() -> list[tuple[str, str]]:
+    others = [(m, s) for m in SUBJECTS if m not in CHEAP for s in STRATEGIES]
+    return drawn(others, DRAWN)
+
+
+def drawn_classes() -> list[str]:
+    order = drawn(names(), 40)
+    found = (name for name in order if getattr(recipe_of(name), "shrink", "") == CHEAPEST)
+    return list(itertools.islice(found, CLASSES))
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[Job, Cell]:
+    table = [(model, strategy) for strategy in STRATEGIES for model in CHEAP] + drawn_cells()
+    jobs = [Job(model=model, strategy=strategy, steps=STEPS) for model, strategy in table]
+    jobs += [Job(model=name, strategy=strategy) for name in drawn_classes() for strategy in OFTEN]
+    jobs += [Job(model="sequential", strategy=name, steps=STEPS, broken=True) for name in BROKEN]
+    return dict(zip(jobs, outcomes(jobs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[tuple[str, str], str]:
+    """The table's signs by model and strategy."""
+    text = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\|.*\|$", text, re.MULTILINE)
+    rows = [[part.strip() for part in line.split("|")[1:-1]] for line in lines]
+    first, _, *others = rows
+    of_models = [row for row in others if len(row) == len(first)]
+    return {
+        (model, row[0]): sign for row in of_models for model, sign in zip(first[1:], row[1:], strict=True)
+    }
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("model", CHEAP)
+def test_cheap_models_train_as_on_one_device(model: str, strategy: str, cells: Any, page: Any) -> None:
+    _check(cells[Job(model=model, strategy=strategy, steps=STEPS)], page)
+
+
+def test_drawn_cells_train_as_on_one_device(cells: Any, page: Any) -> None:
+    for model, strategy in drawn_cells():
+        _check(cells[Job(model=model, strategy=strategy, steps=STEPS)], page)
+
+
+def test_drawn_classes_train_as_on_one_device_or_are_refused(cells: Any) -> None:
+    found = [cell for job, cell in cells.items() if job.model not in SUBJECTS]
+    assert len(found) == CLASSES * len(OFTEN)
+    for cell in found:
+        assert cell.verdict in {"works", "refused"}, cell
+
+
+def test_a_rank_with_other_weights_is_seen(cells: Any) -> None:
+    broken = [cell for job, cell in cells.items() if job.broken]
+    assert len(broken) == len(BROKEN)
+    for cell in broken:
+        assert cell.verdict == "wrong", cell
+
+
+def _check(cell: Cell, page: dict[tuple[str, str], str]) -> None:
+    """What the page says works does; nothing else is wrong or crashes."""
+    works = page[cell.model, cell.strategy] == "✓"
+    assert cell.verdict in ({"works"} if works else {"works", "refused"}), cell
