@@ -11,7 +11,7 @@ from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.gathered import HELD_BY, gathered_bytes
 from parastrat.plan import Shard
-from parastrat.ranks import block_kinds, first_ranks, rank_columns
+from parastrat.ranks import block_kinds, first_ranks, rank_columns, rank_moments
 from parastrat.states import (
     context_bytes,
     element_bytes,
@@ -20,8 +20,12 @@ from parastrat.states import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.model import Block, ModelSpec
+    from parastrat.moments import Moment
     from parastrat.units import Bytes
 
 
@@ -33,30 +37,35 @@ def memory_floor(facts: Facts, columns: Columns) -> Bytes:
     lesser of the gathered parameters. To keep less never costs memory: what one repeat computes again
     exists once, what it would have kept is held once or more.
     """
-    sizes = [block.activations.none.total for block in facts.model.blocks]
-    largest = sizes.index(max(sizes))
+    blocks = block_kinds(facts.model).blocks
     share = 1 + facts.stack.fragmentation
-    stepping, running, held_at = _held(facts, columns, largest, share)
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     first = first_ranks(facts.model, saved)
     one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
-    blocks, kinds = facts.model.blocks, block_kinds(facts.model)
-    own = list(dict.fromkeys(kinds))
-    least = least_kept_bytes([blocks[kind] for kind in own], one_batch)
+    least = least_kept_bytes(blocks, one_batch)
+    largest = _largest(blocks)
+    moment, pipelines_at = _moment_of(facts.model, largest, saved)
+    (running_once,) = running_bytes([blocks[largest]], least[largest : largest + 1], one_batch)
 
-    def kept_from(place: int) -> Any:
-        """Return what the first rank keeps of the blocks from one on."""
-        counts = [
-            sum(first.repeats[other] for other in range(place, len(kinds)) if kinds[other] == kind)
-            for kind in own
-        ]
+    def kept_of(counts: Sequence[Any]) -> Any:
         return sum(each[at] * count for each, count in zip(least, counts, strict=True))
 
-    biggest = own.index(kinds[largest])
-    (running_once,) = running_bytes([blocks[largest]], least[biggest : biggest + 1], one_batch)
-    one, beside = share * kept_from(0), share * (running_once[at] - kept_from(largest + 1))
-    held = in_flight(columns, 0) * one[saved_at]
+    beside = share * (running_once[at] - kept_of(moment.freed[:, 0].take(pipelines_at, axis=-1)))
+    held = in_flight(columns, 0) * (share * kept_of(first.repeats))[saved_at]
+    stepping, running, held_at = _held(facts, columns, largest, share)
     return context_bytes(facts) + np.maximum(stepping[held_at], running[held_at] + held + beside[saved_at])
+
+
+def _largest(blocks: Sequence[Block]) -> int:
+    """Return the kind of block of which one repeat has the most activations."""
+    sizes = [block.activations.none.total for block in blocks]
+    return sizes.index(max(sizes))
+
+
+def _moment_of(model: ModelSpec, kind: int, columns: Columns) -> tuple[Moment, Any]:
+    """Return when a kind of block starts backward, and which of the pipelines each row has."""
+    moments, at = rank_moments(model, columns)
+    return next(moment for moment in moments if moment.kind == kind), at
 
 
 def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[Any, Any, Any]:
@@ -70,21 +79,22 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
     stepping: Any = sum(state_bytes(ranks, held, element).values()) + stepping_bytes(ranks, held, element)
     first = first_ranks(model, held)
     states = state_bytes(first, held, element)
+    of_ranks, at = _moment_of(model, largest, held)
+    moment = of_ranks.of_rank(0).at(at)
     gathered = np.minimum(
         *(
             # what is searched keeps a pipeline's units gathered
             gathered_bytes(
-                model,
+                block_kinds(model).blocks,
                 first,
                 held.joined({"reshard_after_forward": reshard & (held.pp == 1)}),
                 element,
-                largest,
+                moment,
             )
             for reshard in (True, False)
         )
     )
     # gradients that a pipeline or the loss leaves unreduced are counted among the gathered
-    later: Any = sum(first.repeats[largest + 1 :], np.zeros(len(held.pp)))
-    reduced = (held.shard != code_of(Shard.PARAMETERS)) | ((held.pp == 1) & (later > 0))
+    reduced = (held.shard != code_of(Shard.PARAMETERS)) | ((held.pp == 1) & ~moment.first)
     running = states["parameters"] + states["optimizer"] + reduced * states["gradients"] + share * gathered
-    return stepping.max(axis=0), np.where(first.repeats[largest] > 0, running, -np.inf), held_at
+    return stepping.max(axis=0), np.where(moment.present, running, -np.inf), held_at

@@ -14,8 +14,11 @@ from parastrat.plan import Shard
 from parastrat.states import block_totals, local
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.columns import Columns
-    from parastrat.model import ModelSpec
+    from parastrat.model import Block
+    from parastrat.moments import Moment
     from parastrat.ranks import RankLoad
     from parastrat.states import ElementBytes
     from parastrat.units import Bytes
@@ -40,7 +43,13 @@ def shards_parameters(c: Columns) -> Any:
 
 
 def gathered_bytes(
-    model: ModelSpec, load: RankLoad, c: Columns, element: ElementBytes, place: int, *, at_end: bool = False
+    blocks: Sequence[Block],
+    load: RankLoad,
+    c: Columns,
+    element: ElementBytes,
+    moment: Moment,
+    *,
+    at_end: bool = False,
 ) -> Bytes:
     """Return FSDP2's gathered parameters and unsharded gradients while a block runs, or autocast's casts.
 
@@ -52,44 +61,39 @@ def gathered_bytes(
     ends that, so that all are gathered only at the end of a micro-batch's backward.
 
     Args:
-        model: whose blocks are meant.
+        blocks: one of each kind that the model has.
         load: what a pipeline rank holds.
         c: the plans.
         element: bytes of an element.
-        place: the block that runs backward.
+        moment: when a block runs backward.
         at_end: of a micro-batch's backward under a pipeline, instead of when the block first runs in it.
     """
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
     root = sum(local(load.root, c))
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
     resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
-    if model.blocks[place].unit:
-        reduced = _unit(model, c, place)
+    if blocks[moment.kind].unit:
+        reduced = _unit(blocks[moment.kind], c)
         ahead = 2 * reduced
     else:
         # the unit that runs backward next is prefetched; the first block has none behind it
-        before: Any = sum(load.repeats[:place], 0.0)
-        ahead, reduced = _unit_behind(model, load, c, place), np.where(before == 0, root, 0.0)
+        ahead, reduced = _unit_behind(blocks, c, moment), np.where(moment.last, root, 0.0)
     whole = np.where(resharded, ahead, everything - root)
     unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
     gathered = element.compute * (root + whole + reduced) + unreduced
     return np.where(shards_parameters(c), gathered * several, element.cast * everything)
 
 
-def _unit(model: ModelSpec, c: Columns, place: int) -> Any:
+def _unit(block: Block, c: Columns) -> Any:
     """Return the parameters of one repeat of a block on a rank."""
-    return sum(local(block_totals(model.blocks[place]), c))
+    return sum(local(block_totals(block), c))
 
 
-def _unit_behind(model: ModelSpec, load: RankLoad, c: Columns, place: int) -> Any:
-    """Return the parameters of the last unit before a block that a rank has, 0 where it has none."""
+def _unit_behind(blocks: Sequence[Block], c: Columns, moment: Moment) -> Any:
+    """Return the parameters of the unit that runs backward next, 0 where there is none."""
     found: Any = 0.0
-    missing: Any = True
-    for earlier in reversed(range(place)):
-        if not np.any(missing):
-            break
-        if model.blocks[earlier].unit:
-            present = missing & (load.repeats[earlier] > 0)
-            found = np.where(present, _unit(model, c, earlier), found)
-            missing = missing & ~present
+    for kind, block in enumerate(blocks):
+        here = moment.behind == kind
+        if here.any():
+            found = np.where(here, _unit(block, c), found)
     return found

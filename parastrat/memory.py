@@ -19,7 +19,7 @@ from parastrat.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.gathered import HELD_BY, gathered_bytes, shards_parameters
-from parastrat.ranks import RankLoad, block_kinds, rank_columns
+from parastrat.ranks import RankLoad, block_kinds, rank_columns, rank_moments
 from parastrat.states import (
     context_bytes,
     element_bytes,
@@ -28,10 +28,11 @@ from parastrat.states import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.moments import Moment
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
 
@@ -64,8 +65,7 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     def of_saved(column: Any) -> Any:
         return column.take(ranks.saved_at, axis=-1)
 
-    one: Any = sum(ranks.kept)
-    held = in_flight(columns, of_saved(ranks.load.rank)) * of_saved(share * one)
+    held = in_flight(columns, of_saved(ranks.load.rank)) * of_saved(share * ranks.one)
     states = ranks.states["parameters"] + ranks.states["optimizer"]
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     at_loss, later = np.full(held.shape, -np.inf), np.full(held.shape, -np.inf)
@@ -73,9 +73,9 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
         gathered = of_held(share * moment.gathered)
         passing = share * (moment.running - moment.freed)
         for peak, when in ((at_loss, moment.first), (later, ~moment.first)):
-            if (moment.present & when).any():
-                these = of_saved(np.where(moment.present & when, passing, -np.inf))
-                np.maximum(peak, gathered + these, out=peak)
+            there = moment.present & when
+            if there.any():
+                np.maximum(peak, gathered + of_saved(np.where(there, passing, -np.inf)), out=peak)
     own_later, own_at_loss = _gradients_held(columns, of_held(ranks.states["gradients"]))
     backward = of_held(states) + held + np.maximum(later + own_later, at_loss + own_at_loss)
     total = context + np.maximum(stepping, backward).max(axis=0)
@@ -121,54 +121,57 @@ class _Ranks:
     #: bytes that stay, by ``held_at``
     states: dict[str, Any]
     optimizer_step: Any
-    #: what is gathered while a block runs, by ``held_at``, when it first does and at the end
-    gathered: Callable[[int], tuple[Any, ...]]
+    #: by kind of block what is gathered as it starts backward, by ``held_at``, and, where that differs, at
+    #: the end of all
+    gathered: dict[int, tuple[Any, ...]]
     held_at: Any
-    #: bytes that all repeats of each block keep, and what exists while one runs, by ``saved_at``
-    kept: list[Any]
-    running: list[Any]
-    #: equal for units that run backward alike; a block outside units is one of its own
-    kinds: tuple[int, ...]
+    #: by kind of block the bytes that one repeat keeps, and what exists while it runs, by ``saved_at``
+    kept: Any
+    running: Any
+    #: what all blocks of a rank keep, by ``saved_at``
+    one: Any
     saved_at: Any
+    #: when ranks may peak, and where in these arrays those of ``saved_at`` are
+    moments: tuple[Moment, ...]
+    pipelines_at: Any
 
 
 def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, HELD_BY)
     saved, saved_at = distinct(columns, SAVED_BY)
-    kinds = block_kinds(model)
-    own = list(dict.fromkeys(kinds))
-    kept = kept_bytes([model.blocks[kind] for kind in own], saved)
-    running = running_bytes([model.blocks[kind] for kind in own], kept, saved)
+    blocks = block_kinds(model).blocks
+    kept = kept_bytes(blocks, saved)
     load, same = rank_columns(model, held), rank_columns(model, saved)
+    moments, pipelines_at = rank_moments(model, saved)
+    _, held_pipelines_at = rank_moments(model, held)
     # the end differs where a pipeline gathers unit by unit
     unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
 
-    def gathered(place: int) -> tuple[Any, ...]:
-        ends = (False, True) if unit_by_unit else (False,)
-        return tuple(gathered_bytes(model, load, held, element, place, at_end=at_end) for at_end in ends)
+    def gathered(moment: Moment) -> tuple[Any, ...]:
+        ends, own = (False, True) if unit_by_unit else (False,), moment.at(held_pipelines_at)
+        return tuple(gathered_bytes(blocks, load, held, element, own, at_end=at_end) for at_end in ends)
 
     return _Ranks(
         load=same,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
-        gathered=gathered,
+        # a further moment of a kind is of a unit, which gathers alike
+        gathered={moment.kind: gathered(moment) for moment in reversed(moments)},
         held_at=held_at,
-        kept=[kept[own.index(kind)] * count for kind, count in zip(kinds, same.repeats, strict=True)],
-        running=[running[own.index(kind)] for kind in kinds],
-        kinds=tuple(
-            kind if block.unit else -1 - place
-            for place, (kind, block) in enumerate(zip(kinds, model.blocks, strict=True))
-        ),
+        kept=kept,
+        running=running_bytes(blocks, kept, saved),
+        one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
         saved_at=saved_at,
+        moments=moments,
+        pipelines_at=pipelines_at,
     )
 
 
 def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
     """Return the composition at the peak of each pipeline rank."""
     states = {name: part[..., ranks.held_at] for name, part in ranks.states.items()}
-    one: Any = sum(ranks.kept)
-    held = in_flight(c, ranks.load.rank[..., ranks.saved_at]) * one[..., ranks.saved_at]
+    held = in_flight(c, ranks.load.rank[..., ranks.saved_at]) * ranks.one[..., ranks.saved_at]
     context = context_bytes(facts)
     peak = _composition(
         {
@@ -219,29 +222,17 @@ class _Moment:
 
 
 def _moments(ranks: _Ranks) -> Iterator[_Moment]:
-    """Yield the moments at which a rank may peak, from the last block to the first.
-
-    A unit that follows one of its kind is left out, unless that one was the first of all, without
-    gradients: it finds less kept, and all else equal.
-    """
-    none = np.zeros(ranks.load.rank.shape, dtype=bool)
-    one: Any = sum(ranks.kept)
-    seen: dict[int, Any] = {}
-    first, freed = ~none, np.zeros(none.shape)
-    for place in reversed(range(len(ranks.kept))):
-        repeats, kept, kind = ranks.load.repeats[place], ranks.kept[place], ranks.kinds[place]
-        present, before = repeats > 0, seen.get(kind, none)
-        if (present & ~before).any():
-            # the first repeat of the block in backward, and under a pipeline that reshards the last of all
-            gone_at_end = one - kept / np.maximum(repeats, 1)
-            for gathered, gone in zip(ranks.gathered(place), (freed, gone_at_end), strict=False):
-                yield _Moment(
-                    gathered=gathered,
-                    running=ranks.running[place],
-                    freed=gone,
-                    first=first,
-                    present=present,
-                )
-        seen[kind] = before | (present & ~first)
-        first = first & ~present
-        freed = freed + kept
+    """Yield the moments at which a rank may peak, with their bytes."""
+    for moment in ranks.moments:
+        repeats = moment.freed.take(ranks.pipelines_at, axis=-1)
+        freed = sum((own * kept for own, kept in zip(repeats, ranks.kept, strict=True)), 0.0)
+        # the first repeat of the block in backward, and under a pipeline that reshards the last of all
+        gone_at_end = ranks.one - ranks.kept[moment.kind]
+        for gathered, gone in zip(ranks.gathered[moment.kind], (freed, gone_at_end), strict=False):
+            yield _Moment(
+                gathered=gathered,
+                running=ranks.running[moment.kind],
+                freed=gone,
+                first=moment.first.take(ranks.pipelines_at, axis=-1),
+                present=moment.present.take(ranks.pipelines_at, axis=-1),
+            )

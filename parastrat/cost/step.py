@@ -19,7 +19,7 @@ from parastrat.ranks import RankLoad, block_kinds, mean_ranks, pipeline_ranks, r
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -68,7 +68,7 @@ def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays."""
     model, fabric = facts.model, _fabric(facts)
     work, at = distinct(columns, _WORK_BY)
-    of_work = _work_s(model, _block_parts(facts, work, fabric), rank_columns(model, work))
+    of_work = _work_s(_block_parts(facts, work, fabric), rank_columns(model, work))
     one = {part: seconds[..., at] for part, seconds in of_work.items()}
     of_ranks = _rank_steps(facts, columns, one, rank_columns)
     slowest = of_ranks["step"].argmax(axis=0)
@@ -94,7 +94,7 @@ def time_floor(facts: Facts, columns: Columns) -> Seconds:
     work, at = distinct(plain, _BLOCKS_BY)
     # the mean rank has each block's share, so that all blocks are added up before there are ranks
     (whole,) = pipeline_ranks(facts.model, 1, 1)
-    of_work = _work_s(facts.model, _block_parts(facts, work, _fabric(facts)), whole)
+    of_work = _work_s(_block_parts(facts, work, _fabric(facts)), whole)
     one = {part: seconds[at] / plain.pp for part, seconds in of_work.items()}
     step: Seconds = _rank_steps(facts, plain, one, mean_ranks)["step"]
     return step
@@ -119,29 +119,22 @@ def _rank_steps(
     return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
 
 
-def _work_s(model: ModelSpec, kinds: dict[int, dict[str, Any]], load: RankLoad) -> dict[str, Any]:
+def _work_s(kinds: list[dict[str, Any]], load: RankLoad) -> dict[str, Any]:
     """Return one micro-batch's seconds on a rank, all its blocks together."""
-    held = {
-        kind: sum(count for own, count in zip(block_kinds(model), load.repeats, strict=True) if own == kind)
-        for kind in kinds
+    return {
+        part: sum(parts[part] * held for parts, held in zip(kinds, load.repeats, strict=True))
+        for part in kinds[0]
     }
-    (first, *_) = kinds.values()
-    return {part: sum(parts[part] * held[kind] for kind, parts in kinds.items()) for part in first}
 
 
 def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> dict[str, Any]:
     found = {"optimizer": _optimizer_s(facts, c, load)}
     if fabric is None:
         return found
-    units = {
-        kind: fsdp_unit_s(facts, c, block_totals(facts.model.blocks[kind]), fabric)
-        for kind in dict.fromkeys(block_kinds(facts.model))
-        if facts.model.blocks[kind].unit
-    }
     units_s: Any = sum(
-        units[kind] * count
-        for kind, count in zip(block_kinds(facts.model), load.repeats, strict=True)
-        if kind in units
+        fsdp_unit_s(facts, c, block_totals(block), fabric) * count
+        for block, count in zip(block_kinds(facts.model).blocks, load.repeats, strict=True)
+        if block.unit
     )
     return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
 
@@ -164,14 +157,13 @@ def time_spread(facts: Facts) -> float:
     return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
 
 
-def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> dict[int, dict[str, Any]]:
+def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> list[dict[str, Any]]:
     """Return for each kind of block the seconds of one repeat for one micro-batch, forward and backward."""
     c, at = distinct(work, _BLOCKS_BY)
-    kinds = list(dict.fromkeys(block_kinds(facts.model)))
-    blocks = [facts.model.blocks[kind] for kind in kinds]
+    blocks = block_kinds(facts.model).blocks
     collectives = {} if fabric is None else _collectives_s(facts, blocks, c, fabric)
-    found = {}
-    for place, (kind, block) in enumerate(zip(kinds, blocks, strict=True)):
+    found = []
+    for place, block in enumerate(blocks):
         times = block_times(facts, block, c)
         zero = np.zeros(len(c.pp))
         parts = {
@@ -179,11 +171,11 @@ def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> dict[int
             "backward": times.backward + zero,
             **{part: seconds[place] for part, seconds in collectives.items()},
         }
-        found[kind] = {part: seconds[at] for part, seconds in parts.items()}
+        found.append({part: seconds[at] for part, seconds in parts.items()})
     return found
 
 
-def _collectives_s(facts: Facts, blocks: list[Block], c: Columns, fabric: Fabric) -> dict[str, Any]:
+def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> dict[str, Any]:
     """Return the seconds of the blocks' collectives on activations, in arrays with blocks before plans."""
 
     def each(name: str) -> Any:

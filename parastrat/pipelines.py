@@ -1,0 +1,179 @@
+"""A model's pipelines as they are cut: the blocks and parameters of their distinct ranks, as numbers."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.model import Split
+from parastrat.moments import moments_of
+from parastrat.stages import cut_chain
+
+if TYPE_CHECKING:
+    from parastrat.columns import Columns
+    from parastrat.model import Block, ModelSpec
+    from parastrat.moments import Moment
+
+#: the totals of a rank, each by what divides it
+TOTALS = ("trainable", "frozen", "root")
+DIVIDED = ("replicated", "tensor", "expert")
+_COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPERT: 2}
+
+#: more virtual stages than any model has layers
+_MOST_STAGES = 2**16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kinds:
+    """The kinds of a model's blocks: units that are equal, repeats and name aside, are of one kind."""
+
+    #: one block of each kind
+    blocks: tuple[Block, ...]
+    #: the kind of each block of the model
+    of: tuple[int, ...]
+
+    @property
+    def units(self) -> tuple[bool, ...]:
+        """Which kinds are FSDP units."""
+        return tuple(block.unit for block in self.blocks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTable:
+    """The distinct ranks of several pipelines, in arrays with ranks before pipelines.
+
+    A pipeline with fewer distinct ranks than another has its last one several times.
+    """
+
+    #: place in the pipeline, repeats of every kind of block, and the totals
+    numbers: Any
+    moments: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipelines:
+    """The pipelines of one model that were cut so far, and what of it does not hang on the cut."""
+
+    model: ModelSpec
+    kinds: Kinds
+    #: by ``cut_chain``: the FLOPs of each repeat of each block, and which block that is
+    flops: list[float]
+    chain: Any
+    #: the totals of one repeat of each block, without parameters that are tied
+    parts: Any
+    #: for each group of tied parameters the blocks that have it, with its totals
+    ties: tuple[tuple[tuple[int, Any], ...], ...]
+    #: by ranks and virtual stages, a row for each distinct rank
+    known: dict[tuple[int, int], Any] = field(default_factory=dict)
+    tables: dict[tuple[tuple[int, int], ...], RankTable] = field(default_factory=dict)
+
+    def ranks(self, pp: int, virtual_stages: int) -> Any:
+        """Return the distinct ranks of a pipeline: place, repeats of each block, and totals.
+
+        Virtual stage i of rank r is stage ``i * pp + r`` of the chain. Ranks are equal that hold as many
+        blocks of the same kinds in the same order; the first of them, which holds most in flight, is told.
+        """
+        found = self.known.get((pp, virtual_stages))
+        if found is None:
+            found = self.known[pp, virtual_stages] = self._distinct(pp, virtual_stages)
+        return found
+
+    def table(self, c: Columns) -> tuple[RankTable, Any]:
+        """Return the ranks of many plans' pipelines, and which of these each plan has."""
+        column_of_keys = c.pp * _MOST_STAGES + c.virtual_stages
+        # not np.unique, which loads numpy.ma
+        keys = sorted(set(column_of_keys.tolist()))
+        shapes = tuple(divmod(key, _MOST_STAGES) for key in keys)
+        return self.table_of(*shapes), np.searchsorted(np.array(keys, dtype=np.int64), column_of_keys)
+
+    def table_of(self, *shapes: tuple[int, int]) -> RankTable:
+        """Return the ranks of some pipelines, each told by its ranks and virtual stages."""
+        found = self.tables.get(shapes)
+        if found is None:
+            found = self.tables[shapes] = self._table(shapes)
+        return found
+
+    def _table(self, shapes: tuple[tuple[int, int], ...]) -> RankTable:
+        own = [self.ranks(*shape) for shape in shapes]
+        most, blocks = max((len(ranks) for ranks in own), default=1), len(self.kinds.of)
+        rows = np.empty((most, len(own), 1 + blocks + self.parts.shape[1]))
+        for place, ranks in enumerate(own):
+            rows[: len(ranks), place] = ranks
+            rows[len(ranks) :, place] = ranks[-1]
+        of_kind = np.equal.outer(np.array(self.kinds.of), np.arange(len(self.kinds.blocks)))
+        repeats = rows[..., 1 : 1 + blocks]
+        numbers = np.concatenate([rows[..., :1], repeats @ of_kind, rows[..., 1 + blocks :]], axis=2)
+        return RankTable(
+            numbers=np.ascontiguousarray(numbers.transpose(2, 0, 1)),
+            moments=moments_of(repeats, self.kinds.of, self.kinds.units),
+        )
+
+    def _distinct(self, pp: int, virtual_stages: int) -> Any:
+        stages, blocks = pp * virtual_stages, len(self.kinds.of)
+        filled = np.array(cut_chain(self.flops, stages)) * blocks + self.chain
+        counts = np.bincount(filled, minlength=stages * blocks).astype(float)
+        repeats = counts.reshape(virtual_stages, pp, blocks).sum(axis=0)
+        first: dict[tuple[tuple[int, float], ...], int] = {}
+        for rank, own in enumerate(repeats.tolist()):
+            held = ((kind, count) for kind, count in zip(self.kinds.of, own, strict=True) if count)
+            first.setdefault(tuple(held), rank)
+        ranks = list(first.values())
+        kept = repeats[ranks]
+        totals = kept @ self.parts
+        for group in self.ties:
+            # the first of the blocks that a rank has holds the group for all
+            missing = np.ones(len(ranks), dtype=bool)
+            for place, parts in group:
+                has = missing & (kept[:, place] > 0)
+                totals[has] += parts
+                missing &= ~has
+        return np.column_stack([ranks, kept, totals])
+
+
+#: the models that were met last; a job has its own, at most at several sequence lengths. Looked for by
+#: identity, because to compare or hash a model takes as long as to cut it
+_recent: deque[Pipelines] = deque(maxlen=16)
+
+
+def pipelines_of(model: ModelSpec) -> Pipelines:
+    """Return a model's pipelines."""
+    for pipelines in _recent:
+        if pipelines.model is model:
+            return pipelines
+    parts = np.zeros((len(model.blocks), len(TOTALS) * len(DIVIDED)))
+    ties: dict[str, list[tuple[int, Any]]] = {}
+    for place, block in enumerate(model.blocks):
+        for group in block.parameters:
+            own = np.zeros(parts.shape[1])
+            for part, count in enumerate((group.trainable, group.frozen, 0 if block.unit else group.count)):
+                own[part * len(DIVIDED) + _COLUMN_OF[group.split]] = count
+            if group.tie_group is None:
+                parts[place] += own
+            else:
+                ties.setdefault(group.tie_group, []).append((place, own))
+    found = Pipelines(
+        model=model,
+        kinds=_kinds_of(model),
+        flops=[flops for block in model.blocks for flops in [block.flops] * block.repeat],
+        chain=np.repeat(np.arange(len(model.blocks)), [block.repeat for block in model.blocks]),
+        parts=parts,
+        ties=tuple(tuple(group) for group in ties.values()),
+    )
+    _recent.appendleft(found)
+    return found
+
+
+def _kinds_of(model: ModelSpec) -> Kinds:
+    alike: list[Block] = []
+    of = []
+    for block in model.blocks:
+        plain = replace(block, name="", repeat=1)
+        if not block.unit or plain not in alike:
+            of.append(len(alike))
+            alike.append(plain)
+        else:
+            of.append(alike.index(plain))
+    return Kinds(blocks=tuple(alike), of=tuple(of))
