@@ -40,6 +40,8 @@ find_python() {
     fi
     echo "installing parastrat"
     "$python" -m pip install --quiet --editable "$root${1:+[$1]}"
+    # once, also where PYTHONDONTWRITEBYTECODE would have every process do it again
+    "$python" -m compileall -q "$root/parastrat"
 } >&2
 
 echo "$python"

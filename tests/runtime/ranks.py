@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing
 
 DEADLINE_S = 240
-#: what most ranks import
+#: what most ranks import; what is not installed is left out
 _IMPORTED = (
     "torch._dynamo",
     "torch.distributed.checkpoint.state_dict",
@@ -31,6 +31,7 @@ _IMPORTED = (
     "torch.distributed.tensor.parallel",
     "torch.export",
     "parastrat.runtime.apply",
+    "transformers.models.llama.modeling_llama",
 )
 
 

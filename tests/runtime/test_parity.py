@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from runtime.ranks import on_ranks
 from runtime.training import (
-    FEW,
     MODELS,
-    STEPS,
     STRATEGIES,
     TOLERANCE,
     VARIANTS,
@@ -16,6 +14,7 @@ from runtime.training import (
     every_cell,
     has_variants,
     models_of,
+    steps_of,
 )
 
 from parastrat.workload import Precision
@@ -56,7 +55,7 @@ def test_losses_are_those_of_one_process(
     references: dict[tuple[str, str], list[float]],
 ) -> None:
     losses = trained[world][strategy, model, variant]
-    assert len(losses) == (STEPS if variant == "fp32" else FEW)
+    assert len(losses) == steps_of(model, variant)
     short = variant in {"bf16-mixed", "fp16-mixed"}
     reference = references[model, variant if short else "fp32"]
     apart = max(abs(loss - expected) for loss, expected in zip(losses, reference, strict=False))

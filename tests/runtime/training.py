@@ -20,7 +20,7 @@ from parastrat.plan import Recompute
 from parastrat.workload import Precision
 
 STEPS = 20
-#: of runs that benchmarks/parity.py makes at full length
+#: of runs that benchmarks/parity.py makes at full length, and of the GPT's variants
 FEW = 6
 #: samples of one step; every rank takes its share in micro-batches of two
 GLOBAL_BATCH = 8
@@ -211,6 +211,10 @@ def unreduced() -> Iterator[None]:
         yield
 
 
+def steps_of(model: str, variant: str) -> int:
+    return STEPS if variant == "fp32" and model != "gpt" else FEW
+
+
 def models_of(strategy: str) -> list[str]:
     return ["gpt", "llama"] if strategy == "fsdp2-kept" else list(MODELS)
 
@@ -224,7 +228,7 @@ def every_cell(world: int) -> Losses:
     losses: Losses = {}
     for strategy, fields in STRATEGIES[world].items():
         for model in models_of(strategy):
-            losses[strategy, model, "fp32"] = together(model, fields)
+            losses[strategy, model, "fp32"] = together(model, fields, steps=steps_of(model, "fp32"))
         losses[strategy, "gpt", "broken"] = together("gpt", fields, broken=True, steps=FEW)
         for variant, changed in VARIANTS.items():
             if has_variants(world, strategy):
