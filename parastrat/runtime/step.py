@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from parastrat.errors import UsageError
 from parastrat.runtime.batches import IGNORED, batch_size, called, micro_batches, target_count, to_device
 from parastrat.runtime.precision import COMPUTE
+from parastrat.runtime.tensor_parallel.logits import logits_divided
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def forward_backward(
         inputs: Tensor, tuple or dict for the forward; first dimension: samples.
         targets: What ``loss_fn`` compares with; without ``loss_fn`` they are passed on as ``labels``.
         loss_fn: ``loss_fn(output, targets)``, the mean over all targets but those equal to its
-            ``ignore_index`` (-100 without one). None: what ``auto_parallelize`` was given; else the output
+            ``ignore_index`` (-100 without one); the same code on all ranks, as reading divided logits may
+            gather them. None: what ``auto_parallelize`` was given; else the output
             has ``.loss``, such a mean.
 
     Returns:
@@ -99,8 +101,10 @@ def forward_backward(
 def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | None) -> torch.Tensor:
     """Run one micro-batch; return its part of the global mean loss."""
     wrapping = wrapping_of(model)
-    output = called(model, to_device(share.inputs, wrapping.device))
-    loss = _loss(wrapping, share, output, _Mean(total=total, loss_fn=loss_fn))
+    divided = wrapping.layout is not None and wrapping.layout.loss
+    with logits_divided() if divided else nullcontext():
+        output = called(model, to_device(share.inputs, wrapping.device))
+        loss = _loss(wrapping, share, output, _Mean(total=total, loss_fn=loss_fn))
     loss.objective.backward()  # type: ignore[no-untyped-call]
     return loss.part()
 

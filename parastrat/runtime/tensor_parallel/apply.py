@@ -43,6 +43,7 @@ def choose_layout(
         record=record,
         device=wrapping.device,
         sequence=wrapping.plan.sequence_parallel,
+        loss=wrapping.plan.loss_parallel,
         stages=wrapping.plan.mesh.pp > 1,
     )
     with _own_draws(wrapping.device):
@@ -77,8 +78,6 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     if wrapping.plan.mesh.dp == 1 and wrapping.pipeline is None:
         wrapping.sums = Sums(module, mesh)
     wrapping.calls.extend(_said(layout))
-    if wrapping.plan.loss_parallel:
-        wrapping.calls.append("# loss parallelism is left out: the head's output is gathered")
 
 
 @contextmanager
@@ -116,4 +115,6 @@ def _said(layout: Layout) -> list[str]:
     if layout.sequence:
         start, end = layout.ends.embedding or "the first block", layout.ends.head or "the end of the last"
         lines.append(f"# between them activations are divided along the sequence, from {start} to {end}")
+    if layout.loss:
+        lines.append("# forward_backward keeps logits divided up to cross entropy; model(x) gathers them")
     return lines + [f"# whole on every tp rank: {left}" for left in layout.left]

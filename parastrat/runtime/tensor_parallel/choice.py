@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -17,8 +17,9 @@ from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, pla
 from parastrat.runtime.tensor_parallel.ends import suggested_ends
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left
+from parastrat.runtime.tensor_parallel.loss import unproven_loss
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
-from parastrat.runtime.tensor_parallel.proof import Results, Verdict, proven, results
+from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results
 from parastrat.runtime.tensor_parallel.sequence import NoStreamError, extended, streamed
 from parastrat.runtime.tensor_parallel.settle import settled
 from parastrat.runtime.tensor_parallel.styles import feature_dims
@@ -35,7 +36,7 @@ class Bench:
     """The small copy, its batch, and what it computes alone."""
 
     copy: nn.Module
-    inputs: Any
+    task: Task
     expected: Results
     mesh: DeviceMesh
 
@@ -43,7 +44,7 @@ class Bench:
         return self.holds(Layout(groups=groups))
 
     def holds(self, layout: Layout, extent: Extent | None = None) -> Verdict:
-        return proven(self.copy, self.expected, self.inputs, layout, self.mesh, extent)
+        return proven(self.copy, self.expected, self.task, layout, self.mesh, extent)
 
     def settled(self, groups: Groups) -> Groups:
         return settled(Layout(groups=groups), self.copy, self.mesh.size()).groups
@@ -79,7 +80,8 @@ def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
     divided = {group.kind for group in good} | {kind for group in good for kind in group.kinds}
     rest = tuple(each for each in dict.fromkeys(left) if each.kind not in divided)
     layout = Layout(groups=good, left=rest)
-    return _with_sequence(source, bench, layout) if source.sequence else layout
+    chosen = _with_sequence(source, bench, layout) if source.sequence else layout
+    return _with_loss(source, bench, chosen, good) if source.loss else chosen
 
 
 def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
@@ -92,7 +94,7 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
         except NoStreamError as error:
             reason = str(error)
         else:
-            further = () if source.stages else suggested_ends(bench.copy, bench.inputs, small)
+            further = () if source.stages else suggested_ends(bench.copy, bench.task.inputs, small)
             for ends in (*further, Ends()):
                 verdict = bench.holds(extended(small, ends))
                 if verdict and source.stages:  # a stage may begin and end with any block
@@ -103,12 +105,26 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
     return replace(layout, left=(*layout.left, Left(kind="sequence parallelism", reason=reason)))
 
 
+def _with_loss(source: Source, bench: Bench, layout: Layout, divided: Groups) -> Layout:
+    """Return the layout with logits divided up to the loss, or with the reason why they are gathered."""
+    small = Layout(groups=_on(bench, divided))
+    if layout.sequence:
+        small = extended(streamed(bench.copy, small), layout.ends)
+    if source.stages:
+        reason = "a pipeline's loss is given the whole output of its last stage"
+    else:
+        reason = unproven_loss(bench.copy, bench.task.inputs, small, bench.mesh)
+    if not reason:
+        return replace(layout, loss=True)
+    return replace(layout, left=(*layout.left, Left(kind="loss parallelism", reason=reason)))
+
+
 def _bench(source: Source, mesh: DeviceMesh) -> Bench:
     try:
         few = small_copy(source, mesh.size())
-        inputs = batch_for(source, few, mesh.size())
+        task = Task(inputs=batch_for(source, few, mesh.size()))
         # a forward may leave tensors in the module that cannot be copied
-        expected = results(copy.deepcopy(few), inputs)
+        expected = results(copy.deepcopy(few), task)
     except ParastratError:
         raise
     except Exception as error:  # the user's code may raise anything; the message quotes it
@@ -117,7 +133,7 @@ def _bench(source: Source, mesh: DeviceMesh) -> Bench:
             f"raised {described(error)}",
             hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
         ) from error
-    return Bench(copy=few, inputs=inputs, expected=expected, mesh=mesh)
+    return Bench(copy=few, task=task, expected=expected, mesh=mesh)
 
 
 def _own(source: Source, _bench: Bench) -> Layout:
@@ -126,7 +142,7 @@ def _own(source: Source, _bench: Bench) -> Layout:
 
 def _derived(source: Source, bench: Bench) -> Layout:
     try:
-        return expanded(derived_layout(bench.copy, bench.inputs, bench.mesh.size()), source.module)
+        return expanded(derived_layout(bench.copy, bench.task.inputs, bench.mesh.size()), source.module)
     except NotFollowedError as error:
         return Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
 

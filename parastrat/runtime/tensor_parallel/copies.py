@@ -44,6 +44,8 @@ class Source:
     device: torch.device
     #: the plan divides the sequence too
     sequence: bool = False
+    #: the plan leaves logits divided up to the loss
+    loss: bool = False
     #: the blocks will be cut into pipeline stages
     stages: bool = False
 

@@ -97,6 +97,8 @@ class Layout:
     sequence: bool = False
     #: with ``sequence`` only
     ends: Ends = field(default_factory=Ends)
+    #: ``forward_backward`` computes cross entropy from shares of the logits
+    loss: bool = False
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -107,6 +109,13 @@ def divided_between(group: Group) -> frozenset[str]:
     """Return the group's modules between which each rank holds a share of the activations."""
     inside = (Role.COLUMN, Role.ROW)
     return frozenset(name for name, part in group.parts.items() if part.role in inside)
+
+
+def heads(layout: Layout, blocks: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the modules outside of the blocks whose output is gathered: what predicts a vocabulary."""
+    inside = tuple(f"{name}." for name in blocks)
+    gathered = (name for name, part in layout.parts.items() if part.role is Role.COLUMN_GATHERED)
+    return tuple(name for name in gathered if not name.startswith(inside))
 
 
 def kind_of(name: str) -> str:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from parastrat.runtime.batches import called
@@ -26,6 +27,15 @@ TOLERANCE = 1e-4
 #: differences below this share of the largest gradient of all count as none: gradients that are zero by
 #: symmetry, such as a key bias's, are rounding alone
 FLOOR = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What the copy and its divided copies are asked for."""
+
+    inputs: Any
+    #: the losses of outputs that predict so many classes; 0: the outputs themselves
+    classes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +69,7 @@ class Verdict:
 def proven(
     plain: nn.Module,
     expected: Results,
-    inputs: Any,
+    task: Task,
     layout: Layout,
     mesh: DeviceMesh,
     extent: Extent | None = None,
@@ -70,7 +80,7 @@ def proven(
     failure = ""
     try:
         apply_layout(parallel, layout, mesh, extent)
-        differences = compared(expected, results(parallel, inputs))
+        differences = compared(expected, results(parallel, task))
     except Exception as error:  # noqa: BLE001  (the module's code may raise anything; the verdict quotes it)
         failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     verdicts: list[Any] = [None] * mesh.size()
@@ -84,15 +94,19 @@ def proven(
     )
 
 
-def results(model: nn.Module, inputs: Any) -> Results:
+def results(model: nn.Module, task: Task) -> Results:
     """Run forward and backward from fixed random gradients of all outputs; return whole tensors."""
     torch.manual_seed(0)
-    outputs = [leaf for leaf in tree_leaves(called(model, inputs)) if _differentiable(leaf)]
+    outputs = [leaf for leaf in tree_leaves(called(model, task.inputs)) if _differentiable(leaf)]
+    if task.classes:
+        outputs = [_loss(leaf, task.classes) for leaf in outputs if leaf.shape[-1:] == (task.classes,)]
     drawn = torch.Generator().manual_seed(1)
     weighted = [
         (whole(leaf).float() * torch.randn(leaf.shape, generator=drawn).to(leaf.device)).sum()
         for leaf in outputs
     ]
+    if not weighted:
+        raise ValueError("no output has a gradient")
     torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
     gradients = {
         name: whole(parameter.grad).detach()
@@ -100,6 +114,14 @@ def results(model: nn.Module, inputs: Any) -> Results:
         if parameter.grad is not None
     }
     return Results(outputs=[whole(leaf).detach() for leaf in outputs], gradients=gradients)
+
+
+def _loss(output: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return the cross entropy with targets at random, some of which do not count."""
+    rows = output.float().flatten(0, -2)
+    targets = torch.randint(classes, rows.shape[:1], generator=torch.Generator().manual_seed(3))
+    targets[::3] = -100
+    return functional.cross_entropy(rows, targets.to(rows.device))
 
 
 def compared(expected: Results, got: Results) -> dict[str, float]:

@@ -15,6 +15,7 @@ from parastrat.runtime.tensor_parallel.access import Use, use_as
 from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, leave, scatter_sum, take
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
+from parastrat.runtime.tensor_parallel.logits import logits
 from parastrat.runtime.tensor_parallel.sums import entered
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Styling:
     inside: Inside = Inside.LOCAL
     #: the group reads and writes shares of the positions
     sequence: bool = False
+    #: it is a head, whose output may stay divided up to the loss
+    loss: bool = False
 
 
 def feature_dims(module: nn.Module) -> tuple[int, int] | None:
@@ -139,7 +142,7 @@ def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
         if features is not None:  # Conv1D shapes its output by it
             module.nf = features // mesh.size()
         if part.role is Role.COLUMN_GATHERED:
-            change_output(module, lambda y: gather(y, mesh))
+            change_output(module, lambda y: logits(y, mesh) if styling.loss else gather(y, mesh))
         elif styling.inside is Inside.DTENSORS:
             change_output(module, lambda y: shares_known(y, mesh, max(len(part.segments), 1)))
     elif part.role in _ROWS:

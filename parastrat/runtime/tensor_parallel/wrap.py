@@ -10,7 +10,7 @@ from parastrat.runtime.tensor_parallel.access import local_inside
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter
-from parastrat.runtime.tensor_parallel.layout import Inside
+from parastrat.runtime.tensor_parallel.layout import Inside, heads
 from parastrat.runtime.tensor_parallel.sequence import divide_stream, in_stream
 from parastrat.runtime.tensor_parallel.styles import Styling, apply_part
 
@@ -60,7 +60,13 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Ex
 
 def _styling(group: Group, layout: Layout, mesh: DeviceMesh, extent: Extent) -> Styling:
     stream = layout.sequence and in_stream(extent, group, layout.ends)
-    return Styling(mesh=mesh, entrance=_entrance(mesh), inside=group.inside, sequence=stream)
+    return Styling(
+        mesh=mesh,
+        entrance=_entrance(mesh),
+        inside=group.inside,
+        sequence=stream,
+        loss=layout.loss and any(name in group.parts for name in heads(layout, extent.names)),
+    )
 
 
 def _entrance(mesh: DeviceMesh) -> Entrance:

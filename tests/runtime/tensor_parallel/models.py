@@ -80,7 +80,17 @@ def labelled(step: int) -> Batch:
     return {"input_ids": ids, "labels": ids}, None
 
 
+def uneven(step: int) -> Batch:
+    """Labels of which each sample has another number."""
+    ids, _ = tokens(step, GLOBAL_BATCH, vocab=64)
+    labels = ids.clone()
+    for sample in range(GLOBAL_BATCH):
+        labels[sample, : 2 * sample] = -100
+    return {"input_ids": ids, "labels": labels}, None
+
+
 OWN: Models = {
+    "uneven": (llama, uneven, None),
     "llama": (llama, labelled, None),
     "tied_llama": (tied_llama, labelled, None),
     "qwen3": (qwen3, labelled, None),
@@ -88,6 +98,22 @@ OWN: Models = {
     "opt": (opt, labelled, None),
 }
 ALL: Models = MODELS | {f"tp:{name}": entry for name, entry in OWN.items()}
+
+
+def at_once(name: str) -> list[float]:
+    """Train in one process with the mean over all targets of each batch."""
+    build, batch_of, _ = ALL[name]
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(FEW):
+        loss = model(**batch_of(step)[0]).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
 
 
 def trained(name: str, fields: dict[str, Any]) -> tuple[list[float], float]:

@@ -17,7 +17,7 @@ from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.layout import Group, Layout, Role
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
-from parastrat.runtime.tensor_parallel.proof import proven, results
+from parastrat.runtime.tensor_parallel.proof import Task, proven, results
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,8 @@ def on_two() -> dict[str, Any]:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     ids = torch.randint(64, (2, 8), generator=torch.Generator().manual_seed(0))
-    expected = results(model, ids)
+    task = Task(inputs=ids)
+    expected = results(model, task)
     layout = own_layout(model)
     assert layout is not None
     changed = {
@@ -54,7 +55,7 @@ def on_two() -> dict[str, Any]:
         "row is missing": without(layout, "down_proj"),
         "column is gathered": without(layout, "k_proj", Role.COLUMN_GATHERED),
     }
-    verdicts = {name: proven(model, expected, ids, each, mesh) for name, each in changed.items()}
+    verdicts = {name: proven(model, expected, task, each, mesh) for name, each in changed.items()}
     found = {name: (bool(verdict), str(verdict)) for name, verdict in verdicts.items()}
     source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
     chosen = chosen_layout(source, mesh)
