@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from parastrat.model import Split
 from parastrat.moments import moments_of
+from parastrat.remembered import remembered
 from parastrat.stages import cut_chain
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ class RankTable:
 class Pipelines:
     """The pipelines of one model that were cut so far, and what of it does not hang on the cut."""
 
-    model: ModelSpec
     kinds: Kinds
     #: by ``cut_chain``: the FLOPs of each repeat of each block, and which block that is
     flops: list[float]
@@ -133,16 +132,9 @@ class Pipelines:
         return np.column_stack([ranks, kept, totals])
 
 
-#: the models that were met last; a job has its own, at most at several sequence lengths. Looked for by
-#: identity, because to compare or hash a model takes as long as to cut it
-_recent: deque[Pipelines] = deque(maxlen=16)
-
-
+@remembered
 def pipelines_of(model: ModelSpec) -> Pipelines:
     """Return a model's pipelines."""
-    for pipelines in _recent:
-        if pipelines.model is model:
-            return pipelines
     parts = np.zeros((len(model.blocks), len(TOTALS) * len(DIVIDED)))
     ties: dict[str, list[tuple[int, Any]]] = {}
     for place, block in enumerate(model.blocks):
@@ -154,16 +146,13 @@ def pipelines_of(model: ModelSpec) -> Pipelines:
                 parts[place] += own
             else:
                 ties.setdefault(group.tie_group, []).append((place, own))
-    found = Pipelines(
-        model=model,
+    return Pipelines(
         kinds=_kinds_of(model),
         flops=[flops for block in model.blocks for flops in [block.flops] * block.repeat],
         chain=np.repeat(np.arange(len(model.blocks)), [block.repeat for block in model.blocks]),
         parts=parts,
         ties=tuple(tuple(group) for group in ties.values()),
     )
-    _recent.appendleft(found)
-    return found
 
 
 def _kinds_of(model: ModelSpec) -> Kinds:

@@ -1,4 +1,4 @@
-"""Seconds that one rank computes on one repeat of a block, for one micro-batch."""
+"""Seconds that one rank computes on one repeat of each of some blocks, for one micro-batch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
+from parastrat.cost.operators import SPLITS, operator_table
 from parastrat.errors import ProfileError
-from parastrat.model import OperatorKind, Split
+from parastrat.model import Split
 from parastrat.plan import Recompute
 from parastrat.workload import Precision
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.cost.operators import Products
     from parastrat.hardware import Device
-    from parastrat.model import Block, Operator
+    from parastrat.model import Block
     from parastrat.units import Numbers, Seconds
 
 #: kernel time and launch time join as (a^q + b^q)^(1/q): the longer one hides most of the other.
@@ -29,8 +31,6 @@ _LAUNCH_OVERLAP_EXPONENT = 2.3
 #: backward of flash attention has 2.5 times the FLOPs of its forward: five matrix products, not two
 #: (Dao, arXiv:2307.08691, section 4.1)
 _ATTENTION_BACKWARD = 2.5
-
-_MATMULS = (OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,20 @@ class BlockTimes:
 
         ``selective`` keeps every second matmul and attention, as torchtitan's per-operator list does.
         """
-        selective = _joined(0.5 * self.matmul_forward + self.traffic_forward, 0.75 * self.launch_forward)
-        again: Numbers = np.where(c.recompute == code_of(Recompute.FULL), self.forward, 0.0)
-        again = np.where(c.recompute == code_of(Recompute.ATTENTION), self.attention_forward, again)
-        return np.where(c.recompute == code_of(Recompute.SELECTIVE), selective, again)
+        ways: dict[Recompute, Callable[[], Seconds]] = {
+            Recompute.ATTENTION: lambda: self.attention_forward,
+            Recompute.SELECTIVE: self._selective,
+            Recompute.FULL: lambda: self.forward,
+        }
+        again: Numbers = 0.0
+        for policy, seconds in ways.items():
+            chosen = c.recompute == code_of(policy)
+            if np.any(chosen):
+                again = np.where(chosen, seconds(), again)
+        return again
+
+    def _selective(self) -> Seconds:
+        return _joined(0.5 * self.matmul_forward + self.traffic_forward, 0.75 * self.launch_forward)
 
 
 def _joined(kernels: Seconds, launches: Seconds) -> Seconds:
@@ -72,56 +82,58 @@ def _joined(kernels: Seconds, launches: Seconds) -> Seconds:
     return (kernels**q + launches**q) ** (1 / q)
 
 
-def block_times(facts: Facts, block: Block, c: Columns) -> BlockTimes:
-    """Return the times of one repeat on one rank."""
+def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTimes:
+    """Return the times of one repeat of each block on one rank, blocks before plans.
+
+    All operators are rows of one array: one by one they would take ten times as long.
+    """
     device, stack = facts.hardware.device, facts.stack
     each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
-    matmuls = [operator for operator in block.operators if operator.kind in _MATMULS]
-    attentions = [operator for operator in block.operators if operator.kind is OperatorKind.ATTENTION]
-    others = [
-        operator for operator in block.operators if operator.kind not in (*_MATMULS, OperatorKind.ATTENTION)
-    ]
-    shares = _shares(c)
-    forward, backward = _matmuls_s(facts, matmuls, shares, c)
-    attention = sum(operator.flops * operator.count * shares[operator.split] for operator in attentions)
-    moved = sum(operator.bytes * operator.count * shares[operator.split] for operator in others)
-    launches = sum(operator.count for operator in block.operators)
+    table, shares = operator_table(blocks), _shares(c)
+    forward, backward = _matmuls_s(facts, table.products, shares, c)
+    launches = _beside(table.launches, c) * each * device.launch_s
     return BlockTimes(
-        matmul_forward=forward,
-        matmul_backward=backward,
-        attention_forward=attention / _attention_rate(device, facts.workload.precision),
-        traffic_forward=moved * stack.elementwise_factor / device.memory_bytes_per_s,
-        launch_forward=launches * each * device.launch_s,
+        matmul_forward=table.products.by_block(forward, len(blocks)),
+        matmul_backward=table.products.by_block(backward, len(blocks)),
+        attention_forward=_divided(table.attention, shares)
+        / _attention_rate(device, facts.workload.precision),
+        traffic_forward=_divided(table.traffic, shares)
+        * stack.elementwise_factor
+        / device.memory_bytes_per_s,
+        launch_forward=launches,
     )
 
 
-def _matmuls_s(
-    facts: Facts, operators: list[Operator], shares: dict[Split, Numbers], c: Columns
-) -> tuple[Seconds, Seconds]:
-    """Return the seconds of all products of a block, forward and backward.
+def _beside(values: Any, c: Columns) -> Any:
+    """Return one value a row, beside plans on further axes."""
+    return values.reshape(-1, *([1] * np.ndim(c.tp)))
 
-    Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m). All
-    operators are rows of one array: one by one they would take ten times as long.
+
+def _divided(table: Any, shares: Numbers) -> Numbers:
+    """Return what blocks have on one rank, of amounts by what divides them."""
+    return sum(np.multiply.outer(amounts, share) for amounts, share in zip(table.T, shares, strict=True))
+
+
+def _matmuls_s(facts: Facts, products: Products, shares: Numbers, c: Columns) -> tuple[Seconds, Seconds]:
+    """Return the seconds of each product, forward and backward.
+
+    Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m).
     """
-    if not operators:
-        return 0.0, 0.0
-    device, precision = facts.hardware.device, facts.workload.precision
-    column = _columns_of(operators, np.ndim(shares[Split.TENSOR]))
-    m, n, k = _sides(operators, c, facts.model.experts)
-    flops = column("flops") * column("count") * np.stack([shares[operator.split] for operator in operators])
-    of_weights = np.where(column("weighted"), flops / _matmul_rate(device, precision, n, k, m), 0.0)
-    backward = flops / _matmul_rate(device, precision, m, k, n) + of_weights
-    return (flops / _matmul_rate(device, precision, m, n, k)).sum(axis=0), backward.sum(axis=0)
+    curve, precision = facts.hardware.device.matmul, facts.workload.precision
+    m, n, k = _sides(products, c, facts.model.experts)
+    flops = _beside(products.flops, c) * shares[products.split]
+    fastest = curve.ceiling * sustained_flops_per_s(facts.hardware.device, precision)
+    ideal = flops / fastest
 
+    def reached(rows: Numbers, columns: Numbers, depth: Numbers) -> Numbers:
+        return rows / (rows + curve.m_half) * (columns / (columns + curve.n_half)) * depth
 
-def _columns_of(operators: list[Operator], axes: int) -> Callable[[str], Any]:
-    """Return how a field of operators is read as a column, a row for each, beside plans on further axes."""
-
-    def column(field: str) -> Any:
-        values = np.array([getattr(operator, field) for operator in operators], dtype=float)
-        return values.reshape(-1, *([1] * axes))
-
-    return column
+    # the input's and the output's products have k inside or outside
+    k_inside, k_outside = k / (k + curve.k_half), n / (n + curve.k_half)
+    forward = ideal / reached(m, n, k_inside)
+    of_weights = ideal / reached(n, k, m / (m + curve.k_half))
+    backward = ideal / reached(m, k, k_outside)
+    return forward, backward + _beside(products.weighted, c) * of_weights
 
 
 def sustained_flops_per_s(device: Device, precision: Precision) -> float:
@@ -154,39 +166,28 @@ def _attention_rate(device: Device, precision: Precision) -> float:
     return sustained_flops_per_s(device, own) * device.attention_efficiency
 
 
-def _matmul_rate(device: Device, precision: Precision, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-    curve = device.matmul
-    reached = m / (m + curve.m_half) * (n / (n + curve.n_half)) * (k / (k + curve.k_half))
-    return curve.ceiling * reached * sustained_flops_per_s(device, precision)
-
-
-def _shares(c: Columns) -> dict[Split, Numbers]:
-    """Return the samples of a micro-batch's operators that one rank computes, by what divides them."""
-    ones = np.ones_like(c.tp)
+def _shares(c: Columns) -> Numbers:
+    """Return the samples of a micro-batch's operators that one rank computes, for each of SPLITS."""
     divisors = {
-        Split.REPLICATED: ones,
+        Split.REPLICATED: np.ones_like(c.tp),
         Split.TENSOR: c.tp,
         Split.SEQUENCE: np.where(c.sequence_parallel, c.tp, 1),
         # tp divides the experts, or under ep their tokens: torchtitan splits what it sends over tp
         # (ReordererSequenceParallel), and as much comes back from the other ranks
         Split.EXPERT: c.tp,
     }
-    return {split: c.micro_batch_size / (divisor * c.cp) for split, divisor in divisors.items()}
+    return c.micro_batch_size / (np.stack([divisors[split] for split in SPLITS]) * c.cp)
 
 
-def _sides(operators: list[Operator], c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
-    """Return one rank's m, n and k of operators; at least 1, so that unknown shapes stay finite."""
-    column = _columns_of(operators, np.ndim(c.tp))
-    m = np.maximum(column("m") * c.micro_batch_size / c.cp, 1)
-    n, k = np.maximum(column("n"), 1), np.maximum(column("k"), 1)
-    of_experts = np.where(c.ep > 1, 1, c.tp)
-    tensor = np.stack(
-        [of_experts if operator.split is Split.EXPERT else c.tp + 0 * of_experts for operator in operators]
-    )
-    for place, operator in enumerate(operators):
-        if operator.kind is OperatorKind.GROUPED_MATMUL:
-            own = np.where(c.ep > 1, c.tp, 1)
-            m[place] = np.maximum(m[place] * c.ep / own / (experts or 1), 1)
-    sides = np.array([operator.split_side for operator in operators]).reshape(-1, *([1] * np.ndim(c.tp)))
-    n = np.where(sides == "n", np.maximum(n / tensor, 1), n)
-    return m, n, np.where(sides == "k", np.maximum(k / tensor, 1), k)
+def _sides(products: Products, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
+    """Return one rank's m, n and k of products; at least 1, so that unknown shapes stay finite."""
+    m = np.maximum(_beside(products.m, c) * c.micro_batch_size / c.cp, 1)
+    n, k = np.maximum(_beside(products.n, c), 1), np.maximum(_beside(products.k, c), 1)
+    if products.grouped.any():
+        own = np.where(c.ep > 1, c.tp, 1)
+        m[products.grouped] = np.maximum(m[products.grouped] * c.ep / own / (experts or 1), 1)
+    of_experts = _beside(products.split == SPLITS.index(Split.EXPERT), c) & (c.ep > 1)
+    divisor = np.where(of_experts, 1, c.tp)
+    n = n / np.where(_beside(products.divides_n, c), divisor, 1)
+    k = k / np.where(_beside(products.divides_k, c), divisor, 1)
+    return m, np.maximum(n, 1), np.maximum(k, 1)

@@ -119,11 +119,11 @@ def _rank_steps(
     return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
 
 
-def _work_s(kinds: list[dict[str, Any]], load: RankLoad) -> dict[str, Any]:
+def _work_s(parts: dict[str, Any], load: RankLoad) -> dict[str, Any]:
     """Return one micro-batch's seconds on a rank, all its blocks together."""
     return {
-        part: sum(parts[part] * held for parts, held in zip(kinds, load.repeats, strict=True))
-        for part in kinds[0]
+        part: sum(each * held for each, held in zip(seconds, load.repeats, strict=True))
+        for part, seconds in parts.items()
     }
 
 
@@ -157,22 +157,16 @@ def time_spread(facts: Facts) -> float:
     return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
 
 
-def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> list[dict[str, Any]]:
-    """Return for each kind of block the seconds of one repeat for one micro-batch, forward and backward."""
+def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> dict[str, Any]:
+    """Return the seconds of one repeat for one micro-batch, kinds of block before plans."""
     c, at = distinct(work, _BLOCKS_BY)
     blocks = block_kinds(facts.model).blocks
-    collectives = {} if fabric is None else _collectives_s(facts, blocks, c, fabric)
-    found = []
-    for place, block in enumerate(blocks):
-        times = block_times(facts, block, c)
-        zero = np.zeros(len(c.pp))
-        parts = {
-            "compute": times.forward + times.backward + times.recomputed(c) + zero,
-            "backward": times.backward + zero,
-            **{part: seconds[place] for part, seconds in collectives.items()},
-        }
-        found.append({part: seconds[at] for part, seconds in parts.items()})
-    return found
+    times = block_times(facts, blocks, c)
+    backward = times.backward
+    parts = {"compute": times.forward + backward + times.recomputed(c), "backward": backward}
+    if fabric is not None:
+        parts |= _collectives_s(facts, blocks, c, fabric)
+    return {part: seconds.take(at, axis=1) for part, seconds in parts.items()}
 
 
 def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> dict[str, Any]:

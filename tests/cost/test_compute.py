@@ -20,7 +20,7 @@ CURVE = MatmulCurve(ceiling=1.25, m_half=100, n_half=50, k_half=75)
 
 
 def times(*operators: Operator, on: dict[str, Any] | None = None, **plan: Any) -> BlockTimes:
-    return block_times(job(block(*operators), device=on or {}), block(*operators), row(**plan))
+    return block_times(job(block(*operators), device=on or {}), (block(*operators),), row(**plan))
 
 
 def at(shape: tuple[float, float, float], flops: float) -> float:
@@ -87,7 +87,7 @@ def test_sides_are_never_below_one() -> None:
         assert times(thin, on=ones, tp=4).matmul_forward == pytest.approx(8 / 4)
     few = matmul(TERA, kind=OperatorKind.GROUPED_MATMUL, m=1, n=1, k=1)
     job_of_experts = job(block(few), device=ones, model={"experts": 8})
-    assert block_times(job_of_experts, block(few), row()).matmul_forward == pytest.approx(8)
+    assert block_times(job_of_experts, (block(few),), row()).matmul_forward == pytest.approx(8)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_experts_share_the_rows(
         TERA, kind=OperatorKind.GROUPED_MATMUL, m=400, n=40, k=30, split=Split.EXPERT, split_side="n"
     )
     facts = job(block(grouped), device={"matmul": CURVE}, model={"experts": 8})
-    found = block_times(facts, block(grouped), row(**plan))
+    found = block_times(facts, (block(grouped),), row(**plan))
     assert found.matmul_forward == pytest.approx(at(shape, share * TERA))
 
 
@@ -148,7 +148,7 @@ def test_attention_has_its_own_rate_and_a_backward_of_five_products_for_two() ->
 def test_traffic_moves_at_the_memorys_rate_and_twice_in_backward() -> None:
     operator = elementwise(TERA, count=2)
     facts = job(block(operator), stack={"elementwise_factor": 1.5}, device={"memory_bytes_per_s": 3 * TERA})
-    found = block_times(facts, block(operator), row(micro_batch_size=5))
+    found = block_times(facts, (block(operator),), row(micro_batch_size=5))
     assert found.forward == pytest.approx(2 * 5 * 1.5 / 3)
     assert found.backward == pytest.approx(2 * 2 * 5 * 1.5 / 3)
 
@@ -156,7 +156,7 @@ def test_traffic_moves_at_the_memorys_rate_and_twice_in_backward() -> None:
 def test_launches_are_counted_by_operator_and_pass() -> None:
     operators = (elementwise(0, count=2), attention(0), matmul(0, count=4))
     facts = job(block(*operators), stack={"launches_per_operator": 1.5}, device={"launch_s": 1e-3})
-    found = block_times(facts, block(*operators), row(micro_batch_size=8))
+    found = block_times(facts, (block(*operators),), row(micro_batch_size=8))
     # one launch serves the whole micro-batch
     assert found.launch_forward == pytest.approx(7 * 1.5e-3)
     assert found.forward == pytest.approx(7 * 1.5e-3)
@@ -169,7 +169,7 @@ def test_what_torch_dispatches_has_its_own_launches() -> None:
     facts = job(block(*operators), stack=stack, device={"launch_s": 1e-3})
     traced = replace(facts, model=replace(facts.model, dispatched=True))
     for some, launches in ((facts, 4.0), (traced, 0.5)):
-        found = block_times(some, block(*operators), row())
+        found = block_times(some, (block(*operators),), row())
         assert found.launch_forward == pytest.approx(3 * launches * 1e-3)
 
 
@@ -255,6 +255,6 @@ def test_a_device_without_any_rate_is_named() -> None:
 def test_attention_stays_in_bf16_under_fp8(precision: Precision, matmuls: float, attentions: float) -> None:
     rates = {"sustained": Rates(**{name: rate * TERA for name, rate in ALL.items()})}
     both = block(matmul(TERA), attention(TERA))
-    found = block_times(job(both, precision=precision, device=rates), both, row(precision=precision))
+    found = block_times(job(both, precision=precision, device=rates), (both,), row(precision=precision))
     assert found.matmul_forward == pytest.approx(1 / matmuls)
     assert found.attention_forward == pytest.approx(2 / attentions)

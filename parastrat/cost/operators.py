@@ -1,0 +1,103 @@
+"""The operators of blocks as arrays, to be timed together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.model import OperatorKind, Split
+from parastrat.remembered import remembered
+
+if TYPE_CHECKING:
+    from parastrat.model import Block, Operator
+
+#: what may divide an operator, in the order in which tables count it
+SPLITS = tuple(Split)
+
+_PRODUCTS = (OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Products:
+    """The matrix products of several blocks, one after the other."""
+
+    #: of all passes
+    flops: Any
+    m: Any
+    n: Any
+    k: Any
+    #: place among SPLITS
+    split: Any
+    #: where tensor parallelism divides a side
+    divides_n: Any
+    divides_k: Any
+    weighted: Any
+    #: one for each expert
+    grouped: Any
+    #: the blocks that have products, with the first of each
+    blocks: Any
+    starts: Any
+
+    def by_block(self, rows: Any, many: int) -> Any:
+        """Return the sums over each block's products, blocks before plans."""
+        if not len(self.starts):
+            return np.zeros((many, *rows.shape[1:]))
+        own = np.add.reduceat(rows, self.starts, axis=0)
+        if len(own) == many:
+            return own
+        found = np.zeros((many, *rows.shape[1:]))
+        found[self.blocks] = own
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorTable:
+    """What blocks compute for one sample."""
+
+    products: Products
+    #: FLOPs of attention, and bytes that all others move, by block and what divides them
+    attention: Any
+    traffic: Any
+    #: operators of each block
+    launches: Any
+
+
+@remembered
+def operator_table(blocks: tuple[Block, ...]) -> OperatorTable:
+    """Return the operators of some blocks."""
+    attention, traffic = np.zeros((2, len(blocks), len(SPLITS)))
+    products: list[tuple[int, Operator]] = []
+    for place, block in enumerate(blocks):
+        for operator in block.operators:
+            if operator.kind in _PRODUCTS:
+                products.append((place, operator))
+            elif operator.kind is OperatorKind.ATTENTION:
+                attention[place, SPLITS.index(operator.split)] += operator.flops * operator.count
+            else:
+                traffic[place, SPLITS.index(operator.split)] += operator.bytes * operator.count
+    return OperatorTable(
+        products=_products(products),
+        attention=attention,
+        traffic=traffic,
+        launches=np.array([sum(operator.count for operator in block.operators) for block in blocks]),
+    )
+
+
+def _products(several: list[tuple[int, Operator]]) -> Products:
+    owners, operators = [place for place, _ in several], [operator for _, operator in several]
+    blocks = list(dict.fromkeys(owners))
+    return Products(
+        flops=np.array([operator.flops * operator.count for operator in operators], dtype=float),
+        m=np.array([operator.m for operator in operators], dtype=float),
+        n=np.array([operator.n for operator in operators], dtype=float),
+        k=np.array([operator.k for operator in operators], dtype=float),
+        split=np.array([SPLITS.index(operator.split) for operator in operators], dtype=np.int64),
+        divides_n=np.array([operator.split_side == "n" for operator in operators]),
+        divides_k=np.array([operator.split_side == "k" for operator in operators]),
+        weighted=np.array([operator.weighted for operator in operators]),
+        grouped=np.array([operator.kind is OperatorKind.GROUPED_MATMUL for operator in operators]),
+        blocks=np.array(blocks, dtype=np.int64),
+        starts=np.array([owners.index(place) for place in blocks], dtype=np.int64),
+    )
