@@ -62,11 +62,11 @@ def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
         try:
             tag = _next(graph, node, held, attempt, degree)
         except NotFollowedError as error:
-            for source in _sources(held):
+            for source in sorted(_sources(held)):  # alike on all ranks, whose sets have other orders
                 attempt.dead[source] = str(error)
             raise _StuckError from error
         except SegmentsNeededError as error:
-            for source in _sources(held):
+            for source in sorted(_sources(held)):
                 if source in attempt.shares:
                     attempt.dead[source] = "its fused output is taken apart twice"
                 attempt.shares[source] = error.shares
@@ -101,7 +101,9 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
     }
     call = Call(node=node, tags=held, degree=degree, own=frozenset(own))
     tag = followed(call)
-    for operand in set(call.operands) - own:
+    for operand in call.operands:
+        if operand in own:
+            continue
         if operand in graph.parameters:
             attempt.inside += [(tag.sources, name) for name in graph.parameters[operand]]
         elif operand in graph.trained and operand not in held:
