@@ -66,7 +66,14 @@ def equalise_buffers(model: nn.Module) -> None:
 
 
 def _send(module: nn.Module, mesh: RankMesh) -> None:
-    """Broadcast all buffers from rank 0, in one message a format."""
+    """Broadcast all buffers from rank 0, in one message a format.
+
+    A backward may be pending, as between the micro-batches of a pipeline. Those of batch normalisation do
+    not read what they saved of running statistics, so these change unseen by autograd; others do not.
+    """
+    statistics = {
+        id(buffer) for norm in norms_with_statistics(module) if norm.training for buffer in norm.buffers()
+    }
     formats: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
     for buffer in module.buffers():
         if not buffer.is_meta:
@@ -77,7 +84,7 @@ def _send(module: nn.Module, mesh: RankMesh) -> None:
         parts = torch.split(message, [buffer.numel() for buffer in buffers])
         with torch.no_grad():
             for buffer, part in zip(buffers, parts, strict=True):
-                buffer.copy_(part.view_as(buffer))
+                (buffer.data if id(buffer) in statistics else buffer).copy_(part.view_as(buffer))
 
 
 def norms_with_statistics(module: nn.Module) -> list[nn.Module]:

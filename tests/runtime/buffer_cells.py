@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from runtime.models import plan
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -111,9 +112,27 @@ def short_format(fields: dict[str, Any]) -> Cell:
     return found
 
 
+def gradients(fields: dict[str, Any], *, pending: bool) -> list[torch.Tensor]:
+    """Gradients of two batches; pending: both go forward before one goes back, as in a pipeline."""
+    torch.manual_seed(0)
+    model = parastrat.auto_parallelize(Normed, plan=plan(**fields))
+    x, y = labelled()[:12]
+    losses = []
+    for part in (slice(6), slice(6, 12)):
+        losses.append(functional.cross_entropy(model(x[part] + dist.get_rank()), y[part]))
+        if not pending:
+            losses.pop().backward()
+    for loss in losses:
+        loss.backward()
+    found = (parameter.grad for parameter in model.parameters())
+    return [part.full_tensor() if isinstance(part, DTensor) else part for part in found]
+
+
 def every_cell(folder: Path, strategies: dict[str, dict[str, Any]]) -> Cell:
-    found = {}
+    found: Cell = {}
     for name, fields in strategies.items():
         found[name] = strategy(fields, folder / name)
         found[f"{name}-short"] = short_format(fields)
+        if name != "ddp":  # which sends its buffers in sight of autograd, and refuses
+            found[f"{name}-pending"] = [gradients(fields, pending=pending) for pending in (True, False)]
     return found

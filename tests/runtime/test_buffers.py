@@ -59,6 +59,16 @@ def test_a_loop_of_ones_own_evaluates_alike_on_all_ranks(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("world", "strategy"), EVERY[1:])
+def test_statistics_are_sent_while_a_backward_is_pending(
+    world: int, strategy: str, ranks: dict[int, list[Cell]]
+) -> None:
+    for rank in ranks[world]:
+        pending, one_by_one = rank[f"{strategy}-pending"]
+        torch.testing.assert_close(pending, one_by_one)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "strategy"), EVERY)
 def test_a_checkpoint_keeps_the_statistics_of_rank_0(
     world: int, strategy: str, ranks: dict[int, list[Cell]], folder: Path
