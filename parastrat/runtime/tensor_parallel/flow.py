@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.weak import TensorWeakRef
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -107,22 +106,29 @@ def _scattered(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
 class Entrance:
     """Lets modules that read one tensor, such as q, k and v, share one exchange of it."""
 
-    def __init__(self, change: _Change, *, in_evaluation: bool = False) -> None:
+    def __init__(self, change: _Change, *, shared: bool, in_evaluation: bool = False) -> None:
         self._change = change
+        #: several may read; what follows them calls ``forget``
+        self._shared = shared
         #: the tensor itself changes, not only its gradient
         self._always = in_evaluation
-        # weak: activations must not outlive what autograd keeps
-        self._last: tuple[TensorWeakRef, TensorWeakRef] | None = None
+        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensor as entered."""
         needed = torch.is_grad_enabled() and x.requires_grad
         if not needed:
             return self._change(x) if self._always else x
-        if self._last is not None:
-            source, known = (ref() for ref in self._last)
-            if source is x and isinstance(known, torch.Tensor):
-                return known
+        if self._last is not None and self._last[0] is x:
+            return self._last[1]
         entered = self._change(x)
-        self._last = (TensorWeakRef(x), TensorWeakRef(entered))
+        self._last = (x, entered) if self._shared else None
         return entered
+
+    def forget(self, x: torch.Tensor) -> torch.Tensor:
+        """Pass on what the row is given: the columns have read, and nothing may outlive autograd's needs.
+
+        A weak reference would not do: what a column makes of the tensor is kept, not the tensor.
+        """
+        self._last = None
+        return x

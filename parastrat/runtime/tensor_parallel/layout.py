@@ -59,6 +59,11 @@ class Group:
     sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
+    def rows(self) -> tuple[str, ...]:
+        """Its modules that end a divided region."""
+        return tuple(name for name, part in self.parts.items() if part.role is Role.ROW)
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of its modules."""
         return tuple(dict.fromkeys(map(kind_of, self.parts)))

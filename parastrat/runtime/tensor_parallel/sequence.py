@@ -130,7 +130,11 @@ class _Around:
 
 def _gather_before(module: nn.Module, group: Group, columns: list[str], around: _Around) -> None:
     """Gather at the module that holds the whole group, so that its code sees whole sequences."""
-    entrance = Entrance(lambda x: gather_parts(x, around.mesh, SEQUENCE), in_evaluation=True)
+    entrance = Entrance(
+        lambda x: gather_parts(x, around.mesh, SEQUENCE), shared=bool(group.rows), in_evaluation=True
+    )
+    for name in group.rows:
+        change_input(module.get_submodule(name), entrance.forget)
     home = _home(list(group.parts))
     if home and home not in around.extent.names:
         dims = {_input_features(module.get_submodule(name)) for name in columns}

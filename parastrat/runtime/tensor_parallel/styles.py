@@ -157,6 +157,8 @@ def _surround_row(module: nn.Module, part: Part, styling: Styling) -> None:
         change_input(module, lambda x: take(x, mesh))
     elif styling.inside is Inside.DTENSORS:
         change_input(module, own_share)
+    if part.role is Role.ROW:
+        change_input(module, styling.entrance.forget)
     if styling.sequence:
         change_output(module, lambda y: _with_bias(scatter_sum(y, mesh, 1), module, mesh))
     else:

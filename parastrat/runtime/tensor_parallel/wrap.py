@@ -62,15 +62,15 @@ def _styling(group: Group, layout: Layout, mesh: DeviceMesh, extent: Extent) -> 
     stream = layout.sequence and in_stream(extent, group, layout.ends)
     return Styling(
         mesh=mesh,
-        entrance=_entrance(mesh),
+        entrance=_entrance(mesh, group),
         inside=group.inside,
         sequence=stream,
         loss=layout.loss and any(name in group.parts for name in heads(layout, extent.names)),
     )
 
 
-def _entrance(mesh: DeviceMesh) -> Entrance:
-    return Entrance(lambda x: enter(x, mesh))
+def _entrance(mesh: DeviceMesh, group: Group | None = None) -> Entrance:
+    return Entrance(lambda x: enter(x, mesh), shared=group is not None and bool(group.rows))
 
 
 def _divide_sizes(module: nn.Module, group: Group, degree: int) -> None:
