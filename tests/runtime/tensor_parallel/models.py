@@ -90,7 +90,6 @@ def uneven(step: int) -> Batch:
 
 
 OWN: Models = {
-    "uneven": (llama, uneven, None),
     "llama": (llama, labelled, None),
     "tied_llama": (tied_llama, labelled, None),
     "qwen3": (qwen3, labelled, None),
@@ -98,6 +97,7 @@ OWN: Models = {
     "opt": (opt, labelled, None),
 }
 ALL: Models = MODELS | {f"tp:{name}": entry for name, entry in OWN.items()}
+ALL["tp:uneven"] = (llama, uneven, None)
 
 
 def at_once(name: str) -> list[float]:
