@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 from parastrat.emit import python_shard_text as shard_text
 from parastrat.emit import python_text as text
-from parastrat.emit.shell import counted, title
+from parastrat.emit.python_parts import (
+    COMPUTE,
+    MESH_IMPORTS,
+    build_mesh,
+    heading,
+    loop,
+    shards,
+    sorted_imports,
+)
+from parastrat.emit.python_tensor import emit_divided
+from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.errors import UnknownFactError
 from parastrat.plan import Compile, Offload, Recompute, Shard
@@ -15,21 +25,32 @@ from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.case import Case
+    from parastrat.emit.division import Division
     from parastrat.plan import Plan
 
-STRATEGIES = ("single", "ddp", "fsdp2", "hsdp")
-
-_COMPUTE = {Precision.BF16_MIXED: "torch.bfloat16", Precision.FP16_MIXED: "torch.float16"}
+STRATEGIES = ("single", "ddp", "fsdp2", "hsdp", "tp", "ddp+tp", "fsdp2+tp", "hsdp+tp")
 
 
-def emit(case: Case) -> tuple[TextFile, ...]:
+def emit(case: Case, division: Division | None = None) -> tuple[TextFile, ...]:
     """Return ``parallelize.py`` for torch 2.11 to 2.13: ``build_mesh`` and ``parallelize(model, mesh)``.
 
+    Args:
+        case: the plan and what it was made for.
+        division: of the model's layers, which plans with tp need.
+
     Raises:
-        EmitError: the plan is not one of single, ddp, fsdp2 and hsdp, or asks for offload or fp8.
+        EmitError: the plan is none of ``STRATEGIES``, asks for offload or fp8, or lacks its division.
     """
     plan = case.plan
     _check(plan)
+    if plan.mesh.tp > 1:
+        if division is None:
+            raise EmitError(
+                f"this plan is {plan.strategy}, and what of each layer is divided is found by tracing the "
+                "model, and proven on its ranks",
+                hint="name a model that can be built here, with --model path.py:callable or a config.json",
+            )
+        return emit_divided(case, division)
     blocks = _has_blocks(plan)
     imports, definitions = _head(case, blocks=blocks)
     body = [
@@ -42,10 +63,10 @@ def emit(case: Case) -> tuple[TextFile, ...]:
         *([text.BLOCKS, _count_check(case)] if blocks else []),
         text.RECOMPUTE[plan.recompute],
         _compiled(plan),
-        _sharded(case) if _shards(plan) else _whole(plan),
+        _sharded(case) if shards(plan) else _whole(plan),
     ]
     lines = [
-        text.HEADER.format(title=_heading(case), loop=_loop(plan)),
+        text.HEADER.format(title=heading(case), loop=loop(plan)),
         imports,
         *definitions,
         "".join(body),
@@ -79,8 +100,6 @@ def _why_not(plan: Plan) -> str:
     """Return what a few lines of text cannot know of this plan."""
     if plan.mesh.pp > 1:
         return ", and where its stages are cut is found by tracing the model"
-    if plan.mesh.tp > 1:
-        return ", and what of each layer is divided is found by tracing the model, and proven on its ranks"
     return ""
 
 
@@ -94,18 +113,9 @@ def _nearest(plan: Plan) -> str:
     return f"--strategy fsdp2 (dp_shard {ranks})"
 
 
-def _heading(case: Case) -> str:
-    """Return the title, safe in a docstring."""
-    return title(case).replace("\\", "/").replace('"', "'")
-
-
-def _shards(plan: Plan) -> bool:
-    return plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
-
-
 def _has_blocks(plan: Plan) -> bool:
     """Whether anything is done block by block."""
-    return _shards(plan) or plan.recompute is not Recompute.NONE or plan.compile is not Compile.NONE
+    return shards(plan) or plan.recompute is not Recompute.NONE or plan.compile is not Compile.NONE
 
 
 def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
@@ -114,18 +124,8 @@ def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
     imports = ["import torch", "from torch import nn"]
     definitions = []
     if mesh.world_size > 1:
-        imports += ["import os", "import torch.distributed as dist"]
-        imports.append("from torch.distributed.device_mesh import DeviceMesh, init_device_mesh")
-        axes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard}
-        used = {name: degree for name, degree in axes.items() if degree > 1}
-        definitions.append(
-            text.BUILD_MESH.format(
-                device=json.dumps(case.launch.device),
-                backend=json.dumps(case.launch.backend),
-                shape=_tuple_of([str(degree) for degree in used.values()]),
-                names=_tuple_of([json.dumps(name) for name in used]),
-            )
-        )
+        imports += MESH_IMPORTS
+        definitions.append(build_mesh(case))
     else:
         definitions.append(text.BUILD_NO_MESH.format(device=json.dumps(case.launch.device)))
     if blocks:
@@ -133,29 +133,14 @@ def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
         definitions.append(text.REPEATED_BLOCKS)
     imports += text.RECOMPUTE_IMPORTS[plan.recompute]
     definitions += text.RECOMPUTE_DEFINITIONS[plan.recompute]
-    if _shards(plan):
+    if shards(plan):
         imports += shard_text.FSDP_IMPORTS
         definitions.append(shard_text.FROM_FIRST_RANK)
         if _buffers_may_change(case):
             definitions.append(shard_text.FOLLOW_FIRST_RANK)
     elif mesh.world_size > 1:
         imports.append("from torch.nn.parallel import DistributedDataParallel")
-    return _sorted_imports(imports), definitions
-
-
-def _tuple_of(items: list[str]) -> str:
-    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
-
-
-def _sorted_imports(imports: list[str]) -> str:
-    standard = [line for line in imports if "torch" not in line]
-    rest = sorted((line for line in imports if "torch" in line), key=_import_order)
-    parts = [sorted(standard, key=_import_order), rest]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
-
-
-def _import_order(line: str) -> tuple[bool, str]:
-    return line.startswith("from"), line
+    return sorted_imports(imports), definitions
 
 
 def _buffers_may_change(case: Case) -> bool:
@@ -169,9 +154,9 @@ def _buffers_may_change(case: Case) -> bool:
 def _buffers_check(case: Case) -> str:
     """Return the refusal of models whose buffers these few lines would get wrong."""
     plan = case.plan
-    if _shards(plan) and not _buffers_may_change(case):
+    if shards(plan) and not _buffers_may_change(case):
         return text.NO_BUFFERS
-    noted = shard_text.BUFFERS if _shards(plan) else ""
+    noted = shard_text.BUFFERS if shards(plan) else ""
     return noted + _statistics_check(plan)
 
 
@@ -202,7 +187,7 @@ def _count_check(case: Case) -> str:
 
 def _sharded(case: Case) -> str:
     plan, may_change = case.plan, _buffers_may_change(case)
-    compute = _COMPUTE.get(plan.precision)
+    compute = COMPUTE.get(plan.precision)
     settings = [f"param_dtype={compute}"] if compute else []
     if plan.precision is not Precision.FP32:
         settings.append("reduce_dtype=torch.float32")
@@ -215,25 +200,7 @@ def _sharded(case: Case) -> str:
 
 
 def _whole(plan: Plan) -> str:
-    compute = _COMPUTE.get(plan.precision)
+    compute = COMPUTE.get(plan.precision)
     autocast = text.AUTOCAST.format(dtype=compute) if compute else ""
     is_alone = plan.mesh.world_size == 1
     return (text.MOVE_ALONE if is_alone else text.MOVE) + autocast + (text.RETURN if is_alone else text.DDP)
-
-
-def _loop(plan: Plan) -> str:
-    """Return what the training loop must do for the plan's batch and precision."""
-    steps, samples = plan.gradient_accumulation_steps, plan.micro_batch_size
-    count = "one micro-batch" if steps == 1 else f"{steps} micro-batches"
-    batch = f"a global batch of {plan.global_batch_size}"
-    lines = [f"One optimizer step of a rank is {count} of {counted(samples, 'sample')}, {batch}."]
-    if steps > 1:
-        delayed = ""
-        if _shards(plan) and plan.mesh.dp_replicate > 1:
-            delayed = " Call model.set_requires_all_reduce(is_last) before each backward."
-        elif plan.mesh.world_size > 1 and not _shards(plan):
-            delayed = " Run all micro-batches but the last under model.no_sync()."
-        lines.append(f"Divide each loss by {steps}.{delayed}")
-    if plan.precision is Precision.FP16_MIXED:
-        lines.append("Scale the loss with torch.amp.GradScaler: fp16 gradients vanish below 6e-8.")
-    return "\n".join(lines)

@@ -125,7 +125,7 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
     [
         (
             {"mesh": Mesh(dp_shard=4, tp=2)},
-            r"for single, ddp, fsdp2, hsdp; this plan is fsdp2\+tp, and what of each layer is divided",
+            r"this plan is fsdp2\+tp, and what of each layer is divided is found by tracing",
         ),
         (
             {"mesh": Mesh(pp=2, dp_replicate=4), "shard": Shard.NONE},
@@ -150,9 +150,9 @@ def test_refuses_what_it_cannot_express(
 @pytest.mark.parametrize(
     ("fields", "nearest"),
     [
-        ({"mesh": Mesh(tp=8), "shard": Shard.NONE}, r"--strategy fsdp2 (dp_shard 8),"),
-        ({"mesh": Mesh(dp_shard=4, tp=2)}, r"--strategy fsdp2 (dp_shard 8),"),
-        ({"mesh": Mesh(dp_replicate=4, tp=2), "shard": Shard.NONE}, "--strategy ddp (dp_replicate 8),"),
+        ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, r"--strategy fsdp2 (dp_shard 8),"),
+        ({"mesh": Mesh(dp_shard=4, pp=2)}, r"--strategy fsdp2 (dp_shard 8),"),
+        ({"mesh": Mesh(dp_replicate=4, cp=2), "shard": Shard.NONE}, "--strategy ddp (dp_replicate 8),"),
         (
             {"mesh": Mesh(pp=2, dp_replicate=2, dp_shard=2)},
             "--strategy hsdp (dp_replicate 2, dp_shard 4),",

@@ -1,0 +1,81 @@
+"""What every emitted ``parallelize.py`` has: its title, its mesh, and what the loop must do."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from parastrat.emit import python_text as text
+from parastrat.emit.shell import counted, title
+from parastrat.plan import Shard
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.plan import Plan
+
+#: what the forward computes in, where that differs from the weights
+COMPUTE = {Precision.BF16_MIXED: "torch.bfloat16", Precision.FP16_MIXED: "torch.float16"}
+
+MESH_IMPORTS = [
+    "import os",
+    "import torch.distributed as dist",
+    "from torch.distributed.device_mesh import DeviceMesh, init_device_mesh",
+]
+
+
+def heading(case: Case) -> str:
+    """Return the title, safe in a docstring."""
+    return title(case).replace("\\", "/").replace('"', "'")
+
+
+def shards(plan: Plan) -> bool:
+    """Return whether parameters are sharded over data ranks."""
+    return plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
+
+
+def build_mesh(case: Case) -> str:
+    """Return the function that lays the ranks out by the axes that the plan uses."""
+    mesh = case.plan.mesh
+    axes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
+    used = {name: degree for name, degree in axes.items() if degree > 1}
+    return text.BUILD_MESH.format(
+        device=json.dumps(case.launch.device),
+        backend=json.dumps(case.launch.backend),
+        shape=_tuple_of([str(degree) for degree in used.values()]),
+        names=_tuple_of([json.dumps(name) for name in used]),
+    )
+
+
+def _tuple_of(items: list[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def sorted_imports(imports: list[str]) -> str:
+    """Return the import lines as a linter sorts them."""
+    standard = [line for line in imports if "torch" not in line]
+    rest = sorted((line for line in imports if "torch" in line), key=_import_order)
+    parts = [sorted(standard, key=_import_order), rest]
+    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _import_order(line: str) -> tuple[bool, str]:
+    return line.startswith("from"), line
+
+
+def loop(plan: Plan) -> str:
+    """Return what the training loop must do for the plan's batch and precision."""
+    steps, samples = plan.gradient_accumulation_steps, plan.micro_batch_size
+    count = "one micro-batch" if steps == 1 else f"{steps} micro-batches"
+    batch = f"a global batch of {plan.global_batch_size}"
+    lines = [f"One optimizer step of a rank is {count} of {counted(samples, 'sample')}, {batch}."]
+    if steps > 1:
+        delayed = ""
+        if shards(plan) and plan.mesh.dp_replicate > 1:
+            delayed = " Call model.set_requires_all_reduce(is_last) before each backward."
+        elif plan.mesh.world_size > 1 and not shards(plan):
+            delayed = " Run all micro-batches but the last under model.no_sync()."
+        lines.append(f"Divide each loss by {steps}.{delayed}")
+    if plan.precision is Precision.FP16_MIXED:
+        lines.append("Scale the loss with torch.amp.GradScaler: fp16 gradients vanish below 6e-8.")
+    return "\n".join(lines)

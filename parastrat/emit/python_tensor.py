@@ -1,0 +1,167 @@
+"""``parallelize.py`` for plans that divide layers, alone or under DDP, FSDP2 and HSDP."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from parastrat.emit import python_shard_text as shard_text
+from parastrat.emit import python_tensor_text as tensor_text
+from parastrat.emit import python_text as text
+from parastrat.emit.python_parts import (
+    COMPUTE,
+    MESH_IMPORTS,
+    build_mesh,
+    heading,
+    loop,
+    shards,
+    sorted_imports,
+)
+from parastrat.emit.shell import counted
+from parastrat.emit.text_file import EmitError, TextFile
+from parastrat.plan import Compile, Recompute
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.emit.division import Division, Place
+    from parastrat.plan import Plan
+
+
+def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
+    """Return ``parallelize.py`` for torch 2.13, with ``divide(model, mesh)`` in it.
+
+    Raises:
+        EmitError: the plan asks for block-wise compilation or a loss scale besides.
+    """
+    plan = case.plan
+    _check(plan)
+    blocks = plan.mesh.dp > 1 or plan.recompute is not Recompute.NONE
+    named = {"container": json.dumps(division.container), "name": division.container}
+    body = [
+        text.SIGNATURE.format(count=counted(plan.mesh.world_size, "rank"), mesh="DeviceMesh"),
+        text.NO_BUFFERS,
+        tensor_text.COUNT_CHECK.format(count=division.blocks, **named),
+        text.WEIGHTS.format(dtype="bfloat16" if plan.precision is Precision.BF16 else "float32"),
+        tensor_text.APPLY,
+        tensor_text.NAMES.format(container=division.container, count=division.blocks) if blocks else "",
+        text.RECOMPUTE[plan.recompute],
+        _over_data(plan),
+    ]
+    divide = _divide(division)
+    definitions = [
+        build_mesh(case),
+        shard_text.FROM_FIRST_RANK,
+        *text.RECOMPUTE_DEFINITIONS[plan.recompute],
+        *([tensor_text.WHOLE] if "Whole()" in divide else []),
+        divide,
+        *([tensor_text.WHOLE_GRADIENTS] if plan.mesh.dp == 1 else []),
+    ]
+    lines = [
+        text.HEADER.format(
+            title=heading(case),
+            loop=f"{loop(plan)}\nRanks that differ in tp alone take the same samples.",
+        ),
+        sorted_imports(_imports(plan, "".join(definitions + body))),
+        *definitions,
+        "".join(body),
+    ]
+    return (TextFile(path="parallelize.py", text="\n".join(lines)),)
+
+
+def _check(plan: Plan) -> None:
+    refused = {
+        "compile = block beside tp": plan.compile is not Compile.NONE,
+        "precision = fp16-mixed beside tp": plan.precision is Precision.FP16_MIXED,
+    }
+    for what, is_so in refused.items():
+        if is_so:
+            raise EmitError(
+                f"plain torch cannot be emitted for {what}: it is not tried there",
+                hint=f"plan again without {what.partition(' ')[0]}"
+                if "compile" in what
+                else "plan again with bf16-mixed",
+            )
+
+
+def _divide(division: Division) -> str:
+    start = division.start_of_shares
+    places = [f"        {json.dumps(place.name)}: {_style(place)}," for place in division.places]
+    ties = [
+        tensor_text.TIE.format(first=json.dumps(owners[0]), other=json.dumps(other))
+        for owners in division.tied
+        for other in owners[1:]
+    ]
+    return tensor_text.DIVIDE.format(
+        check=tensor_text.POSITIONS.format(start=json.dumps(start)) if start else "",
+        places="\n".join(places),
+        ties="".join(ties),
+    )
+
+
+def _style(place: Place) -> str:
+    if place.style not in tensor_text.READERS:
+        return tensor_text.STYLES[place.style]
+    before, behind, option = tensor_text.READERS[place.style]
+    reading = place.reading
+    if reading.keyword:
+        keyword = json.dumps(reading.keyword)
+        given = f"input_kwarg_layouts={{{keyword}: {before}}}"
+        got = f"desired_input_kwarg_layouts={{{keyword}: {behind}}}"
+    else:
+        rest = ", None" * (reading.positional - 1) or ","
+        given, got = f"input_layouts=({before}{rest})", f"desired_input_layouts=({behind}{rest})"
+    one_line = f"PrepareModuleInput({given}, {got}{option})"
+    if len(place.name) + len(one_line) < _ONE_LINE:
+        return one_line
+    return f"PrepareModuleInput(\n            {given},\n            {got}{option},\n        )"
+
+
+#: characters of a name and its style beside each other
+_ONE_LINE = 92
+
+
+def _over_data(plan: Plan) -> str:
+    compute = COMPUTE.get(plan.precision)
+    settings = [f"param_dtype={compute}"] if compute else []
+    if plan.precision is not Precision.FP32:
+        settings.append("reduce_dtype=torch.float32")
+    if shards(plan):
+        axes = '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
+        return tensor_text.SHARD.format(
+            axes=axes, policy=", ".join(settings), reshard=plan.reshard_after_forward
+        )
+    autocast = text.AUTOCAST.format(dtype=compute).replace("device.type", "mesh.device_type")
+    end = tensor_text.REPLICATE if plan.mesh.dp > 1 else tensor_text.GRADIENTS + text.RETURN
+    return (autocast if compute else "") + end
+
+
+def _imports(plan: Plan, code: str) -> list[str]:
+    layouts = [name for name in ("DTensor", "Replicate", "Shard") if f"{name}" in code]
+    if "distribute_module(" in code:
+        layouts.append("distribute_module")
+    styles = (
+        "ColwiseParallel",
+        "ParallelStyle",
+        "PrepareModuleInput",
+        "PrepareModuleOutput",
+        "RowwiseParallel",
+        "SequenceParallel",
+    )
+    used = [name for name in styles if name in code]
+    listed = "".join(f"    {name},\n" for name in [*used, "parallelize_module"])
+    imports = [
+        "import torch",
+        "from torch import nn",
+        *MESH_IMPORTS,
+        *text.RECOMPUTE_IMPORTS[plan.recompute],
+        f"from torch.distributed.tensor import {', '.join(layouts)}",
+        f"from torch.distributed.tensor.parallel import (\n{listed})",
+    ]
+    if "Counter(" in code:
+        imports.append("from collections import Counter")
+    if shards(plan):
+        imports.append(shard_text.FSDP_IMPORTS[0])
+    elif plan.mesh.dp > 1:
+        imports.append(tensor_text.REPLICATE_IMPORT)
+    return imports

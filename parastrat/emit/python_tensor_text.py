@@ -1,0 +1,103 @@
+"""The pieces of the emitted ``parallelize.py`` for plans that divide layers (TP)."""
+
+from __future__ import annotations
+
+from parastrat.emit.division import Style
+
+STYLES = {
+    Style.COLUMN: "ColwiseParallel()",
+    Style.COLUMN_OF_SHARE: "ColwiseParallel(input_layouts=Shard(1))",
+    Style.ROW: "RowwiseParallel()",
+    Style.ROW_TO_SHARE: "RowwiseParallel(output_layouts=Shard(1))",
+    Style.EMBEDDING: "RowwiseParallel(input_layouts=Replicate())",
+    Style.EMBEDDING_TO_SHARE: "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))",
+    Style.HEAD: "ColwiseParallel(output_layouts=Replicate())",
+    Style.HEAD_OF_SHARE: "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
+    Style.WHOLE: "Whole()",
+    Style.WHOLE_OF_SHARE: "SequenceParallel(use_local_output=True)",
+    Style.WHOLE_OF_HEADS: "SequenceParallel(sequence_dim=2, use_local_output=True)",
+    Style.LAST_OF_SHARE: "PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())",
+}
+
+#: what a module is given, and what it gets: layouts before and behind
+READERS = {
+    Style.READER: ("Replicate()", "Replicate()", ""),
+    Style.READER_OF_SHARE: ("Shard(1)", "Replicate()", ""),
+    Style.FIRST_OF_SHARE: ("Replicate()", "Shard(1)", ", use_local_output=True"),
+}
+
+WHOLE = '''
+class Whole(ParallelStyle):
+    """The same on all ranks. Weights are DTensors, since optimizers take no mixture of both."""
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        def known(_, inputs, mesh):
+            return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
+
+        return distribute_module(module, mesh, None, known, lambda _, output, mesh: output.to_local())
+'''
+
+DIVIDE = '''
+def divide(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Divide layers over the ranks of ``mesh``; this was proven on a small copy of the model."""
+{check}    plan = {{
+{places}
+    }}
+    parallelize_module(model, mesh, plan, src_data_rank=None)  # ranks have equal weights already
+{ties}'''
+
+#: DTensor would take uneven shares for even ones
+POSITIONS = """\
+
+    def check(_, args):
+        if args[0].shape[1] % mesh.size():
+            raise ValueError(f"pad {{args[0].shape[1]}} positions to a multiple of {{mesh.size()}}")
+
+    model.get_submodule({start}).register_forward_pre_hook(check)
+"""
+
+TIE = """\
+    model.get_submodule({other}).weight = model.get_submodule({first}).weight  # tied, as before
+"""
+
+WHOLE_GRADIENTS = '''
+def whole_gradients(parameter: nn.Parameter) -> None:
+    """Lay a gradient out like its parameter: those of norms are to be added up, others to be cut."""
+    parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+'''
+
+COUNT_CHECK = """\
+    if len(model.get_submodule({container})) != {count}:
+        raise ValueError("planned for {count} blocks in {name}: plan again from this very model")
+"""
+
+APPLY = """\
+    from_first_rank(model, mesh.device_type)
+    divide(model, mesh["tp"])
+"""
+
+NAMES = """\
+    names = [f"{container}.{{index}}" for index in range({count})]
+"""
+
+GRADIENTS = """\
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(whole_gradients)
+"""
+
+SHARD = """\
+    # each block is a unit, gathered just before it runs
+    options = {{"mesh": mesh[{axes}], "mp_policy": MixedPrecisionPolicy({policy})}}
+    for block in map(model.get_submodule, names):
+        fully_shard(block, **options, reshard_after_forward={reshard})
+    # the rest is one more unit; it stays gathered, because backward begins with it
+    return fully_shard(model, **options, reshard_after_forward=False)
+"""
+
+REPLICATE = """\
+    # DDP takes no DTensors; this is torch's replication that does
+    for block in map(model.get_submodule, names):
+        replicate(block, mesh=mesh["dp_replicate"])
+    return replicate(model, mesh=mesh["dp_replicate"])
+"""
+REPLICATE_IMPORT = "from torch.distributed._composable.replicate_with_fsdp import replicate"
