@@ -11,7 +11,7 @@ from parastrat.columns import code_of
 from parastrat.plan import PipelineSchedule, Recompute
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parastrat.columns import Columns
     from parastrat.model import Block, Saved
@@ -59,12 +59,6 @@ def kept_bytes(blocks: Sequence[Block], c: Columns) -> Bytes:
     return saved_bytes(saved, c)
 
 
-def least_kept_bytes(blocks: Sequence[Block], c: Columns) -> Bytes:
-    """Return what one repeat of each block keeps at least, under whichever policy."""
-    tables = (saved_table([block.activations.under(policy) for block in blocks]) for policy in Recompute)
-    return np.minimum.reduce([saved_bytes(table, c) for table in tables])
-
-
 def running_bytes(blocks: Sequence[Block], kept: Bytes, c: Columns) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was recomputed."""
     everything = saved_bytes(saved_table([block.activations.none for block in blocks]), c)
@@ -79,11 +73,20 @@ def in_flight(c: Columns, rank: Numbers) -> Numbers:
     GPipe and LoopedBFS hold all; 1F1B as many as there are ranks behind; interleaved chunks as in
     Megatron-LM's schedule; the V schedules about as many as there are ranks.
     """
-    behind, schedule, steps = c.pp - rank, c.pp_schedule, c.gradient_accumulation_steps
-    interleaved = (2 * (behind - 1) + (c.virtual_stages - 1) * c.pp + 1) / c.virtual_stages
-    held = np.where(schedule == code_of(PipelineSchedule.ONE_F_ONE_B), behind, steps)
-    for name in (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE):
-        held = np.where(schedule == code_of(name), interleaved, held)
-    for name in (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V):
-        held = np.where(schedule == code_of(name), c.pp, held)
-    return np.where(c.pp > 1, np.minimum(held, steps), 1)
+    steps, behind = c.gradient_accumulation_steps, c.pp - rank
+    interleaved = PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+    ways: dict[tuple[PipelineSchedule, ...], Callable[[], Numbers]] = {
+        (PipelineSchedule.ONE_F_ONE_B,): lambda: behind,
+        interleaved: lambda: (2 * (behind - 1) + (c.virtual_stages - 1) * c.pp + 1) / c.virtual_stages,
+        (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V): lambda: c.pp,
+    }
+    held = steps
+    for names, count in ways.items():
+        chosen = _any_of(c.pp_schedule, names)
+        if chosen.any():
+            held = np.where(chosen, np.minimum(count(), steps), held)
+    return np.where(c.pp > 1, held, 1)
+
+
+def _any_of(schedules: Numbers, names: Sequence[PipelineSchedule]) -> Any:
+    return np.logical_or.reduce([schedules == code_of(name) for name in names])

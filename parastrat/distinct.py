@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: a table of marks may be so many times longer than the rows before it is compressed
 _SPARSE = 4
+#: a column whose values span so many times less than there are rows is not compressed first
+_DENSE = 8
 
 
 #: columns that number the values which others have together, where a table has them: one is counted sooner
@@ -19,6 +21,7 @@ NUMBERED = {
     "width": ("cp", "tp", "ep", "sequence_parallel"),
     "layout": ("pp", "cp", "tp", "ep", "sequence_parallel"),
     "sharding": ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "shard"),
+    "share": ("pp", "dp"),
 }
 #: so few rows are told apart as tuples
 _FEW = 150
@@ -44,12 +47,16 @@ def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
         column = getattr(columns, name)
         if not getattr(column, "shape", ()):
             continue
-        code, many = _counted(column.astype(np.int64, copy=False) - int(column.min()))
+        low = int(column.min())
+        many = int(column.max()) - low + 1
         if many == 1:
             continue
-        key, size = key * many + code, size * many
-        if size > _SPARSE * rows:
+        code = column - low
+        if many > rows // _DENSE:
+            code, many = _counted(code.astype(np.int64, copy=False))
+        if size * many > _SPARSE * rows:
             key, size = _counted(key)
+        key, size = key * many + code, size * many
     where, size = _counted(key)
     first = np.empty(size, dtype=np.int64)
     # of repeated places the last write stays

@@ -1,4 +1,4 @@
-"""What a plan needs at least, before its recompute and resharding are chosen."""
+"""What a plan needs at least, before its resharding is chosen."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.activations import SAVED_BY, in_flight, least_kept_bytes, running_bytes
+from parastrat.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.gathered import HELD_BY, gathered_bytes
 from parastrat.plan import Shard
-from parastrat.ranks import block_kinds, first_ranks, rank_columns, rank_moments
+from parastrat.ranks import block_kinds, ranks_of
 from parastrat.states import (
     context_bytes,
     element_bytes,
@@ -24,36 +24,43 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Block, ModelSpec
+    from parastrat.model import Block
     from parastrat.moments import Moment
+    from parastrat.plan import Recompute
+    from parastrat.ranks import Ranks
     from parastrat.units import Bytes
 
 
-def memory_floor(facts: Facts, columns: Columns) -> Bytes:
-    """Return what every plan of a row needs at least, whatever recompute and resharding it has.
+def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) -> Bytes:
+    """Return what the plans of a row need at least under each policy, whatever resharding they have.
 
     That is the largest of each rank's states in the optimizer step, which options do not change, and of
-    the first rank's peak while its largest blocks run backward, with the least that a policy keeps and the
-    lesser of the gathered parameters. To keep less never costs memory: what one repeat computes again
-    exists once, what it would have kept is held once or more.
+    the first rank's peak while its largest blocks run backward, with the lesser of the gathered parameters.
+
+    Returns:
+        A row for each policy, beside the plans' rows.
     """
     blocks = block_kinds(facts.model).blocks
-    share = 1 + facts.stack.fragmentation
-    saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
-    first = first_ranks(facts.model, saved)
-    one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
-    least = least_kept_bytes(blocks, one_batch)
-    largest = _largest(blocks)
-    moment, pipelines_at = _moment_of(facts.model, largest, saved)
-    (running_once,) = running_bytes([blocks[largest]], least[largest : largest + 1], one_batch)
-
-    def kept_of(counts: Sequence[Any]) -> Any:
-        return sum(each[at] * count for each, count in zip(least, counts, strict=True))
-
-    beside = share * (running_once[at] - kept_of(moment.freed[:, 0].take(pipelines_at, axis=-1)))
-    held = in_flight(columns, 0) * (share * kept_of(first.repeats))[saved_at]
+    share, largest = 1 + facts.stack.fragmentation, _largest(blocks)
     stepping, running, held_at = _held(facts, columns, largest, share)
-    return context_bytes(facts) + np.maximum(stepping[held_at], running[held_at] + held + beside[saved_at])
+    saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
+    ranks = ranks_of(facts.model, saved)
+    one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
+    repeats, freed = ranks.first.repeats, _moment(ranks, largest).freed[:, 0].take(ranks.at, axis=-1)
+    stepping, running, held = stepping[held_at], running[held_at], in_flight(columns, 0)
+    floors = np.empty((len(policies), len(held)))
+    for floor, policy in zip(floors, policies, strict=True):
+        kept = kept_bytes(blocks, one_batch.joined({"recompute": code_of(policy)}))
+        (once,) = running_bytes([blocks[largest]], kept[largest : largest + 1], one_batch)
+        beside = once[at] - _of_blocks(kept, freed, at)
+        backward = held * (share * _of_blocks(kept, repeats, at))[saved_at] + (share * beside)[saved_at]
+        np.maximum(stepping, running + backward, out=floor)
+    return floors + context_bytes(facts)
+
+
+def _of_blocks(kept: Any, counts: Sequence[Any], at: Any) -> Any:
+    """Return what so many blocks of each kind keep."""
+    return sum(each[at] * count for each, count in zip(kept, counts, strict=True))
 
 
 def _largest(blocks: Sequence[Block]) -> int:
@@ -62,10 +69,9 @@ def _largest(blocks: Sequence[Block]) -> int:
     return sizes.index(max(sizes))
 
 
-def _moment_of(model: ModelSpec, kind: int, columns: Columns) -> tuple[Moment, Any]:
-    """Return when a kind of block starts backward, and which of the pipelines each row has."""
-    moments, at = rank_moments(model, columns)
-    return next(moment for moment in moments if moment.kind == kind), at
+def _moment(ranks: Ranks, kind: int) -> Moment:
+    """Return when a kind of block starts backward."""
+    return next(moment for moment in ranks.moments if moment.kind == kind)
 
 
 def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[Any, Any, Any]:
@@ -75,12 +81,11 @@ def _held(facts: Facts, columns: Columns, largest: int, share: float) -> tuple[A
     """
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
-    ranks = rank_columns(model, held)
-    stepping: Any = sum(state_bytes(ranks, held, element).values()) + stepping_bytes(ranks, held, element)
-    first = first_ranks(model, held)
+    ranks = ranks_of(model, held)
+    every, first = ranks.every, ranks.first
+    stepping: Any = sum(state_bytes(every, held, element).values()) + stepping_bytes(every, held, element)
     states = state_bytes(first, held, element)
-    of_ranks, at = _moment_of(model, largest, held)
-    moment = of_ranks.of_rank(0).at(at)
+    moment = _moment(ranks, largest).of_rank(0).at(ranks.at)
     gathered = np.minimum(
         *(
             # what is searched keeps a pipeline's units gathered

@@ -19,7 +19,7 @@ from parastrat.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.gathered import HELD_BY, gathered_bytes, shards_parameters
-from parastrat.ranks import RankLoad, block_kinds, rank_columns, rank_moments
+from parastrat.ranks import RankLoad, block_kinds, ranks_of
 from parastrat.states import (
     context_bytes,
     element_bytes,
@@ -142,14 +142,13 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     saved, saved_at = distinct(columns, SAVED_BY)
     blocks = block_kinds(model).blocks
     kept = kept_bytes(blocks, saved)
-    load, same = rank_columns(model, held), rank_columns(model, saved)
-    moments, pipelines_at = rank_moments(model, saved)
-    _, held_pipelines_at = rank_moments(model, held)
+    of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
+    load, same = of_held.every, of_saved.every
     # the end differs where a pipeline gathers unit by unit
     unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
 
     def gathered(moment: Moment) -> tuple[Any, ...]:
-        ends, own = (False, True) if unit_by_unit else (False,), moment.at(held_pipelines_at)
+        ends, own = (False, True) if unit_by_unit else (False,), moment.at(of_held.at)
         return tuple(gathered_bytes(blocks, load, held, element, own, at_end=at_end) for at_end in ends)
 
     return _Ranks(
@@ -157,14 +156,14 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
         # a further moment of a kind is of a unit, which gathers alike
-        gathered={moment.kind: gathered(moment) for moment in reversed(moments)},
+        gathered={moment.kind: gathered(moment) for moment in reversed(of_held.moments)},
         held_at=held_at,
         kept=kept,
         running=running_bytes(blocks, kept, saved),
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
         saved_at=saved_at,
-        moments=moments,
-        pipelines_at=pipelines_at,
+        moments=of_saved.moments,
+        pipelines_at=of_saved.at,
     )
 
 

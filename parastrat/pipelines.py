@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.distinct import distinct
 from parastrat.model import Split
 from parastrat.moments import moments_of
 from parastrat.remembered import remembered
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 TOTALS = ("trainable", "frozen", "root")
 DIVIDED = ("replicated", "tensor", "expert")
 _COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPERT: 2}
-
-#: more virtual stages than any model has layers
-_MOST_STAGES = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +80,8 @@ class Pipelines:
 
     def table(self, c: Columns) -> tuple[RankTable, Any]:
         """Return the ranks of many plans' pipelines, and which of these each plan has."""
-        column_of_keys = c.pp * _MOST_STAGES + c.virtual_stages
-        # not np.unique, which loads numpy.ma
-        keys = sorted(set(column_of_keys.tolist()))
-        shapes = tuple(divmod(key, _MOST_STAGES) for key in keys)
-        return self.table_of(*shapes), np.searchsorted(np.array(keys, dtype=np.int64), column_of_keys)
+        few, at = distinct(c, ("pp", "virtual_stages"))
+        return self.table_of(*zip(few.pp.tolist(), few.virtual_stages.tolist(), strict=True)), at
 
     def table_of(self, *shapes: tuple[int, int]) -> RankTable:
         """Return the ranks of some pipelines, each told by its ranks and virtual stages."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
     from parastrat.moments import Moment
-    from parastrat.pipelines import Kinds
+    from parastrat.pipelines import Kinds, RankTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +63,43 @@ def block_kinds(model: ModelSpec) -> Kinds:
     return pipelines_of(model).kinds
 
 
-def rank_columns(model: ModelSpec, c: Columns) -> RankLoad:
-    """Return the distinct pipeline ranks of many plans at once, as arrays with ranks before plans.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """The distinct pipeline ranks of many plans.
 
     A plan with fewer distinct ranks than another has its last one several times.
     """
+
+    model: ModelSpec
+    table: RankTable
+    #: which of the table's pipelines each plan has
+    at: Any
+
+    @property
+    def every(self) -> RankLoad:
+        """What they hold, as arrays with ranks before plans."""
+        return _load(self.model, self.table.numbers.take(self.at, axis=2))
+
+    @property
+    def first(self) -> RankLoad:
+        """What the first of each pipeline holds, which has most micro-batches in flight."""
+        return _load(self.model, self.table.numbers[:, 0].take(self.at, axis=1))
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """When they may peak, in arrays of the table's pipelines."""
+        return self.table.moments
+
+
+def ranks_of(model: ModelSpec, c: Columns) -> Ranks:
+    """Return the distinct pipeline ranks of many plans."""
     table, at = pipelines_of(model).table(c)
-    return _load(model, table.numbers.take(at, axis=2))
+    return Ranks(model=model, table=table, at=at)
 
 
-def first_ranks(model: ModelSpec, c: Columns) -> RankLoad:
-    """Return the first pipeline rank of many plans, which holds most micro-batches in flight."""
-    table, at = pipelines_of(model).table(c)
-    return _load(model, table.numbers[:, 0].take(at, axis=1))
-
-
-def rank_moments(model: ModelSpec, c: Columns) -> tuple[tuple[Moment, ...], Any]:
-    """Return when the distinct ranks of many plans may peak, and where in these arrays each plan is."""
-    table, at = pipelines_of(model).table(c)
-    return table.moments, at
+def rank_columns(model: ModelSpec, c: Columns) -> RankLoad:
+    """Return what the distinct pipeline ranks of many plans hold, as arrays with ranks before plans."""
+    return ranks_of(model, c).every
 
 
 def mean_ranks(model: ModelSpec, c: Columns) -> RankLoad:

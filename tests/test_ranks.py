@@ -6,7 +6,7 @@ from chains import block, chain, decoder
 
 from parastrat.columns import Columns
 from parastrat.model import Parameters, Split
-from parastrat.ranks import ParameterTotals, RankLoad, first_ranks, pipeline_ranks, rank_columns
+from parastrat.ranks import ParameterTotals, RankLoad, pipeline_ranks, rank_columns, ranks_of
 
 DIVIDED = ("replicated", "tensor", "expert")
 
@@ -73,7 +73,7 @@ def test_ranks_of_many_plans_are_each_plans_own() -> None:
         for place in range(len(ranks.rank)):
             # a plan with fewer distinct ranks has its last one again
             assert numbers_of(ranks, (place, plan)) == numbers_of(loads[min(place, len(loads) - 1)], ())
-        assert numbers_of(first_ranks(model, columns), (plan,)) == numbers_of(loads[0], ())
+        assert numbers_of(ranks_of(model, columns).first, (plan,)) == numbers_of(loads[0], ())
 
 
 def numbers_of(load: RankLoad, plan: tuple[int, ...]) -> list[float]:

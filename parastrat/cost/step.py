@@ -14,7 +14,7 @@ from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gathering
 from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
-from parastrat.plan import Offload, Recompute, Shard
+from parastrat.plan import Offload, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, pipeline_ranks, rank_columns
 from parastrat.states import block_totals, element_bytes, updated_parameters
 
@@ -83,14 +83,14 @@ def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
 
 
 def time_floor(facts: Facts, columns: Columns) -> Seconds:
-    """Return the seconds below which no plan of a row gets, whatever recompute and resharding it has.
+    """Return the seconds below which no plan of a row gets with its recompute, whatever resharding it has.
 
-    It is the step, without either, of a rank with the mean load. Every part of a step is linear in what a
-    rank holds, or the larger of such, so that the mean rank takes at most the mean of all ranks, and the
-    slowest at least that. Recompute and further gathering add seconds, of which communication that hides
-    behind compute takes back a share.
+    It is the step, without resharding, of a rank with the mean load. Every part of a step is linear in what
+    a rank holds, or the larger of such, so that the mean rank takes at most the mean of all ranks, and the
+    slowest at least that. Further gathering adds seconds, of which communication that hides behind compute
+    takes back a share.
     """
-    plain = columns.joined({"recompute": code_of(Recompute.NONE), "reshard_after_forward": False})
+    plain = columns.joined({"reshard_after_forward": False})
     work, at = distinct(plain, _BLOCKS_BY)
     # the mean rank has each block's share, so that all blocks are added up before there are ranks
     (whole,) = pipeline_ranks(facts.model, 1, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +12,12 @@ from parastrat.memory import memory_margin, memory_totals
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import Constraints, stacked
-from parastrat.search.space import option_columns, policies, recompute_columns, reshard_columns
+from parastrat.search.space import policies, recompute_columns, reshard_columns
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.rules import PlanRule
+    from parastrat.search.bounded import Bounded
 
 #: so few plans are judged together, the dominated among them too
 _FEW = 1500
@@ -33,6 +32,8 @@ class Judged:
 
     columns: Columns
     rejected: tuple[Rejected, ...]
+    #: plans that were not judged, because a floor of their memory does not fit
+    bounded: tuple[Rejected, ...]
 
     def least_steps(self, rows: int, *, roomy: bool) -> Any:
         """Return each row's least step, infinite where no plan of it can run (with the margin)."""
@@ -55,27 +56,43 @@ def with_memory(facts: Facts, columns: Columns) -> Columns:
     )
 
 
-def judge(facts: Facts, fixed: Constraints, rows: Columns, judged: Container[PlanRule]) -> Judged:
+def judge(rows: Bounded, places: Any) -> Judged:
     """Judge the plans of some rows by the rules that were not, and time those that can run."""
-    columns = _undominated(facts, fixed, rows.joined({"source": np.arange(len(rows.pp))}))
-    kept, rejected = attributed(columns, dict(rejection_masks(columns, judged)))
+    facts, asked = rows.facts, rows.allowed.judged
+    options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
+    floors = rows.memory[:, places[options.source]]
+    may_fit = floors <= facts.hardware.device.usable_memory_bytes
+    columns = _undominated(facts, rows.fixed, options, may_fit)
+    kept, rejected = attributed(columns, dict(rejection_masks(columns, asked)))
     step = time_columns(facts, kept)["step"] if len(kept.pp) else np.zeros(0)
-    return Judged(columns=kept.joined({"step": step}), rejected=rejected)
+    bounded: tuple[Rejected, ...] = ()
+    if not may_fit.all():
+        misfits = _plans(options, rows.fixed, ~may_fit)
+        least = {"memory_total": floors[~may_fit], "memory_capacity": columns.memory_capacity}
+        _, bounded = attributed(misfits, dict(rejection_masks(misfits.joined(least), asked)))
+    return Judged(columns=kept.joined({"step": step}), rejected=rejected, bounded=bounded)
 
 
-def _undominated(facts: Facts, fixed: Constraints, rows: Columns) -> Columns:
-    """Return the plans of some rows that may win, with their memory.
+def _plans(options: Columns, fixed: Constraints, chosen: Any) -> Columns:
+    """Return the plans of rows with resharding that are chosen of each recompute policy."""
+    ways = zip(policies(fixed), chosen, strict=True)
+    return stacked([recompute_columns(options.at(np.flatnonzero(own)), policy) for policy, own in ways])
+
+
+def _undominated(facts: Facts, fixed: Constraints, options: Columns, may_fit: Any) -> Columns:
+    """Return the plans that may win of rows with resharding, with their memory.
 
     Of plans that differ in recompute alone, one without any that fits with its margin is at least as fast
     as the others, and goes before them where times are equal: those are left out.
     """
-    least, *others = policies(fixed)
-    if len(rows.pp) * (1 + len(others)) <= _FEW:
-        return with_memory(facts, option_columns(fixed, rows))
-    resharded = reshard_columns(rows)
-    first = with_memory(facts, recompute_columns(resharded, least))
-    again = resharded.at(np.flatnonzero(~first.roomy))
-    if not others or not len(again.pp):
+    if len(may_fit) == 1 or may_fit.sum() <= _FEW:
+        return with_memory(facts, _plans(options, fixed, may_fit))
+    least = np.zeros_like(may_fit)
+    least[0] = may_fit[0]
+    first = with_memory(facts, _plans(options, fixed, least))
+    dominated = np.zeros(len(options.pp), dtype=bool)
+    dominated[np.flatnonzero(may_fit[0])] = first.roomy
+    others = may_fit & ~least & ~dominated
+    if not others.any():
         return first
-    more = stacked([recompute_columns(again, policy) for policy in others])
-    return stacked([first, with_memory(facts, more)])
+    return stacked([first, with_memory(facts, _plans(options, fixed, others))])

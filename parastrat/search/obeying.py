@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.columns import Columns
 from parastrat.distinct import NUMBERED, distinct
 from parastrat.rules import rejection_masks
 from parastrat.search.rows import Constraints, plan_at, rungs_of, strategies_of, with_facts
@@ -20,10 +21,9 @@ from parastrat.search.space import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Iterator, Mapping
 
     from parastrat.case import Facts
-    from parastrat.columns import Columns
     from parastrat.plan import Plan
     from parastrat.rules import PlanRule
     from parastrat.units import Mask
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 #: the simplest options, for rows whose own are not chosen yet
 PLAIN = {"recompute": 0, "reshard_after_forward": False, "pp_schedule": -1, "virtual_stages": 1}
+
+#: what tells batches and schedules apart, and what follows from it
+_BATCH = ("pp", "dp", "micro_batch_size", "virtual_stages")
+_OF_BATCH = ("gradient_accumulation_steps", "pp_schedule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +85,7 @@ def obeying(facts: Facts, fixed: Constraints) -> Obeying:
     meshes = _meshes(facts, fixed)
     on_meshes = dict(rejection_masks(meshes))
     batches = plain_schedule(batch_columns(facts, fixed, meshes))
-    on_batches = dict(rejection_masks(batches, on_meshes))
+    on_batches = dict(_masks_of_batches(batches, on_meshes))
     of_mesh = batches.mesh
     masks = {
         rule: np.broadcast_to(mask, len(meshes.pp))[of_mesh]
@@ -113,6 +117,7 @@ def _meshes(facts: Facts, fixed: Constraints) -> Columns:
             "rung": rungs_of(columns),
             "width": distinct(columns, NUMBERED["width"])[1],
             "layout": distinct(columns, NUMBERED["layout"])[1],
+            "share": distinct(columns, NUMBERED["share"])[1],
             # replicas follow from the others
             "sharding": distinct(shards, ("pp", "dp_shard", "tp", "ep"))[1],
         }
@@ -138,12 +143,22 @@ def _interleaved(
     many = len(columns.pp)
     if many == first:
         return columns, ()
-    later = columns.at(np.arange(first, many))
-    kept, rejected = attributed(later, dict(rejection_masks(later, judged)), plans)
+    later = columns.at(np.arange(first, many)).joined({"source": np.arange(first, many)})
+    kept, rejected = attributed(later, dict(_masks_of_batches(later, judged)), plans)
     if not rejected:
         return columns, ()
-    alive = np.isin(later.place, kept.place, assume_unique=True)
-    return columns.at(np.concatenate([np.arange(first), first + np.flatnonzero(alive)])), rejected
+    return columns.at(np.concatenate([np.arange(first), kept.source])), rejected
+
+
+def _masks_of_batches(columns: Columns, judged: Container[PlanRule]) -> Iterator[tuple[PlanRule, Mask]]:
+    """Yield the rules that read of a mesh its stages and data ranks alone, each with what it forbids.
+
+    They are asked once for what they can tell apart. Other rules find a column unknown, and wait.
+    """
+    few, at = distinct(columns, _BATCH)
+    own = Columns({**columns.numbers(), **{name: getattr(few, name) for name in (*_BATCH, *_OF_BATCH)}})
+    for rule, mask in rejection_masks(own, judged):
+        yield rule, mask[at] if getattr(mask, "shape", ()) else mask
 
 
 def attributed(

@@ -74,13 +74,13 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
     rows = bounded(facts, fixed)
     strategies, rungs = _numbered(rows.columns.strategy), rows.columns.rung
     limits = limits_of_strategies(strategies, rungs)
-    found, waiting = _visited(facts, fixed, rows, (rows.roomy, strategies), limits, roomy=True)
+    found, waiting = _visited(rows, (rows.roomy, strategies), limits, roomy=True)
     # plans without the margin count where a rung has no other
     poor = np.ones(_RUNGS, dtype=bool)
     for each in found:
         poor[each.columns.rung[each.columns.roomy]] = False
     tight = rows.fitting[(waiting & poor[rungs])[rows.fitting]]
-    more, late = _visited(facts, fixed, rows, (tight, rungs), _near, roomy=False)
+    more, late = _visited(rows, (tight, rungs), _near, roomy=False)
     fits = _in_order([each.columns for each in (*found, *more)], rows.columns)
     empty = np.ones(_RUNGS, dtype=bool)
     empty[fits.rung] = False
@@ -90,11 +90,11 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
         rejected=(
             *rows.allowed.rejected,
             *rows.rejected,
-            *(entry for each in (*found, *more) for entry in each.rejected),
+            *(entry for each in (*found, *more) for entry in (*each.rejected, *each.bounded)),
         ),
         considered=rows.allowed.considered,
         bounded=int(option_counts(fixed, rows.columns)[left].sum()),
-        nearest=_nearest(facts, fixed, rows, (empty, waiting & late), (*found, *more)),
+        nearest=_nearest(rows, (empty, waiting & late), (*found, *more)),
     )
 
 
@@ -103,7 +103,7 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
     rows = bounded(facts, fixed)
     together = np.zeros(len(rows.columns.pp), dtype=np.int64)
     for places, roomy in ((rows.roomy, True), (rows.fitting, False)):
-        found, _ = _visited(facts, fixed, rows, (places, together), _near, roomy=roomy)
+        found, _ = _visited(rows, (places, together), _near, roomy=roomy)
         fits = _in_order([each.columns for each in found], rows.columns)
         able = np.flatnonzero(fits.roomy | (not roomy))
         if len(able):
@@ -112,13 +112,7 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
 
 
 def _visited(
-    facts: Facts,
-    fixed: Constraints,
-    rows: Bounded,
-    chosen: tuple[Any, Any],
-    limits: Callable[[Any], Any],
-    *,
-    roomy: bool,
+    rows: Bounded, chosen: tuple[Any, Any], limits: Callable[[Any], Any], *, roomy: bool
 ) -> tuple[list[Judged], Any]:
     """Judge those of the chosen rows that may be the best of their groups; return also which wait."""
     places, groups = chosen
@@ -127,10 +121,10 @@ def _visited(
 
     def least_steps(some: Any) -> Any:
         waiting[places[some]] = False
-        found.append(judge(facts, fixed, rows.columns.at(places[some]), rows.allowed.judged))
+        found.append(judge(rows, places[some]))
         return found[-1].least_steps(len(some), roomy=roomy)
 
-    visit(rows.step[places], groups[places], least_steps, limits)
+    visit(rows.steps(places, roomy=roomy), groups[places], least_steps, limits)
     return found, waiting
 
 
@@ -173,12 +167,10 @@ def _in_order(parts: Sequence[Columns], rows: Columns) -> Columns:
     return columns.at(np.argsort(columns.place, kind="stable"))
 
 
-def _nearest(
-    facts: Facts, fixed: Constraints, rows: Bounded, chosen: tuple[Any, Any], found: Sequence[Judged]
-) -> dict[int, Plan]:
+def _nearest(rows: Bounded, chosen: tuple[Any, Any], found: Sequence[Judged]) -> dict[int, Plan]:
     """Return of each chosen rung the plan that needs the least, of those that rules of memory removed.
 
-    Rows that were not judged are visited in the order of their floors of memory.
+    Rows of which a plan was not judged are visited in the order of their floors of memory.
     """
     empty, waiting = chosen
     nearest: dict[int, tuple[float, int, Plan]] = {}
@@ -188,11 +180,13 @@ def _nearest(
             _keep_nearest(nearest, misfits)
     rungs = rows.columns.rung
     limit = np.array([nearest[rung][0] if rung in nearest else np.inf for rung in range(_RUNGS)])
-    left = np.flatnonzero(waiting & empty[rungs] & (rows.memory <= limit[rungs]))
+    floors = rows.memory.min(axis=0)
+    left = np.flatnonzero(empty[rungs] & (floors <= limit[rungs]))
+    left = left[waiting[left] | ~rows.may_fit(left, roomy=False).all(axis=0)]
 
     def least_memory(some: Any) -> Any:
         own = rows.columns.at(left[some]).joined({"source": np.arange(len(some))})
-        plans = with_memory(facts, option_columns(fixed, own))
+        plans = with_memory(rows.facts, option_columns(rows.fixed, own))
         _, rejected = attributed(plans, dict(rejection_masks(plans, rows.allowed.judged)))
         least = np.full(len(some), np.inf)
         for entry in rejected:
@@ -202,7 +196,7 @@ def _nearest(
                 _keep_nearest(nearest, misfits)
         return least
 
-    visit(rows.memory[left], rungs[left], least_memory, lambda least: least)
+    visit(floors[left], rungs[left], least_memory, lambda least: least)
     return {rung: plan for rung, (_, _, plan) in nearest.items()}
 
 

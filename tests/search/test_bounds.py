@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from parastrat.case import Facts
-from parastrat.columns import Columns
+from parastrat.columns import Columns, code_of
 from parastrat.cost import time_columns, time_floor
 from parastrat.floors import memory_floor
 from parastrat.memory import memory_columns
@@ -20,7 +20,7 @@ from parastrat.search import Constraints
 from parastrat.search.best_first import visit
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
-from parastrat.search.space import every_plan, recompute_columns, reshard_columns
+from parastrat.search.space import every_plan, policies, recompute_columns, reshard_columns
 from parastrat.search.survey import best, fastest_plan, limits_of_strategies, survey
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
@@ -117,17 +117,22 @@ def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
     columns = obeying(given, Constraints()).columns
     drawn = np.random.default_rng(0).choice(len(columns.pp), min(200, len(columns.pp)), replace=False)
     rows = columns.at(drawn)
-    memory, step = memory_floor(given, rows), time_floor(given, rows)
+    memory = memory_floor(given, rows, tuple(Recompute))
     plans = reshard_columns(rows.joined({"source": np.arange(len(drawn))}))
-    for policy in Recompute:
+    before = np.zeros(len(drawn))
+    for least, policy in zip(memory, Recompute, strict=True):
         options = recompute_columns(plans, policy)
+        step = time_floor(given, rows.joined({"recompute": np.full(len(drawn), code_of(policy))}))
         totals, steps = memory_columns(given, options)["total"], time_columns(given, options)["step"]
-        assert (memory[plans.source] <= totals * (1 + 1e-12)).all()
+        assert (least[plans.source] <= totals * (1 + 1e-12)).all()
         assert (step[plans.source] <= steps * (1 + 1e-12)).all()
         # not far below: without a pipeline the step's floor is a plan's
-        if policy is Recompute.NONE:
-            exact = (plans.pp == 1) & ~plans.reshard_after_forward
-            assert step[plans.source][exact] == pytest.approx(steps[exact])
+        exact = (plans.pp == 1) & ~plans.reshard_after_forward
+        assert step[plans.source][exact] == pytest.approx(steps[exact])
+        if policy in policies(Constraints()):
+            # a floor of the first policy that may fit is one of those after it
+            assert (before <= step).all()
+            before = step
 
 
 def test_a_strategy_matters_while_it_may_be_shown() -> None:
