@@ -23,10 +23,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from parity_cells import VERDICTS, Cell, Job, outcomes
+from parity_cells import VERDICTS, Cell, outcomes
 from parity_models import SUBJECTS
 from parity_page import page
-from parity_ranks import STRATEGIES
+from parity_ranks import STRATEGIES, Job
 from parity_transformers import names as names_in_transformers
 
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"

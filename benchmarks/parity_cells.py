@@ -1,4 +1,4 @@
-"""Cells of the parity table: a model under a strategy, run on processes that are kept, and judged."""
+"""Cells of the parity table: a model under a strategy, run on its ranks, and judged."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import queue
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.multiprocessing
 from parity_models import SUBJECTS
-from parity_ranks import STRATEGIES, Answer, Reference, not_less, reference, serve, subject_of
+from parity_ranks import STRATEGIES, Answer, Job, Reference, not_less, reference, serve, subject_of
 from parity_transformers import recipe_of, said
 
 LOSS_TOLERANCE = 1e-5
@@ -24,8 +24,6 @@ GRADIENT_TOLERANCE = 1e-4
 #: a cell that answers nothing for so long, and so many times the run on one device, hangs
 DEADLINE_S = 180.0
 _PATIENCE = 40
-#: processes that start on a machine that does other things too
-_START_S = 600.0
 VERDICTS = ("works", "refused", "crashed", "wrong", "untried")
 
 
@@ -43,99 +41,80 @@ class Cell:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A cell to run."""
+class Ranks:
+    """Starts a strategy's ranks for each cell anew: what a cell leaves behind goes with its processes.
 
-    model: str
-    strategy: str
-    #: the last rank gets wrong weights
-    broken: bool = False
-    #: optimizer steps; None takes the model's
-    steps: int | None = None
+    They are forked from one process that has imported torch and started no thread.
+    """
 
-
-class Workers:
-    """As many processes as the largest strategy has ranks; started again after a crash."""
-
-    def __init__(self, folder: Path, count: int) -> None:
-        self._context = torch.multiprocessing.get_context("spawn")
-        self._folder, self._count = folder, count
-        self._cells = 0
-        self._start()
-
-    def _start(self) -> None:
-        self._commands = [self._context.Queue() for _ in range(self._count)]
-        self._answers = self._context.Queue()
-        self._processes = [
-            self._context.Process(
-                target=serve, args=(rank, self._folder, self._commands[rank], self._answers), daemon=True
-            )
-            for rank in range(self._count)
-        ]
-        for process in self._processes:
-            process.start()
-        for _ in self._processes:
-            self._answers.get(timeout=_START_S)
+    def __init__(self, folder: Path) -> None:
+        self._context = torch.multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["parity_ranks", "transformers.models.llama.modeling_llama"])
+        self._folder = folder
 
     def run(self, job: Job, deadline_s: float) -> list[Answer] | str:
         """Return every rank's answer, or how the cell crashed."""
-        self._cells += 1
-        ranks = STRATEGIES[job.strategy].mesh.world_size
-        for commands in self._commands[:ranks]:
-            commands.put((self._cells, job.model, job.strategy, job.broken))
-        found: dict[int, Answer] = {}
-        end = time.monotonic() + deadline_s
-        while len(found) < ranks:
-            crash = self._taken(found)
-            dead = [rank for rank in range(ranks) if not self._processes[rank].is_alive()]
-            if not crash and dead and dead[0] not in found:
-                crash = self._taken(found) or f"rank {dead[0]} died"
-            if not crash and time.monotonic() > end:
-                crash = f"no answer in {deadline_s:.0f} s"
-            if crash:
-                self.stop()
-                self._start()
-                return crash
-        return [found[rank] for rank in range(ranks)]
+        count = STRATEGIES[job.strategy].mesh.world_size
+        answers = self._context.Queue()
+        # its own folder: a store's file must not be there before
+        with tempfile.TemporaryDirectory(dir=self._folder) as store:
+            processes = [
+                self._context.Process(target=serve, args=(rank, job, self._folder, Path(store), answers))
+                for rank in range(count)
+            ]
+            for process in processes:
+                process.start()
+            try:
+                return _answers(processes, answers, deadline_s)
+            finally:
+                for process in processes:
+                    process.kill()
+                for process in processes:
+                    process.join()
 
-    def _taken(self, found: dict[int, Answer]) -> str:
-        """Take one rank's answer, if there is one; return how it crashed, if it did."""
-        try:
-            number, rank, text = self._answers.get(timeout=0.5)
-        except queue.Empty:
-            return ""
-        if number != self._cells:
-            return ""
-        found[rank] = Answer(**json.loads(text))
-        return found[rank].crashed
 
-    def stop(self) -> None:
-        """End all processes at once."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
+def _answers(processes: list[Any], answers: Any, deadline_s: float) -> list[Answer] | str:
+    found: dict[int, Answer] = {}
+    end = time.monotonic() + deadline_s
+    while len(found) < len(processes):
+        dead = [rank for rank, process in enumerate(processes) if not process.is_alive()]
+        crash = _taken(found, answers)
+        # what a process that is dead had put is there to be taken
+        while not crash and not set(dead) <= found.keys() and not answers.empty():
+            crash = _taken(found, answers)
+        lost = [rank for rank in dead if rank not in found]
+        if not crash and lost:
+            crash = f"rank {lost[0]} died"
+        if not crash and time.monotonic() > end:
+            crash = f"no answer in {deadline_s:.0f} s"
+        if crash:
+            return crash
+    return [found[rank] for rank in range(len(processes))]
+
+
+def _taken(found: dict[int, Answer], answers: Any) -> str:
+    """Take one rank's answer, if there is one; return how it crashed, if it did."""
+    try:
+        rank, text = answers.get(timeout=0.1)
+    except queue.Empty:
+        return ""
+    found[rank] = Answer(**json.loads(text))
+    return found[rank].crashed
 
 
 def outcomes(wanted: Iterable[Job]) -> Iterator[Cell]:
     """Run the cells one after the other."""
-    wanted = list(wanted)
-    if not wanted:
-        return
     torch.set_num_threads(1)  # as the ranks: sums in another order are other sums
-    count = max(STRATEGIES[job.strategy].mesh.world_size for job in wanted)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        workers = Workers(folder, count)
-        stack.callback(workers.stop)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ranks = Ranks(folder)
         for job in wanted:
             start = time.monotonic()
             alone = _alone(job.model, folder, job.steps)
             if isinstance(alone, str):
                 cell = Cell(model=job.model, strategy=job.strategy, verdict="untried", reason=alone)
             else:
-                cell = judged(job, workers.run(job, max(DEADLINE_S, _PATIENCE * alone.seconds)), alone)
+                cell = judged(job, ranks.run(job, max(DEADLINE_S, _PATIENCE * alone.seconds)), alone)
             yield replace(cell, seconds=round(time.monotonic() - start, 2))
 
 

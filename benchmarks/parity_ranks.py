@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
@@ -88,6 +87,18 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A cell to run."""
+
+    model: str
+    strategy: str
+    #: the last rank gets wrong weights
+    broken: bool = False
+    #: optimizer steps; None takes the model's
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What one rank saw. ``refused`` is empty where the model trained."""
 
@@ -153,43 +164,35 @@ def reference(subject: Subject, steps: int) -> Reference:
     return Reference(losses=tuple(losses), gradients=gradients, seconds=time.monotonic() - begun)
 
 
-def serve(rank: int, folder: Path, commands: Any, answers: Any) -> None:
-    """Run cells until None comes; what fails by anything but a refusal is told, and ends the process."""
+def serve(rank: int, job: Job, folder: Path, store: Path, answers: Any) -> None:
+    """Run one cell; what fails by anything but a refusal is told too."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
     warnings.filterwarnings("ignore")
-    answers.put("ready")
-    while (command := commands.get()) is not None:
-        number, model, strategy, broken = command
-        store = f"file://{folder}/groups-{number}"
-        dist.init_process_group(
-            "gloo", init_method=store, rank=rank, world_size=STRATEGIES[strategy].mesh.world_size
-        )
-        try:
-            answer = _trained(model, strategy, folder, broken=broken)
-        except BaseException as error:
-            said = (str(error).splitlines() or [""])[0]
-            answers.put((number, rank, json.dumps({"crashed": f"{type(error).__name__}: {said}"})))
-            # what is put is written by a thread of its own
-            answers.close()
-            answers.join_thread()
-            raise
-        answers.put((number, rank, json.dumps(asdict(answer))))
-        gc.collect()
-        if not answer.refused:
-            dist.barrier()
-        dist.destroy_process_group()
+    size = STRATEGIES[job.strategy].mesh.world_size
+    dist.init_process_group("gloo", init_method=f"file://{store}/ranks", rank=rank, world_size=size)
+    try:
+        answer = _trained(job, folder)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the cell has crashed
+        said = (str(error).splitlines() or [""])[0]
+        answer = Answer(crashed=f"{type(error).__name__}: {said}")
+    answers.put((rank, json.dumps(asdict(answer))))
+    # what is put is written by a thread of its own; then nobody is left waiting for this rank
+    answers.close()
+    answers.join_thread()
+    if not answer.refused and not answer.crashed:
+        dist.barrier()
 
 
-def _trained(model: str, strategy: str, folder: Path, *, broken: bool) -> Answer:
-    known = Reference.load(folder / f"{model}.pt")
-    subject = subject_of(model, known.recipe)
+def _trained(job: Job, folder: Path) -> Answer:
+    known = Reference.load(folder / f"{job.model}.pt")
+    subject = subject_of(job.model, known.recipe)
     sample, _ = subject.batch(0, MICRO_BATCH)
-    plan = STRATEGIES[strategy].plan
+    plan = STRATEGIES[job.strategy].plan
     torch.manual_seed(0)
     try:
         module = parastrat.auto_parallelize(subject.build(), plan=plan, sample_inputs=sample)
-        if broken:
+        if job.broken:
             _break(module)
         return _steps(module, subject, plan, known)
     except ParastratError as error:

@@ -23,9 +23,9 @@ pytestmark = [
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from parity_cells import Cell, Job, outcomes  # noqa: E402
+from parity_cells import Cell, outcomes  # noqa: E402
 from parity_models import SUBJECTS  # noqa: E402
-from parity_ranks import STRATEGIES  # noqa: E402
+from parity_ranks import STRATEGIES, Job  # noqa: E402
 from parity_transformers import names, recipe_of  # noqa: E402
 
 CHEAP = ("sequential", "llama")
