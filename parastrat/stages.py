@@ -45,7 +45,8 @@ def cut_chain(flops: list[float], stages: int) -> list[int]:
         even = load > 0 and load >= left / (stage + 1)
         if even and not full:
             even = needed[len(flops) - 1 - index] <= stage
-        if stage > 0 and (full or even or index + 1 <= stage):
+        begun = index + 1 < len(flops) and places[index + 1] == stage
+        if stage > 0 and begun and (full or even or index + 1 <= stage):
             stage, load, left = stage - 1, 0.0, left - load
         places[index] = stage
         load += flops[index]
@@ -76,10 +77,11 @@ def _least_limit(loads: list[float], largest: float, stages: int) -> float:
 
 
 def _stages_needed(loads: list[float], limit: float) -> list[int]:
-    """Return by how many items from the end have a stage the stages of at most ``limit`` for the others."""
+    """Return by how many items from the end have a stage the stages of at most ``limit`` for the others.
+
+    No item is larger than the limit.
+    """
     needed = [0] * len(loads)
     for reached in reversed(range(len(loads) - 1)):
-        # what is larger than the limit has a stage of its own
-        next_one = max(bisect_right(loads, loads[reached] + limit) - 1, reached + 1)
-        needed[reached] = 1 + needed[next_one]
+        needed[reached] = 1 + needed[bisect_right(loads, loads[reached] + limit) - 1]
     return needed

@@ -4,7 +4,7 @@ from chains import block, chain, decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parastrat.stages import cut
+from parastrat.stages import cut, cut_chain
 
 
 def test_equal_layers_are_cut_evenly() -> None:
@@ -36,6 +36,30 @@ def test_a_cut_loses_nothing_and_keeps_the_order(layers: int, head: float, stage
     assert [sum(column) for column in zip(*pieces, strict=True)] == [1, layers, 1]
     held = [number for stage in pieces for number, count in enumerate(stage) for _ in range(count)]
     assert held == sorted(held)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 11))
+def test_stages_are_filled_from_the_end_to_the_mean_of_what_is_left(
+    sixteenths: list[int], stages: int
+) -> None:
+    flops = [part / 16 for part in sixteenths]  # whose sums are exact
+    assert cut_chain(flops, stages) == filled_from_the_end(flops, stages)
+
+
+def filled_from_the_end(flops: list[float], stages: int) -> list[int]:
+    limit = best_by_dynamic_programming(flops, stages)
+    left, places = list(flops), []
+    for stage in reversed(range(stages)):
+        load, mean = 0.0, sum(left) / (stage + 1)
+        while left:
+            full = load > 0 and load + left[-1] > limit
+            even = load > 0 and load >= mean and best_by_dynamic_programming(left, stage) <= limit
+            begun = bool(places) and places[-1] == stage
+            if stage > 0 and begun and (full or even or len(left) <= stage):
+                break
+            load += left.pop()
+            places.append(stage)
+    return places[::-1]
 
 
 @given(st.integers(4, 60), st.floats(0, 3), st.integers(1, 4))

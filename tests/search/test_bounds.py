@@ -12,7 +12,7 @@ from parastrat.case import Facts
 from parastrat.columns import Columns, code_of
 from parastrat.cost import time_columns, time_floor
 from parastrat.floors import memory_floor
-from parastrat.memory import memory_columns
+from parastrat.memory import PARTS, memory_columns, memory_totals
 from parastrat.plan import Offload, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import rejection_masks
@@ -125,6 +125,9 @@ def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
         step = time_floor(given, rows.joined({"recompute": np.full(len(drawn), code_of(policy))}))
         totals, steps = memory_columns(given, options)["total"], time_columns(given, options)["step"]
         assert (least[plans.source] <= totals * (1 + 1e-12)).all()
+        apart = memory_totals(given, options) - totals
+        # a byte for each part, and one where a sum of whole parts is a little more than whole
+        assert 0 <= apart.min() <= apart.max() <= len(PARTS) + 1
         assert (step[plans.source] <= steps * (1 + 1e-12)).all()
         # not far below: without a pipeline the step's floor is a plan's
         exact = (plans.pp == 1) & ~plans.reshard_after_forward

@@ -138,6 +138,9 @@ def test_attentions_parameters() -> None:
     )
     normed = attention(setting(qk_norm=QkNorm.HEAD), causal=True)
     assert normed.parameters[1] == Parameters(trainable=2 * 3)
+    # queries and values have biases, keys have none; each head has a sink
+    partly = attention(setting(qkv_bias=True, key_bias=False, sinks=True), causal=True)
+    assert partly.parameters == (Parameters(trainable=weights + Q + KV + 4, split=Split.TENSOR),)
 
 
 def test_attentions_products() -> None:
@@ -201,6 +204,13 @@ def test_eager_kernels_keep_norms_of_heads_and_copies_of_a_fused_projection() ->
     assert normed - plain == ((4 + 2) * 3 + 4) * (4 * T + 2 * 7)
     fused = attention(setting(fused_qkv=True), causal=True, memory_tokens=7).saved.tensor
     assert fused - plain == 2 * 2 * KV * 7
+
+
+@pytest.mark.parametrize("kernels", Kernels)
+def test_queries_of_heads_first_are_kept_once_more(kernels: Kernels) -> None:
+    more = attention(setting(kernels, heads_first=True), causal=True).saved.tensor
+    plain = attention(setting(kernels), causal=True).saved.tensor
+    assert more - plain == (0 if kernels is Kernels.FUSED else 2 * Q * T)
 
 
 def test_selective_recompute_keeps_every_second_product_and_attention() -> None:
