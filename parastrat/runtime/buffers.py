@@ -6,7 +6,6 @@ leaves buffers alone, and ``torch.distributed.checkpoint`` keeps each from which
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from parastrat.runtime.messages import in_messages
 from parastrat.runtime.wrapping import inner, wrapping_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parastrat.runtime.mesh import RankMesh
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.messages import in_messages
+from parastrat.runtime.wrapping import Wrapping
 
 
 def has_changing_buffers(module: nn.Module) -> bool:
@@ -66,7 +67,7 @@ def equalise_buffers(model: nn.Module) -> None:
 
 
 def _send(module: nn.Module, mesh: RankMesh) -> None:
-    """Broadcast all buffers from rank 0, in one message a format.
+    """Broadcast all buffers from rank 0.
 
     A backward may be pending, as between the micro-batches of a pipeline. Those of batch normalisation do
     not read what they saved of running statistics, so these change unseen by autograd; others do not.
@@ -74,17 +75,8 @@ def _send(module: nn.Module, mesh: RankMesh) -> None:
     statistics = {
         id(buffer) for norm in norms_with_statistics(module) if norm.training for buffer in norm.buffers()
     }
-    formats: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
-    for buffer in module.buffers():
-        if not buffer.is_meta:
-            formats[buffer.dtype].append(buffer)
-    for buffers in formats.values():
-        message = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
-        mesh.from_first(message)
-        parts = torch.split(message, [buffer.numel() for buffer in buffers])
-        with torch.no_grad():
-            for buffer, part in zip(buffers, parts, strict=True):
-                (buffer.data if id(buffer) in statistics else buffer).copy_(part.view_as(buffer))
+    held = [buffer for buffer in module.buffers() if not buffer.is_meta]
+    in_messages((buffer.data if id(buffer) in statistics else buffer for buffer in held), mesh.from_first)
 
 
 def norms_with_statistics(module: nn.Module) -> list[nn.Module]:

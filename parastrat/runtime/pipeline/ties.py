@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from parastrat.runtime.messages import in_messages
 from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.slots import slots_of
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.mesh import RankMesh
-
-#: of one message of gradients, as ``DistributedDataParallel``'s default
-BUCKET_BYTES = 25 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -91,33 +88,13 @@ def average_over_data(modules: Iterable[nn.Module], mesh: RankMesh) -> None:
     device = next(iter(trained)).device
     has = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=device)
     mesh.sum_over_data(has, dist.ReduceOp.MAX)
-    messages: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    gradients = []
     for parameter, some in zip(trained, has.tolist(), strict=True):
         if some:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            messages[parameter.grad.dtype].append(local_tensor(parameter.grad))
-    for gradients in messages.values():
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            mesh.sum_over_data(flat, dist.ReduceOp.AVG)
-            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
-
-
-def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield messages of about the size that DDP sends."""
-    bucket: list[torch.Tensor] = []
-    held = 0
-    for tensor in tensors:
-        bucket.append(tensor)
-        held += tensor.nbytes
-        if held >= BUCKET_BYTES:
-            yield bucket
-            bucket, held = [], 0
-    if bucket:
-        yield bucket
+            gradients.append(local_tensor(parameter.grad))
+    in_messages(gradients, lambda message: mesh.sum_over_data(message, dist.ReduceOp.AVG))
 
 
 def _group(ranks: tuple[int, ...], whole: DeviceMesh, pp: DeviceMesh) -> dist.ProcessGroup | None:

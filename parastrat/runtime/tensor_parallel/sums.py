@@ -6,7 +6,7 @@ that each use of a weight adds up its own; ``forward_backward`` knows when a ste
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 
+from parastrat.runtime.messages import in_messages
+from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.tensor_parallel.flow import enter
 
 if TYPE_CHECKING:
@@ -51,12 +52,8 @@ class Sums:
         finally:
             Sums.running = None
             waiting, self._waiting = self._waiting, {}
-        new: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
-        for parameter in waiting:
-            if parameter.grad is not None:
-                new[parameter.grad.dtype].append(_local(parameter.grad))
-        for gradients in new.values():
-            self._add_up(gradients)
+        new = [local_tensor(parameter.grad) for parameter in waiting if parameter.grad is not None]
+        in_messages(new, lambda message: dist.all_reduce(message, group=self._mesh.get_group()))
         for parameter, before in waiting.items():
             if before is not None:
                 parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
@@ -69,22 +66,11 @@ class Sums:
             self._waiting[parameter], parameter.grad = parameter.grad, None
         return True
 
-    def _add_up(self, gradients: list[torch.Tensor]) -> None:
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat, group=self._mesh.get_group())
-        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-
 
 def entered(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return a whole weight's values for a share of the data."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = local_tensor(parameter)
     trained = parameter.requires_grad and torch.is_grad_enabled()
     if trained and Sums.running is not None and Sums.running.waits_for(parameter):
         return local
     return enter(local, mesh)
-
-
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -1,0 +1,48 @@
+"""Many tensors exchanged in few messages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+#: of one message, as the default of ``DistributedDataParallel``
+MESSAGE_BYTES = 25 * 2**20
+
+
+def in_messages(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tensor], object]) -> None:
+    """Let a collective change tensors in place, packed by format; all its ranks hold the same shapes.
+
+    Args:
+        tensors: plain ones, of one device.
+        exchange: changes a flat tensor in place, such as an all-reduce.
+    """
+    formats: dict[torch.dtype, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        formats[tensor.dtype].append(tensor)
+    for alike in formats.values():
+        for packed in _packed(alike):
+            message = torch.cat([tensor.detach().reshape(-1) for tensor in packed])
+            exchange(message)
+            parts = torch.split(message, [tensor.numel() for tensor in packed])
+            with torch.no_grad():
+                for tensor, part in zip(packed, parts, strict=True):
+                    tensor.copy_(part.view_as(tensor))
+
+
+def _packed(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield what makes a message of about the right size."""
+    packed: list[torch.Tensor] = []
+    held = 0
+    for tensor in tensors:
+        packed.append(tensor)
+        held += tensor.nbytes
+        if held >= MESSAGE_BYTES:
+            yield packed
+            packed, held = [], 0
+    if packed:
+        yield packed
