@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from parity_models import SUBJECTS
+from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, SUBJECTS
 from parity_ranks import STRATEGIES, Answer, Job, Reference, not_less, reference, serve, subject_of
 from parity_transformers import recipe_of, said
 
-LOSS_TOLERANCE = 1e-5
-GRADIENT_TOLERANCE = 1e-4
 #: a cell that answers nothing for so long, and so many times the run on one device, hangs
 DEADLINE_S = 180.0
 _PATIENCE = 40

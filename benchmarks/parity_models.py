@@ -14,7 +14,26 @@ VOCAB, LENGTH, CLASSES, SIDE = 64, 16, 10, 16
 #: deep enough for two virtual stages on each of two pipeline ranks, and an embedding beside them
 LAYERS = 4
 
+#: greatest difference of a loss, and of a gradient as a share of its largest value
+LOSS_TOLERANCE = 1e-5
+GRADIENT_TOLERANCE = 1e-4
+_ZERO = 1e-6
+
 Batch = tuple[Any, Any]
+
+
+def difference(gradient: torch.Tensor, expected: torch.Tensor, largest: float) -> float:
+    """Return how far a gradient is from what it should be, as a share of its largest value.
+
+    Args:
+        gradient: of one parameter.
+        expected: of the same.
+        largest: value of all gradients of the model: below a share of it a gradient is zero but for
+            rounding, such as that of a key's bias, and its difference is a share of this instead.
+    """
+    scale = float(expected.abs().max())
+    apart = float((gradient - expected).abs().max())
+    return apart / (scale if scale > _ZERO * largest else largest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from parity_models import SUBJECTS, Subject
+from parity_models import SUBJECTS, Subject, difference
 from parity_recipes import Recipe
 from parity_transformers import subject as subject_of_transformers
 from torch import nn
@@ -30,8 +30,6 @@ MICRO_BATCH = 2
 #: micro-batches of one optimizer step, over all data ranks and accumulation
 MICRO_BATCHES = 4
 LEARNING_RATE = 1e-3
-#: below this share of the model's largest gradient one is zero but for rounding (a key's bias)
-_ZERO = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,9 +244,7 @@ def _differences(model: nn.Module, expected: dict[str, torch.Tensor]) -> dict[st
             gradient = gradient.full_tensor()
         if gradient is None or clean not in expected:
             continue
-        scale = float(expected[clean].abs().max())
-        difference = float((gradient - expected[clean]).abs().max())
-        found[clean] = difference / (scale if scale > _ZERO * largest else largest)
+        found[clean] = difference(gradient, expected[clean], largest)
     return found
 
 

@@ -39,6 +39,7 @@ from parastrat.runtime.refusals import (
     check_model,
     check_optimizers,
     check_plan,
+    check_scalars,
     check_world,
 )
 from parastrat.runtime.slots import slots_of
@@ -150,6 +151,7 @@ def _built(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, Recor
 def _check(module: nn.Module, choice: Choice) -> None:
     check_world(choice.plan, dist.get_world_size() if dist.is_initialized() else 1)
     check_plan(choice.plan)
+    check_scalars(module, choice.plan)
     if choice.fingerprint is not None:
         check_fingerprint(module, choice.fingerprint)
     check_optimizers(module, choice.plan)

@@ -59,6 +59,25 @@ def check_plan(plan: Plan) -> None:
         raise WrapError(f"{finding.message} ({finding.code})", hint=finding.fix)
 
 
+def check_scalars(model: nn.Module, plan: Plan) -> None:
+    """Refuse parameters without a dimension where FSDP2 has to hold them, which takes none.
+
+    Raises:
+        WrapError: naming one of them.
+    """
+    # layers that tp divided are replicated by FSDP2 too
+    shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
+    if not shards and not (plan.mesh.tp > 1 and plan.mesh.dp_replicate > 1):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise WrapError(
+                f"FSDP2 takes no parameter without a dimension, and {name} is a single number",
+                hint="give it the shape (1,) in the model, or plan without it: parastrat recommend "
+                "--strategy ddp",
+            )
+
+
 def check_model(model: object) -> nn.Module:
     """Return a module that nobody has wrapped.
 

@@ -15,7 +15,13 @@ import parastrat
 from parastrat.errors import MismatchError, ModelError, PlanFileError, UsageError, WrapError
 from parastrat.parse import ModelFingerprint
 from parastrat.plan import Compile, Offload, PipelineSchedule, Plan, Recompute, Shard
-from parastrat.runtime.refusals import check_fingerprint, check_optimizers, check_plan, check_world
+from parastrat.runtime.refusals import (
+    check_fingerprint,
+    check_optimizers,
+    check_plan,
+    check_scalars,
+    check_world,
+)
 from parastrat.workload import Precision
 
 
@@ -148,3 +154,22 @@ def test_the_plain_loop_warns_once_of_missing_accumulation() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(inputs)
+
+
+class Scaled(nn.Module):
+    """As CLIP: a single number scales what a layer gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("axes", [{"dp_shard": 2}, {"dp_replicate": 2, "tp": 2}])
+def test_a_parameter_without_a_dimension_is_named_where_fsdp2_would_hold_it(axes: dict[str, int]) -> None:
+    with pytest.raises(WrapError, match="scale is a single number"):
+        check_scalars(Scaled(), plan(**axes))
+
+
+@pytest.mark.parametrize("axes", [{"dp_replicate": 2}, {"tp": 2}])
+def test_other_strategies_take_a_parameter_without_a_dimension(axes: dict[str, int]) -> None:
+    check_scalars(Scaled(), plan(**axes))
