@@ -67,7 +67,7 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
     from parastrat.cli.files import write_files
     from parastrat.cli.output import show, show_json, tell
     from parastrat.cli.plan_case import PlanSource, planned_case
-    from parastrat.emit import EMITTERS, READ_THE_MODEL
+    from parastrat.emit import READ_THE_MODEL
     from parastrat.parse import read_plan
     from parastrat.records import plain
 
@@ -76,7 +76,7 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
     case = planned_case(source, whole_model=target in READ_THE_MODEL)
     written: tuple[Path, ...] = ()
     if output is None:
-        files = EMITTERS[target](case)
+        files = _files(target, case, source)
     else:
         files = _with_plan(target, case, source, output)
         written = write_files(files, output, force=force)
@@ -112,11 +112,25 @@ def _target(name: str) -> Target:
     raise UsageError(f"unknown target {name!r}", hint=hint)
 
 
+def _files(target: Target, case: Case, source: PlanSource) -> tuple[TextFile, ...]:
+    """Return a target's files; what they need to know of the model's layers is found on its code."""
+    from parastrat.emit import EMITTERS, Target, python
+
+    if target is not Target.PYTHON or case.plan.mesh.tp == 1 or source.model_ref is None:
+        return EMITTERS[target](case)
+    python.check_plan(case.plan)
+    from parastrat.runtime.emission import proven_division
+
+    return python.emit(case, proven_division(source.model_ref, case))
+
+
 def _with_plan(target: Target, case: Case, source: PlanSource, output: Path) -> tuple[TextFile, ...]:
     """Return a target's files with the plan that they read, unless that is the file read from."""
-    from parastrat.emit import emitted
+    from parastrat.emit import READ_THE_PLAN, emitted
     from parastrat.parse import relative_ref
 
+    if target not in READ_THE_PLAN:
+        return _files(target, case, source)
     ref = source.model_ref
     stored = None if ref is None else relative_ref(ref, output / source.path.name)
     files = emitted(target, case, stored_ref=stored)

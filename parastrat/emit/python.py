@@ -16,7 +16,7 @@ from parastrat.emit.python_parts import (
     shards,
     sorted_imports,
 )
-from parastrat.emit.python_tensor import emit_divided
+from parastrat.emit.python_tensor import check_divided, emit_divided
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.errors import UnknownFactError
@@ -42,7 +42,7 @@ def emit(case: Case, division: Division | None = None) -> tuple[TextFile, ...]:
         EmitError: the plan is none of ``STRATEGIES``, asks for offload or fp8, or lacks its division.
     """
     plan = case.plan
-    _check(plan)
+    check_plan(plan)
     if plan.mesh.tp > 1:
         if division is None:
             raise EmitError(
@@ -74,7 +74,12 @@ def emit(case: Case, division: Division | None = None) -> tuple[TextFile, ...]:
     return (TextFile(path="parallelize.py", text="\n".join(lines)),)
 
 
-def _check(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Refuse plans that are not emitted for any model.
+
+    Raises:
+        EmitError: with the nearest that is.
+    """
     if plan.strategy not in STRATEGIES:
         raise EmitError(
             f"plain torch can be emitted for {', '.join(STRATEGIES)}; this plan is {plan.strategy}"
@@ -94,6 +99,8 @@ def _check(plan: Plan) -> None:
                 f"plain torch cannot be emitted for {what}",
                 hint=f"plan again without {what.partition(' ')[0]}",
             )
+    if plan.mesh.tp > 1:
+        check_divided(plan)
 
 
 def _why_not(plan: Plan) -> str:

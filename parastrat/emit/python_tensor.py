@@ -29,13 +29,8 @@ if TYPE_CHECKING:
 
 
 def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
-    """Return ``parallelize.py`` for torch 2.13, with ``divide(model, mesh)`` in it.
-
-    Raises:
-        EmitError: the plan asks for block-wise compilation or a loss scale besides.
-    """
+    """Return ``parallelize.py`` for torch 2.13, with ``divide(model, mesh)`` in it; checked already."""
     plan = case.plan
-    _check(plan)
     blocks = plan.mesh.dp > 1 or plan.recompute is not Recompute.NONE
     named = {"container": json.dumps(division.container), "name": division.container}
     body = [
@@ -69,7 +64,12 @@ def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
     return (TextFile(path="parallelize.py", text="\n".join(lines)),)
 
 
-def _check(plan: Plan) -> None:
+def check_divided(plan: Plan) -> None:
+    """Refuse what is not tried beside divided layers.
+
+    Raises:
+        EmitError: block-wise compilation, or a loss scale.
+    """
     refused = {
         "compile = block beside tp": plan.compile is not Compile.NONE,
         "precision = fp16-mixed beside tp": plan.precision is Precision.FP16_MIXED,
@@ -114,7 +114,8 @@ def _style(place: Place) -> str:
     one_line = f"PrepareModuleInput({given}, {got}{option})"
     if len(place.name) + len(one_line) < _ONE_LINE:
         return one_line
-    return f"PrepareModuleInput(\n            {given},\n            {got}{option},\n        )"
+    lines = [given, got, *([option.removeprefix(", ")] if option else [])]
+    return "PrepareModuleInput(\n" + "".join(f"            {line},\n" for line in lines) + "        )"
 
 
 #: characters of a name and its style beside each other

@@ -57,7 +57,8 @@ POSITIONS = """\
 """
 
 TIE = """\
-    model.get_submodule({other}).weight = model.get_submodule({first}).weight  # tied, as before
+    # tied, as before
+    model.get_submodule({other}).weight = model.get_submodule({first}).weight
 """
 
 WHOLE_GRADIENTS = '''
@@ -86,12 +87,13 @@ GRADIENTS = """\
 """
 
 SHARD = """\
+    policy = MixedPrecisionPolicy({policy})
+    data = mesh[{axes}]
     # each block is a unit, gathered just before it runs
-    options = {{"mesh": mesh[{axes}], "mp_policy": MixedPrecisionPolicy({policy})}}
     for block in map(model.get_submodule, names):
-        fully_shard(block, **options, reshard_after_forward={reshard})
+        fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward={reshard})
     # the rest is one more unit; it stays gathered, because backward begins with it
-    return fully_shard(model, **options, reshard_after_forward=False)
+    return fully_shard(model, mesh=data, mp_policy=policy, reshard_after_forward=False)
 """
 
 REPLICATE = """\

@@ -20,11 +20,20 @@ if TYPE_CHECKING:
 def built_source(ref: str) -> TracedSource:
     """Return the model of a ``config.json``, of the folder that holds one, or of ``hf:org/name``.
 
+    Raises:
+        ModelError: transformers is missing or does not know the family, or the module cannot be built.
+    """
+    return traced_module(build_module(config_builder(ref)), ref=ref)
+
+
+def config_builder(ref: str) -> Builder:
+    """Return what builds the model of a ``config.json``, of its folder, or of ``hf:org/name``.
+
     It is of the class that the config's ``architectures`` names, else the family's language model, else
     its trunk. Neither weights nor code are fetched.
 
     Raises:
-        ModelError: transformers is missing or does not know the family, or the module cannot be built.
+        ModelError: transformers is missing or does not know the family.
     """
     if find_spec("transformers") is None:
         raise ModelError(
@@ -33,8 +42,7 @@ def built_source(ref: str) -> TracedSource:
         )
     path = cached_config(ref) if ref.startswith(HUB) else Path(ref)
     _check_known(ref, path)
-    module = build_module(Builder(ref=ref, build=lambda: _built(path)))
-    return traced_module(module, ref=ref)
+    return Builder(ref=ref, build=lambda: _built(path))
 
 
 def _check_known(ref: str, path: Path) -> None:

@@ -41,6 +41,15 @@ def test_one_file_goes_to_stdout_as_it_is(typed: Typed, plan: Path) -> None:
     assert done.out.startswith("#!/usr/bin/env bash\n")
 
 
+def test_layers_of_a_preset_are_not_known(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    assert typed("estimate", "gpt2", "--on", "dgx-a100:1", "--tp", "4", "-o", path).code == 0
+    done = typed("emit", path, "--to", "python")
+    assert done.code == 2
+    assert "gpt2 is known by its sizes alone" in done.err
+    assert "--model path.py:callable" in done.err
+
+
 def test_files_and_the_plan_go_to_a_folder(typed: Typed, plan: Path, tmp_path: Path) -> None:
     done = typed("emit", plan, "--to", "slurm", "-o", tmp_path / "job")
     assert (done.code, done.out) == (0, "")

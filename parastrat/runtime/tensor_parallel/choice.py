@@ -53,13 +53,21 @@ class Bench:
 def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
     """Return a layout that was proven; all ranks of the tensor-parallel group call it.
 
+    Raises:
+        WrapError: if nothing of the model can be divided.
+    """
+    return layout_on(source, bench_of(source, mesh))
+
+
+def layout_on(source: Source, bench: Bench) -> Layout:
+    """Return a layout that was proven on this bench.
+
     The model's own plan comes first, then what its data flow suggests for the rest.
 
     Raises:
         WrapError: if nothing of the model can be divided.
     """
-    known = plain_tensors_known()
-    bench = _bench(source, mesh)
+    known, mesh = plain_tensors_known(), bench.mesh
     good: Groups = ()
     left: list[Left] = []
     for suggest in (_own, _derived):
@@ -81,7 +89,7 @@ def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
     rest = tuple(each for each in dict.fromkeys(left) if each.kind not in divided)
     layout = Layout(groups=good, left=rest)
     chosen = _with_sequence(source, bench, layout) if source.sequence else layout
-    return _with_loss(source, bench, chosen, good) if source.loss else chosen
+    return _with_loss(source, bench, chosen) if source.loss else chosen
 
 
 def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
@@ -105,11 +113,9 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
     return replace(layout, left=(*layout.left, Left(kind="sequence parallelism", reason=reason)))
 
 
-def _with_loss(source: Source, bench: Bench, layout: Layout, divided: Groups) -> Layout:
+def _with_loss(source: Source, bench: Bench, layout: Layout) -> Layout:
     """Return the layout with logits divided up to the loss, or with the reason why they are gathered."""
-    small = Layout(groups=_on(bench, divided))
-    if layout.sequence:
-        small = extended(streamed(bench.copy, small), layout.ends)
+    small = on_copy(bench, layout)
     if source.stages:
         reason = "a pipeline's loss is given the whole output of its last stage"
     else:
@@ -119,7 +125,20 @@ def _with_loss(source: Source, bench: Bench, layout: Layout, divided: Groups) ->
     return replace(layout, left=(*layout.left, Left(kind="loss parallelism", reason=reason)))
 
 
-def _bench(source: Source, mesh: DeviceMesh) -> Bench:
+def on_copy(bench: Bench, layout: Layout) -> Layout:
+    """Return the layout that a bench's copy has, of that of the whole model."""
+    added = layout.sequence + bool(layout.ends.between)
+    divided = layout.groups[: len(layout.groups) - added]
+    small = Layout(groups=_on(bench, divided))
+    return extended(streamed(bench.copy, small), layout.ends) if layout.sequence else small
+
+
+def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
+    """Return a small copy of the model, and what it computes alone.
+
+    Raises:
+        WrapError: if none can be made, or its forward raises.
+    """
     try:
         few = small_copy(source, mesh.size())
         task = Task(inputs=batch_for(source, few, mesh.size()))

@@ -135,7 +135,7 @@ def _gather_before(module: nn.Module, group: Group, columns: list[str], around: 
     )
     for name in group.rows:
         change_input(module.get_submodule(name), entrance.forget)
-    home = _home(list(group.parts))
+    home = home_of(list(group.parts))
     if home and home not in around.extent.names:
         dims = {_input_features(module.get_submodule(name)) for name in columns}
         _gather_activations(module.get_submodule(home), dims, entrance)
@@ -144,7 +144,7 @@ def _gather_before(module: nn.Module, group: Group, columns: list[str], around: 
         change_input(module.get_submodule(name), entrance)
 
 
-def _home(names: list[str]) -> str:
+def home_of(names: list[str]) -> str:
     """Return the innermost module that holds them all."""
     pieces = [name.split(".")[:-1] for name in names]
     shared = 0

@@ -37,7 +37,7 @@ def _with_tied(layout: Layout, module: nn.Module) -> Layout:
     """Give an embedding and the head that shares its weight the same division, whichever was planned."""
     parts = layout.parts
     groups = list(layout.groups)
-    for owners in _tied(module):
+    for owners in tied(module):
         planned = next((parts[path] for path, _ in owners if path in parts), None)
         if planned is None:
             continue
@@ -53,7 +53,7 @@ def _with_tied(layout: Layout, module: nn.Module) -> Layout:
     return replace(layout, groups=tuple(groups))
 
 
-def _tied(module: nn.Module) -> list[list[_Owner]]:
+def tied(module: nn.Module) -> list[list[_Owner]]:
     """Return the owners of every parameter that has several."""
     owners: dict[int, list[_Owner]] = defaultdict(list)
     for path, part in module.named_modules():
@@ -86,7 +86,7 @@ def _conflicts(layout: Layout, module: nn.Module) -> dict[int, str]:
     """Return the groups that divide a tied weight in a way that its other owners do not."""
     home = {path: group for group in layout.groups for path in group.parts}
     found = {}
-    for owners in _tied(module):
+    for owners in tied(module):
         dims = {
             divided_dim(module.get_submodule(path), name, layout.parts.get(path)) for path, name in owners
         }

@@ -1,0 +1,168 @@
+"""How a model's layers are divided, for code that is written out: proven on ranks of this host."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import queue
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+from torch.distributed.device_mesh import init_device_mesh
+
+from parastrat.emit import EmitError
+from parastrat.emit.python import emit
+from parastrat.errors import ModelError, ParastratError
+from parastrat.runtime.building import described, load_builder
+from parastrat.runtime.hf_models import config_builder
+from parastrat.runtime.initialise import build_on_meta
+from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
+from parastrat.runtime.tensor_parallel.copies import Source
+from parastrat.runtime.tensor_parallel.proof import Verdict, compared, results
+from parastrat.runtime.tensor_parallel.written import NotWrittenError, readings, written
+from parastrat.sources.hub import HUB
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.emit.division import Division
+    from parastrat.runtime.building import Builder
+
+#: seconds that ranks may take to find and prove a layout
+DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one rank found: a division, or why there is none."""
+
+    division: Division | None = None
+    #: message and hint
+    refused: tuple[str, str] = ("", "")
+
+
+def proven_division(ref: str, case: Case) -> Division:
+    """Return how the layers of a model are divided over the plan's tp ranks, as emitted code says it.
+
+    The code that will be emitted is run on a small copy, on as many processes of this host as the plan has
+    tp ranks, and compared with what the copy computes alone.
+
+    Args:
+        ref: MODEL: ``path.py:callable``, ``package.module:callable`` or a Hugging Face config.
+        case: the plan, with tp.
+
+    Raises:
+        ModelError: the model cannot be built.
+        EmitError: torch's own styles do not say what is divided, or code in them computes something else.
+    """
+    _builder(ref)  # what cannot be built is told before anything starts
+    ranks = case.plan.mesh.tp
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["parastrat.runtime.emission"])
+    answers: Any = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        processes = [
+            context.Process(target=_rank, args=(rank, store, answers, ref, case)) for rank in range(ranks)
+        ]
+        for process in processes:
+            process.start()
+        try:
+            answer: Answer = answers.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            answer = Answer(refused=(f"{ranks} ranks did not answer in {DEADLINE_S:.0f} s", "try again"))
+        finally:
+            for process in processes:
+                process.join(timeout=5)
+                process.kill()
+    if answer.division is None:
+        raise EmitError(answer.refused[0], hint=answer.refused[1])
+    return answer.division
+
+
+def _rank(rank: int, store: str, answers: Any, ref: str, case: Case) -> None:
+    torch.set_num_threads(1)
+    try:
+        found = _found(rank, store, ref, case)
+    except ParastratError as error:
+        found = Answer(refused=(error.message, error.hint))
+    if rank == 0 or found.division is None:
+        answers.put(found)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _found(rank: int, store: str, ref: str, case: Case) -> Answer:
+    """Find the layout, write it, and try what was written; all ranks alike."""
+    builder = _builder(ref)
+    module, record = build_on_meta(builder.build)
+    ranks = case.plan.mesh.tp
+    dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    made = builder.sample_inputs
+    source = Source(
+        module=module,
+        sample_inputs=None if made is None else made(2, case.workload.sequence_length),
+        record=record,
+        device=torch.device("cpu"),
+        sequence=case.plan.sequence_parallel,
+    )
+    bench = bench_of(source, mesh)
+    layout = layout_on(source, bench)
+    try:
+        given = readings(copy.deepcopy(bench.copy), bench.task.inputs)
+        division = written(module, layout, given)
+        tried = written(bench.copy, on_copy(bench, layout), given)
+    except NotWrittenError as error:
+        return Answer(refused=_refusal(str(error)))
+    failure = _apart(bench, case, tried)
+    return Answer(refused=_refusal(failure)) if failure else Answer(division=division)
+
+
+def _builder(ref: str) -> Builder:
+    """Return what builds MODEL.
+
+    Raises:
+        ModelError: MODEL is a preset, of which only sizes are known.
+    """
+    if ":" in ref and not ref.startswith(HUB):
+        return load_builder(ref)
+    if not ref.startswith(HUB) and not Path(ref).exists():
+        raise ModelError(
+            f"{ref} is known by its sizes alone; what of its layers is divided is found in its code",
+            hint="name the model to build: --model path.py:callable, or a config.json",
+        )
+    return config_builder(ref)
+
+
+def _apart(bench: Bench, case: Case, division: Division) -> str:
+    """Return how the emitted code differs from one device on the small copy; nothing if it does not."""
+    (file,) = emit(case, division)
+    names: dict[str, Any] = {}
+    exec(compile(file.text, file.path, "exec"), names)  # noqa: S102 - what is handed out is what is tried
+    parallel = copy.deepcopy(bench.copy)
+    differences: dict[str, float] = {}
+    failure = ""
+    try:
+        names["divide"](parallel, bench.mesh)
+        differences = compared(bench.expected, results(parallel, bench.task))
+    except Exception as error:  # noqa: BLE001  (the model's code may raise anything; the refusal quotes it)
+        failure = described(error)
+    said: list[Any] = [None] * bench.mesh.size()
+    dist.all_gather_object(said, (failure, differences), group=bench.mesh.get_group())
+    for each, found in said:
+        if each or found:
+            verdict = Verdict(failure=each, differences=tuple(found.items()))
+            return f"tried on a small copy, it is not what one device computes: {verdict}"
+    return ""
+
+
+def _refusal(reason: str) -> tuple[str, str]:
+    return (
+        f"this model's division is not written in torch's own styles: {reason}",
+        "emit for torchrun or slurm: their scripts run this plan through auto_parallelize",
+    )

@@ -1,0 +1,99 @@
+"""Models whose layers are divided, and how the ranks train them under emitted code and auto_parallelize."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import parastrat
+from parastrat.plan import Plan
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from handwritten.decoder import Decoder
+
+VOCABULARY, STEPS = 64, 2
+#: what collectives are called, by any of torch's names for them
+KINDS = ("all_?reduce", "_?all_?gather", "_?reduce_scatter", "broadcast")
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=2, tie_word_embeddings=True, **shape)
+    )
+
+
+def decoder() -> nn.Module:
+    """The plain one that benchmarks divide by hand."""
+    return Decoder()
+
+
+class Collectives(TorchDispatchMode):
+    """Notes the kind of each collective with the bytes of its whole message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it comes again as what it is made of
+        result = func(*args, **(kwargs or {}))
+        name = str(func).split(".")[1]
+        kind = next((kind for kind in KINDS if re.match(kind, name)), None)
+        if "c10d" in func.namespace and kind is not None:
+            self.seen.append((kind, max(map(_bytes, [*args, result]))))
+        return result
+
+
+def _bytes(values: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def trained(model: nn.Module, place: int) -> dict[str, Any]:
+    """Two steps on the samples of one place among the data ranks."""
+    losses = []
+    with Collectives() as collectives:
+        # all weights at once: a mixture of plain tensors and DTensors would raise
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
+        for step in range(STEPS):
+            drawn = torch.Generator().manual_seed(10 * step + place)
+            ids = torch.randint(VOCABULARY, (2, 17), generator=drawn)
+            output = model(ids[:, :-1])
+            logits = output if isinstance(output, torch.Tensor) else output.logits
+            loss = cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return {"losses": losses, "collectives": sorted(collectives.seen), "keys": list(model.state_dict())}
+
+
+def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Emitted code, then auto_parallelize. Ranks draw other weights; rank 0's must win."""
+    warnings.simplefilter("ignore")
+    rank = int(os.environ["RANK"])
+    names: dict[str, Any] = {}
+    exec(compile(text, "parallelize.py", "exec"), names)  # noqa: S102 - the emitted code is what is tested
+    found = []
+    for wrap in (
+        lambda model: names["parallelize"](model, names["build_mesh"]()),
+        lambda model: parastrat.auto_parallelize(model, plan=plan),
+    ):
+        torch.manual_seed(rank)
+        found.append(trained(wrap({"llama": llama, "decoder": decoder}[name]()), rank // plan.mesh.tp))
+    return found[0], found[1]

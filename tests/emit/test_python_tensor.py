@@ -1,0 +1,189 @@
+"""``parallelize.py`` with divided layers: it reads well, and does what auto_parallelize does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from drawn import drawn
+from emit.divided import both_ways
+from runtime.ranks import on_ranks
+from torch import nn
+
+from parastrat.emit import EMITTERS, EmitError, Target
+from parastrat.emit.division import Division, Place, Reading, Style
+from parastrat.emit.python import emit
+from parastrat.errors import ModelError
+from parastrat.plan import Compile, Mesh, Recompute, Shard
+from parastrat.runtime.emission import proven_division
+from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role
+from parastrat.runtime.tensor_parallel.written import NotWrittenError, written
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.hardware import Device
+
+MODELS = Path(__file__).parent / "divided.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
+
+_LAYER = "model.layers.*"
+DIVISION = Division(
+    container="model.layers",
+    blocks=32,
+    places=(
+        Place(name="model.embed_tokens", style=Style.EMBEDDING),
+        Place(name="model.layers.0", style=Style.FIRST_OF_SHARE),
+        Place(
+            name=f"{_LAYER}.self_attn",
+            style=Style.READER_OF_SHARE,
+            reading=Reading(keyword="hidden_states"),
+        ),
+        *(Place(name=f"{_LAYER}.self_attn.{each}_proj", style=Style.COLUMN) for each in "qkv"),
+        Place(name=f"{_LAYER}.self_attn.o_proj", style=Style.ROW_TO_SHARE),
+        Place(name=f"{_LAYER}.norm", style=Style.WHOLE_OF_SHARE),
+        Place(name="model.norm", style=Style.WHOLE),
+        Place(name="lm_head", style=Style.HEAD),
+    ),
+    tied=(("model.embed_tokens", "lm_head"),),
+)
+
+
+def test_golden(case_of: Callable[..., Case], golden: Callable[[str, str], None]) -> None:
+    case = case_of(mesh=Mesh(dp_shard=4, tp=2), sequence_parallel=True, recompute=Recompute.FULL)
+    (file,) = emit(case, DIVISION)
+    assert "import parastrat" not in file.text
+    golden("fsdp2-tp.parallelize.py.txt", file.text)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mesh": Mesh(tp=8), "shard": Shard.NONE, "precision": Precision.BF16_MIXED},
+        {"mesh": Mesh(dp_replicate=2, dp_shard=2, tp=2), "recompute": Recompute.SELECTIVE},
+        {"mesh": Mesh(dp_replicate=4, tp=2), "shard": Shard.NONE, "recompute": Recompute.ATTENTION},
+    ],
+)
+def test_no_plan_is_too_long_to_read(fields: dict[str, Any], case_of: Callable[..., Case]) -> None:
+    (file,) = emit(case_of(**fields), DIVISION)
+    lines = [line for line in file.text.splitlines() if line.strip()]
+    assert max(map(len, lines)) <= 108
+    assert len(lines) <= 120
+    compile(file.text, file.path, "exec")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"compile": Compile.BLOCK}, "compile = block"), ({"precision": Precision.FP16_MIXED}, "fp16-mixed")],
+)
+def test_what_is_not_tried_is_refused(
+    fields: dict[str, Any], message: str, case_of: Callable[..., Case]
+) -> None:
+    with pytest.raises(EmitError, match=message):
+        emit(case_of(mesh=Mesh(dp_shard=4, tp=2), **fields), DIVISION)
+
+
+def test_a_plan_file_alone_does_not_say_what_is_divided(case_of: Callable[..., Case]) -> None:
+    with pytest.raises(EmitError, match="is found by tracing the model") as refused:
+        EMITTERS[Target.PYTHON](case_of(mesh=Mesh(dp_shard=4, tp=2)))
+    assert "--model path.py:callable" in refused.value.hint
+
+
+class Block(nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up, self.gate, self.down = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.dropout = nn.Dropout(dropout)
+
+
+def model(padding: int | None = None, dropout: float = 0.0) -> nn.Module:
+    whole = nn.Module()
+    whole.embed = nn.Embedding(4, 8, padding_idx=padding)
+    whole.blocks = nn.ModuleList(Block(dropout) for _ in range(2))
+    return whole
+
+
+def group(index: int, *, inside: Inside = Inside.LOCAL, **parts: Part) -> Group:
+    named = {f"blocks.{index}.{name}": part for name, part in parts.items()}
+    return Group(kind="blocks.*", parts=named, inside=inside)
+
+
+COLUMN, ROW = Part(role=Role.COLUMN), Part(role=Role.ROW)
+EMBEDDING = Group(kind="embed", parts={"embed": Part(role=Role.EMBEDDING)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "groups", "reason"),
+    [
+        ({}, [group(0, up=COLUMN, down=ROW)], "blocks.1.up is divided in another way"),
+        ({}, [group(0, up=COLUMN, gate=COLUMN, down=ROW)], "no module of their own holds"),
+        ({}, [group(0, up=Part(role=Role.COLUMN, segments=(8, 8)), down=ROW)], "fused of 2 layers"),
+        ({}, [group(0, up=COLUMN, down=Part(role=Role.ROW_OF_WHOLE))], "its share of a whole input"),
+        ({}, [group(0, up=COLUMN, down=ROW, inside=Inside.DTENSORS)], "counts whole heads or features"),
+        ({"padding": 0}, [EMBEDDING], "has a padding index"),
+        ({"dropout": 0.1}, [EMBEDDING], "dropout has to be alike"),
+    ],
+)
+def test_what_torch_does_not_say_is_told(fields: dict[str, Any], groups: list[Group], reason: str) -> None:
+    with pytest.raises(NotWrittenError, match=reason):
+        written(model(**fields), Layout(groups=tuple(groups)), {})
+
+
+def test_what_stands_beside_layers_is_told() -> None:
+    whole = model()
+    whole.scale = nn.Parameter(nn.Linear(1, 1).weight)
+    with pytest.raises(NotWrittenError, match="scale stands beside layers"):
+        written(whole, Layout(groups=(EMBEDDING,)), {})
+
+
+def test_a_preset_is_not_built(case_of: Callable[..., Case], cpu_device: Device) -> None:
+    with pytest.raises(ModelError, match="known by its sizes alone"):
+        proven_division("llama-3.1-8b", case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2)))
+
+
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp": ("llama", {"mesh": Mesh(tp=2), "shard": Shard.NONE}),
+    "tp+sp": ("llama", {"mesh": Mesh(tp=2), "shard": Shard.NONE, "sequence_parallel": True}),
+    "fsdp2+tp": (
+        "decoder",
+        {
+            "mesh": Mesh(dp_shard=2, tp=2),
+            "sequence_parallel": True,
+            "precision": Precision.BF16_MIXED,
+            "recompute": Recompute.FULL,
+        },
+    ),
+    "ddp+tp": ("decoder", {"mesh": Mesh(dp_replicate=2, tp=2), "shard": Shard.NONE}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["tp+sp", *drawn(["tp", "fsdp2+tp", "ddp+tp"], 1)])
+def test_makes_the_collectives_of_auto_parallelize(
+    cell: str, case_of: Callable[..., Case], cpu_device: Device
+) -> None:
+    name, fields = CELLS[cell]
+    ranks = fields["mesh"].world_size
+    case = case_of(ranks=ranks, device=cpu_device, **{"precision": Precision.FP32, **fields})
+    case = replace(case, model=SimpleNamespace(ref=name))  # type: ignore[arg-type]
+    division = proven_division(f"{MODELS}:{name}", case)
+    (file,) = emit(case, division)
+    for emitted, ours in on_ranks(ranks, both_ways, name, file.text, case.plan):
+        # gradients of a tensor that several layers read are added up in another order
+        assert emitted["losses"] == pytest.approx(ours["losses"], rel=1e-6)
+        assert emitted["collectives"] == ours["collectives"]
+        assert emitted["collectives"]
+        assert emitted["keys"] == ours["keys"]
+
+
+@pytest.mark.slow
+def test_heads_counted_by_the_code_are_refused(case_of: Callable[..., Case], cpu_device: Device) -> None:
+    case = case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2), shard=Shard.NONE)
+    with pytest.raises(EmitError, match="own code counts whole heads or features") as refused:
+        proven_division(f"{EXAMPLE}:build", case)
+    assert "through auto_parallelize" in refused.value.hint
