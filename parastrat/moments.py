@@ -33,6 +33,10 @@ class Moment:
         """Return the moment of one rank of every pipeline."""
         return self._each(lambda column: column[..., rank, :])
 
+    def ranks(self, most: int) -> Moment:
+        """Return the moment of the first ranks of every pipeline."""
+        return self._each(lambda column: column[..., :most, :])
+
     def _each(self, chosen: Callable[[Any], Any]) -> Moment:
         return Moment(
             kind=self.kind,

@@ -50,6 +50,14 @@ class RankTable:
     numbers: Any
     moments: tuple[Moment, ...]
 
+    def ranks(self, most: int) -> RankTable:
+        """Return the first ranks of every pipeline."""
+        if most == self.numbers.shape[1]:
+            return self
+        return RankTable(
+            numbers=self.numbers[:, :most], moments=tuple(moment.ranks(most) for moment in self.moments)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
@@ -63,38 +71,35 @@ class Pipelines:
     parts: Any
     #: for each group of tied parameters the blocks that have it, with its totals
     ties: tuple[tuple[tuple[int, Any], ...], ...]
-    #: by ranks and virtual stages, a row for each distinct rank
-    known: dict[tuple[int, int], Any] = field(default_factory=dict)
-    tables: dict[tuple[tuple[int, int], ...], RankTable] = field(default_factory=dict)
-
-    def ranks(self, pp: int, virtual_stages: int) -> Any:
-        """Return the distinct ranks of a pipeline: place, repeats of each block, and totals.
-
-        Virtual stage i of rank r is stage ``i * pp + r`` of the chain. Ranks are equal that hold as many
-        blocks of the same kinds in the same order; the first of them, which holds most in flight, is told.
-        """
-        found = self.known.get((pp, virtual_stages))
-        if found is None:
-            found = self.known[pp, virtual_stages] = self._distinct(pp, virtual_stages)
-        return found
+    #: the places of pipelines, told by their ranks and virtual stages, in the lists and tables below
+    known: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: a row for each distinct rank
+    cuts: list[Any] = field(default_factory=list)
+    #: all of these, in the last entry
+    tables: list[RankTable] = field(default_factory=list)
 
     def table(self, c: Columns) -> tuple[RankTable, Any]:
-        """Return the ranks of many plans' pipelines, and which of these each plan has."""
+        """Return the ranks of many plans' pipelines, and which of the pipelines each plan has."""
         few, at = distinct(c, ("pp", "virtual_stages"))
-        return self.table_of(*zip(few.pp.tolist(), few.virtual_stages.tolist(), strict=True)), at
+        table, places = self.table_of(*zip(few.pp.tolist(), few.virtual_stages.tolist(), strict=True))
+        return table, places[at]
 
-    def table_of(self, *shapes: tuple[int, int]) -> RankTable:
-        """Return the ranks of some pipelines, each told by its ranks and virtual stages."""
-        found = self.tables.get(shapes)
-        if found is None:
-            found = self.tables[shapes] = self._table(shapes)
-        return found
+    def table_of(self, *shapes: tuple[int, int]) -> tuple[RankTable, Any]:
+        """Return a table with some pipelines, told by ranks and virtual stages, and their places there."""
+        missing = [shape for shape in shapes if shape not in self.known]
+        for shape in missing:
+            self.known[shape] = len(self.cuts)
+            self.cuts.append(self._distinct(*shape))
+        if missing or not self.tables:
+            self.tables[:] = [self._table()]
+        places = [self.known[shape] for shape in shapes]
+        most = max((len(self.cuts[place]) for place in places), default=1)
+        return self.tables[-1].ranks(most), np.array(places, dtype=np.int64)
 
-    def _table(self, shapes: tuple[tuple[int, int], ...]) -> RankTable:
-        own = [self.ranks(*shape) for shape in shapes]
-        most, blocks = max((len(ranks) for ranks in own), default=1), len(self.kinds.of)
-        rows = np.empty((most, len(own), 1 + blocks + self.parts.shape[1]))
-        for place, ranks in enumerate(own):
+    def _table(self) -> RankTable:
+        most, blocks = max((len(ranks) for ranks in self.cuts), default=1), len(self.kinds.of)
+        rows = np.empty((most, len(self.cuts), 1 + blocks + self.parts.shape[1]))
+        for place, ranks in enumerate(self.cuts):
             rows[: len(ranks), place] = ranks
             rows[len(ranks) :, place] = ranks[-1]
         of_kind = np.equal.outer(np.array(self.kinds.of), np.arange(len(self.kinds.blocks)))
@@ -106,15 +111,19 @@ class Pipelines:
         )
 
     def _distinct(self, pp: int, virtual_stages: int) -> Any:
+        """Return the distinct ranks of a pipeline: place, repeats of each block, and totals.
+
+        Virtual stage i of rank r is stage ``i * pp + r`` of the chain. Ranks are equal that hold as many
+        blocks of the same kinds in the same order; the first of them, which holds most in flight, is told.
+        """
         stages, blocks = pp * virtual_stages, len(self.kinds.of)
         filled = np.array(cut_chain(self.flops, stages)) * blocks + self.chain
         counts = np.bincount(filled, minlength=stages * blocks).astype(float)
         repeats = counts.reshape(virtual_stages, pp, blocks).sum(axis=0)
-        first: dict[tuple[tuple[int, float], ...], int] = {}
-        for rank, own in enumerate(repeats.tolist()):
-            held = ((kind, count) for kind, count in zip(self.kinds.of, own, strict=True) if count)
-            first.setdefault(tuple(held), rank)
-        ranks = list(first.values())
+        # later ranks are overwritten by earlier ones
+        every = range(pp - 1, -1, -1)
+        first = {self._told(own): rank for rank, own in zip(every, repeats[::-1].tolist(), strict=True)}
+        ranks = sorted(first.values())
         kept = repeats[ranks]
         totals = kept @ self.parts
         for group in self.ties:
@@ -125,6 +134,12 @@ class Pipelines:
                 totals[has] += parts
                 missing &= ~has
         return np.column_stack([ranks, kept, totals])
+
+    def _told(self, repeats: list[float]) -> tuple[Any, ...]:
+        """Return what is equal for ranks that hold as many blocks of the same kinds in the same order."""
+        if len(self.kinds.blocks) == len(repeats):
+            return tuple(repeats)
+        return tuple((kind, count) for kind, count in zip(self.kinds.of, repeats, strict=True) if count)
 
 
 @remembered

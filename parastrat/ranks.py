@@ -54,8 +54,8 @@ class RankLoad:
 
 def pipeline_ranks(model: ModelSpec, pp: int, virtual_stages: int) -> tuple[RankLoad, ...]:
     """Return the distinct pipeline ranks; of equal ones the first, which holds most in flight."""
-    table = pipelines_of(model).table_of((pp, virtual_stages))
-    return tuple(_load(model, row) for row in table.numbers[:, :, 0].T.tolist())
+    table, (place,) = pipelines_of(model).table_of((pp, virtual_stages))
+    return tuple(_load(model, row) for row in table.numbers[:, :, place].T.tolist())
 
 
 def block_kinds(model: ModelSpec) -> Kinds:

@@ -75,8 +75,8 @@ def judge(rows: Bounded, places: Any) -> Judged:
 
 def _plans(options: Columns, fixed: Constraints, chosen: Any) -> Columns:
     """Return the plans of rows with resharding that are chosen of each recompute policy."""
-    ways = zip(policies(fixed), chosen, strict=True)
-    return stacked([recompute_columns(options.at(np.flatnonzero(own)), policy) for policy, own in ways])
+    rows = [np.flatnonzero(own) for own in chosen]
+    return recompute_columns(options, dict(zip(policies(fixed), rows, strict=True)))
 
 
 def _undominated(facts: Facts, fixed: Constraints, options: Columns, may_fit: Any) -> Columns:

@@ -11,9 +11,11 @@ from parastrat.plan import (
     PipelineSchedule,
     Recompute,
 )
-from parastrat.search.rows import Constraints, stacked, with_facts
+from parastrat.search.rows import Constraints, with_facts
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from parastrat.case import Facts
 
 #: micro-batches beyond this change kernels' efficiency by less than their curves' error
@@ -168,16 +170,18 @@ def reshard_columns(columns: Columns) -> Columns:
     return both.joined({"reshard_after_forward": reshard, "place": place})
 
 
-def recompute_columns(columns: Columns, policy: Recompute) -> Columns:
-    """Return the rows with a recompute policy."""
-    place = columns.place + code_of(policy) * 2 * len(_SCHEDULES) * _PLACES
-    return columns.joined({"recompute": np.full(len(columns.pp), code_of(policy)), "place": place})
+def recompute_columns(columns: Columns, chosen: Mapping[Recompute, Any]) -> Columns:
+    """Return for each recompute policy the rows that are chosen of it, by number, policy after policy."""
+    rows = np.concatenate(list(chosen.values()))
+    codes = np.repeat([code_of(policy) for policy in chosen], [len(own) for own in chosen.values()])
+    place = columns.place[rows] + codes * 2 * len(_SCHEDULES) * _PLACES
+    return columns.at(rows).joined({"recompute": codes, "place": place})
 
 
 def option_columns(fixed: Constraints, columns: Columns) -> Columns:
     """Return the rows joined with resharding and recompute policies, in the order of their places."""
     resharded = reshard_columns(columns)
-    return stacked([recompute_columns(resharded, policy) for policy in policies(fixed)])
+    return recompute_columns(resharded, dict.fromkeys(policies(fixed), np.arange(len(resharded.pp))))
 
 
 def plain_schedule(batches: Columns) -> Columns:

@@ -121,7 +121,7 @@ def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
     plans = reshard_columns(rows.joined({"source": np.arange(len(drawn))}))
     before = np.zeros(len(drawn))
     for least, policy in zip(memory, Recompute, strict=True):
-        options = recompute_columns(plans, policy)
+        options = recompute_columns(plans, {policy: np.arange(len(plans.pp))})
         step = time_floor(given, rows.joined({"recompute": np.full(len(drawn), code_of(policy))}))
         totals, steps = memory_columns(given, options)["total"], time_columns(given, options)["step"]
         assert (least[plans.source] <= totals * (1 + 1e-12)).all()
