@@ -18,10 +18,10 @@ _DENSE = 8
 #: columns that number the values which others have together, where a table has them: one is counted sooner
 #: than several. ``sharding`` is for what knows cp as further shards alone, on a fixed number of devices.
 NUMBERED = {
+    "share": ("pp", "dp"),
     "width": ("cp", "tp", "ep", "sequence_parallel"),
     "layout": ("pp", "cp", "tp", "ep", "sequence_parallel"),
     "sharding": ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "shard"),
-    "share": ("pp", "dp"),
 }
 #: so few rows are told apart as tuples
 _FEW = 150

@@ -93,7 +93,7 @@ class Pipelines:
         if missing or not self.tables:
             self.tables[:] = [self._table()]
         places = [self.known[shape] for shape in shapes]
-        most = max((len(self.cuts[place]) for place in places), default=1)
+        most = max((len(self.cuts[place]) for place in set(places)), default=1)
         return self.tables[-1].ranks(most), np.array(places, dtype=np.int64)
 
     def _table(self) -> RankTable:
