@@ -59,6 +59,13 @@ PRELOADED = ("numpy", "tomllib", "pydantic")
 _SHAPE = "adds zeros for their shape"
 _BISECTION = "the tolerance of a bisection, and how far it starts from the answer"
 EQUIVALENT: dict[tuple[str, str], str] = {
+    (
+        "cost/compute",
+        "values.reshape(-1, *[1] * np.ndim(c.tp)) -> values.reshape(-2, *[1] * np.ndim(c.tp))",
+    ): ("numpy takes any negative number for the size that is left"),
+    ("cost/step", "pipeline_ranks(facts.model, 1, 1) -> pipeline_ranks(facts.model, 1, 2)"): (
+        "one rank has all blocks, in however many chunks"
+    ),
     ("stages", "1 + 1e-09 -> 1 + 1.5000000000000002e-09"): "how far sums may round apart",
     ("stages", "max(flops) -> min(flops)"): _BISECTION,
     ("stages", "max(largest, loads[-1] / stages) -> min(largest, loads[-1] / stages)"): _BISECTION,

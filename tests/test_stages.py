@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 from chains import block, chain, decoder
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,12 +40,14 @@ def test_a_cut_loses_nothing_and_keeps_the_order(layers: int, head: float, stage
     assert held == sorted(held)
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 11))
-def test_stages_are_filled_from_the_end_to_the_mean_of_what_is_left(
-    sixteenths: list[int], stages: int
-) -> None:
-    flops = [part / 16 for part in sixteenths]  # whose sums are exact
-    assert cut_chain(flops, stages) == filled_from_the_end(flops, stages)
+def test_stages_are_filled_from_the_end_to_the_mean_of_what_is_left() -> None:
+    draw = random.Random(0)  # noqa: S311 - the same draw each time
+    # which stages the others need decides in few of them
+    for _ in range(1500):
+        # in sixteenths, whose sums are exact
+        flops = [draw.randint(0, 9) / 16 for _ in range(draw.randint(1, 14))]
+        stages = draw.randint(1, 8)
+        assert cut_chain(flops, stages) == filled_from_the_end(flops, stages), (flops, stages)
 
 
 def filled_from_the_end(flops: list[float], stages: int) -> list[int]:
