@@ -165,4 +165,5 @@ def _alone(model: str, folder: Path, steps: int | None) -> Reference | str:
     if not all(math.isfinite(loss) for loss in run.losses):
         return "its loss is not finite on one device"
     replace(run, recipe=recipe).save(folder / f"{model}.pt")
-    return run
+    # the ranks compare values; here their names do
+    return replace(run, gradients=dict.fromkeys(run.gradients, torch.empty(0)))
