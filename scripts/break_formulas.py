@@ -41,8 +41,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "memory": ("test_memory_parts.py", "test_memory.py", "search/test_bounds.py"),
     "ranks": ("test_ranks.py", "test_memory_parts.py", "cost/test_step.py"),
     "pipelines": ("test_moments.py", "test_ranks.py", "test_memory_parts.py"),
-    "moments": ("test_moments.py", "test_memory_parts.py"),
-    "states": ("test_memory_parts.py",),
+    "moments": ("test_moments.py", "test_memory_parts.py", "search/test_bounds.py"),
+    "states": ("test_states.py", "test_memory_parts.py"),
     "activations": ("test_memory_parts.py",),
     "gathered": ("test_memory_parts.py", "test_memory.py"),
     "sources/layers": ("sources/test_layers.py",),
@@ -56,6 +56,7 @@ PRELOADED = ("numpy", "tomllib", "pydantic")
 
 #: breaks that change no result, by module and change, with the reason
 _SHAPE = "adds zeros for their shape"
+_REST = "numpy takes any negative number for the size that is left"
 _BISECTION = "the tolerance of a bisection, and how far it starts from the answer"
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
@@ -65,6 +66,19 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("cost/step", "pipeline_ranks(facts.model, 1, 1) -> pipeline_ranks(facts.model, 1, 2)"): (
         "one rank has all blocks, in however many chunks"
     ),
+    ("moments", "repeats.reshape(-1, len(kinds)) -> repeats.reshape(-2, len(kinds))"): _REST,
+    (
+        "moments",
+        "freed[ranks, places].T.reshape(-1, *shape) -> freed[ranks, places].T.reshape(-2, *shape)",
+    ): _REST,
+    ("moments", "range(2) -> range(3)"): "a place that is neither last nor before it stays out of reach",
+    (
+        "moments",
+        (
+            "np.where(present & is_unit, np.arange(len(kinds)), -1)"
+            " -> np.where(present & is_unit, np.arange(len(kinds)), -2)"
+        ),
+    ): "any negative number says that there is none",
     ("stages", "1 + 1e-09 -> 1 + 1.5000000000000002e-09"): "how far sums may round apart",
     ("stages", "max(flops) -> min(flops)"): _BISECTION,
     ("stages", "max(largest, loads[-1] / stages) -> min(largest, loads[-1] / stages)"): _BISECTION,

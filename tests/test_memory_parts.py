@@ -385,6 +385,18 @@ def test_the_worst_rank_is_told() -> None:
     assert memory(holding(layers, head), **fields).activations == 100 + 1000
 
 
+def test_units_of_a_pipeline_that_reshards_are_all_gathered_when_only_the_last_is_left() -> None:
+    layer = keeping(100, repeat=6, parameters=parameters(1000), operators=(matmul(1),))
+    schedule = {"pp_schedule": PipelineSchedule.ONE_F_ONE_B, "gradient_accumulation_steps": 4}
+    fields = {**SHARDED, "pp": 2, **schedule}
+    stays = memory(holding(layer), **fields, reshard_after_forward=False)
+    freed = memory(holding(layer), **fields, reshard_after_forward=True)
+    # two micro-batches of three layers; those of two layers are gone at the end
+    assert (stays.activations, freed.activations) == (2 * 300, 2 * 300 - 2 * 100)
+    # three layers gathered, a copy of the running one's gradients, all gradients unreduced
+    assert stays.transient == freed.transient == 4 * (3000 + 1000) + 4 * 3000
+
+
 def test_the_margin_is_the_stacks_share_and_at_most_eight_percent_of_the_card() -> None:
     layer = keeping(1000)
     stack = BARE | {"memory_margin": 0.1}

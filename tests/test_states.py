@@ -1,0 +1,63 @@
+"""Bytes of a parameter's element in each place, by optimizer and format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from jobs import block, job
+
+from parastrat.case import Facts
+from parastrat.states import element_bytes
+from parastrat.workload import Optimizer, Precision
+
+#: of a stack that keeps masters and gradients in fp32
+MIXED = {"mixed_parameter_bytes": 2, "mixed_gradient_bytes": 4, "master_weight_bytes": 4}
+
+
+def facts(optimizer: Optimizer, precision: Precision, hidden: int | None = 8) -> Facts:
+    made = job(block(), optimizer=optimizer, precision=precision, stack=MIXED)
+    return replace(made, model=replace(made.model, hidden=hidden))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"),
+    [
+        (Optimizer.ADAMW, 8),
+        (Optimizer.SGD, 0),
+        (Optimizer.SGD_MOMENTUM, 4),
+        # a row and a column of a square of the width
+        (Optimizer.ADAFACTOR, 2 * 4 / 8),
+        # a byte each, and a scale of fp32 for 256 of them
+        (Optimizer.ADAMW_8BIT, 2 * (1 + 4 / 256)),
+        (Optimizer.MUON, 4),
+    ],
+)
+def test_what_each_optimizer_keeps(optimizer: Optimizer, states: float) -> None:
+    plain = element_bytes(facts(optimizer, Precision.FP32))
+    assert (plain.parameter, plain.gradient, plain.optimizer, plain.reduce) == (4, 4, states, 4)
+    assert plain.step == (4 if optimizer is Optimizer.ADAMW else 0)
+    mixed = element_bytes(facts(optimizer, Precision.BF16_MIXED))
+    assert (mixed.parameter, mixed.gradient, mixed.optimizer, mixed.reduce) == (2, 4, states + 4, 4)
+
+
+def test_a_model_of_no_width_is_taken_for_one_of_1024() -> None:
+    assert element_bytes(facts(Optimizer.ADAFACTOR, Precision.FP32, None)).optimizer == 2 * 4 / 1024
+
+
+def test_short_weights_keep_short_states() -> None:
+    short = element_bytes(facts(Optimizer.ADAMW, Precision.BF16))
+    assert (short.parameter, short.gradient, short.optimizer, short.compute, short.reduce) == (
+        2,
+        2,
+        4,
+        2,
+        2,
+    )
+    assert element_bytes(facts(Optimizer.MUON, Precision.BF16)).optimizer == 2
+
+
+def test_autocast_keeps_copies_of_fp32_weights_alone() -> None:
+    assert element_bytes(facts(Optimizer.ADAMW, Precision.BF16_MIXED)).cast == 0
+    made = job(block(), precision=Precision.BF16_MIXED, stack=MIXED | {"mixed_parameter_bytes": 4})
+    assert element_bytes(made).cast == 2
