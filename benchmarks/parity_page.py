@@ -25,7 +25,7 @@ Model classes of the installed transformers that nobody chose, built from config
 called with what their forward accepts, trained for 5 steps under FSDP2 and under TP on two ranks; losses
 and gradients as above. One class of each family comes first, then further ones. A class is tried where one
 of the recipes (fixed small sizes; an eighth or a thirty-second of every width; two layers; as it is) gives
-at most 30 million parameters, and a model that takes tokens, an image, sound or a series, without drawing,
+at most 30 million parameters, a step of two samples within 3 s, and a model that takes tokens, an image, sound or a series, without drawing,
 and that the last bit of its weights does not move by more than is allowed.
 """
 _SIGNS = {"works": "✓", "refused": "no", "crashed": "**crash**", "wrong": "**wrong**", "untried": "untried"}
@@ -33,6 +33,7 @@ _SIGNS = {"works": "✓", "refused": "no", "crashed": "**crash**", "wrong": "**w
 _UNTRIED = {
     "asks for a package that is not installed": r"ImportError|ModuleNotFoundError",
     "draws, or keeps a state": r"it draws",
+    "takes too long": r"take longer than",
     "is moved by the last bit of its weights": r"the last bit",
     "is not finite, or has no gradient": r"not finite|gradients are zero",
     "is not called with what the recipes know": r"missing \d+ required|ou must specify|ou have to specify|"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ VOCAB, LENGTH = 128, 16
 _TURNED = "input_features:turned"
 #: eight ranks hold a copy each
 LARGEST = 30_000_000
+#: processor time of forward and backward
+SLOWEST_S = 3
 _WIDTH, _HEADS, _LAYERS, _EXPERTS = 64, 4, 2, 4
 _DEEP = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers"), _LAYERS),
@@ -230,7 +233,10 @@ def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
 
 def trial(module: nn.Module, inputs: dict[str, Any], targets: torch.Tensor) -> str:
     """Return why a module cannot be compared with itself elsewhere, or an empty text."""
+    begun = time.process_time()
     first, gradients = _step(module, inputs, targets)
+    if time.process_time() - begun > SLOWEST_S:
+        return f"two samples take longer than {SLOWEST_S} s"
     if not math.isfinite(first):
         return "its loss is not finite on one device"
     norms = {name: float(gradient.abs().max()) for name, gradient in gradients.items()}

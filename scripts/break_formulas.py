@@ -42,7 +42,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ranks": ("test_ranks.py", "test_memory_parts.py", "cost/test_step.py"),
     "pipelines": ("test_moments.py", "test_ranks.py", "test_memory_parts.py"),
     "moments": ("test_moments.py", "test_memory_parts.py", "search/test_bounds.py"),
-    "states": ("test_states.py", "test_memory_parts.py"),
+    "states": ("test_states.py", "test_memory_parts.py", "test_memory.py"),
     "activations": ("test_memory_parts.py",),
     "gathered": ("test_memory_parts.py", "test_memory.py"),
     "sources/layers": ("sources/test_layers.py",),
