@@ -149,6 +149,12 @@ def judged(job: Job, answers: list[Answer] | str, known: Reference) -> Cell:
     )
 
 
+def _moved(run: Reference, beside: Reference) -> bool:
+    """Return whether two runs of one device are further apart than a cell may be."""
+    apart = (not_less(abs(a - b)) for a, b in zip(run.losses, beside.losses, strict=True))
+    return max(apart) > LOSS_TOLERANCE
+
+
 @functools.lru_cache(maxsize=64)
 def _alone(model: str, folder: Path, steps: int | None) -> Reference | str:
     """Return the model's run on one device, kept for the ranks; or why there is none."""
@@ -164,6 +170,8 @@ def _alone(model: str, folder: Path, steps: int | None) -> Reference | str:
         return said(error)
     if not all(math.isfinite(loss) for loss in run.losses):
         return "its loss is not finite on one device"
+    if recipe is not None and _moved(run, reference(subject, len(run.losses), beside=True)):
+        return "the last bit of its weights moves its losses by more than is allowed"
     replace(run, recipe=recipe).save(folder / f"{model}.pt")
     # the ranks compare values; here their names do
     return replace(run, gradients=dict.fromkeys(run.gradients, torch.empty(0)))

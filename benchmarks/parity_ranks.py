@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from parity_models import SUBJECTS, Subject, difference
-from parity_recipes import Recipe
+from parity_recipes import Recipe, in_the_last_bit
 from parity_transformers import subject as subject_of_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -137,10 +137,18 @@ def subject_of(name: str, recipe: Recipe | None) -> Subject:
     return SUBJECTS[name] if recipe is None else subject_of_transformers(name, recipe)
 
 
-def reference(subject: Subject, steps: int) -> Reference:
-    """Train alone: every micro-batch by itself, weighted by its targets."""
+def reference(subject: Subject, steps: int, *, beside: bool = False) -> Reference:
+    """Train alone: every micro-batch by itself, weighted by its targets.
+
+    Args:
+        subject: the model and its batches.
+        steps: of the optimizer.
+        beside: begin with weights that differ in the last bit.
+    """
     torch.manual_seed(0)
     model = subject.build()
+    if beside:
+        in_the_last_bit(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     losses, gradients = [], {}
     begun = time.monotonic()

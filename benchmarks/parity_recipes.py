@@ -246,7 +246,7 @@ def trial(module: nn.Module, inputs: dict[str, Any], targets: torch.Tensor) -> s
         return "its gradients are zero"
     if _step(module, inputs, targets)[0] != first:
         return "it draws, or keeps a state: two calls differ"
-    _in_the_last_bit(module)
+    in_the_last_bit(module)
     loss_beside, beside = _step(module, inputs, targets)
     moved = max(difference(beside[name], gradients[name], max(norms.values())) for name in norms)
     if abs(loss_beside - first) > LOSS_TOLERANCE or moved > GRADIENT_TOLERANCE:
@@ -263,7 +263,7 @@ def _step(
     return found.item(), {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
 
 
-def _in_the_last_bit(module: nn.Module) -> None:
+def in_the_last_bit(module: nn.Module) -> None:
     """Change weights as another order of sums would."""
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -52,11 +52,19 @@ class Call:
 
 
 def shape_of(node: Any) -> tuple[int, ...]:
-    """Return the shape of a node's value, or of the first of several."""
+    """Return the shape of a node's value, or of the first of several.
+
+    Raises:
+        NotFollowedError: where a size hangs on the data, as that of what a mask chooses.
+    """
     value = node.meta.get("val")
     if isinstance(value, list | tuple):
         value = value[0]
-    return tuple(int(side) for side in value.shape) if isinstance(value, torch.Tensor) else ()
+    if not isinstance(value, torch.Tensor):
+        return ()
+    if not all(isinstance(side, int) for side in value.shape):
+        raise NotFollowedError(f"the size of {described(node)} hangs on the data")
+    return tuple(value.shape)
 
 
 def described(node: Node) -> str:

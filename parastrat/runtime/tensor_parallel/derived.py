@@ -62,8 +62,10 @@ def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
         try:
             tag = _next(graph, node, held, attempt, degree)
         except NotFollowedError as error:
-            for source in sorted(_sources(held)):  # alike on all ranks, whose sets have other orders
-                attempt.dead[source] = str(error)
+            sources = sorted(_sources(held))  # alike on all ranks, whose sets have other orders
+            if not sources:
+                raise
+            attempt.dead |= dict.fromkeys(sources, str(error))
             raise _StuckError from error
         except SegmentsNeededError as error:
             for source in sorted(_sources(held)):

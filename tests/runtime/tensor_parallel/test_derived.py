@@ -120,3 +120,16 @@ def test_what_export_does_not_take_is_said() -> None:
 
     with pytest.raises(NotFollowedError, match=r"torch\.export does not follow this model"):
         derived(Odd(), torch.ones(2, 8))
+
+
+def test_sizes_that_hang_on_the_data_are_not_followed() -> None:
+    class Choosing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.relu(self.first(x[x.sum(-1) > 0])))
+
+    with pytest.raises(NotFollowedError, match="hangs on the data"):
+        derived(Choosing(), torch.ones(2, 8))
