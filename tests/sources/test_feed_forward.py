@@ -124,6 +124,23 @@ def test_a_mixtures_parameters_and_products(changes: dict[str, Any], inner: int)
     assert (into.bytes, into.split, out_of.split) == (0, Split.EXPERT, Split.EXPERT)
 
 
+def test_biases_of_experts_and_of_their_router() -> None:
+    plain = Experts(count=6, top_k=2, ffn=5)
+    weights = 8 * (2 * 5 + 5)
+    cases = {
+        plain: (8 * 6, 6 * weights),
+        # of the gate and the inner width, and of the output
+        replace(plain, bias=True): (8 * 6, 6 * (weights + 2 * 5 + 8)),
+        replace(plain, router_bias=True): (8 * 6 + 6, 6 * weights),
+        replace(plain, router_bias=True, shared_gate=True): (8 * 6 + 6 + 8, 6 * weights),
+    }
+    for experts, (router, own) in cases.items():
+        assert mixture(setting(experts=experts)).parameters == (
+            Parameters(trainable=router),
+            Parameters(trainable=own, split=Split.EXPERT),
+        )
+
+
 def test_a_mixtures_traffic() -> None:
     # the experts' gates, and tokens read and written on the way in and on the way out
     assert moved(mixed()) == [2 * ROUTED * (5 * 5 + 4 * 8)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Saved, Split
-from parastrat.sources.architecture import Architecture, LatentAttention, Norm, QkNorm
+from parastrat.sources.architecture import Architecture, LatentAttention, Norm, QkNorm, Window
 from parastrat.sources.layers import (
     Part,
     Setting,
@@ -136,6 +136,8 @@ def test_attentions_parameters() -> None:
         # the bias of the output, and a norm over a head's queries and one over its keys
         Parameters(trainable=8 + 2 * 3),
     )
+    wide = attention(setting(qk_norm=QkNorm.WIDTH), causal=True)
+    assert wide.parameters[1] == Parameters(trainable=Q + KV)
     normed = attention(setting(qk_norm=QkNorm.HEAD), causal=True)
     assert normed.parameters[1] == Parameters(trainable=2 * 3)
     # queries and values have biases, keys have none; each head has a sink
@@ -171,6 +173,23 @@ def test_attentions_products() -> None:
 def test_attentions_core(causal: bool, memory: int | None, flops: float) -> None:
     core = only(attention(setting(), causal=causal, memory_tokens=memory), OperatorKind.ATTENTION)
     assert (core.flops, core.bytes, core.split, core.weighted) == (flops, 0, Split.TENSOR, False)
+
+
+@pytest.mark.parametrize(
+    ("window", "near"),
+    [
+        # the first queries see fewer keys than the window has: on average 4 - 4^2 / (2 * 10)
+        (Window(size=4, layers=1), 3.2),
+        (Window(size=4, layers=1, chunked=True), 2),
+        # a window of all tokens is none
+        (Window(size=T, layers=1), T / 2),
+    ],
+)
+def test_windows_leave_pairs_out_in_their_layers(window: Window, near: float) -> None:
+    # one of three layers has the window
+    pairs = near * T / 3 + 2 / 3 * T * T / 2
+    core = only(attention(setting(window=window), causal=True), OperatorKind.ATTENTION)
+    assert core.flops == pytest.approx(2 * 2 * pairs * Q)
 
 
 @pytest.mark.parametrize("positions", [{"positions": 64}, {"relative_buckets": 32}])

@@ -9,6 +9,7 @@ import pytest
 
 from parastrat.model import Block, Family, ModelSpec, Saved
 from parastrat.sources.architecture import Architecture, Experts, Image, Norm
+from parastrat.sources.layers import Setting, norm
 from parastrat.sources.transformer import transformer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -37,6 +38,9 @@ ATTENTION = 8 * (12 + 2 * 6) + 12 * 8
 FEED_FORWARD = 8 * 2 * 20 + 20 * 8
 LAYER = 2 * NORM + ATTENTION + FEED_FORWARD
 TABLE = 100 * 8
+
+
+SETTING = Setting(architecture=SMALL, tokens=T, element=2, kernels=Kernels.EAGER)
 
 
 def model(length: int | None = T, **changes: Any) -> ModelSpec:
@@ -97,6 +101,23 @@ def test_a_mixture_keeps_its_first_layers_dense() -> None:
     assert spec.active_parameters == total - 2 * experts * 4 / 6
     assert (spec.experts, spec.layers) == (6, 3)
     assert spec.caveats == ("tokens are taken to spread evenly over the experts",)
+
+
+def test_every_so_many_layers_of_a_mixture_have_experts() -> None:
+    spec = model(layers=5, experts=replace(EXPERTS, period=2))
+    layers = [(block.name, block.repeat) for block in spec.blocks[1:-1]]
+    assert layers == [("layer", 1), ("expert layer", 1), ("layer", 1), ("expert layer", 1), ("layer", 1)]
+
+
+@pytest.mark.parametrize("norms", [2, 4])
+def test_norms_behind_attention_and_feed_forward_add_nothing(norms: int) -> None:
+    def bytes_of(*, layer_norms: int) -> float:
+        return sum(operator.bytes for operator in named(model(layer_norms=layer_norms), "layer").operators)
+
+    # the first two read what is added to the residual too
+    added, plain = (norm(SETTING, added=added).operators[0].bytes for added in (True, False))
+    assert added > plain
+    assert bytes_of(layer_norms=norms) - bytes_of(layer_norms=0) == 2 * added + (norms - 2) * plain
 
 
 def test_a_mixture_sends_each_token_to_its_experts() -> None:
