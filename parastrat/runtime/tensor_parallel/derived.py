@@ -117,7 +117,8 @@ def _through_layer(
     graph: Graph, node: Node, path: str, held: dict[Node, Tag], attempt: Attempt
 ) -> Tag | None:
     """A linear layer divides its output, or takes a divided input, or works inside of what is divided."""
-    x = next(n for n in node.all_input_nodes if n not in graph.parameters)
+    # what is made of parameters alone, such as a table of positions, is read as an activation is
+    x = next((n for n in node.all_input_nodes if n not in graph.parameters), node.all_input_nodes[0])
     last = len(shape_of(node)) - 1
     if x not in held:
         if path in attempt.dead or node.target is None:

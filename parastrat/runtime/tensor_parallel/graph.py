@@ -49,11 +49,11 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     for node in program.graph.nodes:
         if node in parameters or trained.intersection(node.all_input_nodes):
             trained.add(node)
-        if node.all_input_nodes and all(each in parameters for each in node.all_input_nodes):
-            parameters[node] = frozenset().union(*(parameters[each] for each in node.all_input_nodes))
         path = _layer(module, node)
         if path is not None:
             layers[node] = path
+        elif node.all_input_nodes and all(each in parameters for each in node.all_input_nodes):
+            parameters[node] = frozenset().union(*(parameters[each] for each in node.all_input_nodes))
     return Graph(
         nodes=tuple(program.graph.nodes), layers=layers, parameters=parameters, trained=frozenset(trained)
     )

@@ -133,3 +133,16 @@ def test_sizes_that_hang_on_the_data_are_not_followed() -> None:
 
     with pytest.raises(NotFollowedError, match="hangs on the data"):
         derived(Choosing(), torch.ones(2, 8))
+
+
+def test_a_layer_may_read_a_parameter() -> None:
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places = nn.Parameter(torch.randn(4, 8))
+            self.key, self.out = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.key(x) * self.key(self.places))
+
+    assert roles(derived(Placed(), torch.ones(2, 4, 8))) == {"key": "column", "out": "row"}
