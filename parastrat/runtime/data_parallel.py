@@ -17,6 +17,7 @@ from parastrat.errors import WrapError
 from parastrat.plan import Plan, Shard
 from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, norms_with_statistics
 from parastrat.runtime.precision import COMPUTE, policy
+from parastrat.runtime.refusals import check_calls
 
 if TYPE_CHECKING:
     import torch
@@ -86,6 +87,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     Meta parameters stay meta. Real ones become those of rank 0, one unit on the device at a time.
     """
     plan = wrapping.plan
+    check_calls(module, units.values())
     # a pipeline's stages keep gathered weights for all micro-batches, as estimates say: zero-bubble
     # schedules find no gradients for those that were freed after the forward
     reshard = plan.reshard_after_forward and plan.mesh.pp == 1

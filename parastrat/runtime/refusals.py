@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +18,8 @@ from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.wrapping import is_wrapped
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from parastrat.parse import ModelFingerprint
 
 
@@ -76,6 +80,43 @@ def check_scalars(model: nn.Module, plan: Plan) -> None:
                 hint="give it the shape (1,) in the model, or plan without it: parastrat recommend "
                 "--strategy ddp",
             )
+
+
+def check_calls(model: nn.Module, units: Iterable[nn.Module]) -> None:
+    """Refuse blocks that their owner runs by ``block.forward(...)``: hooks, and so FSDP2, never see them.
+
+    Args:
+        model: that holds the units.
+        units: the blocks that are to be sharded one by one.
+
+    Raises:
+        WrapError: naming the class that does.
+    """
+    held = set(units)
+    for kind in {type(part) for part in model.modules() if not held.isdisjoint(_run_by(part))}:
+        try:
+            source = inspect.getsource(kind)
+        except (OSError, TypeError):  # made at run time
+            continue
+        if re.search(r"(?<!super\(\))\.forward\(", source):
+            raise WrapError(
+                f"{kind.__name__} runs its blocks by .forward(...), past the hooks by which FSDP2 gathers "
+                "their weights",
+                hint="let the model call them, block(...), or plan ddp: parastrat recommend --strategy ddp",
+            )
+
+
+def _run_by(part: nn.Module) -> Iterator[nn.Module]:
+    """Yield what a module's own forward runs: its children, through lists and dicts, which have none."""
+    if isinstance(part, nn.ModuleList | nn.ModuleDict):
+        return
+    waiting = list(part.children())
+    while waiting:
+        child = waiting.pop()
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            waiting += child.children()
+        else:
+            yield child
 
 
 def check_model(model: object) -> nn.Module:

@@ -16,6 +16,7 @@ from parastrat.errors import MismatchError, ModelError, PlanFileError, UsageErro
 from parastrat.parse import ModelFingerprint
 from parastrat.plan import Compile, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.runtime.refusals import (
+    check_calls,
     check_fingerprint,
     check_optimizers,
     check_plan,
@@ -173,3 +174,36 @@ def test_a_parameter_without_a_dimension_is_named_where_fsdp2_would_hold_it(axes
 @pytest.mark.parametrize("axes", [{"dp_replicate": 2}, {"tp": 2}])
 def test_other_strategies_take_a_parameter_without_a_dimension(axes: dict[str, int]) -> None:
     check_scalars(Scaled(), plan(**axes))
+
+
+class PastHooks(nn.Module):
+    """As SqueezeBERT: its blocks are run without being called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer.forward(x)
+        return x
+
+
+class Called(PastHooks):
+    """The same, as it should be."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_blocks_that_are_run_past_their_hooks_are_refused() -> None:
+    past, called, gpt = PastHooks(), Called(), Gpt()
+    with pytest.raises(WrapError, match=r"PastHooks runs its blocks by \.forward") as caught:
+        check_calls(nn.Sequential(past), list(past.layers))
+    assert "block(...)" in caught.value.hint
+    # what is not sharded by itself may be run in any way
+    check_calls(nn.Sequential(past), [past])
+    check_calls(nn.Sequential(called), list(called.layers))
+    check_calls(gpt, list(gpt.layers))
