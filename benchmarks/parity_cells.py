@@ -82,7 +82,7 @@ def _answers(processes: list[Any], answers: Any, deadline_s: float) -> list[Answ
             crash = _taken(found, answers)
         lost = [rank for rank in dead if rank not in found]
         if not crash and lost:
-            crash = f"rank {lost[0]} died"
+            crash = f"rank {lost[0]} died with {processes[lost[0]].exitcode}"
         if not crash and time.monotonic() > end:
             crash = f"no answer in {deadline_s:.0f} s"
         if crash:

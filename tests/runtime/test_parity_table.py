@@ -1,6 +1,6 @@
 """The cells of docs/parity.md: two cheap models under every strategy, and some that the commit draws.
 
-Takes three minutes on two cores: runs where PARASTRAT_TEST_PARITY is set, as .ci/run does.
+Takes three minutes on two cores: runs where PARASTRAT_TEST_PARITY is set.
 """
 
 from __future__ import annotations
