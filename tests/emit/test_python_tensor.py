@@ -163,7 +163,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", ["tp+sp", *drawn(["tp", "fsdp2+tp", "ddp+tp"], 1)])
+@pytest.mark.parametrize("cell", drawn(list(CELLS), 1))
 def test_makes_the_collectives_of_auto_parallelize(
     cell: str, case_of: Callable[..., Case], cpu_device: Device
 ) -> None:
