@@ -39,7 +39,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "assess": ("test_assess.py",),
     "stages": ("test_stages.py",),
     "memory": ("test_memory_parts.py", "test_memory.py", "search/test_bounds.py"),
-    "ranks": ("test_ranks.py", "test_memory_parts.py", "cost/test_step.py"),
+    "ranks": ("test_ranks.py", "test_memory_parts.py", "cost/test_step.py", "search/test_bounds.py"),
     "pipelines": ("test_moments.py", "test_ranks.py", "test_memory_parts.py"),
     "moments": ("test_moments.py", "test_memory_parts.py", "search/test_bounds.py"),
     "states": ("test_states.py", "test_memory_parts.py", "test_memory.py"),

@@ -8,7 +8,9 @@ import pytest
 from jobs import block, job
 
 from parastrat.case import Facts
-from parastrat.states import element_bytes
+from parastrat.model import Parameters
+from parastrat.plan import Offload
+from parastrat.states import element_bytes, least_bytes
 from parastrat.workload import Optimizer, Precision
 
 #: of a stack that keeps masters and gradients in fp32
@@ -61,3 +63,20 @@ def test_autocast_keeps_copies_of_fp32_weights_alone() -> None:
     assert element_bytes(facts(Optimizer.ADAMW, Precision.BF16_MIXED)).cast == 0
     made = job(block(), precision=Precision.BF16_MIXED, stack=MIXED | {"mixed_parameter_bytes": 4})
     assert element_bytes(made).cast == 2
+
+
+def test_the_least_counts_ties_once_and_frozen_weights_without_gradients() -> None:
+    tied = Parameters(trainable=100, tie_group="table")
+    layer = block(parameters=(Parameters(trainable=10, frozen=4),), repeat=3)
+    job_of = job(
+        block(name="embedding", parameters=(tied,)),
+        layer,
+        block(name="head", parameters=(tied,)),
+        optimizer=Optimizer.SGD_MOMENTUM,
+        precision=Precision.FP32,
+    )
+    trainable, frozen = 100 + 3 * 10, 3 * 4
+    ranks, context = job_of.hardware.world_size, job_of.stack.context_bytes
+    weights = 4 * (trainable + frozen) + 4 * trainable
+    assert least_bytes(job_of, Offload.NONE) == (weights + 4 * trainable) / ranks + context
+    assert least_bytes(job_of, Offload.OPTIMIZER) == weights / ranks + context

@@ -104,9 +104,9 @@ def test_a_mixture_keeps_its_first_layers_dense() -> None:
 
 
 def test_every_so_many_layers_of_a_mixture_have_experts() -> None:
-    spec = model(layers=5, experts=replace(EXPERTS, period=2))
+    spec = model(layers=7, experts=replace(EXPERTS, period=3))
     layers = [(block.name, block.repeat) for block in spec.blocks[1:-1]]
-    assert layers == [("layer", 1), ("expert layer", 1), ("layer", 1), ("expert layer", 1), ("layer", 1)]
+    assert layers == [("layer", 2), ("expert layer", 1), ("layer", 2), ("expert layer", 1), ("layer", 1)]
 
 
 @pytest.mark.parametrize("norms", [2, 4])
