@@ -152,6 +152,11 @@ class Plan:
         return {Shard.OPTIMIZER: "zero1", Shard.GRADIENTS: "zero2"}.get(self.shard, "ddp")
 
     @property
+    def shards_parameters(self) -> bool:
+        """Whether each rank of ``dp_shard`` keeps a part of every parameter: FSDP2 and HSDP."""
+        return self.shard is Shard.PARAMETERS and self.mesh.dp_shard > 1
+
+    @property
     def rung(self) -> int:
         """The plan's place on the ladder: 0 single, 1 ddp, 2 fsdp2 and hsdp, 3 to 5 see DESIGN."""
         mesh = self.mesh

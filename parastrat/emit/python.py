@@ -13,7 +13,6 @@ from parastrat.emit.python_parts import (
     build_mesh,
     heading,
     loop,
-    shards,
     sorted_imports,
 )
 from parastrat.emit.python_tensor import check_divided, emit_divided
@@ -63,7 +62,7 @@ def emit(case: Case, division: Division | None = None) -> tuple[TextFile, ...]:
         *([text.BLOCKS, _count_check(case)] if blocks else []),
         text.RECOMPUTE[plan.recompute],
         _compiled(plan),
-        _sharded(case) if shards(plan) else _whole(plan),
+        _sharded(case) if plan.shards_parameters else _whole(plan),
     ]
     lines = [
         text.HEADER.format(title=heading(case), loop=loop(plan)),
@@ -122,7 +121,9 @@ def _nearest(plan: Plan) -> str:
 
 def _has_blocks(plan: Plan) -> bool:
     """Whether anything is done block by block."""
-    return shards(plan) or plan.recompute is not Recompute.NONE or plan.compile is not Compile.NONE
+    return (
+        plan.shards_parameters or plan.recompute is not Recompute.NONE or plan.compile is not Compile.NONE
+    )
 
 
 def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
@@ -140,7 +141,7 @@ def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
         definitions.append(text.REPEATED_BLOCKS)
     imports += text.RECOMPUTE_IMPORTS[plan.recompute]
     definitions += text.RECOMPUTE_DEFINITIONS[plan.recompute]
-    if shards(plan):
+    if plan.shards_parameters:
         imports += shard_text.FSDP_IMPORTS
         definitions.append(shard_text.FROM_FIRST_RANK)
         if _buffers_may_change(case):
@@ -161,9 +162,9 @@ def _buffers_may_change(case: Case) -> bool:
 def _buffers_check(case: Case) -> str:
     """Return the refusal of models whose buffers these few lines would get wrong."""
     plan = case.plan
-    if shards(plan) and not _buffers_may_change(case):
+    if plan.shards_parameters and not _buffers_may_change(case):
         return text.NO_BUFFERS
-    noted = shard_text.BUFFERS if shards(plan) else ""
+    noted = shard_text.BUFFERS if plan.shards_parameters else ""
     return noted + _statistics_check(plan)
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from parastrat.emit import python_text as text
 from parastrat.emit.shell import counted, title
-from parastrat.plan import Shard
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -27,11 +26,6 @@ MESH_IMPORTS = [
 def heading(case: Case) -> str:
     """Return the title, safe in a docstring."""
     return title(case).replace("\\", "/").replace('"', "'")
-
-
-def shards(plan: Plan) -> bool:
-    """Return whether parameters are sharded over data ranks."""
-    return plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
 
 
 def build_mesh(case: Case) -> str:
@@ -71,9 +65,9 @@ def loop(plan: Plan) -> str:
     lines = [f"One optimizer step of a rank is {count} of {counted(samples, 'sample')}, {batch}."]
     if steps > 1:
         delayed = ""
-        if shards(plan) and plan.mesh.dp_replicate > 1:
+        if plan.shards_parameters and plan.mesh.dp_replicate > 1:
             delayed = " Call model.set_requires_all_reduce(is_last) before each backward."
-        elif plan.mesh.world_size > 1 and not shards(plan):
+        elif plan.mesh.world_size > 1 and not plan.shards_parameters:
             delayed = " Run all micro-batches but the last under model.no_sync()."
         lines.append(f"Divide each loss by {steps}.{delayed}")
     if plan.precision is Precision.FP16_MIXED:

@@ -14,7 +14,6 @@ from parastrat.emit.python_parts import (
     build_mesh,
     heading,
     loop,
-    shards,
     sorted_imports,
 )
 from parastrat.emit.shell import counted
@@ -127,7 +126,7 @@ def _over_data(plan: Plan) -> str:
     settings = [f"param_dtype={compute}"] if compute else []
     if plan.precision is not Precision.FP32:
         settings.append("reduce_dtype=torch.float32")
-    if shards(plan):
+    if plan.shards_parameters:
         axes = '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
         return tensor_text.SHARD.format(
             axes=axes, policy=", ".join(settings), reshard=plan.reshard_after_forward
@@ -161,7 +160,7 @@ def _imports(plan: Plan, code: str) -> list[str]:
     ]
     if "Counter(" in code:
         imports.append("from collections import Counter")
-    if shards(plan):
+    if plan.shards_parameters:
         imports.append(shard_text.FSDP_IMPORTS[0])
     elif plan.mesh.dp > 1:
         imports.append(tensor_text.REPLICATE_IMPORT)

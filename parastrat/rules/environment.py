@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from parastrat.errors import UnknownFactError
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind, NetworkKind
-from parastrat.plan import Shard
 from parastrat.rules.rule import case_rule
 
 if TYPE_CHECKING:
@@ -224,8 +223,7 @@ def one_connection_under_fsdp(case: Case) -> Hit | None:
     combination.
     """
     plan = case.plan
-    sharded = plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
-    if case.launch.env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1" or not sharded:
+    if case.launch.env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1" or not plan.shards_parameters:
         return None
     return Hit(
         message=f"CUDA_DEVICE_MAX_CONNECTIONS=1 with {plan.strategy}",

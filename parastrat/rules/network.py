@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType, NetworkKind
-from parastrat.plan import Backend, Shard
+from parastrat.plan import Backend
 from parastrat.rules.rule import case_rule
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def full_shard_over_a_slow_network(case: Case) -> Hit | None:
     hardware, plan = case.hardware, case.plan
     rate = hardware.network.node_bits_per_s
     inner = plan.mesh.dp_shard * plan.mesh.cp * plan.mesh.tp
-    flat = plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1 and inner > hardware.scale_up_devices
+    flat = plan.shards_parameters and inner > hardware.scale_up_devices
     if not flat or hardware.num_nodes == 1 or rate is None or rate >= _SLOW_BITS_PER_S:
         return None
     shard = max(1, hardware.devices_per_node // (plan.mesh.cp * plan.mesh.tp))

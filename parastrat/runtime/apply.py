@@ -19,7 +19,6 @@ from parastrat.runtime.data_parallel import (
     replicate,
     replicate_divided,
     shard,
-    shards,
     to_device_from_first_rank,
 )
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
@@ -191,7 +190,7 @@ def _placed(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module], 
     """Shard or replicate, with first weights, on the device."""
     if wrapping.pipeline is not None:
         return _in_stages(module, wrapping.pipeline, units, start)
-    if shards(wrapping.plan):
+    if wrapping.plan.shards_parameters:
         model = shard(module, wrapping, units)
         _fill(module, wrapping, start)
         return model

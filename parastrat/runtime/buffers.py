@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parastrat.runtime.mesh import RankMesh
-    from parastrat.runtime.messages import in_messages
-from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapping import Wrapping
 
 
 def has_changing_buffers(module: nn.Module) -> bool:

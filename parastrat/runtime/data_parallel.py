@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
-from parastrat.plan import Plan, Shard
+from parastrat.plan import Plan
 from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, norms_with_statistics
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from parastrat.runtime.wrapping import Wrapping
-
-
-def shards(plan: Plan) -> bool:
-    """Return whether parameters become DTensors."""
-    return plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
 
 
 def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import MismatchError, UsageError, WrapError
-from parastrat.plan import Plan, Shard
+from parastrat.plan import Plan
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.wrapping import is_wrapped
@@ -70,8 +70,7 @@ def check_scalars(model: nn.Module, plan: Plan) -> None:
         WrapError: naming one of them.
     """
     # layers that tp divided are replicated by FSDP2 too
-    shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
-    if not shards and not (plan.mesh.tp > 1 and plan.mesh.dp_replicate > 1):
+    if not plan.shards_parameters and not (plan.mesh.tp > 1 and plan.mesh.dp_replicate > 1):
         return
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
@@ -151,8 +150,7 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     Raises:
         WrapError: naming the optimizer and one of its parameters.
     """
-    replaces = plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard > 1
-    if not (replaces or plan.mesh.tp > 1 or plan.mesh.pp > 1):
+    if not (plan.shards_parameters or plan.mesh.tp > 1 or plan.mesh.pp > 1):
         return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for candidate in gc.get_objects():

@@ -11,7 +11,6 @@ from torch import nn
 from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import Blocks
-from parastrat.runtime.data_parallel import shards
 from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
 from parastrat.runtime.pipeline.cut import Cut, Span, owners_of, present_parts, spans_of
 from parastrat.runtime.pipeline.pipelined import Pipeline
@@ -64,7 +63,7 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
     check_schedule(plan)
     if without_caches(module):
         wrapping.calls.append("model.config.use_cache = False")
-    setting = Setting(precision=plan.precision, autocast=not shards(plan))
+    setting = Setting(precision=plan.precision, autocast=not plan.shards_parameters)
     skeleton = without_data(module).train()
     cut = together(lambda: _cut(skeleton, sample_inputs, setting, wrapping))
     blocks = wrapping.blocks.names
@@ -141,7 +140,7 @@ def _check_crossing(route: Route, spans: tuple[Span, ...], plan: Plan) -> None:
 
 def _check_ties(owners: dict[str, tuple[int, ...]], plan: Plan) -> None:
     """Refuse what FSDP2 cannot shard: a parameter in two stages of a rank, each with a root of its own."""
-    if not shards(plan):
+    if not plan.shards_parameters:
         return
     for name, stages in owners.items():
         if len({rank_of_stage(plan, stage) for stage in stages}) < len(stages):

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime.batches import called
+from parastrat.runtime.batches import IGNORED, called
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _loss(output: torch.Tensor, classes: int) -> torch.Tensor:
     """Return the cross entropy with targets at random, some of which do not count."""
     rows = output.float().flatten(0, -2)
     targets = torch.randint(classes, rows.shape[:1], generator=torch.Generator().manual_seed(3))
-    targets[::3] = -100
+    targets[::3] = IGNORED
     return functional.cross_entropy(rows, targets.to(rows.device))
 
 
