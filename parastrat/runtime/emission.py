@@ -18,12 +18,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from parastrat.emit import EmitError
 from parastrat.emit.python import emit
 from parastrat.errors import ModelError, ParastratError
-from parastrat.runtime.building import described, load_builder
+from parastrat.runtime.building import load_builder
 from parastrat.runtime.hf_models import config_builder
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
 from parastrat.runtime.tensor_parallel.copies import Source
-from parastrat.runtime.tensor_parallel.proof import Verdict, compared, results
+from parastrat.runtime.tensor_parallel.proof import tried
 from parastrat.runtime.tensor_parallel.written import NotWrittenError, readings, written
 from parastrat.sources.hub import HUB
 
@@ -144,21 +144,14 @@ def _apart(bench: Bench, case: Case, division: Division) -> str:
     (file,) = emit(case, division)
     names: dict[str, Any] = {}
     exec(compile(file.text, file.path, "exec"), names)  # noqa: S102 - what is handed out is what is tried
-    parallel = copy.deepcopy(bench.copy)
-    differences: dict[str, float] = {}
-    failure = ""
-    try:
-        names["divide"](parallel, bench.mesh)
-        differences = compared(bench.expected, results(parallel, bench.task))
-    except Exception as error:  # noqa: BLE001  (the model's code may raise anything; the refusal quotes it)
-        failure = described(error)
-    said: list[Any] = [None] * bench.mesh.size()
-    dist.all_gather_object(said, (failure, differences), group=bench.mesh.get_group())
-    for each, found in said:
-        if each or found:
-            verdict = Verdict(failure=each, differences=tuple(found.items()))
-            return f"tried on a small copy, it is not what one device computes: {verdict}"
-    return ""
+    verdict = tried(
+        bench.copy,
+        bench.expected,
+        bench.task,
+        bench.mesh,
+        lambda copied: names["divide"](copied, bench.mesh),
+    )
+    return "" if verdict else f"tried on a small copy, it is not what one device computes: {verdict}"
 
 
 def _refusal(reason: str) -> tuple[str, str]:

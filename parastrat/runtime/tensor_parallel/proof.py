@@ -17,6 +17,8 @@ from parastrat.runtime.batches import IGNORED, called
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.tensor_parallel.extent import Extent
@@ -75,11 +77,22 @@ def proven(
     extent: Extent | None = None,
 ) -> Verdict:
     """Compare a copy of ``plain`` under the layout with what ``plain`` gave; all ranks call it."""
+    return tried(plain, expected, task, mesh, lambda copied: apply_layout(copied, layout, mesh, extent))
+
+
+def tried(
+    plain: nn.Module,
+    expected: Results,
+    task: Task,
+    mesh: DeviceMesh,
+    divide: Callable[[nn.Module], object],
+) -> Verdict:
+    """Compare a copy of ``plain`` that is divided in place with what ``plain`` gave; all ranks call it."""
     parallel = copy.deepcopy(plain)
     differences: dict[str, float] = {}
     failure = ""
     try:
-        apply_layout(parallel, layout, mesh, extent)
+        divide(parallel)
         differences = compared(expected, results(parallel, task))
     except Exception as error:  # noqa: BLE001  (the module's code may raise anything; the verdict quotes it)
         failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
