@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import queue
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from parastrat.emit import EmitError
 from parastrat.emit.python import emit
 from parastrat.errors import ModelError, ParastratError
-from parastrat.runtime.building import load_builder
+from parastrat.runtime.building import described, load_builder
 from parastrat.runtime.hf_models import config_builder
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
@@ -28,12 +29,17 @@ from parastrat.runtime.tensor_parallel.written import NotWrittenError, readings,
 from parastrat.sources.hub import HUB
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.process import BaseProcess
+
     from parastrat.case import Case
     from parastrat.emit.division import Division
     from parastrat.runtime.building import Builder
 
 #: seconds that ranks may take to find and prove a layout
 DEADLINE_S = 300.0
+#: seconds between two looks at whether they live
+POLL_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +78,35 @@ def proven_division(ref: str, case: Case) -> Division:
         for process in processes:
             process.start()
         try:
-            answer: Answer = answers.get(timeout=DEADLINE_S)
-        except queue.Empty:
-            answer = Answer(refused=(f"{ranks} ranks did not answer in {DEADLINE_S:.0f} s", "try again"))
+            answer = _first_answer(answers, processes)
+            for process in processes if answer.division else ():
+                process.join(timeout=5)
         finally:
             for process in processes:
-                process.join(timeout=5)
                 process.kill()
     if answer.division is None:
         raise EmitError(answer.refused[0], hint=answer.refused[1])
     return answer.division
+
+
+def _first_answer(answers: Any, processes: Sequence[BaseProcess]) -> Answer:
+    """Return what the first rank says; a rank that ended without a word, or none in time, is a refusal."""
+    end = time.monotonic() + DEADLINE_S
+    while time.monotonic() < end:
+        failed = [str(process.exitcode) for process in processes if process.exitcode]
+        try:
+            answer: Answer = answers.get(timeout=POLL_S)
+        except queue.Empty:
+            if failed:  # seen before the wait: what it had to say has arrived by now
+                return Answer(
+                    refused=(
+                        f"a rank that tried the layout ended with exit code {failed[0]}",
+                        "a negative code is a signal, -9 mostly for want of memory; else see above",
+                    )
+                )
+        else:
+            return answer
+    return Answer(refused=(f"{len(processes)} ranks did not answer in {DEADLINE_S:.0f} s", "try again"))
 
 
 def _rank(rank: int, store: str, answers: Any, ref: str, case: Case) -> None:
@@ -90,6 +115,8 @@ def _rank(rank: int, store: str, answers: Any, ref: str, case: Case) -> None:
         found = _found(rank, store, ref, case)
     except ParastratError as error:
         found = Answer(refused=(error.message, error.hint))
+    except Exception as error:  # noqa: BLE001  (the model's code may raise anything; the message quotes it)
+        found = Answer(refused=_refusal(f"trying it raised {described(error)}"))
     if rank == 0 or found.division is None:
         answers.put(found)
     if dist.is_initialized():

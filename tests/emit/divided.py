@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
@@ -40,6 +41,23 @@ def llama() -> nn.Module:
 def decoder() -> nn.Module:
     """The plain one that benchmarks divide by hand."""
     return Decoder()
+
+
+class Odd(Decoder):
+    """Its own code fails as no error of parastrat does, or ends the process."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if dist.is_initialized():
+            self.fail()
+        return super().forward(tokens)
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("odd")
+
+
+class Dying(Odd):
+    def fail(self) -> None:
+        os._exit(7)
 
 
 class Collectives(TorchDispatchMode):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,7 @@ from parastrat.emit.division import Division, Place, Reading, Style
 from parastrat.emit.python import emit
 from parastrat.errors import ModelError
 from parastrat.plan import Compile, Mesh, Recompute, Shard
+from parastrat.runtime import emission
 from parastrat.runtime.emission import proven_division
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role
 from parastrat.runtime.tensor_parallel.written import NotWrittenError, written
@@ -187,3 +191,40 @@ def test_heads_counted_by_the_code_are_refused(case_of: Callable[..., Case], cpu
     with pytest.raises(EmitError, match="own code counts whole heads or features") as refused:
         proven_division(f"{EXAMPLE}:build", case)
     assert "through auto_parallelize" in refused.value.hint
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "PARASTRAT_TEST_ALL" not in os.environ, reason="the next two tests say it without ranks"
+)
+@pytest.mark.parametrize(
+    ("name", "message"), [("Odd", "raised ZeroDivisionError: odd"), ("Dying", "ended with exit code 7")]
+)
+def test_ranks_that_fail_are_not_waited_for(
+    name: str, message: str, case_of: Callable[..., Case], cpu_device: Device
+) -> None:
+    case = case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2), shard=Shard.NONE)
+    begun = time.monotonic()
+    with pytest.raises(EmitError, match=message):
+        proven_division(f"{MODELS}:{name}", case)
+    assert time.monotonic() - begun < emission.DEADLINE_S / 4
+
+
+def test_a_rank_says_whatever_was_raised(
+    case_of: Callable[..., Case], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def odd(*_arguments: object) -> emission.Answer:
+        raise ZeroDivisionError("odd")
+
+    monkeypatch.setattr(emission, "_found", odd)
+    answers: queue.Queue[emission.Answer] = queue.Queue()
+    emission._rank(1, str(tmp_path / "store"), answers, "model", case_of())
+    assert "raised ZeroDivisionError: odd" in answers.get_nowait().refused[0]
+
+
+def test_a_rank_that_ended_without_a_word_is_told() -> None:
+    ranks = [SimpleNamespace(exitcode=None), SimpleNamespace(exitcode=-9)]
+    begun = time.monotonic()
+    answer = emission._first_answer(queue.Queue(), ranks)  # type: ignore[arg-type]
+    assert "ended with exit code -9" in answer.refused[0]
+    assert time.monotonic() - begun < 10
