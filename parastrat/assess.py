@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from parastrat.units import TERA
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.case import Facts
     from parastrat.estimate import TimeEstimate
     from parastrat.hardware import Device, Hardware
@@ -38,10 +40,31 @@ def assess_all(facts: Facts, plans: Sequence[Plan]) -> tuple[Case, ...]:
     """Estimate several plans of one job at once, as ``assess`` does one."""
     if not plans:
         return ()
+    found = estimated(facts, Columns({**facts_columns(facts), **plans_table(plans)}))
+    return cases_of(facts, plans, found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimated:
+    """What plans need and how long they take, as ``memory_columns`` and ``time_columns`` tell it."""
+
+    memory: dict[str, Any]
+    time: dict[str, Any]
+
+
+def plans_table(plans: Sequence[Plan]) -> dict[str, Any]:
+    """Return plans as columns, a row each."""
     rows = [plan_columns(plan) for plan in plans]
-    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    columns = Columns({**facts_columns(facts), **table})
-    memory, time = memory_columns(facts, columns), time_columns(facts, columns)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def estimated(facts: Facts, columns: Columns) -> Estimated:
+    """Return the estimates of plans that are columns."""
+    return Estimated(memory=memory_columns(facts, columns), time=time_columns(facts, columns))
+
+
+def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int = 0) -> tuple[Case, ...]:
+    """Return plans with their estimates, which begin at the row ``first``."""
     decision = decide_backend(facts.hardware)
     return tuple(
         Case(
@@ -50,10 +73,12 @@ def assess_all(facts: Facts, plans: Sequence[Plan]) -> tuple[Case, ...]:
             workload=facts.workload,
             stack=facts.stack,
             plan=plan,
-            estimate=_estimate(facts, plan, time_estimate(time, row), memory_estimate(memory, row)),
+            estimate=_estimate(
+                facts, plan, time_estimate(found.time, row), memory_estimate(found.memory, row)
+            ),
             launch=_launch(facts.hardware, plan, decision),
         )
-        for row, plan in enumerate(plans)
+        for row, plan in enumerate(plans, first)
     )
 
 

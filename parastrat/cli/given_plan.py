@@ -11,7 +11,7 @@ from parastrat.cli.strategies import SINGLE, given_mesh, strategy_of, unusual_sh
 from parastrat.finding import Severity
 from parastrat.rules import findings_of
 from parastrat.search import Constraints
-from parastrat.search.choice import single_device
+from parastrat.search.alone import single_device
 from parastrat.search.rows import plan_at
 from parastrat.search.space import every_plan
 from parastrat.search.survey import fastest_plan

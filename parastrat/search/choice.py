@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.assess import assess, assess_all, columns_of
-from parastrat.hardware import DeviceType, Rates
-from parastrat.records import plain
+from parastrat.assess import assess_all, columns_of
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
+from parastrat.search.alone import assessed_with_one_device
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
 from parastrat.search.rows import Constraints
@@ -22,10 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parastrat.case import Case, Facts
-    from parastrat.hardware import Hardware
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.rules import PlanRule
+    from parastrat.search.alone import Alone
+    from parastrat.search.obeying import Rejected
 
 _RUNGS = range(6)
 
@@ -48,7 +48,6 @@ def find_plan(
     fixed = fixed or Constraints()
     judged = survey(facts, fixed)
     standings, alternatives, rejected = _assessed(facts, fixed, judged)
-    standings[0] = _one_device(facts, fixed, standings[0])
     taken = choose_rung(standings, tolerance)
     cases = eligible(standings)
     chosen = cases[taken] if taken is not None else None
@@ -80,21 +79,26 @@ def _assessed(
     All plans that the answer shows are assessed together: one by one would take longer than the search.
     """
     picks = {rung: _pick(judged, rung) for rung in _RUNGS}
-    others = _best_by_strategy(judged)
-    examples: dict[PlanRule, Plan] = {}
+    others, examples = _best_by_strategy(judged), _examples(judged)
+    plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples.values()])
+    alone = None
+    if _leaves_others_idle(facts, fixed):
+        together, alone = assessed_with_one_device(facts, fixed, tuple(plans))
+    else:
+        together = assess_all(facts, tuple(plans))
+    cases = dict(zip(plans, together, strict=True))
+
+    def standing(rung: int) -> Standing:
+        plan, fits, rule = picks[rung]
+        case = cases[plan] if plan else None
+        return _standing(case, fits=fits, rule=rule, absent=_absence(facts, fixed, rung))
+
+    standings = {rung: standing(rung) for rung in _RUNGS}
+    if alone is not None:
+        standings[0] = _standing_alone(alone, fixed)
     counts: Counter[PlanRule] = Counter()
     for entry in judged.rejected:
         counts[entry.rule] += entry.count
-        if entry.rule not in examples:
-            examples[entry.rule] = entry.example
-    plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples.values()])
-    cases = dict(zip(plans, assess_all(facts, tuple(plans)), strict=True))
-    standings = {
-        rung: _standing(
-            cases[plan] if plan else None, fits=fits, rule=rule, absent=_absence(facts, fixed, rung)
-        )
-        for rung, (plan, fits, rule) in picks.items()
-    }
     rejected = [
         Rejection(
             code=rule.code, title=rule.title, count=count, example=rule.hit(cases[examples[rule]]).message
@@ -102,6 +106,14 @@ def _assessed(
         for rule, count in counts.most_common()
     ]
     return standings, tuple(cases[plan] for plan in others), tuple(rejected)
+
+
+def _examples(judged: Survey) -> dict[PlanRule, Plan]:
+    """Return for each rule the first of the plans that it removed."""
+    first: dict[PlanRule, Rejected] = {}
+    for entry in judged.rejected:
+        first.setdefault(entry.rule, entry)
+    return {rule: entry.example for rule, entry in first.items()}
 
 
 def _pick(judged: Survey, rung: int) -> tuple[Plan | None, bool, PlanRule | None]:
@@ -134,38 +146,17 @@ def _standing(case: Case | None, *, fits: bool, rule: PlanRule | None, absent: s
     return Standing(case=case) if fits else Standing(case=None, nearest=case)
 
 
-def _one_device(facts: Facts, fixed: Constraints, standing: Standing) -> Standing:
-    """Return rung 0: of several devices one may be faster than all, when communication is slow."""
+def _standing_alone(alone: Alone, fixed: Constraints) -> Standing:
+    plan, fits, rule = _pick(alone.survey(), 0)
+    case = alone.case(plan) if plan else None
+    return _standing(case, fits=fits, rule=rule, absent=_absence(alone.facts, fixed, 0))
+
+
+def _leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
+    """Return whether one of several devices may be taken: it may be faster, when communication is slow."""
     others = (fixed.pp, fixed.dp_replicate, fixed.dp_shard, fixed.cp, fixed.tp, fixed.ep)
-    if facts.hardware.world_size == 1:
-        return standing
-    if any((degree or 1) > 1 for degree in others) or fixed.strategy not in (None, "single"):
-        return Standing(case=None, absent="another plan was asked for")
-    alone = replace(facts, hardware=single_device(facts.hardware))
-    judged = survey(alone, replace(fixed, strategy=None))
-    plan, fits, rule = _pick(judged, 0)
-    case = assess(alone, plan) if plan else None
-    return _standing(case, fits=fits, rule=rule, absent=_absence(alone, fixed, 0))
-
-
-def single_device(hardware: Hardware) -> Hardware:
-    """Return one device of a cluster; on a host without accelerators one process with all its cores."""
-    device = hardware.device
-    if device.type is DeviceType.CPU:
-        count = hardware.devices_per_node
-        device = replace(
-            device,
-            memory_bytes=device.memory_bytes * count,
-            usable_memory_bytes=device.usable_memory_bytes * count,
-            memory_bytes_per_s=device.memory_bytes_per_s * count,
-            peak=_times(device.peak, count),
-            sustained=_times(device.sustained, count),
-        )
-    return replace(hardware, device=device, devices_per_node=1, num_nodes=1, scale_up_devices=1)
-
-
-def _times(rates: Rates, count: int) -> Rates:
-    return Rates(**{name: rate * count for name, rate in plain(rates).items() if rate is not None})
+    asked = any((degree or 1) > 1 for degree in others) or fixed.strategy not in (None, "single")
+    return facts.hardware.world_size > 1 and not asked
 
 
 def _best_by_strategy(judged: Survey) -> list[Plan]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.cost import time_columns
 from parastrat.memory import memory_margin, memory_totals
+from parastrat.plan import Recompute
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import Constraints, stacked
@@ -60,10 +61,12 @@ def judge(rows: Bounded, places: Any) -> Judged:
     """Judge the plans of some rows by the rules that were not, and time those that can run."""
     facts, asked = rows.facts, rows.allowed.judged
     options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
+    options = options.joined({"option": np.arange(len(options.pp))})
     floors = rows.memory[:, places[options.source]]
     may_fit = floors <= facts.hardware.device.usable_memory_bytes
     columns = _undominated(facts, rows.fixed, options, may_fit)
-    kept, rejected = attributed(columns, dict(rejection_masks(columns, asked)))
+    able, rejected = attributed(columns, dict(rejection_masks(columns, asked)))
+    kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
     step = time_columns(facts, kept)["step"] if len(kept.pp) else np.zeros(0)
     bounded: tuple[Rejected, ...] = ()
     if not may_fit.all():
@@ -71,6 +74,18 @@ def judge(rows: Bounded, places: Any) -> Judged:
         least = {"memory_total": floors[~may_fit], "memory_capacity": columns.memory_capacity}
         _, bounded = attributed(misfits, dict(rejection_masks(misfits.joined(least), asked)))
     return Judged(columns=kept.joined({"step": step}), rejected=rejected, bounded=bounded)
+
+
+def _may_win(able: Columns, options: int) -> Any:
+    """Return which of the plans that can run may be the best of plans that differ in recompute alone.
+
+    The more a policy computes again, the slower and the less simple is the plan. So the first policy that
+    fits with its margin wins over those after it; plans that fit without are asked for where none does.
+    """
+    order = able.recompute + np.where(able.roomy, 0, len(Recompute))
+    first = np.full(options, 2 * len(Recompute))
+    np.minimum.at(first, able.option, order)
+    return order == first[able.option]
 
 
 def _plans(options: Columns, fixed: Constraints, chosen: Any) -> Columns:

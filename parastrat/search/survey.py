@@ -177,9 +177,8 @@ def _nearest(rows: Bounded, chosen: tuple[Any, Any], found: Sequence[Judged]) ->
     empty, waiting = chosen
     nearest: dict[int, tuple[float, int, Plan]] = {}
     for entry in (entry for each in found for entry in each.rejected):
-        misfits = entry.columns.at(entry.rows[empty[entry.columns.rung[entry.rows]]])
         if entry.rule.code.startswith(_MEMORY_CODES):
-            _keep_nearest(nearest, misfits)
+            _keep_nearest(nearest, entry.columns.at(entry.rows[empty[entry.columns.rung[entry.rows]]]))
     rungs = rows.columns.rung
     limit = np.array([nearest[rung][0] if rung in nearest else np.inf for rung in range(_RUNGS)])
     floors = rows.memory.min(axis=0)
@@ -199,6 +198,15 @@ def _nearest(rows: Bounded, chosen: tuple[Any, Any], found: Sequence[Judged]) ->
         return least
 
     visit(floors[left], rungs[left], least_memory, lambda least: least)
+    return {rung: plan for rung, (_, _, plan) in nearest.items()}
+
+
+def nearest_of(rejected: Sequence[Rejected]) -> dict[int, Plan]:
+    """Return of each rung the plan that needs the least, of those that rules of memory removed."""
+    nearest: dict[int, tuple[float, int, Plan]] = {}
+    for entry in rejected:
+        if entry.rule.code.startswith(_MEMORY_CODES):
+            _keep_nearest(nearest, entry.columns.at(entry.rows))
     return {rung: plan for rung, (_, _, plan) in nearest.items()}
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 from search.brute_force import brute_force, runnable
 
+from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.estimate import Verdict
 from parastrat.plan import Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.result import RungStatus, SearchResult
 from parastrat.search import Constraints, find_plan
+from parastrat.search.alone import single_device
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -125,6 +127,22 @@ def test_one_device_of_several_is_advised_when_communication_is_slower() -> None
     assert chosen.plan.strategy == "single"
     # a single process has the cores of both
     assert chosen.hardware.device.sustained.fp32 == pytest.approx(2 * (hardware.device.sustained.fp32 or 0))
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "batch", "length"),
+    [("gpt2", "dgx-h100:2", 64, 1024), ("llama-3.1-70b", "dgx-h100:1", 16, 4096), ("gpt2", "cpu:4", 16, 64)],
+)
+def test_rung_0_is_what_one_device_would_be_advised(
+    model: str, on: str, batch: int, length: int | None
+) -> None:
+    job = facts(model, on, batch, length)
+    hardware = single_device(job.hardware)
+    alone = Facts(model=job.model, hardware=hardware, workload=job.workload, stack=job.stack)
+    several, one = find_plan(job).rungs[0].case, find_plan(alone).rungs[0].case
+    assert one is not None
+    assert one.plan.strategy == "single"
+    assert several == one == assess(alone, one.plan)
 
 
 def test_prime_and_odd_worlds_are_searched() -> None:

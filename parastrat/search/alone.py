@@ -1,0 +1,115 @@
+"""What one device of several does alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parastrat.assess import Estimated, assess, assess_all, cases_of, estimated, plans_table
+from parastrat.columns import Columns, code_of, facts_columns
+from parastrat.hardware import DeviceType, Rates
+from parastrat.records import plain
+from parastrat.rules import rejection_masks
+from parastrat.search.obeying import Obeying, attributed, obeying
+from parastrat.search.space import option_columns
+from parastrat.search.survey import Survey, nearest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.case import Case, Facts
+    from parastrat.hardware import Hardware
+    from parastrat.plan import Plan
+    from parastrat.search.rows import Constraints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """The plans of one device of several that no rule rejects, with their estimates.
+
+    They differ in micro-batch and recompute alone.
+    """
+
+    #: of the one device
+    facts: Facts
+    allowed: Obeying
+    columns: Columns
+    #: the estimates, which begin at the row ``first``
+    found: Estimated
+    first: int
+
+    def survey(self) -> Survey:
+        """Return the plans that can run."""
+        total, margin = (self.found.memory[name][self.first :] for name in ("total", "margin"))
+        capacity = self.facts.hardware.device.usable_memory_bytes
+        columns = self.columns.joined(
+            {
+                "memory_total": total,
+                "memory_margin": margin,
+                "memory_capacity": capacity,
+                "roomy": total + margin <= capacity,
+                "step": self.found.time["step"][self.first :],
+            }
+        )
+        kept, rejected = attributed(columns, dict(rejection_masks(columns, self.allowed.judged)))
+        return Survey(
+            columns=kept,
+            rejected=(*self.allowed.rejected, *rejected),
+            considered=self.allowed.considered,
+            bounded=0,
+            nearest=nearest_of(rejected),
+        )
+
+    def case(self, plan: Plan) -> Case:
+        """Return one of the plans with its estimates, or one that a rule rejected."""
+        sizes, policies = self.columns.micro_batch_size, self.columns.recompute
+        own = (sizes == plan.micro_batch_size) & (policies == code_of(plan.recompute))
+        if not own.any():
+            return assess(self.facts, plan)
+        return cases_of(self.facts, (plan,), self.found, self.first + int(own.argmax()))[0]
+
+
+def assessed_with_one_device(
+    facts: Facts, fixed: Constraints, plans: Sequence[Plan]
+) -> tuple[tuple[Case, ...], Alone]:
+    """Return some plans of a job as cases, and what one of its devices does alone.
+
+    All are estimated together, because memory and time do not hang on devices that a plan leaves idle. Only
+    on a host without accelerators the one device is another: a process with all cores.
+    """
+    alone = replace(facts, hardware=single_device(facts.hardware))
+    allowed = obeying(alone, replace(fixed, strategy=None))
+    columns = option_columns(fixed, allowed.columns)
+    if not plans or alone.hardware.device is not facts.hardware.device:
+        own = Alone(facts=alone, allowed=allowed, columns=columns, found=estimated(alone, columns), first=0)
+        return assess_all(facts, plans), own
+    many = len(columns.pp)
+    table = {
+        name: np.concatenate([column, np.broadcast_to(getattr(columns, name), many)])
+        for name, column in plans_table(plans).items()
+    }
+    found = estimated(facts, Columns(facts_columns(facts) | table))
+    own = Alone(facts=alone, allowed=allowed, columns=columns, found=found, first=len(plans))
+    return cases_of(facts, plans, found), own
+
+
+def single_device(hardware: Hardware) -> Hardware:
+    """Return one device of a cluster; on a host without accelerators one process with all its cores."""
+    device = hardware.device
+    if device.type is DeviceType.CPU:
+        count = hardware.devices_per_node
+        device = replace(
+            device,
+            memory_bytes=device.memory_bytes * count,
+            usable_memory_bytes=device.usable_memory_bytes * count,
+            memory_bytes_per_s=device.memory_bytes_per_s * count,
+            peak=_times(device.peak, count),
+            sustained=_times(device.sustained, count),
+        )
+    return replace(hardware, device=device, devices_per_node=1, num_nodes=1, scale_up_devices=1)
+
+
+def _times(rates: Rates, count: int) -> Rates:
+    return Rates(**{name: rate * count for name, rate in plain(rates).items() if rate is not None})
