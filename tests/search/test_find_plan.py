@@ -131,7 +131,11 @@ def test_one_device_of_several_is_advised_when_communication_is_slower() -> None
 
 @pytest.mark.parametrize(
     ("model", "on", "batch", "length"),
-    [("gpt2", "dgx-h100:2", 64, 1024), ("llama-3.1-70b", "dgx-h100:1", 16, 4096), ("gpt2", "cpu:4", 16, 64)],
+    [
+        ("gpt2", "dgx-h100:2", 64, 1024),
+        ("llama-3.1-70b", "dgx-h100:1", 16, 4096),
+        ("gpt2", "cpu:4", 16, 64),
+    ],
 )
 def test_rung_0_is_what_one_device_would_be_advised(
     model: str, on: str, batch: int, length: int | None
