@@ -6,7 +6,7 @@ from chains import block, chain, decoder
 
 from parastrat.columns import Columns
 from parastrat.model import Parameters, Split
-from parastrat.ranks import ParameterTotals, RankLoad, pipeline_ranks, rank_columns, ranks_of
+from parastrat.ranks import ParameterTotals, RankLoad, mean_ranks, pipeline_ranks, rank_columns, ranks_of
 
 DIVIDED = ("replicated", "tensor", "expert")
 
@@ -50,6 +50,38 @@ def test_frozen_and_sequence_split_parameters_are_counted_by_repeats() -> None:
     assert load.root == ParameterTotals(replicated=45)
     plain = pipeline_ranks(decoder(4, 0.01), 1, 1)[0]
     assert plain.frozen == ParameterTotals()
+
+
+def test_experts_are_counted_apart_whether_they_train_or_not() -> None:
+    experts = Parameters(trainable=7, frozen=11, split=Split.EXPERT)
+    load = pipeline_ranks(chain(block("layer", 2, 1.0, experts)), 1, 1)[0]
+    assert (load.trainable, load.frozen) == (ParameterTotals(expert=14), ParameterTotals(expert=22))
+    assert load.root == ParameterTotals()
+
+
+def test_a_pipeline_has_its_own_ranks_whatever_was_cut_before() -> None:
+    model = decoder(32, 0.01)
+    assert [len(pipeline_ranks(model, pp, 1)) for pp in (8, 2, 1)] == [3, 2, 1]
+
+
+def test_the_mean_rank_is_the_mean_of_all_where_nothing_is_outside_units() -> None:
+    layer = block(
+        "layer", 12, 1.0, Parameters(trainable=10, frozen=4), Parameters(trainable=6, tie_group="t")
+    )
+    model = chain(layer)
+    columns = Columns({"pp": np.array([1, 2, 4, 12]), "virtual_stages": np.ones(4, dtype=int)})
+    mean = mean_ranks(model, columns)
+    # what is tied stands once on every rank: the mean is less
+    assert mean.trainable.replicated.tolist() == [126, 63, 31.5, 10.5]
+    assert mean.frozen.replicated.tolist() == [48, 24, 12, 4]
+    assert [repeats.tolist() for repeats in mean.repeats] == [[12, 6, 3, 1]]
+    assert mean.rank.tolist() == [0, 0, 0, 0]
+
+
+def test_the_mean_rank_has_the_root_only_where_there_is_one_rank() -> None:
+    columns = Columns({"pp": np.array([1, 2]), "virtual_stages": np.ones(2, dtype=int)})
+    whole = pipeline_ranks(decoder(4, 0.01), 1, 1)[0]
+    assert mean_ranks(decoder(4, 0.01), columns).root.total.tolist() == [whole.root.total, 0]
 
 
 def test_totals_start_at_nothing_and_add_up() -> None:

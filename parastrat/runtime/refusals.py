@@ -153,10 +153,10 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     if not (plan.shards_parameters or plan.mesh.tp > 1 or plan.mesh.pp > 1):
         return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for candidate in gc.get_objects():
-        # type() rather than isinstance: proxies among the objects may run code when asked for their class
-        if not issubclass(type(candidate), torch.optim.Optimizer):
-            continue
+    kinds = _with_subclasses(torch.optim.Optimizer)
+    # type() rather than isinstance: proxies among the objects may run code when asked for their class. And
+    # looked up rather than compared: there may be a million objects
+    for candidate in [each for each in gc.get_objects() if type(each) in kinds]:
         for group in candidate.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in names:
@@ -165,3 +165,7 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
                         f"{names[id(parameter)]}, which {plan.strategy} replaces: it would train nothing",
                         hint="build the optimizer after auto_parallelize, from the model that it returns",
                     )
+
+
+def _with_subclasses(cls: type) -> set[type]:
+    return {cls}.union(*(_with_subclasses(each) for each in cls.__subclasses__()))

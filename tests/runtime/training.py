@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from runtime.models import Gpt, plan, token_loss, tokens
 from torch import nn
 from torch.nn import functional
@@ -19,8 +20,9 @@ import parastrat
 from parastrat.plan import Recompute
 from parastrat.workload import Precision
 
+#: of some runs, drawn anew for each commit
 STEPS = 20
-#: of runs that benchmarks/parity.py makes at full length, and of the GPT's variants
+#: of all others; benchmarks/parity.py makes them at full length
 FEW = 6
 #: samples of one step; every rank takes its share in micro-batches of two
 GLOBAL_BATCH = 8
@@ -211,12 +213,24 @@ def unreduced() -> Iterator[None]:
         yield
 
 
-def steps_of(model: str, variant: str) -> int:
-    return STEPS if variant == "fp32" and model != "gpt" else FEW
-
-
 def models_of(strategy: str) -> list[str]:
     return ["gpt", "llama"] if strategy == "fsdp2-kept" else list(MODELS)
+
+
+#: world, strategy and model of the runs of full length
+FULL_LENGTH = drawn(
+    [
+        (world, strategy, model)
+        for world, strategies in STRATEGIES.items()
+        for strategy in strategies
+        for model in models_of(strategy)
+    ],
+    6,
+)
+
+
+def steps_of(world: int, strategy: str, model: str) -> int:
+    return STEPS if (world, strategy, model) in FULL_LENGTH else FEW
 
 
 def has_variants(world: int, strategy: str) -> bool:
@@ -228,7 +242,9 @@ def every_cell(world: int) -> Losses:
     losses: Losses = {}
     for strategy, fields in STRATEGIES[world].items():
         for model in models_of(strategy):
-            losses[strategy, model, "fp32"] = together(model, fields, steps=steps_of(model, "fp32"))
+            losses[strategy, model, "fp32"] = together(
+                model, fields, steps=steps_of(world, strategy, model)
+            )
         losses[strategy, "gpt", "broken"] = together("gpt", fields, broken=True, steps=FEW)
         for variant, changed in VARIANTS.items():
             if has_variants(world, strategy):
