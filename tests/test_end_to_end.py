@@ -46,12 +46,12 @@ def test_plans_and_trains_the_example_on_this_machine(tmp_path: Path) -> None:
         "recommend",
         f"{GPT}:build",
         *("--on", "auto", "--ranks-per-node", "2", "--strategy", "fsdp2", "-o", str(plan)),
-        *("--seq-len", "128", "--global-batch", "32", "--micro-batch", "16"),
+        *("--seq-len", "64", "--global-batch", "32", "--micro-batch", "16"),
     )
     assert planned.returncode == 0, planned.stderr
     assert plan.is_file()
-    trained = parastrat("run", str(plan), str(GPT), "--steps", "20")
+    trained = parastrat("run", str(plan), str(GPT), "--steps", "12")
     assert trained.returncode == 0, trained.stdout + trained.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", trained.stdout)]
-    assert len(losses) >= 3
+    assert len(losses) >= 2
     assert losses[-1] < losses[0] - 0.5

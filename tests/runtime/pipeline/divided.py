@@ -99,9 +99,11 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) ->
     return found
 
 
-def run(fields: dict[str, Any]) -> list[tuple[float, float]]:
+def run(fields: dict[str, Any]) -> tuple[list[tuple[float, float]], str]:
+    """Train; return also what is said of the wrapping."""
     model = wrapped(fields)
-    return trained(model, torch.optim.AdamW(model.parameters(), lr=1e-2), range(3))
+    found = trained(model, torch.optim.AdamW(model.parameters(), lr=1e-2), range(3))
+    return found, "\n".join(wrapping_of(model).calls)
 
 
 def resumed(fields: dict[str, Any], folder: Path, load: str, save: str) -> list[tuple[float, float]]:
@@ -146,8 +148,6 @@ def dropping() -> dict[str, Any]:
 def on_four(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {name: run(fields) for name, fields in CELLS.items()}
     found["resumed"] = resumed(BOTH, folder, "single", "divided")
-    model = wrapped(BOTH | SEQUENCE)
-    found["said"] = "\n".join(wrapping_of(model).calls)
     found["evaluated"] = evaluated(BOTH, folder / "plain.pt")
     found["dropping"] = dropping()
     return found

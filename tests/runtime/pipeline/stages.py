@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from runtime.cells import added_up, labelled
 from runtime.models import Gpt, plan, token_loss, tokens
 from runtime.training import FEW, GLOBAL_BATCH, MODELS, image_batch, labelled_batch, part
@@ -27,12 +28,28 @@ SEVERAL = (
     PipelineSchedule.ZBV,
     PipelineSchedule.DUAL_PIPE_V,
 )
-#: models under schedules of two stages a rank
+#: models under schedules of two stages a rank; benchmarks/parity.py has all schedules
 SEVERAL_CELLS = [
-    *(("gpt", schedule) for schedule in SEVERAL),
-    *(("llama", schedule) for schedule in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV)),
+    *(("gpt", schedule) for schedule in drawn(SEVERAL, 3)),
+    ("llama", *drawn([PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV], 1)),
 ]
 DATA = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}}
+#: a model and schedule over stages of two ranks, and what the ranks of a stage do
+DATA_CELLS = [
+    (model, schedule, data)
+    for model, schedule in (
+        ("gpt", PipelineSchedule.ONE_F_ONE_B),
+        *drawn(
+            [
+                ("gpt", PipelineSchedule.INTERLEAVED),
+                ("gpt", PipelineSchedule.INTERLEAVED_ZERO_BUBBLE),
+                ("vit", PipelineSchedule.ZBV),
+            ],
+            1,
+        ),
+    )
+    for data in DATA
+]
 GPIPE = {"pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
 ONE_F_ONE_B = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
 
@@ -200,11 +217,9 @@ def on_two_virtual() -> dict[str, Any]:
 def on_four() -> dict[str, Any]:
     """Stages of two ranks each."""
     found: dict[str, Any] = {}
-    for data, axis in DATA.items():
-        found[f"gpt-{data}-1F1B"] = trained("gpt", ONE_F_ONE_B | axis)
-        for schedule in (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE):
-            found[f"gpt-{data}-{schedule.value}"] = trained("gpt", several(schedule) | axis)
-        found[f"vit-{data}-{PipelineSchedule.ZBV}"] = trained("vit", several(PipelineSchedule.ZBV) | axis)
+    for model, schedule, data in DATA_CELLS:
+        stages = ONE_F_ONE_B if schedule is PipelineSchedule.ONE_F_ONE_B else several(schedule)
+        found[f"{model}-{schedule}-{data}"] = trained(model, stages | DATA[data])
     tied_twice = several(PipelineSchedule.ZBV) | DATA["fsdp2"]
     found["tied twice"] = refused(lambda: trained("gpt", tied_twice))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.pipeline.stages import DATA, OWN, SEVERAL_CELLS, on_four, on_two_virtual, trained
+from runtime.pipeline.stages import DATA_CELLS, OWN, SEVERAL_CELLS, on_four, on_two_virtual, trained
 from runtime.pipeline.test_parity import uneven_alone
 from runtime.ranks import on_ranks
 from runtime.training import FEW, TOLERANCE, alone
@@ -60,15 +60,13 @@ def test_uneven_targets_where_a_rank_has_both_ends(two: Found) -> None:
             assert norm == pytest.approx(expected_norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("data", DATA)
-@pytest.mark.parametrize(
-    "cell",
-    ["gpt-{}-1F1B", "gpt-{}-Interleaved1F1B", "gpt-{}-InterleavedZeroBubble", "vit-{}-ZBVZeroBubble"],
-)
-def test_stages_of_two_ranks(cell: str, data: str, four: Found, expected: dict[str, list[float]]) -> None:
+@pytest.mark.parametrize(("model", "schedule", "data"), DATA_CELLS)
+def test_stages_of_two_ranks(
+    model: str, schedule: str, data: str, four: Found, expected: dict[str, list[float]]
+) -> None:
     for rank in four:
-        losses = rank[cell.format(data)]
-        assert losses == pytest.approx(expected[cell[:3]], abs=TOLERANCE, rel=0)
+        losses = rank[f"{model}-{schedule}-{data}"]
+        assert losses == pytest.approx(expected[model], abs=TOLERANCE, rel=0)
 
 
 def test_a_weight_that_fsdp2_would_shard_twice_is_refused(four: Found) -> None:
