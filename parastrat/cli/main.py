@@ -6,21 +6,13 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from parastrat.cli.check import check
-from parastrat.cli.emit import emit
-from parastrat.cli.estimate import estimate
-from parastrat.cli.explain import explain
 from parastrat.cli.flat import TextCommand, TextGroup, flat
-from parastrat.cli.probe import probe
-from parastrat.cli.profiles import profiles
-from parastrat.cli.recommend import recommend
-from parastrat.cli.run import run
-from parastrat.cli.why_not import why_not
 from parastrat.errors import ParastratError
 
 _INTERRUPTED = 130
@@ -28,15 +20,19 @@ _INTERRUPTED = 130
 _OBJECTS_BEFORE_COLLECTION = 100_000
 _HELP = {"help_option_names": ["-h", "--help"]}
 
-app = typer.Typer(
-    name="parastrat",
-    cls=TextGroup,
-    no_args_is_help=True,
-    # rich would be imported for help and errors
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings=_HELP,
-)
+#: the commands in the order of their help, each the function of this name in the module of this name;
+#: with settings of its own where what follows the script is the script's
+_COMMANDS: dict[str, dict[str, bool]] = {
+    "recommend": {},
+    "estimate": {},
+    "why-not": {},
+    "explain": {},
+    "profiles": {},
+    "probe": {},
+    "emit": {},
+    "check": {},
+    "run": {"ignore_unknown_options": True, "allow_interspersed_args": False},
+}
 
 
 def _print_version(value: bool) -> None:
@@ -47,7 +43,6 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _parastrat(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -59,19 +54,27 @@ def _parastrat(
     """
 
 
-app.command(cls=TextCommand)(flat(recommend))
-app.command(cls=TextCommand)(flat(estimate))
-app.command("why-not", cls=TextCommand)(flat(why_not))
-app.command(cls=TextCommand)(flat(explain))
-app.command(cls=TextCommand)(flat(profiles))
-app.command(cls=TextCommand)(flat(probe))
-app.command(cls=TextCommand)(flat(emit))
-app.command(cls=TextCommand)(flat(check))
-# what follows the script is the script's
-app.command(
-    cls=TextCommand,
-    context_settings={**_HELP, "ignore_unknown_options": True, "allow_interspersed_args": False},
-)(flat(run))
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """Return the command that is named first, alone; all of them where none is.
+
+    To put the others together would take a tenth of the time of an answer.
+    """
+    app = typer.Typer(
+        name="parastrat",
+        cls=TextGroup,
+        no_args_is_help=True,
+        # rich would be imported for help and errors
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings=_HELP,
+    )
+    app.callback()(_parastrat)
+    named = [name for name in arguments[:1] if name in _COMMANDS]
+    for name in named or _COMMANDS:
+        function = name.replace("-", "_")
+        command = getattr(import_module(f"parastrat.cli.{function}"), function)
+        app.command(name, cls=TextCommand, context_settings=_HELP | _COMMANDS[name])(flat(command))
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -82,8 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     _mend_streams()
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        app(args=arguments, prog_name="parastrat")
+        _app(arguments)(args=arguments, prog_name="parastrat")
     except ParastratError as error:
         _tell(error)
         sys.exit(error.exit_code)

@@ -156,7 +156,9 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     kinds = _with_subclasses(torch.optim.Optimizer)
     # type() rather than isinstance: proxies among the objects may run code when asked for their class. And
     # looked up rather than compared: there may be a million objects
-    for candidate in [each for each in gc.get_objects() if type(each) in kinds]:
+    objects = gc.get_objects()
+    kinds_of = map(type, objects)
+    for candidate in [each for each, kind in zip(objects, kinds_of, strict=True) if kind in kinds]:
         for group in candidate.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in names:
