@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -156,9 +156,7 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     kinds = _with_subclasses(torch.optim.Optimizer)
     # type() rather than isinstance: proxies among the objects may run code when asked for their class. And
     # looked up rather than compared: there may be a million objects
-    objects = gc.get_objects()
-    kinds_of = map(type, objects)
-    for candidate in [each for each, kind in zip(objects, kinds_of, strict=True) if kind in kinds]:
+    for candidate in [each for each in gc.get_objects() if type(each) in kinds]:
         for group in candidate.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in names:
@@ -169,5 +167,5 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
                     )
 
 
-def _with_subclasses(cls: type) -> set[type]:
+def _with_subclasses(cls: type[Any]) -> set[type[Any]]:
     return {cls}.union(*(_with_subclasses(each) for each in cls.__subclasses__()))
