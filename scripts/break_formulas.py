@@ -58,13 +58,31 @@ PRELOADED = ("numpy", "tomllib", "pydantic")
 _SHAPE = "adds zeros for their shape"
 _REST = "numpy takes any negative number for the size that is left"
 _BISECTION = "the tolerance of a bisection, and how far it starts from the answer"
+_ONE_RANK = "one rank has all blocks, in however many chunks"
+_NO_PLANS = "read where there are no plans, whose arrays are empty along another axis"
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
         "cost/compute",
         "values.reshape(-1, *[1] * np.ndim(c.tp)) -> values.reshape(-2, *[1] * np.ndim(c.tp))",
-    ): ("numpy takes any negative number for the size that is left"),
-    ("cost/step", "pipeline_ranks(facts.model, 1, 1) -> pipeline_ranks(facts.model, 1, 2)"): (
-        "one rank has all blocks, in however many chunks"
+    ): _REST,
+    ("cost/step", "pipeline_ranks(facts.model, 1, 1) -> pipeline_ranks(facts.model, 1, 2)"): _ONE_RANK,
+    ("ranks", "pipeline_ranks(model, 1, 1) -> pipeline_ranks(model, 1, 2)"): _ONE_RANK,
+    (
+        "pipelines",
+        (
+            "max((len(self.cuts[place]) for place in set(places)), default=1)"
+            " -> max((len(self.cuts[place]) for place in set(places)), default=2)"
+        ),
+    ): _NO_PLANS,
+    (
+        "pipelines",
+        (
+            "max((len(ranks) for ranks in self.cuts), default=1)"
+            " -> max((len(ranks) for ranks in self.cuts), default=2)"
+        ),
+    ): _NO_PLANS,
+    ("pipelines", "replace(block, name='', repeat=1) -> replace(block, name='', repeat=2)"): (
+        "asks only which blocks are equal"
     ),
     ("moments", "repeats.reshape(-1, len(kinds)) -> repeats.reshape(-2, len(kinds))"): _REST,
     (
