@@ -15,7 +15,7 @@ from parastrat.search.alone import assessed_with_one_device
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
 from parastrat.search.rows import Constraints
-from parastrat.search.survey import MOST_ALTERNATIVES, Survey, best, objection, survey
+from parastrat.search.survey import MOST_ALTERNATIVES, NEAR, Survey, best, objection, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,9 +163,11 @@ def _best_by_strategy(judged: Survey) -> list[Plan]:
     """Return the best plan of every strategy that fits, fastest first, as many as a report can show."""
     columns = judged.columns
     fitting = np.flatnonzero(columns.roomy)
-    fastest = [
-        best(columns, fitting[columns.strategy[fitting] == strategy])
-        for strategy in sorted(set(columns.strategy[fitting].tolist()))
-    ]
+    strategies = columns.strategy[fitting]
+    several = [fitting[strategies == strategy] for strategy in sorted(set(strategies.tolist()))]
+    least = [float(columns.step[rows].min()) for rows in several]
+    # the best of a strategy may be slower than its fastest, but not by more than that
+    last = NEAR * max(sorted(least)[:MOST_ALTERNATIVES], default=0)
+    fastest = [best(columns, rows) for rows, step in zip(several, least, strict=True) if step <= last]
     fastest.sort(key=lambda row: float(columns.step[row]))
     return [judged.plan(row) for row in fastest[:MOST_ALTERNATIVES]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from enum import StrEnum
 
     from parastrat.case import Facts
 
@@ -111,7 +113,7 @@ def plan_at(columns: Columns, row: int) -> Plan:
         return int(column[row]) if getattr(column, "shape", ()) else int(column)
 
     def choice(kind: Any, name: str) -> Any:
-        return list(kind)[number(name)]
+        return _members(kind)[number(name)]
 
     schedule = number("pp_schedule")
     return Plan(
@@ -129,9 +131,14 @@ def plan_at(columns: Columns, row: int) -> Plan:
         recompute=choice(Recompute, "recompute"),
         offload=choice(Offload, "offload"),
         compile=choice(Compile, "compile"),
-        pp_schedule=None if schedule < 0 else list(PipelineSchedule)[schedule],
+        pp_schedule=None if schedule < 0 else _members(PipelineSchedule)[schedule],
         virtual_stages=number("virtual_stages"),
     )
+
+
+@cache
+def _members(enumeration: type[StrEnum]) -> tuple[Any, ...]:
+    return tuple(enumeration)
 
 
 def stacked(parts: Sequence[Columns]) -> Columns:

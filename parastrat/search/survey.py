@@ -17,7 +17,7 @@ from parastrat.search.best_first import visit
 from parastrat.search.bounded import Bounded, bounded
 from parastrat.search.judged import Judged, judge, with_memory
 from parastrat.search.obeying import Rejected, attributed
-from parastrat.search.rows import Constraints, plan_at, stacked
+from parastrat.search.rows import AXES, Constraints, plan_at, stacked
 from parastrat.search.space import option_columns, option_counts
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MOST_ALTERNATIVES = 8
 
 #: of plans as near as this the simplest is taken
-_NEAR = 1.005
+NEAR = 1.005
 
 _RUNGS = 6
 
@@ -58,16 +58,16 @@ class Survey:
 
 def best(columns: Columns, rows: Any) -> int:
     """Return the fastest of some rows; of plans within 0.5 % the simplest."""
-    near = rows[columns.step[rows] <= _NEAR * columns.step[rows].min()]
+    near = rows[columns.step[rows] <= NEAR * columns.step[rows].min()]
     if len(near) == 1:
         return int(near[0])
-    few = columns.at(near)
-    axes = sum(
-        (degree > 1).astype(int)
-        for degree in (few.pp, few.dp_replicate, few.dp_shard, few.cp, few.tp, few.ep)
+    recompute, chunks, *degrees = (
+        getattr(columns, name)[near] for name in ("recompute", "virtual_stages", *AXES)
     )
+    axes = (np.stack(degrees) > 1).sum(axis=0)
+    pp, _, _, cp, tp, ep = degrees
     # the last key sorts first
-    order = np.lexsort((few.step, few.ep, few.pp, few.cp, few.tp, few.virtual_stages, few.recompute, axes))
+    order = np.lexsort((columns.step[near], ep, pp, cp, tp, chunks, recompute, axes))
     return int(near[order[0]])
 
 
@@ -131,7 +131,7 @@ def _visited(
 
 
 def _near(least: Any) -> Any:
-    return _NEAR * least
+    return NEAR * least
 
 
 def limits_of_strategies(strategies: Any, rungs: Any) -> Callable[[Any], Any]:
@@ -149,7 +149,7 @@ def limits_of_strategies(strategies: Any, rungs: Any) -> Callable[[Any], Any]:
         np.minimum.at(of_rungs, own, least)
         many = len(least) >= MOST_ALTERNATIVES
         shown = np.sort(least)[MOST_ALTERNATIVES - 1] if many else np.inf
-        return _NEAR * np.minimum(least, np.maximum(of_rungs[own], _NEAR * shown))
+        return NEAR * np.minimum(least, np.maximum(of_rungs[own], NEAR * shown))
 
     return limits
 
