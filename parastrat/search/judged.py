@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parastrat.search.bounded import Bounded
 
 #: so few plans are judged together, the dominated among them too
-_FEW = 1500
+_FEW = 2500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

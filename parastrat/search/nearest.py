@@ -2,47 +2,77 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from parastrat.assess import assess
+from parastrat.assess import cases_of, estimated, plans_table
+from parastrat.columns import Columns, facts_columns
 from parastrat.plan import Offload
 from parastrat.result import NearestFit
 from parastrat.search.survey import fastest_plan
 from parastrat.states import least_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from parastrat.case import Case, Facts
     from parastrat.model import ModelSpec
+    from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
+    from parastrat.workload import Workload
 
 _MOST = 5
 _HALVINGS = 6
 _DOUBLINGS = 10
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit:
+    """A plan that fits a changed job."""
+
+    change: str
+    facts: Facts
+    plan: Plan
+
+
 def nearest_fits(
     facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None
 ) -> tuple[NearestFit, ...]:
     """Return up to five plans that fit after a change; those that cost no machines and no tokens first."""
-    found = [fit for fits in _ways(facts, fixed, model_at) for fit in fits]
-    return tuple(found[:_MOST])
+    fits = [fit for fit in _ways(facts, fixed, model_at) if fit is not None][:_MOST]
+    cases = {fit.change: case for fit, case in _assessed(fits)}
+    return tuple(NearestFit(changes=(fit.change,), case=cases[fit.change]) for fit in fits)
+
+
+def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[_Fit, Case]]:
+    """Yield the plans as cases; those that differ in the number of nodes alone are estimated together.
+
+    Memory and time do not hang on nodes that a plan leaves idle.
+    """
+    several: dict[tuple[int, Workload], list[_Fit]] = {}
+    for fit in fits:
+        several.setdefault((id(fit.facts.model), fit.facts.workload), []).append(fit)
+    for alike in several.values():
+        widest = max((fit.facts for fit in alike), key=lambda facts: facts.hardware.num_nodes)
+        table = plans_table([fit.plan for fit in alike])
+        found = estimated(widest, Columns(facts_columns(widest) | table))
+        for row, fit in enumerate(alike):
+            yield fit, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
 def _ways(
     facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None
-) -> Iterator[list[NearestFit]]:
+) -> Iterator[_Fit | None]:
     for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
         if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
-            case = _fitting(facts, replace(fixed, offload=offload))
-            if case is not None:
-                yield [NearestFit(changes=(f"offload the {offload.value} to host memory",), case=case)]
+            change = f"offload the {offload.value} to host memory"
+            fit = _fitting(facts, replace(fixed, offload=offload), change)
+            if fit is not None:
+                yield fit
                 break
-    freed = _fitting(facts, _unbound(fixed)) if _unbound(fixed) != fixed else None
+    freed = _fitting(facts, _unbound(fixed), "") if _unbound(fixed) != fixed else None
     if freed is not None:
-        yield [NearestFit(changes=(f"drop the fixed flags: {freed.plan.strategy} fits",), case=freed)]
+        yield replace(freed, change=f"drop the fixed flags: {freed.plan.strategy} fits")
     yield _shorter(facts, fixed, model_at)
     yield _more_nodes(facts, fixed)
 
@@ -51,51 +81,46 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop)
 
 
-def _shorter(
-    facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None
-) -> list[NearestFit]:
+def _shorter(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None) -> _Fit | None:
     """Return the longest power-of-two fraction of the sequence that fits, the batch's tokens kept."""
     length = facts.workload.sequence_length
     if model_at is None or length is None or not _may_fit(facts, fixed):
-        return []
+        return None
     for halving in range(1, _HALVINGS + 1):
         short = length // 2**halving
         if short < 1:
-            return []
+            return None
         workload = replace(
             facts.workload,
             sequence_length=short,
             global_batch_size=facts.workload.global_batch_size * 2**halving,
         )
-        case = _fitting(replace(facts, model=model_at(short), workload=workload), fixed)
-        if case is not None:
-            return [
-                NearestFit(changes=(f"sequences of {short:,} tokens instead of {length:,}",), case=case)
-            ]
-    return []
+        change = f"sequences of {short:,} tokens instead of {length:,}"
+        fit = _fitting(replace(facts, model=model_at(short), workload=workload), fixed, change)
+        if fit is not None:
+            return fit
+    return None
 
 
-def _more_nodes(facts: Facts, fixed: Constraints) -> list[NearestFit]:
+def _more_nodes(facts: Facts, fixed: Constraints) -> _Fit | None:
     """Return the fewest nodes, by doubling, on which a plan fits."""
     hardware = facts.hardware
     if hardware.scale_out is None:
-        return []
+        return None
     for doubling in range(1, _DOUBLINGS + 1):
         nodes = hardware.num_nodes * 2**doubling
         more = replace(hardware, num_nodes=nodes, name=f"{hardware.name.split(':')[0]}:{nodes}")
-        case = _fitting(replace(facts, hardware=more), fixed)
-        if case is not None:
-            change = f"{nodes} nodes instead of {hardware.num_nodes}"
-            return [NearestFit(changes=(change,), case=case)]
-    return []
+        change = f"{nodes} nodes instead of {hardware.num_nodes}"
+        fit = _fitting(replace(facts, hardware=more), fixed, change)
+        if fit is not None:
+            return fit
+    return None
 
 
-def _fitting(facts: Facts, fixed: Constraints) -> Case | None:
+def _fitting(facts: Facts, fixed: Constraints, change: str) -> _Fit | None:
     """Return the fastest plan that fits, with its margin where one does."""
-    if not _may_fit(facts, fixed):
-        return None
-    plan = fastest_plan(facts, fixed)
-    return assess(facts, plan) if plan is not None else None
+    plan = fastest_plan(facts, fixed) if _may_fit(facts, fixed) else None
+    return _Fit(change=change, facts=facts, plan=plan) if plan is not None else None
 
 
 def _may_fit(facts: Facts, fixed: Constraints) -> bool:

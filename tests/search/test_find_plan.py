@@ -114,6 +114,7 @@ def test_when_nothing_fits_the_nearest_fits_say_what_to_change() -> None:
     for fit in result.nearest_fit:
         assert fit.changes
         assert fit.case.estimate.fits
+        assert fit.case == assess(fit.case.facts, fit.case.plan)
     assert any("nodes instead of 1" in change for fit in result.nearest_fit for change in fit.changes)
 
 
