@@ -116,11 +116,14 @@ def _files(target: Target, case: Case, source: PlanSource) -> tuple[TextFile, ..
     """Return a target's files; what they need to know of the model's layers is found on its code."""
     from parastrat.emit import EMITTERS, Target, python
 
-    if target is not Target.PYTHON or case.plan.mesh.tp == 1 or source.model_ref is None:
+    mesh = case.plan.mesh
+    if target is not Target.PYTHON or mesh.tp == mesh.pp == 1 or source.model_ref is None:
         return EMITTERS[target](case)
     python.check_plan(case.plan)
-    from parastrat.runtime.emission import proven_division
+    from parastrat.runtime.emission import proven_division, proven_staging
 
+    if mesh.pp > 1:
+        return python.emit(case, staging=proven_staging(source.model_ref, case))
     return python.emit(case, proven_division(source.model_ref, case))
 
 

@@ -15,6 +15,7 @@ from parastrat.emit.python_parts import (
     loop,
     sorted_imports,
 )
+from parastrat.emit.python_pipeline import check_staged, emit_staged
 from parastrat.emit.python_tensor import check_divided, emit_divided
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
@@ -25,29 +26,47 @@ from parastrat.workload import Precision
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.emit.division import Division
+    from parastrat.emit.staging import Staging
     from parastrat.plan import Plan
 
-STRATEGIES = ("single", "ddp", "fsdp2", "hsdp", "tp", "ddp+tp", "fsdp2+tp", "hsdp+tp")
+STRATEGIES = (
+    *("single", "ddp", "fsdp2", "hsdp", "tp", "ddp+tp", "fsdp2+tp", "hsdp+tp"),
+    *("pp", "ddp+pp", "fsdp2+pp", "hsdp+pp"),
+)
 
 
-def emit(case: Case, division: Division | None = None) -> tuple[TextFile, ...]:
+_BUILT = "name a model that can be built here, with --model path.py:callable or a config.json"
+
+
+def emit(
+    case: Case, division: Division | None = None, staging: Staging | None = None
+) -> tuple[TextFile, ...]:
     """Return ``parallelize.py`` for torch 2.11 to 2.13: ``build_mesh`` and ``parallelize(model, mesh)``.
 
     Args:
         case: the plan and what it was made for.
         division: of the model's layers, which plans with tp need.
+        staging: of the model, which plans with pp need.
 
     Raises:
-        EmitError: the plan is none of ``STRATEGIES``, asks for offload or fp8, or lacks its division.
+        EmitError: the plan is none of ``STRATEGIES``, asks for offload or fp8, or lacks its division or
+            staging.
     """
     plan = case.plan
     check_plan(plan)
+    if plan.mesh.pp > 1:
+        if staging is None:
+            raise EmitError(
+                f"this plan is {plan.strategy}, and where its stages are cut is found by tracing the model",
+                hint=_BUILT,
+            )
+        return emit_staged(case, staging)
     if plan.mesh.tp > 1:
         if division is None:
             raise EmitError(
                 f"this plan is {plan.strategy}, and what of each layer is divided is found by tracing the "
                 "model, and proven on its ranks",
-                hint="name a model that can be built here, with --model path.py:callable or a config.json",
+                hint=_BUILT,
             )
         return emit_divided(case, division)
     blocks = _has_blocks(plan)
@@ -81,8 +100,7 @@ def check_plan(plan: Plan) -> None:
     """
     if plan.strategy not in STRATEGIES:
         raise EmitError(
-            f"plain torch can be emitted for {', '.join(STRATEGIES)}; this plan is {plan.strategy}"
-            + _why_not(plan),
+            f"plain torch can be emitted for {', '.join(STRATEGIES)}; this plan is {plan.strategy}",
             hint=f"plan again with {_nearest(plan)}, or emit for torchrun or slurm: their scripts run this "
             "plan through auto_parallelize",
         )
@@ -100,13 +118,8 @@ def check_plan(plan: Plan) -> None:
             )
     if plan.mesh.tp > 1:
         check_divided(plan)
-
-
-def _why_not(plan: Plan) -> str:
-    """Return what a few lines of text cannot know of this plan."""
     if plan.mesh.pp > 1:
-        return ", and where its stages are cut is found by tracing the model"
-    return ""
+        check_staged(plan)
 
 
 def _nearest(plan: Plan) -> str:

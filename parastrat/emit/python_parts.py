@@ -31,7 +31,7 @@ def heading(case: Case) -> str:
 def build_mesh(case: Case) -> str:
     """Return the function that lays the ranks out by the axes that the plan uses."""
     mesh = case.plan.mesh
-    axes = {"dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
+    axes = {"pp": mesh.pp, "dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
     used = {name: degree for name, degree in axes.items() if degree > 1}
     return text.BUILD_MESH.format(
         device=json.dumps(case.launch.device),

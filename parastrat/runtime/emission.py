@@ -1,4 +1,4 @@
-"""How a model's layers are divided, for code that is written out: proven on ranks of this host."""
+"""How a model is divided and cut, for code that is written out: proven on ranks or on fake tensors."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from parastrat.errors import ModelError, ParastratError
 from parastrat.runtime.building import described, load_builder
 from parastrat.runtime.hf_models import config_builder
 from parastrat.runtime.initialise import build_on_meta
+from parastrat.runtime.pipeline.schedule import check_schedule
+from parastrat.runtime.pipeline.written import NotStagedError, staged
+from parastrat.runtime.pipeline.written import tried as tried_stages
 from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.proof import tried
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from parastrat.case import Case
+    from parastrat.emit import TextFile
     from parastrat.emit.division import Division
+    from parastrat.emit.staging import Staging
     from parastrat.runtime.building import Builder
 
 #: seconds that ranks may take to find and prove a layout
@@ -87,6 +92,42 @@ def proven_division(ref: str, case: Case) -> Division:
     if answer.division is None:
         raise EmitError(answer.refused[0], hint=answer.refused[1])
     return answer.division
+
+
+def proven_staging(ref: str, case: Case) -> Staging:
+    """Return where the plan's stages cut a model, as emitted code says it.
+
+    The code that will be emitted is run on fake tensors, stage after stage; it must compute what the whole
+    model computes.
+
+    Args:
+        ref: MODEL, as for ``proven_division``.
+        case: the plan, with pp.
+
+    Raises:
+        ModelError: the model cannot be built.
+        WrapError: it cannot be cut into the plan's stages.
+        EmitError: a few lines do not say the cut, or compute something else.
+    """
+    builder = _builder(ref)
+    check_schedule(case.plan)
+    module, _ = build_on_meta(builder.build)
+    made = builder.sample_inputs
+    try:
+        draft = staged(module, case.plan, None if made is None else made(2, case.workload.sequence_length))
+        return tried_stages(draft, _defined(emit(case, staging=draft.staging)))
+    except NotStagedError as error:
+        raise EmitError(
+            f"this model's stages are not written in a few lines of torch: {error}",
+            hint="emit for torchrun or slurm: their scripts run this plan through auto_parallelize",
+        ) from error
+
+
+def _defined(files: tuple[TextFile, ...]) -> dict[str, Any]:
+    """Return what an emitted file defines: what is handed out is what is tried."""
+    names: dict[str, Any] = {}
+    exec(compile(files[0].text, files[0].path, "exec"), names)  # noqa: S102 - see above
+    return names
 
 
 def _first_answer(answers: Any, processes: Sequence[BaseProcess]) -> Answer:
@@ -160,7 +201,7 @@ def _builder(ref: str) -> Builder:
         return load_builder(ref)
     if not ref.startswith(HUB) and not Path(ref).exists():
         raise ModelError(
-            f"{ref} is known by its sizes alone; what of its layers is divided is found in its code",
+            f"{ref} is known by its sizes alone; how it is divided is found in its code",
             hint="name the model to build: --model path.py:callable, or a config.json",
         )
     return config_builder(ref)
@@ -168,9 +209,7 @@ def _builder(ref: str) -> Builder:
 
 def _apart(bench: Bench, case: Case, division: Division) -> str:
     """Return how the emitted code differs from one device on the small copy; nothing if it does not."""
-    (file,) = emit(case, division)
-    names: dict[str, Any] = {}
-    exec(compile(file.text, file.path, "exec"), names)  # noqa: S102 - what is handed out is what is tried
+    names = _defined(emit(case, division))
     verdict = tried(
         bench.copy,
         bench.expected,

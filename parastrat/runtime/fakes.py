@@ -86,6 +86,14 @@ def _plain_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Te
                 yield part, key, value
 
 
+def constant_names(module: nn.Module) -> list[str]:
+    """Return the names of what ``fake_module`` yields beside parameters, in that order."""
+    plain = {id(part): path for path, part in module.named_modules()}
+    return [slot.name for slot in slots_of(module) if not slot.is_parameter] + [
+        f"{plain[id(part)]}.{key}".lstrip(".") for part, key, _ in _plain_tensors(module)
+    ]
+
+
 def _refresh_recurrent(module: nn.Module) -> None:
     """Let recurrent layers, which list their weights aside, see the ones they have now."""
     for part in module.modules():

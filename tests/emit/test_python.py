@@ -151,10 +151,10 @@ def test_refuses_what_it_cannot_express(
     ("fields", "nearest"),
     [
         ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, r"--strategy fsdp2 (dp_shard 8),"),
-        ({"mesh": Mesh(dp_shard=4, pp=2)}, r"--strategy fsdp2 (dp_shard 8),"),
+        ({"mesh": Mesh(dp_shard=4, cp=2)}, r"--strategy fsdp2 (dp_shard 8),"),
         ({"mesh": Mesh(dp_replicate=4, cp=2), "shard": Shard.NONE}, "--strategy ddp (dp_replicate 8),"),
         (
-            {"mesh": Mesh(pp=2, dp_replicate=2, dp_shard=2)},
+            {"mesh": Mesh(cp=2, dp_replicate=2, dp_shard=2)},
             "--strategy hsdp (dp_replicate 2, dp_shard 4),",
         ),
     ],

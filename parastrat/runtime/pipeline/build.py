@@ -17,14 +17,7 @@ from parastrat.runtime.pipeline.pipelined import Pipeline
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.prune import Absent, from_first_stage
 from parastrat.runtime.pipeline.route import Route, parts_of, route_of
-from parastrat.runtime.pipeline.schedule import (
-    SPLIT,
-    Run,
-    check_schedule,
-    rank_of_stage,
-    schedule_of,
-    stages_of_rank,
-)
+from parastrat.runtime.pipeline.schedule import Run, check_schedule
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
 from parastrat.runtime.recompute import without_caches
@@ -32,11 +25,13 @@ from parastrat.runtime.slots import slots_of, without_data
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import divided_between
 from parastrat.runtime.tensor_parallel.sequence import unstreamed
+from parastrat.schedules import SPLIT, rank_of_stage, schedule_of, stages_of_rank
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.plan import Plan
+    from parastrat.runtime.tensor_parallel.layout import Layout
     from parastrat.runtime.wrapping import Wrapping
 
 #: tensors over one cut with which schedules with split backwards have been seen to work
@@ -65,7 +60,7 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
         wrapping.calls.append("model.config.use_cache = False")
     setting = Setting(precision=plan.precision, autocast=not plan.shards_parameters)
     skeleton = without_data(module).train()
-    cut = together(lambda: _cut(skeleton, sample_inputs, setting, wrapping))
+    cut = together(lambda: cut_of(skeleton, sample_inputs, setting, plan, wrapping.layout))
     blocks = wrapping.blocks.names
     divided = _divided_at_cuts(cut, blocks)
     if wrapping.layout is not None and wrapping.layout.sequence and divided:
@@ -115,9 +110,15 @@ def _divided_at_cuts(cut: Cut, blocks: tuple[str, ...]) -> str:
     return ""
 
 
-def _cut(skeleton: nn.Module, sample_inputs: Any, setting: Setting, wrapping: Wrapping) -> Cut:
-    plan, layout = wrapping.plan, wrapping.layout
-    batch, route = _traced(skeleton, sample_inputs, setting)
+def cut_of(
+    skeleton: nn.Module, sample_inputs: Any, setting: Setting, plan: Plan, layout: Layout | None = None
+) -> Cut:
+    """Return where a module on the meta device is cut into the plan's stages, proven.
+
+    Raises:
+        WrapError: if it cannot be cut, or the stages would compute something else.
+    """
+    batch, route = traced(skeleton, sample_inputs, setting)
     joined = () if layout is None else tuple(map(divided_between, layout.groups))
     spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages, joined)
     owners = owners_of(route, spans, slots_of(skeleton))
@@ -152,7 +153,7 @@ def _check_ties(owners: dict[str, tuple[int, ...]], plan: Plan) -> None:
             )
 
 
-def _traced(module: nn.Module, sample_inputs: Any, setting: Setting) -> tuple[Any, Route]:
+def traced(module: nn.Module, sample_inputs: Any, setting: Setting) -> tuple[Any, Route]:
     """Return a micro-batch and the way that the forward takes for it.
 
     Raises:

@@ -18,11 +18,12 @@ from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
 from parastrat.runtime.pipeline.prune import Absent
 from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
-from parastrat.runtime.pipeline.schedule import SPLIT, Ends, Run, rank_of_stage, schedule_of
+from parastrat.runtime.pipeline.schedule import Ends, Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.ties import Tie, average_over_data, gradients_added
 from parastrat.runtime.tensor_parallel.extent import Extent
+from parastrat.schedules import SPLIT, rank_of_stage, schedule_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

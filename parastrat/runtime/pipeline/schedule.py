@@ -13,15 +13,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from parastrat.errors import WrapError
-from parastrat.plan import PipelineSchedule, Plan
+from parastrat.plan import Plan
 from parastrat.runtime.pipeline.route import TensorShape
-
-#: schedules whose ranks hold the stages r and 2 pp - 1 - r; the others r, pp + r, 2 pp + r, ...
-V_SHAPED = frozenset({PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V})
-#: schedules that compute the gradients of weights apart from those of inputs
-SPLIT = V_SHAPED | {PipelineSchedule.INTERLEAVED_ZERO_BUBBLE}
-#: schedules of one stage a rank
-SINGLE = frozenset({PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B})
+from parastrat.schedules import SINGLE, V_SHAPED, schedule_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +24,6 @@ class Ends:
 
     entering: tuple[TensorShape, ...]
     leaving: tuple[TensorShape, ...]
-
-
-def schedule_of(plan: Plan) -> PipelineSchedule:
-    """Return the plan's schedule; 1F1B where it names none."""
-    several = plan.virtual_stages > 1
-    default = PipelineSchedule.INTERLEAVED if several else PipelineSchedule.ONE_F_ONE_B
-    return plan.pp_schedule or default
 
 
 def check_schedule(plan: Plan) -> None:
@@ -52,20 +39,6 @@ def check_schedule(plan: Plan) -> None:
             f"{chosen.value} runs {wanted} stage{'s' * (wanted - 1)} a rank; the plan has {several}",
             hint=f"plan virtual_stages = {wanted}, or pp_schedule = Interleaved1F1B",
         )
-
-
-def stages_of_rank(plan: Plan, rank: int) -> tuple[int, ...]:
-    """Return the stages on one pipeline rank."""
-    pp = plan.mesh.pp
-    if schedule_of(plan) in V_SHAPED:
-        return rank, 2 * pp - 1 - rank
-    return tuple(rank + pp * chunk for chunk in range(plan.virtual_stages))
-
-
-def rank_of_stage(plan: Plan, stage: int) -> int:
-    """Return the pipeline rank that holds a stage."""
-    lap, place = divmod(stage, plan.mesh.pp)
-    return plan.mesh.pp - 1 - place if schedule_of(plan) in V_SHAPED and lap % 2 else place
 
 
 class Run:

@@ -12,9 +12,10 @@ from parastrat.plan import PipelineSchedule
 from parastrat.runtime.pipeline.cut import owners_of, spans_of
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.route import Route, route_of
-from parastrat.runtime.pipeline.schedule import check_schedule, rank_of_stage, stages_of_rank
+from parastrat.runtime.pipeline.schedule import check_schedule
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.slots import slots_of
+from parastrat.schedules import rank_of_stage, stages_of_rank
 from parastrat.workload import Precision
 
 FP32 = Setting(precision=Precision.FP32, autocast=True)

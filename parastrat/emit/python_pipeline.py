@@ -1,0 +1,205 @@
+"""``parallelize.py`` for plans with the stages of a pipeline, alone or under DDP, FSDP2 and HSDP."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from parastrat.emit import python_pipeline_text as pipeline_text
+from parastrat.emit import python_shard_text as shard_text
+from parastrat.emit import python_tensor_text as tensor_text
+from parastrat.emit import python_text as text
+from parastrat.emit.python_parts import (
+    COMPUTE,
+    MESH_IMPORTS,
+    build_mesh,
+    heading,
+    sorted_imports,
+)
+from parastrat.emit.shell import counted
+from parastrat.emit.text_file import EmitError, TextFile
+from parastrat.plan import Compile, Recompute
+from parastrat.schedules import SINGLE, SPLIT, V_SHAPED, rank_of_stage, schedule_of
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.emit.staging import StageParts, Staging
+    from parastrat.plan import Plan
+
+
+def emit_staged(case: Case, staging: Staging) -> tuple[TextFile, ...]:
+    """Return ``parallelize.py`` for torch 2.13, whose ``Pipeline`` runs steps; checked already."""
+    plan = case.plan
+    recomputing = plan.recompute is not Recompute.NONE
+    container = {"container": json.dumps(staging.container), "name": staging.container}
+    body = [
+        pipeline_text.SIGNATURE.format(count=counted(plan.mesh.world_size, "rank")),
+        text.NO_BUFFERS,
+        tensor_text.COUNT_CHECK.format(count=staging.blocks, **container),
+        text.WEIGHTS.format(dtype="bfloat16" if plan.precision is Precision.BF16 else "float32"),
+        pipeline_text.NO_CACHES if staging.caches else "",
+        pipeline_text.APPLY,
+        pipeline_text.NAMES.format(count=staging.blocks) if recomputing else "",
+        text.RECOMPUTE[plan.recompute],
+        _own_stages(plan),
+        _over_data(plan, staging),
+        pipeline_text.RETURN,
+    ]
+    definitions = [
+        build_mesh(case),
+        _stages(staging),
+        pipeline_text.FROM_FIRST_RANK,
+        *text.RECOMPUTE_DEFINITIONS[plan.recompute],
+        pipeline_text.STAGE.format(
+            copied=_copied(plan, staging),
+            output=f".{staging.output}" if staging.output else "",
+        ),
+        *([pipeline_text.AVERAGE] if _averages(plan) else []),
+        _pipeline(plan, staging),
+    ]
+    lines = [
+        pipeline_text.HEADER.format(title=heading(case), loop=_loop(plan)),
+        sorted_imports(_imports(plan, "".join(definitions + body))),
+        *definitions,
+        "".join(body),
+    ]
+    return (TextFile(path="parallelize.py", text="\n".join(lines)),)
+
+
+def check_staged(plan: Plan) -> None:
+    """Refuse what is not tried beside the stages of a pipeline.
+
+    Raises:
+        EmitError: weights that are gathered again, block-wise compilation, or a loss scale.
+    """
+    refused = {
+        "reshard_after_forward = true beside pp": (
+            plan.shards_parameters and plan.reshard_after_forward,
+            "with reshard_after_forward = false",
+        ),
+        "compile = block beside pp": (plan.compile is not Compile.NONE, "without compile"),
+        "precision = fp16-mixed beside pp": (plan.precision is Precision.FP16_MIXED, "with bf16-mixed"),
+    }
+    for what, (is_so, mend) in refused.items():
+        if is_so:
+            raise EmitError(
+                f"plain torch cannot be emitted for {what}: auto_parallelize does not, or it is not tried",
+                hint=f"plan again {mend}",
+            )
+
+
+def _copied(plan: Plan, staging: Staging) -> str:
+    if schedule_of(plan) in SPLIT:
+        return ".clone()  # weights wait for their gradients"
+    return ".clone()  # torch cannot detach views" if staging.is_view else ""
+
+
+def _averages(plan: Plan) -> bool:
+    """Return whether gradients are averaged at the end of a step, not by FSDP2."""
+    return plan.mesh.dp > 1 and not plan.shards_parameters
+
+
+def _loop(plan: Plan) -> str:
+    count, samples = plan.gradient_accumulation_steps, plan.micro_batch_size
+    return (
+        f"One step of a rank is {counted(count, 'micro-batch').replace('hs', 'hes')} of "
+        f"{counted(samples, 'sample')}, a global batch of {plan.global_batch_size}; all ranks of a\n"
+        "pipeline take the same samples. The norm of all gradients is a sum over pp, too."
+    )
+
+
+def _stages(staging: Staging) -> str:
+    prefix = f"{staging.container}." if staging.container else ""
+    tied = ", ".join(f"{stage}: {json.dumps(name)}" for stage, name in staging.tied)
+    return pipeline_text.STAGES.format(
+        container=prefix,
+        stages="\n".join(f"    [{', '.join(_parts(stage))}]," for stage in staging.stages),
+        tied=pipeline_text.TIED.format(names=tied) if tied else "",
+    )
+
+
+def _parts(stage: StageParts) -> list[str]:
+    blocks = [f"*blocks({stage.first}, {stage.end})"] if stage.end > stage.first else []
+    return [*map(json.dumps, stage.before), *blocks, *map(json.dumps, stage.behind)]
+
+
+def _pipeline(plan: Plan, staging: Staging) -> str:
+    dp, sharded = plan.mesh.dp, plan.shards_parameters
+    holders = [rank_of_stage(plan, stage) for stage, _ in staging.tied]
+    apart = 0 < len(holders) < plan.mesh.pp
+    setup = (
+        pipeline_text.TIES.format(ranks=", ".join(f"ranks[{rank}]" for rank in holders), pp=plan.mesh.pp)
+        if apart
+        else ""
+    )
+    ties = (
+        pipeline_text.SUM_TIES.format(
+            local=".to_local()" if sharded else "",
+            group="self.tie" if apart else 'self.mesh.get_group("pp")',
+        )
+        if holders
+        else ""
+    )
+    if dp > 1:
+        setup += pipeline_text.DATA.format(group=_data_group(plan))
+    return pipeline_text.PIPELINE.format(
+        ties=setup,
+        schedule=pipeline_text.SCHEDULES[schedule_of(plan)],
+        width=staging.width,
+        dtype="" if staging.dtype == "float32" else f"dtype=torch.{staging.dtype}, ",
+        stages="*stages" if schedule_of(plan) in SINGLE else "stages",
+        count=plan.gradient_accumulation_steps,
+        full=".float()" if plan.precision is not Precision.FP32 else "",
+        scale=f" * {dp}" if dp > 1 else "",
+        last=len(staging.stages) - 1,
+        sum_targets=pipeline_text.SUM_TARGETS if dp > 1 else "",
+        run=pipeline_text.RUN_DROPPING if staging.drops else pipeline_text.RUN,
+        gradients=ties + (pipeline_text.CALL_AVERAGE if _averages(plan) else ""),
+        sum_loss=pipeline_text.SUM_LOSS if dp > 1 else "",
+    )
+
+
+def _data_group(plan: Plan) -> str:
+    mesh = plan.mesh
+    if mesh.dp_replicate > 1 and mesh.dp_shard > 1:
+        return 'mesh["dp_replicate", "dp_shard"]._flatten().get_group()'
+    return f'mesh.get_group("{"dp_replicate" if mesh.dp_replicate > 1 else "dp_shard"}")'
+
+
+def _own_stages(plan: Plan) -> str:
+    pp, schedule = plan.mesh.pp, schedule_of(plan)
+    move = "" if plan.shards_parameters else ".to(mesh.device_type)"  # FSDP2 moves what it shards
+    if schedule in SINGLE:
+        return pipeline_text.ONE_STAGE.format(move=move)
+    indices = f"(rank, {2 * pp - 1} - rank)" if schedule in V_SHAPED else f"range(rank, len(STAGES), {pp})"
+    return pipeline_text.SEVERAL_STAGES.format(indices=indices, move=move)
+
+
+def _over_data(plan: Plan, staging: Staging) -> str:
+    compute = COMPUTE.get(plan.precision)
+    if not plan.shards_parameters:
+        return pipeline_text.AUTOCAST.format(dtype=compute) if compute else ""
+    settings = [f"param_dtype={compute}"] if compute else []
+    if plan.precision is not Precision.FP32:
+        settings.append("reduce_dtype=torch.float32")
+    axes = '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
+    return pipeline_text.SHARD.format(axes=axes, policy=", ".join(settings), count=staging.blocks)
+
+
+def _imports(plan: Plan, code: str) -> list[str]:
+    schedule = pipeline_text.SCHEDULES[schedule_of(plan)]
+    imports = [
+        "import torch",
+        "from torch import nn",
+        *MESH_IMPORTS,
+        *text.RECOMPUTE_IMPORTS[plan.recompute],
+        f"from torch.distributed.pipelining import PipelineStage, {schedule}",
+    ]
+    if "Counter(" in code:
+        imports.append("from collections import Counter")
+    if "copy.deepcopy" in code:
+        imports.append("import copy")
+    if plan.shards_parameters:
+        imports.append(shard_text.FSDP_IMPORTS[0])
+    return imports

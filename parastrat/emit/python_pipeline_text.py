@@ -1,0 +1,241 @@
+"""The pieces of the emitted ``parallelize.py`` for plans with the stages of a pipeline."""
+
+from __future__ import annotations
+
+from parastrat.plan import PipelineSchedule
+
+HEADER = '''\
+"""{title}, in plain torch.
+
+    pipeline = parallelize(model, build_mesh(), loss_fn)  # then an optimizer of pipeline.parameters()
+    loss = pipeline.step(tokens, targets)  # forward and backward; clear gradients before
+
+``loss_fn(logits, targets)`` is the sum over targets, as of cross_entropy(..., reduction="sum").
+{loop}
+"""
+'''
+
+SCHEDULES = {
+    PipelineSchedule.GPIPE: "ScheduleGPipe",
+    PipelineSchedule.ONE_F_ONE_B: "Schedule1F1B",
+    PipelineSchedule.INTERLEAVED: "ScheduleInterleaved1F1B",
+    PipelineSchedule.LOOPED_BFS: "ScheduleLoopedBFS",
+    PipelineSchedule.INTERLEAVED_ZERO_BUBBLE: "ScheduleInterleavedZeroBubble",
+    PipelineSchedule.ZBV: "ScheduleZBVZeroBubble",
+    PipelineSchedule.DUAL_PIPE_V: "ScheduleDualPipeV",
+}
+
+STAGES = """
+def blocks(first: int, end: int) -> list[str]:
+    return [f"{container}{{index}}" for index in range(first, end)]
+
+
+# the parts that each stage runs, in the order of the forward
+STAGES = [
+{stages}
+]
+{tied}"""
+
+TIED = """\
+# one weight that several stages hold, by its name in each
+TIED = {{{names}}}
+"""
+
+FROM_FIRST_RANK = '''
+def from_first_rank(model: nn.Module, device: str) -> None:
+    """Give all ranks rank 0's values, one tensor on the device at a time: ranks may have drawn others."""
+    for tensor in [*model.parameters(), *model.buffers()]:
+        values = tensor.detach().to(device).contiguous()
+        dist.broadcast(values, src=0)
+        tensor.data.copy_(values)
+'''
+
+STAGE = '''
+class Elsewhere(nn.Module):
+    """Stands for a part of another stage: returns what this stage received, or hands on its input."""
+
+    received = None
+
+    def forward(self, x: torch.Tensor, *_, **__) -> torch.Tensor:
+        return x if self.received is None else self.received
+
+
+class Stage(nn.Module):
+    """The model's own forward, with the parts of other stages left out."""
+
+    def __init__(self, model: nn.Module, index: int) -> None:
+        super().__init__()
+        self.model, self.is_last = model, index == len(STAGES) - 1
+        for name in [name for stage in STAGES if stage is not STAGES[index] for name in stage]:
+            model.set_submodule(name, Elsewhere())
+        self.earlier = [model.get_submodule(name) for stage in STAGES[:index] for name in stage]
+        if not self.is_last:
+            model.get_submodule(STAGES[index][-1]).register_forward_hook(self.keep)
+
+    def keep(self, _part, _args, output: torch.Tensor) -> None:
+        self.sent = output
+
+    def forward(self, received: torch.Tensor, *, tokens: torch.Tensor) -> torch.Tensor:
+        if received.requires_grad:
+            received.register_hook(torch.Tensor.contiguous)  # its gradient is sent back
+        for part in self.earlier:
+            part.received = received
+        output = self.model(tokens)
+        return output{output} if self.is_last else self.sent{copied}
+'''
+
+PIPELINE = '''
+class Pipeline:
+    """This rank's stages."""
+
+    def __init__(self, stages: dict[int, Stage], mesh: DeviceMesh, loss_fn) -> None:
+        self.stages, self.mesh, self.loss_fn, self.schedules = stages, mesh, loss_fn, {{}}
+        self.device = next(self.parameters()).device
+{ties}
+    def parameters(self):
+        return nn.ModuleList(self.stages.values()).parameters()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {{k: v for stage in self.stages.values() for k, v in stage.model.state_dict().items()}}
+
+    def schedule(self, samples: int, positions: int) -> {schedule}:
+        """Tell torch the shapes of a micro-batch, so that no stage asks its neighbour for them."""
+        tokens = torch.empty(samples, positions, dtype=torch.long, device="meta")
+        passed = torch.empty(*tokens.shape, {width}, {dtype}device="meta", requires_grad=True)
+        pp = self.mesh.get_group("pp")
+        stages = [
+            PipelineStage(stage, i, len(STAGES), self.device, passed if i else tokens, passed, group=pp)
+            for i, stage in self.stages.items()
+        ]
+        return {schedule}({stages}, {count}, loss_fn=self.loss, scale_grads=False)
+
+    def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = self.loss_fn(output{full}, targets) / self.total
+        self.mean += loss.detach()
+        return loss{scale}
+
+    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss over all targets of the global batch; -100 is none."""
+        tokens, targets = tokens.to(self.device), targets.to(self.device)
+        if len(tokens) % {count}:
+            raise ValueError(f"{{len(tokens)}} samples are not {count} equal micro-batches")
+        if tokens.shape not in self.schedules:
+            self.schedules[tokens.shape] = self.schedule(len(tokens) // {count}, tokens.shape[1])
+        self.total, self.mean = (targets != -100).sum(), torch.zeros((), device=self.device)
+{sum_targets}\
+        first, target = (tokens,) if 0 in self.stages else (), targets if {last} in self.stages else None
+{run}{gradients}\
+        dist.all_reduce(self.mean, group=self.mesh.get_group("pp"))  # the other stages add nothing
+{sum_loss}\
+        return self.mean
+'''
+
+RUN = """\
+        schedule = self.schedules[tokens.shape]
+        schedule.step(*first, target=target, return_outputs=False, tokens=tokens)
+"""
+
+#: stages that drew from one seed would all drop the same elements
+RUN_DROPPING = """\
+        schedule, seed = self.schedules[tokens.shape], int(torch.randint(2**62, (1,)))
+        with torch.random.fork_rng():
+            torch.manual_seed(seed + self.mesh.get_local_rank("pp"))  # else all stages drop the same
+            schedule.step(*first, target=target, return_outputs=False, tokens=tokens)
+"""
+
+TIES = """\
+        # the ranks of each pipeline that hold the tied weight
+        groups = [[{ranks}] for ranks in mesh.mesh.reshape({pp}, -1).T.tolist()]
+        self.tie, _ = dist.new_subgroups_by_enumeration(groups)
+"""
+
+SUM_TIES = """\
+        for weight in [self.stages[i].model.get_parameter(TIED[i]) for i in TIED if i in self.stages]:
+            # each stage has the gradient of its own use
+            dist.all_reduce(weight.grad{local}, group={group})
+"""
+
+AVERAGE = '''
+def average(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Average gradients over ranks that see different samples, in messages of about 25 MB."""
+    has = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8).to(parameters[0].device)
+    dist.all_reduce(has, dist.ReduceOp.MAX, group=group)  # some ranks may not have used a parameter
+    used, packed = [p for p, some in zip(parameters, has.tolist()) if some], []
+    for parameter in used:
+        parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        packed.append(parameter.grad)
+        if parameter is used[-1] or sum(gradient.nbytes for gradient in packed) >= 25 * 2**20:
+            message = torch.cat([gradient.flatten() for gradient in packed])
+            dist.all_reduce(message, dist.ReduceOp.AVG, group=group)
+            parts = message.split([gradient.numel() for gradient in packed])
+            for gradient, part in zip(packed, parts):
+                gradient.copy_(part.view_as(gradient))
+            packed = []
+'''
+
+SIGNATURE = '''
+def parallelize(model: nn.Module, mesh: DeviceMesh, loss_fn) -> Pipeline:
+    """Return this rank's stages of the model, for {count}."""
+'''
+
+APPLY = """\
+    from_first_rank(model, mesh.device_type)
+"""
+
+NO_CACHES = """\
+    model.config.use_cache = False
+"""
+
+NAMES = """\
+    names = blocks(0, {count})
+"""
+
+ONE_STAGE = """\
+    rank = mesh.get_local_rank("pp")
+    stages = {{rank: Stage(model, rank){move}}}
+"""
+
+SEVERAL_STAGES = """\
+    # stages are copies that share all tensors, and drop what is not theirs
+    memo = {{id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}}
+    rank = mesh.get_local_rank("pp")
+    own = {indices}
+    stages = {{i: Stage(copy.deepcopy(model, {{**memo}}), i){move} for i in own}}
+"""
+
+AUTOCAST = """\
+    for stage in stages.values():
+        # matrix multiplies in the short format, weights and sums in fp32
+        stage.forward = torch.autocast(mesh.device_type, {dtype})(stage.forward)
+"""
+
+SHARD = """\
+    data = mesh[{axes}]
+    policy = MixedPrecisionPolicy({policy})
+    for index, stage in stages.items():
+        # each block is a unit, gathered for all micro-batches of a step; the rest is one more
+        for name in [name for name in STAGES[index] if name in blocks(0, {count})]:
+            block = stage.model.get_submodule(name)
+            fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
+"""
+
+RETURN = """\
+    return Pipeline(stages, mesh, loss_fn)
+"""
+
+DATA = """\
+        self.data = {group}
+"""
+
+SUM_TARGETS = """\
+        dist.all_reduce(self.total, group=self.data)
+"""
+
+CALL_AVERAGE = """\
+        average(list(self.parameters()), self.data)
+"""
+
+SUM_LOSS = """\
+        dist.all_reduce(self.mean, group=self.data)
+"""

@@ -1,0 +1,165 @@
+"""How the ranks train models in stages under emitted code and under auto_parallelize."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from emit.divided import VOCABULARY, decoder, llama
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy, linear
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import parastrat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parastrat.plan import Plan
+
+STEPS = 3
+#: what messages are called, by any of torch's names for them
+KINDS = re.compile(r"all_?reduce|_?all_?gather|_?reduce_scatter|broadcast|send|recv")
+
+
+class Layer(nn.Module):
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(16, 16), nn.Dropout(rate)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.dropout(self.linear(x).relu())
+
+
+class Layers(nn.Module):
+    """Layers of one width behind tokens and positions; ``oddity`` is what few lines do not say."""
+
+    def __init__(self, oddity: str = "", rate: float = 0.0) -> None:
+        super().__init__()
+        self.oddity = oddity
+        self.embed, self.place = nn.Embedding(VOCABULARY, 16), nn.Embedding(32, 16)
+        self.blocks = nn.ModuleList(Layer(rate) for _ in range(6))
+        self.head = nn.Identity() if oddity == "functional" else nn.Linear(16, VOCABULARY)
+        if oddity == "tied":
+            self.head.weight = self.embed.weight
+        if oddity == "beside":
+            self.scale = nn.Parameter(torch.ones(()))
+        if oddity == "normed":
+            self.norm = nn.BatchNorm1d(16)
+        if oddity == "lists":
+            self.more = nn.ModuleList(Layer(rate) for _ in range(6))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = first = self.embed(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in [*self.blocks, *(self.blocks if self.oddity == "shared" else ())]:
+            x = block(x) * 2 / (block.dropout.p + 2 if self.oddity == "counted" else 2)
+        if self.oddity == "skips":
+            x = x + first
+        if self.oddity == "functional":
+            return linear(x, self.embed.weight)
+        return (self.head(x), x) if self.oddity == "pairs" else self.head(x)
+
+
+def layers() -> nn.Module:
+    return Layers()
+
+
+def dropping() -> nn.Module:
+    return Layers(rate=0.2)
+
+
+def vectors() -> nn.Module:
+    return nn.Sequential(*(Layer(0.0) for _ in range(4)))
+
+
+tied = partial(Layers, "tied")
+beside, normed, lists, shared = (partial(Layers, odd) for odd in ("beside", "normed", "lists", "shared"))
+counted, skips, functional, pairs = (
+    partial(Layers, odd) for odd in ("counted", "skips", "functional", "pairs")
+)
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "llama": llama,
+    "decoder": decoder,
+    "layers": layers,
+    "dropping": dropping,
+    "tied": tied,
+}
+
+
+class Messages(TorchDispatchMode):
+    """Notes the kind of each message of a step with its bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it comes again as what it is made of
+        result = func(*args, **(kwargs or {}))
+        kind = KINDS.match(str(func).split(".")[1])
+        if "c10d" in func.namespace and kind is not None:
+            self.seen.append((kind[0], max(map(_bytes, [*args, result]))))
+        return result
+
+
+def _bytes(values: Any) -> int:
+    return sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def mean(output: Any, targets: torch.Tensor) -> torch.Tensor:
+    logits = output if isinstance(output, torch.Tensor) else output.logits
+    return cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+def trained(parts: Any, step: Callable[..., torch.Tensor], plan: Plan, place: int) -> dict[str, Any]:
+    """Some steps on the samples of one place among the data ranks, of which some predict nothing."""
+    losses, messages = [], []
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)  # which sees how large gradients are
+    samples = plan.micro_batch_size * plan.gradient_accumulation_steps
+    torch.manual_seed(1)  # of what is dropped
+    for number in range(STEPS):
+        drawn = torch.Generator().manual_seed(10 * number + place)
+        ids = torch.randint(VOCABULARY, (samples, 17), generator=drawn)
+        targets = ids[:, 1:].clone()
+        targets[0, : 4 + place] = -100
+        with Messages() as sent:
+            losses.append(step(ids[:, :-1], targets).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        messages.append(sorted(sent.seen))
+    # with the first step, auto_parallelize compares what the ranks of a pipeline are given
+    return {"losses": losses, "messages": messages[1:], "keys": sorted(parts.state_dict())}
+
+
+def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Emitted code, then auto_parallelize. Ranks draw other weights; rank 0's must win."""
+    warnings.simplefilter("ignore")
+    rank, mesh = int(os.environ["RANK"]), plan.mesh
+    place = rank // mesh.tp % mesh.dp
+    names: dict[str, Any] = {}
+    exec(compile(text, "parallelize.py", "exec"), names)  # noqa: S102 - the emitted code is what is tested
+    torch.manual_seed(rank)
+    pipeline = names["parallelize"](MODELS[name](), names["build_mesh"](), summed)
+    emitted = trained(pipeline, pipeline.step, plan, place)
+    torch.manual_seed(rank)
+    model = parastrat.auto_parallelize(MODELS[name](), plan=plan)
+    ours = trained(
+        model,
+        lambda inputs, targets: parastrat.forward_backward(model, inputs, targets, loss_fn=mean),
+        plan,
+        place,
+    )
+    dist.barrier()
+    return emitted, ours

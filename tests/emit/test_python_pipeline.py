@@ -1,0 +1,232 @@
+"""``parallelize.py`` with stages: it reads well, and does what auto_parallelize does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from drawn import drawn
+from emit.staged import MODELS as MAKE
+from emit.staged import both_ways
+from runtime.ranks import on_ranks
+
+from parastrat.emit import EMITTERS, EmitError, Target
+from parastrat.emit.python import emit
+from parastrat.emit.staging import StageParts, Staging
+from parastrat.errors import ModelError, ParastratError
+from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
+from parastrat.runtime.emission import proven_staging
+from parastrat.runtime.pipeline.written import NotStagedError, staged, tried
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.hardware import Device
+
+MODELS = Path(__file__).parent / "staged.py"
+SHARDED: dict[str, Any] = {"shard": Shard.PARAMETERS, "reshard_after_forward": False}
+STAGING = Staging(
+    container="model.layers",
+    blocks=32,
+    stages=(
+        StageParts(before=("model.embed_tokens",), first=0, end=17),
+        StageParts(first=17, end=32, behind=("model.norm", "lm_head")),
+    ),
+    width=4096,
+    dtype="float32",
+    output="logits",
+    caches=True,
+)
+TIED = ((0, "model.embed_tokens.weight"), (1, "lm_head.weight"))
+
+
+def written(case: Case, staging: Staging) -> str:
+    (file,) = emit(case, staging=staging)
+    compile(file.text, file.path, "exec")
+    return file.text
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "changes"),
+    [
+        ("pp", {"mesh": Mesh(pp=2), "ranks": 2, "shard": Shard.NONE}, {}),
+        (
+            "fsdp2-pp",
+            {"mesh": Mesh(pp=2, dp_shard=4), **SHARDED, "recompute": Recompute.FULL},
+            {"dtype": "bfloat16", "tied": TIED},
+        ),
+    ],
+)
+def test_goldens(
+    name: str,
+    fields: dict[str, Any],
+    changes: dict[str, Any],
+    case_of: Callable[..., Case],
+    golden: Callable[[str, str], None],
+) -> None:
+    case = case_of(gradient_accumulation_steps=8, **fields)
+    text = written(case, replace(STAGING, **changes))
+    assert "import parastrat" not in text
+    golden(f"{name}.parallelize.py.txt", text)
+
+
+def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
+    meshes = (Mesh(pp=2), Mesh(pp=2, dp_replicate=2, dp_shard=2), Mesh(pp=2, dp_replicate=4))
+    lengths = {}
+    for mesh, recompute, schedule in product(meshes, Recompute, PipelineSchedule):
+        case = case_of(
+            ranks=mesh.world_size,
+            mesh=mesh,
+            recompute=recompute,
+            pp_schedule=schedule,
+            gradient_accumulation_steps=16,
+            **(SHARDED if mesh.dp_shard > 1 else {"shard": Shard.NONE}),
+        )
+        text = written(case, replace(STAGING, tied=TIED, drops=True))
+        assert max(text.splitlines(), key=len)[108:] == ""
+        lengths[mesh, recompute] = sum(1 for line in text.splitlines() if line.strip())
+    # a policy of recompute has up to 20 lines of its own
+    assert max(length for (_, recompute), length in lengths.items() if recompute is Recompute.NONE) <= 145
+    assert max(lengths.values()) <= 160
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"compile": Compile.BLOCK}, "compile = block beside pp"),
+        ({"precision": Precision.FP16_MIXED}, "fp16-mixed beside pp"),
+        (
+            {"mesh": Mesh(pp=2, dp_shard=4), "shard": Shard.PARAMETERS},
+            "reshard_after_forward = true beside pp",
+        ),
+    ],
+)
+def test_what_is_not_done_is_refused(
+    fields: dict[str, Any], message: str, case_of: Callable[..., Case]
+) -> None:
+    with pytest.raises(EmitError, match=message) as refused:
+        emit(case_of(**{"mesh": Mesh(pp=8), "shard": Shard.NONE, **fields}), staging=STAGING)
+    assert refused.value.hint.startswith("plan again with")
+
+
+def test_a_plan_file_alone_does_not_say_where_to_cut(case_of: Callable[..., Case]) -> None:
+    case = case_of(mesh=Mesh(pp=2, dp_replicate=4), shard=Shard.NONE)
+    with pytest.raises(EmitError, match=r"this plan is ddp\+pp, and where its stages are cut") as refused:
+        EMITTERS[Target.PYTHON](case)
+    assert "--model path.py:callable" in refused.value.hint
+
+
+def test_a_preset_is_not_built(case_of: Callable[..., Case]) -> None:
+    with pytest.raises(ModelError, match="known by its sizes alone"):
+        proven_staging("llama-3.1-8b", case_of(ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("lists", {}, "has 2 lists of several blocks, not one"),
+        ("normed", {}, "buffers of its checkpoint may change"),
+        ("vectors", {}, "takes more, or something else, than tokens"),
+        ("skips", {}, "3 tensors pass to stage 1, not one"),
+        ("shared", {}, "runs in several stages"),
+        ("beside", {}, "scale stands beside the parts that stages run"),
+        ("pairs", {}, "returns tuple, neither a tensor nor with logits"),
+        ("functional", {}, "stage 1 reads embed.weight, outside of its parts"),
+        ("counted", {}, "raised AttributeError: 'Elsewhere' object has no attribute 'dropout'"),
+        ("decoder", {"mesh": Mesh(pp=8), "ranks": 8}, "can be cut into 7 stages at most"),
+        (
+            "decoder",
+            {"virtual_stages": 2, "pp_schedule": PipelineSchedule.GPIPE},
+            "GPipe runs 1 stage a rank",
+        ),
+    ],
+)
+def test_what_a_few_lines_do_not_say_is_told(
+    name: str, fields: dict[str, Any], message: str, case_of: Callable[..., Case]
+) -> None:
+    plan = {"mesh": Mesh(pp=2), "ranks": 2, "shard": Shard.NONE, "precision": Precision.FP32, **fields}
+    with pytest.raises(ParastratError, match=message):
+        proven_staging(f"{MODELS}:{name}", case_of(**plan))
+
+
+def test_stages_that_compute_something_else_are_found(case_of: Callable[..., Case]) -> None:
+    case = case_of(
+        ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE, precision=Precision.FP32, gradient_accumulation_steps=2
+    )
+    draft = staged(MAKE["layers"]().to("meta"), case.plan, None)
+    text = written(case, draft.staging)
+    assert tried(draft, defined(text)) == draft.staging
+    for right, wrong in (
+        ("received = received", "received = received + received"),
+        ("self.sent = output", "self.sent = output * 2"),
+    ):
+        assert right in text
+        with pytest.raises(NotStagedError, match="do not compute"):
+            tried(draft, defined(text.replace(right, wrong)))
+
+
+def defined(text: str) -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(text, "parallelize.py", "exec"), names)  # noqa: S102 - the emitted code is what is tested
+    return names
+
+
+PLAIN: dict[str, Any] = {"mesh": Mesh(pp=2), "shard": Shard.NONE}
+CHUNKED: dict[str, Any] = {**PLAIN, "virtual_stages": 2}
+CELLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "1F1B": ("llama", PLAIN),
+    "four": ("tied", {"mesh": Mesh(pp=4), "shard": Shard.NONE}),
+    "gpipe": ("dropping", {**PLAIN, "pp_schedule": PipelineSchedule.GPIPE}),
+    "interleaved": ("layers", {**CHUNKED, "precision": Precision.BF16_MIXED}),
+    "looped": ("layers", {**CHUNKED, "pp_schedule": PipelineSchedule.LOOPED_BFS}),
+    "zero-bubble": ("layers", {**CHUNKED, "pp_schedule": PipelineSchedule.INTERLEAVED_ZERO_BUBBLE}),
+    "zbv": ("layers", {**CHUNKED, "pp_schedule": PipelineSchedule.ZBV}),
+    "dual-pipe": ("dropping", {**CHUNKED, "pp_schedule": PipelineSchedule.DUAL_PIPE_V}),
+    "attention": ("llama", {**PLAIN, "recompute": Recompute.ATTENTION, "precision": Precision.BF16}),
+    "ddp": (
+        "tied",
+        {"mesh": Mesh(pp=2, dp_replicate=2), "shard": Shard.NONE, "recompute": Recompute.FULL},
+    ),
+    "ddp-chunked": ("layers", {**CHUNKED, "mesh": Mesh(pp=2, dp_replicate=2)}),
+    "fsdp2": ("tied", {"mesh": Mesh(pp=2, dp_shard=2), **SHARDED, "precision": Precision.BF16_MIXED}),
+    "fsdp2-full": (
+        "layers",
+        {"mesh": Mesh(pp=2, dp_shard=2), **SHARDED, "virtual_stages": 2, "recompute": Recompute.FULL},
+    ),
+    "fsdp2-zbv": (
+        "layers",
+        {
+            "mesh": Mesh(pp=2, dp_shard=2),
+            **SHARDED,
+            "virtual_stages": 2,
+            "pp_schedule": PipelineSchedule.ZBV,
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", drawn(list(CELLS), 1))
+def test_sends_what_auto_parallelize_sends(
+    cell: str, case_of: Callable[..., Case], cpu_device: Device
+) -> None:
+    name, fields = CELLS[cell]
+    ranks = fields["mesh"].world_size
+    plan = {"precision": Precision.FP32, "gradient_accumulation_steps": 4, "micro_batch_size": 2, **fields}
+    case = case_of(ranks=ranks, device=cpu_device, **plan)
+    case = replace(case, model=SimpleNamespace(ref=name))  # type: ignore[arg-type]
+    text = written(case, proven_staging(f"{MODELS}:{name}", case))
+    found = on_ranks(ranks, both_ways, name, text, case.plan)
+    for emitted, ours in found:
+        assert emitted["losses"] == pytest.approx(ours["losses"], rel=1e-6)
+        assert len(set(emitted["losses"])) == len(emitted["losses"])
+        assert emitted["messages"] == ours["messages"]
+        assert {kind for kind, _ in emitted["messages"][0]} >= {"send", "recv", "allreduce"}
+        # auto_parallelize saves a tied weight by both names
+        assert set(emitted["keys"]) <= set(ours["keys"])
+    assert {key for emitted, _ in found for key in emitted["keys"]} == set(MAKE[name]().state_dict())
