@@ -38,6 +38,9 @@ PARTS = (
     "optimizer",
 )
 
+#: collectives on activations, which nothing hides
+_EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
+
 #: figures of a device on which a step's time rests
 _RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
 
@@ -98,6 +101,19 @@ def time_floor(facts: Facts, columns: Columns) -> Seconds:
     one = {part: seconds[at] / plain.pp for part, seconds in of_work.items()}
     step: Seconds = _rank_steps(facts, plain, one, mean_ranks)["step"]
     return step
+
+
+def work_floor(facts: Facts, columns: Columns) -> Seconds:
+    """Return the seconds below which ``time_floor`` does not get: those of blocks and of the bubble alone.
+
+    All else, of which there is at least nothing, is left out.
+    """
+    work, at = distinct(columns, _BLOCKS_BY)
+    (whole,) = pipeline_ranks(facts.model, 1, 1)
+    of_work = _work_s(_block_parts(facts, work, _fabric(facts)), whole)
+    micro_batch = sum(of_work[part] for part in ("compute", *_EXPOSED) if part in of_work)
+    slots = columns.gradient_accumulation_steps + (columns.pp - 1) / columns.virtual_stages
+    return micro_batch[at] / columns.pp * slots
 
 
 def _fabric(facts: Facts) -> Fabric | None:
@@ -176,7 +192,7 @@ def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fa
         return np.array([[getattr(block, name)] for block in blocks], dtype=float)
 
     zero = np.zeros((len(blocks), len(c.pp)))
-    parts = dict.fromkeys(("tp_exposed", "cp_exposed", "ep_exposed"), zero)
+    parts = dict.fromkeys(_EXPOSED, zero)
     samples = c.micro_batch_size / c.cp
     if (count := each("tensor_parallel_collectives")).any():
         tensor = all_reduce_s(each("tensor_parallel_bytes") * samples, Group(ranks=c.tp, stride=1), fabric)
@@ -201,7 +217,7 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
     """
     steps = c.gradient_accumulation_steps
     zero = np.zeros(len(c.pp))
-    exposed = {part: one.get(part, zero) for part in ("tp_exposed", "cp_exposed", "ep_exposed")}
+    exposed = {part: one.get(part, zero) for part in _EXPOSED}
     micro_batch = sum(exposed.values(), one["compute"])
     compute = steps * one["compute"]
     parts = {

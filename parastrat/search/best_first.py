@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 _FIRST = 200
 _OF_EACH = 12
 _GROWTH = 4
-#: so few rows are visited at once: their floors would take longer to compare
-_FEW = 600
+#: so many times the first are visited at once: their floors would take longer to compare
+_FEW = 3
 
 #: floors are computed in another order than what they bound, so that their last digits may differ
 _ROUNDING = 1 + 1e-9
@@ -25,6 +25,9 @@ def visit(
     groups: Any,
     judge: Callable[[Any], Any],
     limits: Callable[[Any], Any],
+    *,
+    least: Any = None,
+    first: int = _FIRST,
 ) -> None:
     """Visit rows until every one left has a floor above its group's limit.
 
@@ -33,14 +36,18 @@ def visit(
         groups: each row's group, counted from 0.
         judge: the values of some rows, infinite where a row has none.
         limits: from the least value of every group what a floor must not exceed to matter.
+        least: the least value of every group so far, which is kept; none where it is not given.
+        first: how many rows are visited first, of all groups together.
     """
-    count = int(groups.max(initial=-1)) + 1
-    least = np.full(count, np.inf)
+    if least is None:
+        least = np.full(int(groups.max(initial=-1)) + 1, np.inf)
+    count = len(least)
     order = np.argsort(floors, kind="stable")
-    take = max(_FIRST // max(count, 1), _OF_EACH)
+    order = order[floors[order] <= limits(least)[groups[order]] * _ROUNDING]
+    take = max(first // max(count, 1), _OF_EACH)
     while len(order):
         mine = groups[order]
-        now = _place_in_group(mine, count) < (take if len(order) > _FEW else len(order))
+        now = _place_in_group(mine, count) < (take if len(order) > _FEW * first else len(order))
         rows = order[now]
         np.minimum.at(least, groups[rows], judge(rows))
         order = order[~now]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost import time_floor
+from parastrat.cost import time_floor, work_floor
 from parastrat.floors import memory_floor
 from parastrat.memory import memory_margin
 from parastrat.rules import rejection_masks
@@ -26,22 +26,50 @@ _FEW = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
-    """Rows that obey rules, with floors of their memory and step; where there are few rows, of 0."""
+    """Rows that obey rules, with floors of their memory, once they are asked for, and of their step."""
 
     facts: Facts
     fixed: Constraints
     allowed: Obeying
-    #: for each recompute policy that is searched, a row of bytes
+    #: for each recompute policy that is searched, a row of bytes; 0 where nobody asked
     memory: Any
-    #: the rows that may fit, and those that may with the margin
-    fitting: Any
-    roomy: Any
-    #: what the floors of memory removed
-    rejected: tuple[Rejected, ...]
+    #: the rows whose memory was asked for, and of these those that a rule of memory removed
+    asked: Any
+    removed: Any
+    #: by rule
+    rejected: list[Rejected]
 
     @property
     def columns(self) -> Columns:
         return self.allowed.columns
+
+    @property
+    def few(self) -> bool:
+        """Whether the rows are judged sooner than bounded."""
+        return len(self.asked) <= _FEW
+
+    def able(self, places: Any, *, roomy: bool) -> Any:
+        """Return which of some rows may fit under any policy, with the margin or without."""
+        if self.few:
+            return np.ones(len(places), dtype=bool)
+        unasked = places[~self.asked[places]]
+        if len(unasked):
+            self._ask(unasked)
+        able = ~self.removed[places]
+        return able & self.may_fit(places, roomy=True).any(axis=0) if roomy else able
+
+    def _ask(self, places: Any) -> None:
+        columns = self.columns if len(places) == len(self.asked) else self.columns.at(places)
+        memory = memory_floor(self.facts, columns, policies(self.fixed))
+        capacity = self.facts.hardware.device.usable_memory_bytes
+        judged = columns.joined({"memory_total": memory.min(axis=0), "memory_capacity": capacity})
+        # a rule of memory that fires on the floor fires on every plan of the row
+        masks = dict(rejection_masks(judged, self.allowed.judged))
+        _, rejected = attributed(judged, masks, option_counts(self.fixed, columns))
+        self.memory[:, places], self.asked[places] = memory, True
+        for entry in rejected:
+            self.removed[places[entry.rows]] = True
+        self.rejected.extend(rejected)
 
     def may_fit(self, places: Any, *, roomy: bool) -> Any:
         """Return for each policy which of some rows may fit under it, with the margin or without."""
@@ -55,42 +83,28 @@ class Bounded:
         It is that of the first policy that may fit, because each computes again at least what those before
         it do.
         """
-        if len(self.columns.pp) <= _FEW or not len(places):
+        if self.few or not len(places):
             return np.zeros(len(places))
         codes = np.array([code_of(policy) for policy in policies(self.fixed)])
         recompute = codes[self.may_fit(places, roomy=roomy).argmax(axis=0)]
         return time_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}))
 
+    def works(self, places: Any) -> Any:
+        """Return lower floors of some rows' steps, computed in less time and without their memory."""
+        recompute = code_of(policies(self.fixed)[0])
+        return work_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}))
+
 
 def bounded(facts: Facts, fixed: Constraints) -> Bounded:
-    """Return the rows that rules leave of a space, with their floors."""
+    """Return the rows that rules leave of a space."""
     allowed = obeying(facts, fixed)
-    columns, ways = allowed.columns, policies(fixed)
-    count = len(columns.pp)
-    everything = np.arange(count)
-    if count <= _FEW:
-        return Bounded(
-            facts=facts,
-            fixed=fixed,
-            allowed=allowed,
-            memory=np.zeros((len(ways), count)),
-            fitting=everything,
-            roomy=everything,
-            rejected=(),
-        )
-    memory = memory_floor(facts, columns, ways)
-    least, capacity = memory.min(axis=0), facts.hardware.device.usable_memory_bytes
-    judged = columns.joined({"memory_total": least, "memory_capacity": capacity, "source": everything})
-    # a rule of memory that fires on the floor fires on every plan of the row
-    masks = dict(rejection_masks(judged, allowed.judged))
-    kept, rejected = attributed(judged, masks, option_counts(fixed, columns))
-    margin = memory_margin(facts, kept.memory_total)
+    count = len(allowed.columns.pp)
     return Bounded(
         facts=facts,
         fixed=fixed,
         allowed=allowed,
-        memory=memory,
-        fitting=kept.source,
-        roomy=kept.source[kept.memory_total + margin <= capacity],
-        rejected=rejected,
+        memory=np.zeros((len(policies(fixed)), count)),
+        asked=np.zeros(count, dtype=bool),
+        removed=np.zeros(count, dtype=bool),
+        rejected=[],
     )

@@ -2,6 +2,7 @@
 
 Rows of meshes with micro-batch and schedule are visited in the order of a floor of their step, options and
 all; a row whose floor lies above what was found is left out. So is one whose floor of memory does not fit.
+Of many rows these floors are computed for some at a time, in the order of a lower one.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ MOST_ALTERNATIVES = 8
 NEAR = 1.005
 
 _RUNGS = 6
+
+#: so many rows are bounded at once
+_MANY = 16000
 
 #: codes of rules about memory, whose rows may come near to fitting
 _MEMORY_CODES = "PS1"
@@ -76,17 +80,18 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
     rows = bounded(facts, fixed)
     strategies, rungs = _numbered(rows.columns.strategy), rows.columns.rung
     limits = limits_of_strategies(strategies, rungs)
-    found, waiting = _visited(rows, (rows.roomy, strategies), limits, roomy=True)
+    everything = np.arange(len(rungs))
+    found, waiting = _visited(rows, (everything, strategies), limits, roomy=True)
     # plans without the margin count where a rung has no other
     poor = np.ones(_RUNGS, dtype=bool)
     for each in found:
         poor[each.columns.rung[each.columns.roomy]] = False
-    tight = rows.fitting[(waiting & poor[rungs])[rows.fitting]]
+    tight = np.flatnonzero(waiting & poor[rungs] & ~rows.removed)
     more, late = _visited(rows, (tight, rungs), _near, roomy=False)
     fits = _in_order([each.columns for each in (*found, *more)], rows.columns)
     empty = np.ones(_RUNGS, dtype=bool)
     empty[fits.rung] = False
-    left = rows.fitting[(waiting & late)[rows.fitting]]
+    left = waiting & late & ~rows.removed
     return Survey(
         columns=fits,
         rejected=(
@@ -104,7 +109,8 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
     """Return the fastest plan that fits, with its margin where one does; None where none does."""
     rows = bounded(facts, fixed)
     together = np.zeros(len(rows.columns.pp), dtype=np.int64)
-    for places, roomy in ((rows.roomy, True), (rows.fitting, False)):
+    for roomy in (True, False):
+        places = np.flatnonzero(~rows.removed)
         found, _ = _visited(rows, (places, together), _near, roomy=roomy)
         fits = _in_order([each.columns for each in found], rows.columns)
         able = np.flatnonzero(fits.roomy | (not roomy))
@@ -120,13 +126,24 @@ def _visited(
     places, groups = chosen
     found: list[Judged] = []
     waiting = np.ones(len(groups), dtype=bool)
+    least = np.full(int(groups[places].max(initial=-1)) + 1, np.inf)
 
-    def least_steps(some: Any) -> Any:
-        waiting[places[some]] = False
-        found.append(judge(rows, places[some]))
-        return found[-1].least_steps(len(some), roomy=roomy)
+    def of_many(some: Any) -> Any:
+        """Bound rows, and judge those that may be the best."""
+        able = places[some][rows.able(places[some], roomy=roomy)]
 
-    visit(rows.steps(places, roomy=roomy), groups[places], least_steps, limits)
+        def least_steps(few: Any) -> Any:
+            waiting[able[few]] = False
+            found.append(judge(rows, able[few]))
+            return found[-1].least_steps(len(few), roomy=roomy)
+
+        visit(rows.steps(able, roomy=roomy), groups[able], least_steps, limits, least=least)
+        return least[groups[places[some]]]
+
+    if len(places) <= _MANY:
+        of_many(np.arange(len(places)))
+    else:
+        visit(rows.works(places), groups[places], of_many, limits, least=least, first=_MANY // 4)
     return found, waiting
 
 

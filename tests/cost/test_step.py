@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
 
-from parastrat.assess import assess, assess_all
+from parastrat.assess import assess, assess_all, plans_table
 from parastrat.case import Facts
+from parastrat.columns import Columns, facts_columns
+from parastrat.cost import work_floor
 from parastrat.errors import ProfileError
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
@@ -180,6 +182,35 @@ def test_the_bubble_waits_for_exposed_collectives_too() -> None:
     together = found.compute + found.tp_exposed + found.cp_exposed + found.ep_exposed
     assert min(found.tp_exposed, found.cp_exposed, found.ep_exposed) > 0
     assert found.pp_bubble == pytest.approx(together / 4)
+
+
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+def test_work_is_blocks_and_bubble_of_ranks_that_are_alike(virtual_stages: int) -> None:
+    facts = job(
+        replace(
+            layer(tensor_parallel_collectives=2, tensor_parallel_bytes=GB, context_parallel_bytes=3 * GB),
+            repeat=8,
+            boundary_bytes=GB,
+            expert_parallel_bytes=5 * GB,
+            parameters=dense(1),
+        )
+    )
+    fields: dict[str, Any] = {
+        "pp": 4,
+        "dp_shard": 2,
+        "cp": 2,
+        "tp": 2,
+        "ep": 2,
+        "shard": Shard.PARAMETERS,
+        "gradient_accumulation_steps": 8,
+        "micro_batch_size": 4,
+        "virtual_stages": virtual_stages,
+    }
+    parts = step(facts, **fields).parts
+    columns = Columns(facts_columns(facts) | plans_table([plan(**fields)]))
+    told = ("compute", "tp_exposed", "cp_exposed", "ep_exposed", "pp_bubble")
+    assert all(part > 0 for part in parts.values())
+    assert work_floor(facts, columns) == pytest.approx([sum(parts[part] for part in told)])
 
 
 def sends(facts: Facts | None = None, **fields: Any) -> float:

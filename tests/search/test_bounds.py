@@ -10,13 +10,13 @@ import pytest
 
 from parastrat.case import Facts
 from parastrat.columns import Columns, code_of
-from parastrat.cost import time_columns, time_floor
+from parastrat.cost import time_columns, time_floor, work_floor
 from parastrat.floors import memory_floor
 from parastrat.memory import PARTS, memory_columns, memory_totals
 from parastrat.plan import Offload, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import rejection_masks
-from parastrat.search import Constraints
+from parastrat.search import Constraints, find_plan
 from parastrat.search.best_first import visit
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
@@ -129,6 +129,10 @@ def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
         # a byte for each part, and one where a sum of whole parts is a little more than whole
         assert 0 <= apart.min() <= apart.max() <= len(PARTS) + 1
         assert (step[plans.source] <= steps * (1 + 1e-12)).all()
+        work = work_floor(given, rows.joined({"recompute": np.full(len(drawn), code_of(policy))}))
+        assert (work <= step).all()
+        # not far below
+        assert (work > 0.3 * step).mean() > 0.9
         # not far below: without a pipeline the step's floor is a plan's
         exact = (plans.pp == 1) & ~plans.reshard_after_forward
         assert step[plans.source][exact] == pytest.approx(steps[exact])
@@ -136,6 +140,19 @@ def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
             # a floor of the first policy that may fit is one of those after it
             assert (before <= step).all()
             before = step
+
+
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
+def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = facts(*job)
+    at_once, fastest = find_plan(given), fastest_plan(given, Constraints())
+    monkeypatch.setattr("parastrat.search.survey._MANY", 8)
+    piece_by_piece = find_plan(given)
+    assert piece_by_piece.rungs == at_once.rungs
+    assert piece_by_piece.alternatives == at_once.alternatives
+    assert fastest_plan(given, Constraints()) == fastest
 
 
 def test_a_strategy_matters_while_it_may_be_shown() -> None:
