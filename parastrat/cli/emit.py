@@ -122,9 +122,10 @@ def _files(target: Target, case: Case, source: PlanSource) -> tuple[TextFile, ..
     python.check_plan(case.plan)
     from parastrat.runtime.emission import proven_division, proven_staging
 
-    if mesh.pp > 1:
-        return python.emit(case, staging=proven_staging(source.model_ref, case))
-    return python.emit(case, proven_division(source.model_ref, case))
+    ref = source.model_ref
+    division = proven_division(ref, case) if mesh.tp > 1 else None
+    staging = proven_staging(ref, case, division) if mesh.pp > 1 else None
+    return python.emit(case, division, staging)
 
 
 def _with_plan(target: Target, case: Case, source: PlanSource, output: Path) -> tuple[TextFile, ...]:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = (
     *("single", "ddp", "fsdp2", "hsdp", "tp", "ddp+tp", "fsdp2+tp", "hsdp+tp"),
-    *("pp", "ddp+pp", "fsdp2+pp", "hsdp+pp"),
+    *("pp", "ddp+pp", "fsdp2+pp", "hsdp+pp", "tp+pp", "ddp+tp+pp", "fsdp2+tp+pp", "hsdp+tp+pp"),
 )
 
 
@@ -54,20 +54,20 @@ def emit(
     """
     plan = case.plan
     check_plan(plan)
-    if plan.mesh.pp > 1:
-        if staging is None:
-            raise EmitError(
-                f"this plan is {plan.strategy}, and where its stages are cut is found by tracing the model",
-                hint=_BUILT,
-            )
-        return emit_staged(case, staging)
-    if plan.mesh.tp > 1:
-        if division is None:
-            raise EmitError(
-                f"this plan is {plan.strategy}, and what of each layer is divided is found by tracing the "
-                "model, and proven on its ranks",
-                hint=_BUILT,
-            )
+    if plan.mesh.pp > 1 and staging is None:
+        raise EmitError(
+            f"this plan is {plan.strategy}, and where its stages are cut is found by tracing the model",
+            hint=_BUILT,
+        )
+    if plan.mesh.tp > 1 and division is None:
+        raise EmitError(
+            f"this plan is {plan.strategy}, and what of each layer is divided is found by tracing the "
+            "model, and proven on its ranks",
+            hint=_BUILT,
+        )
+    if staging is not None:
+        return emit_staged(case, staging, division)
+    if division is not None:
         return emit_divided(case, division)
     blocks = _has_blocks(plan)
     imports, definitions = _head(case, blocks=blocks)

@@ -1,4 +1,4 @@
-"""``parallelize.py`` for plans with the stages of a pipeline, alone or under DDP, FSDP2 and HSDP."""
+"""``parallelize.py`` for plans with the stages of a pipeline: alone, divided, under DDP, FSDP2 and HSDP."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from parastrat.emit.python_parts import (
     heading,
     sorted_imports,
 )
+from parastrat.emit.python_tensor import divided_text, style_imports
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.plan import Compile, Recompute
@@ -24,13 +25,15 @@ from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.case import Case
+    from parastrat.emit.division import Division
     from parastrat.emit.staging import StageParts, Staging
     from parastrat.plan import Plan
 
 
-def emit_staged(case: Case, staging: Staging) -> tuple[TextFile, ...]:
+def emit_staged(case: Case, staging: Staging, division: Division | None) -> tuple[TextFile, ...]:
     """Return ``parallelize.py`` for torch 2.13, whose ``Pipeline`` runs steps; checked already."""
     plan = case.plan
+    divided = [] if division is None else divided_text(division)
     recomputing = plan.recompute is not Recompute.NONE
     container = {"container": json.dumps(staging.container), "name": staging.container}
     body = [
@@ -40,22 +43,26 @@ def emit_staged(case: Case, staging: Staging) -> tuple[TextFile, ...]:
         text.WEIGHTS.format(dtype="bfloat16" if plan.precision is Precision.BF16 else "float32"),
         pipeline_text.NO_CACHES if staging.caches else "",
         pipeline_text.APPLY,
+        pipeline_text.DIVIDE if divided else "",
         pipeline_text.NAMES.format(count=staging.blocks) if recomputing else "",
         text.RECOMPUTE[plan.recompute],
         _own_stages(plan),
         _over_data(plan, staging),
+        pipeline_text.GRADIENTS if divided and not plan.shards_parameters else "",
         pipeline_text.RETURN,
     ]
     definitions = [
         build_mesh(case),
         _stages(staging),
         pipeline_text.FROM_FIRST_RANK,
+        *divided,
+        *([tensor_text.WHOLE_GRADIENTS] if divided and not plan.shards_parameters else []),
         *text.RECOMPUTE_DEFINITIONS[plan.recompute],
         pipeline_text.STAGE.format(
             copied=_copied(plan, staging),
             output=f".{staging.output}" if staging.output else "",
         ),
-        *([pipeline_text.AVERAGE] if _averages(plan) else []),
+        *([pipeline_text.AVERAGE.format(local=_local(plan))] if _averages(plan) else []),
         _pipeline(plan, staging),
     ]
     lines = [
@@ -78,6 +85,7 @@ def check_staged(plan: Plan) -> None:
             plan.shards_parameters and plan.reshard_after_forward,
             "with reshard_after_forward = false",
         ),
+        "sequence_parallel beside pp": (plan.sequence_parallel, "without sequence_parallel"),
         "compile = block beside pp": (plan.compile is not Compile.NONE, "without compile"),
         "precision = fp16-mixed beside pp": (plan.precision is Precision.FP16_MIXED, "with bf16-mixed"),
     }
@@ -95,6 +103,11 @@ def _copied(plan: Plan, staging: Staging) -> str:
     return ".clone()  # torch cannot detach views" if staging.is_view else ""
 
 
+def _local(plan: Plan) -> str:
+    """Return what to read of a gradient, of which this rank may have a share."""
+    return ".to_local()" if plan.shards_parameters or plan.mesh.tp > 1 else ""
+
+
 def _averages(plan: Plan) -> bool:
     """Return whether gradients are averaged at the end of a step, not by FSDP2."""
     return plan.mesh.dp > 1 and not plan.shards_parameters
@@ -102,10 +115,11 @@ def _averages(plan: Plan) -> bool:
 
 def _loop(plan: Plan) -> str:
     count, samples = plan.gradient_accumulation_steps, plan.micro_batch_size
+    axes = "pp or tp" if plan.mesh.tp > 1 else "pp"
     return (
         f"One step of a rank is {counted(count, 'micro-batch').replace('hs', 'hes')} of "
-        f"{counted(samples, 'sample')}, a global batch of {plan.global_batch_size}; all ranks of a\n"
-        "pipeline take the same samples. The norm of all gradients is a sum over pp, too."
+        f"{counted(samples, 'sample')}, a global batch of {plan.global_batch_size}; ranks that\n"
+        f"differ in {axes} alone take the same samples. The norm of all gradients is a sum over pp, too."
     )
 
 
@@ -125,7 +139,7 @@ def _parts(stage: StageParts) -> list[str]:
 
 
 def _pipeline(plan: Plan, staging: Staging) -> str:
-    dp, sharded = plan.mesh.dp, plan.shards_parameters
+    dp = plan.mesh.dp
     holders = [rank_of_stage(plan, stage) for stage, _ in staging.tied]
     apart = 0 < len(holders) < plan.mesh.pp
     setup = (
@@ -135,7 +149,7 @@ def _pipeline(plan: Plan, staging: Staging) -> str:
     )
     ties = (
         pipeline_text.SUM_TIES.format(
-            local=".to_local()" if sharded else "",
+            local=_local(plan),
             group="self.tie" if apart else 'self.mesh.get_group("pp")',
         )
         if holders
@@ -196,6 +210,8 @@ def _imports(plan: Plan, code: str) -> list[str]:
         *text.RECOMPUTE_IMPORTS[plan.recompute],
         f"from torch.distributed.pipelining import PipelineStage, {schedule}",
     ]
+    if plan.mesh.tp > 1:
+        imports += style_imports(code)
     if "Counter(" in code:
         imports.append("from collections import Counter")
     if "copy.deepcopy" in code:

@@ -163,7 +163,7 @@ def average(parameters: list[nn.Parameter], group: dist.ProcessGroup) -> None:
     used, packed = [p for p, some in zip(parameters, has.tolist()) if some], []
     for parameter in used:
         parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        packed.append(parameter.grad)
+        packed.append(parameter.grad{local})
         if parameter is used[-1] or sum(gradient.nbytes for gradient in packed) >= 25 * 2**20:
             message = torch.cat([gradient.flatten() for gradient in packed])
             dist.all_reduce(message, dist.ReduceOp.AVG, group=group)
@@ -180,6 +180,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, loss_fn) -> Pipeline:
 
 APPLY = """\
     from_first_rank(model, mesh.device_type)
+"""
+
+DIVIDE = """\
+    divide(model, mesh["tp"])
 """
 
 NO_CACHES = """\
@@ -218,6 +222,12 @@ SHARD = """\
             block = stage.model.get_submodule(name)
             fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=False)
         fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
+"""
+
+#: moving a DTensor to a device loses its hooks
+GRADIENTS = """\
+    for parameter in [parameter for stage in stages.values() for parameter in stage.parameters()]:
+        parameter.register_post_accumulate_grad_hook(whole_gradients)
 """
 
 RETURN = """\

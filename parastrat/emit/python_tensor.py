@@ -42,13 +42,11 @@ def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
         text.RECOMPUTE[plan.recompute],
         _over_data(plan),
     ]
-    divide = _divide(division)
     definitions = [
         build_mesh(case),
         shard_text.FROM_FIRST_RANK,
         *text.RECOMPUTE_DEFINITIONS[plan.recompute],
-        *([tensor_text.WHOLE] if "Whole()" in divide else []),
-        divide,
+        *divided_text(division),
         *([tensor_text.WHOLE_GRADIENTS] if plan.mesh.dp == 1 else []),
     ]
     lines = [
@@ -83,7 +81,8 @@ def check_divided(plan: Plan) -> None:
             )
 
 
-def _divide(division: Division) -> str:
+def divided_text(division: Division) -> list[str]:
+    """Return ``divide(model, mesh)``, and before it the style that torch has not."""
     start = division.start_of_shares
     places = [f"        {json.dumps(place.name)}: {_style(place)}," for place in division.places]
     ties = [
@@ -91,11 +90,12 @@ def _divide(division: Division) -> str:
         for owners in division.tied
         for other in owners[1:]
     ]
-    return tensor_text.DIVIDE.format(
+    divide = tensor_text.DIVIDE.format(
         check=tensor_text.POSITIONS.format(start=json.dumps(start)) if start else "",
         places="\n".join(places),
         ties="".join(ties),
     )
+    return [*([tensor_text.WHOLE] if "Whole()" in divide else []), divide]
 
 
 def _style(place: Place) -> str:
@@ -136,7 +136,8 @@ def _over_data(plan: Plan) -> str:
     return (autocast if compute else "") + end
 
 
-def _imports(plan: Plan, code: str) -> list[str]:
+def style_imports(code: str) -> list[str]:
+    """Return the imports of what divides layers in this code."""
     layouts = [name for name in ("DTensor", "Replicate", "Shard") if f"{name}" in code]
     if "distribute_module(" in code:
         layouts.append("distribute_module")
@@ -150,13 +151,19 @@ def _imports(plan: Plan, code: str) -> list[str]:
     )
     used = [name for name in styles if name in code]
     listed = "".join(f"    {name},\n" for name in [*used, "parallelize_module"])
+    return [
+        f"from torch.distributed.tensor import {', '.join(layouts)}",
+        f"from torch.distributed.tensor.parallel import (\n{listed})",
+    ]
+
+
+def _imports(plan: Plan, code: str) -> list[str]:
     imports = [
         "import torch",
         "from torch import nn",
         *MESH_IMPORTS,
         *text.RECOMPUTE_IMPORTS[plan.recompute],
-        f"from torch.distributed.tensor import {', '.join(layouts)}",
-        f"from torch.distributed.tensor.parallel import (\n{listed})",
+        *style_imports(code),
     ]
     if "Counter(" in code:
         imports.append("from collections import Counter")

@@ -7,7 +7,7 @@ import multiprocessing
 import queue
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from parastrat.emit import EmitError
+from parastrat.emit.division import Style
 from parastrat.emit.python import emit
 from parastrat.errors import ModelError, ParastratError
+from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described, load_builder
 from parastrat.runtime.hf_models import config_builder
 from parastrat.runtime.initialise import build_on_meta
@@ -39,7 +41,8 @@ if TYPE_CHECKING:
     from parastrat.emit import TextFile
     from parastrat.emit.division import Division
     from parastrat.emit.staging import Staging
-    from parastrat.runtime.building import Builder
+    from parastrat.plan import Mesh, Shard
+from parastrat.runtime.building import Builder
 
 #: seconds that ranks may take to find and prove a layout
 DEADLINE_S = 300.0
@@ -94,7 +97,7 @@ def proven_division(ref: str, case: Case) -> Division:
     return answer.division
 
 
-def proven_staging(ref: str, case: Case) -> Staging:
+def proven_staging(ref: str, case: Case, division: Division | None = None) -> Staging:
     """Return where the plan's stages cut a model, as emitted code says it.
 
     The code that will be emitted is run on fake tensors, stage after stage; it must compute what the whole
@@ -103,6 +106,7 @@ def proven_staging(ref: str, case: Case) -> Staging:
     Args:
         ref: MODEL, as for ``proven_division``.
         case: the plan, with pp.
+        division: of the model's layers, where the plan has tp.
 
     Raises:
         ModelError: the model cannot be built.
@@ -115,12 +119,22 @@ def proven_staging(ref: str, case: Case) -> Staging:
     made = builder.sample_inputs
     try:
         draft = staged(module, case.plan, None if made is None else made(2, case.workload.sequence_length))
-        return tried_stages(draft, _defined(emit(case, staging=draft.staging)))
+        _check_places(division)
+        return tried_stages(draft, _defined(emit(case, division, draft.staging)))
     except NotStagedError as error:
         raise EmitError(
             f"this model's stages are not written in a few lines of torch: {error}",
             hint="emit for torchrun or slurm: their scripts run this plan through auto_parallelize",
         ) from error
+
+
+def _check_places(division: Division | None) -> None:
+    """Refuse layers divided together that are in no block: a stage may end between them."""
+    if division is None:
+        return
+    for place in division.places:
+        if place.style not in _ALONE and not place.name.startswith(f"{division.container}.*."):
+            raise NotStagedError(f"{place.name} is divided together with others outside of blocks")
 
 
 def _defined(files: tuple[TextFile, ...]) -> dict[str, Any]:
@@ -207,8 +221,14 @@ def _builder(ref: str) -> Builder:
     return config_builder(ref)
 
 
+#: what returns a whole activation by itself
+_ALONE = (Style.EMBEDDING, Style.HEAD, Style.WHOLE)
+
+
 def _apart(bench: Bench, case: Case, division: Division) -> str:
     """Return how the emitted code differs from one device on the small copy; nothing if it does not."""
+    if case.plan.mesh.pp > 1:  # stages are tried apart from what is divided inside of them
+        case = replace(case, plan=replace(case.plan, mesh=Mesh(tp=case.plan.mesh.tp), shard=Shard.NONE))
     names = _defined(emit(case, division))
     verdict = tried(
         bench.copy,

@@ -106,7 +106,7 @@ class Messages(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         kind = KINDS.match(str(func).split(".")[1])
         if "c10d" in func.namespace and kind is not None:
-            self.seen.append((kind[0], max(map(_bytes, [*args, result]))))
+            self.seen.append((kind[0].replace("_", ""), max(map(_bytes, [*args, result]))))
         return result
 
 

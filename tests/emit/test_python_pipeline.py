@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -16,11 +17,12 @@ from emit.staged import both_ways
 from runtime.ranks import on_ranks
 
 from parastrat.emit import EMITTERS, EmitError, Target
+from parastrat.emit.division import Division, Place, Style
 from parastrat.emit.python import emit
 from parastrat.emit.staging import StageParts, Staging
 from parastrat.errors import ModelError, ParastratError
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
-from parastrat.runtime.emission import proven_staging
+from parastrat.runtime.emission import proven_division, proven_staging
 from parastrat.runtime.pipeline.written import NotStagedError, staged, tried
 from parastrat.workload import Precision
 
@@ -42,11 +44,22 @@ STAGING = Staging(
     output="logits",
     caches=True,
 )
+DIVISION = Division(
+    container="model.layers",
+    blocks=32,
+    places=(
+        Place(name="model.embed_tokens", style=Style.EMBEDDING),
+        *(Place(name=f"model.layers.*.mlp.{each}_proj", style=Style.COLUMN) for each in ("gate", "up")),
+        Place(name="model.layers.*.mlp.down_proj", style=Style.ROW),
+        Place(name="model.norm", style=Style.WHOLE),
+        Place(name="lm_head", style=Style.HEAD),
+    ),
+)
 TIED = ((0, "model.embed_tokens.weight"), (1, "lm_head.weight"))
 
 
-def written(case: Case, staging: Staging) -> str:
-    (file,) = emit(case, staging=staging)
+def written(case: Case, staging: Staging, division: Division | None = None) -> str:
+    (file,) = emit(case, division, staging)
     compile(file.text, file.path, "exec")
     return file.text
 
@@ -96,8 +109,37 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mesh", "lines"),
+    [
+        (Mesh(pp=2, tp=2), ["divide(model, mesh", "register_post_accumulate_grad_hook"]),
+        (Mesh(pp=2, dp_replicate=2, tp=2), ["packed.append(parameter.grad.to_local())"]),
+        (Mesh(pp=2, dp_shard=2, tp=2), ["divide(model, mesh", "fully_shard(stage, mesh=data"]),
+    ],
+)
+def test_layers_are_divided_before_stages_drop_any(
+    mesh: Mesh, lines: list[str], case_of: Callable[..., Case]
+) -> None:
+    fields = SHARDED if mesh.dp_shard > 1 else {"shard": Shard.NONE}
+    text = written(case_of(ranks=mesh.world_size, mesh=mesh, **fields), STAGING, DIVISION)
+    assert max(text.splitlines(), key=len)[108:] == ""
+    assert sum(1 for line in text.splitlines() if line.strip()) <= 160
+    places = [text.rindex(line) for line in [*lines, "return Pipeline("]]
+    assert places == sorted(places)
+    assert text.index('divide(model, mesh["tp"])') < text.index("Stage(model, rank)")
+
+
+def test_layers_divided_together_stay_in_one_stage(case_of: Callable[..., Case]) -> None:
+    outside = replace(DIVISION, places=(Place(name="model.projection", style=Style.COLUMN),))
+    case = case_of(ranks=4, mesh=Mesh(pp=2, tp=2), shard=Shard.NONE, precision=Precision.FP32)
+    with pytest.raises(EmitError, match=r"model.projection is divided together with others outside of"):
+        proven_staging(f"{MODELS}:layers", case, outside)
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"mesh": Mesh(pp=2, tp=4)}, "what of each layer is divided"),
+        ({"mesh": Mesh(pp=2, tp=4), "sequence_parallel": True}, "sequence_parallel beside pp"),
         ({"compile": Compile.BLOCK}, "compile = block beside pp"),
         ({"precision": Precision.FP16_MIXED}, "fp16-mixed beside pp"),
         (
@@ -111,7 +153,7 @@ def test_what_is_not_done_is_refused(
 ) -> None:
     with pytest.raises(EmitError, match=message) as refused:
         emit(case_of(**{"mesh": Mesh(pp=8), "shard": Shard.NONE, **fields}), staging=STAGING)
-    assert refused.value.hint.startswith("plan again with")
+    assert refused.value.hint.startswith(("plan again with", "name a model"))
 
 
 def test_a_plan_file_alone_does_not_say_where_to_cut(case_of: Callable[..., Case]) -> None:
@@ -210,17 +252,31 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+#: the ranks of the proof come before those of the plan: too long for every time
+DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp": (
+        "llama",
+        {**PLAIN, "mesh": Mesh(pp=2, tp=2), "precision": Precision.BF16_MIXED, "recompute": Recompute.FULL},
+    ),
+    "tp-chunked": ("decoder", {**CHUNKED, "mesh": Mesh(pp=2, tp=2)}),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", drawn(list(CELLS), 1))
+@pytest.mark.parametrize(
+    "cell", [*drawn(list(CELLS), 1), *(DIVIDED if "PARASTRAT_TEST_ALL" in os.environ else ())]
+)
 def test_sends_what_auto_parallelize_sends(
     cell: str, case_of: Callable[..., Case], cpu_device: Device
 ) -> None:
-    name, fields = CELLS[cell]
+    name, fields = {**CELLS, **DIVIDED}[cell]
     ranks = fields["mesh"].world_size
     plan = {"precision": Precision.FP32, "gradient_accumulation_steps": 4, "micro_batch_size": 2, **fields}
     case = case_of(ranks=ranks, device=cpu_device, **plan)
     case = replace(case, model=SimpleNamespace(ref=name))  # type: ignore[arg-type]
-    text = written(case, proven_staging(f"{MODELS}:{name}", case))
+    ref = f"{MODELS}:{name}"
+    division = proven_division(ref, case) if case.plan.mesh.tp > 1 else None
+    text = written(case, proven_staging(ref, case, division), division)
     found = on_ranks(ranks, both_ways, name, text, case.plan)
     for emitted, ours in found:
         assert emitted["losses"] == pytest.approx(ours["losses"], rel=1e-6)
