@@ -37,14 +37,19 @@ TESTS: dict[str, tuple[str, ...]] = {
     "cost/data_parallel": ("cost/test_data_parallel.py", "search/test_bounds.py"),
     "cost/step": ("cost/test_step.py", "search/test_bounds.py"),
     "assess": ("test_assess.py",),
-    "stages": ("test_stages.py",),
-    "memory": ("test_memory_parts.py", "test_memory.py", "search/test_bounds.py"),
-    "ranks": ("test_ranks.py", "test_memory_parts.py", "cost/test_step.py", "search/test_bounds.py"),
-    "pipelines": ("test_moments.py", "test_ranks.py", "test_memory_parts.py"),
-    "moments": ("test_moments.py", "test_memory_parts.py", "search/test_bounds.py"),
-    "states": ("test_states.py", "test_memory_parts.py", "test_memory.py"),
-    "activations": ("test_memory_parts.py",),
-    "gathered": ("test_memory_parts.py", "test_memory.py"),
+    "ranks/stages": ("ranks/test_stages.py",),
+    "memory/peaks": ("memory/test_parts.py", "memory/test_peaks.py", "search/test_bounds.py"),
+    "ranks/load": (
+        "ranks/test_load.py",
+        "memory/test_parts.py",
+        "cost/test_step.py",
+        "search/test_bounds.py",
+    ),
+    "ranks/pipelines": ("ranks/test_moments.py", "ranks/test_load.py", "memory/test_parts.py"),
+    "ranks/moments": ("ranks/test_moments.py", "memory/test_parts.py", "search/test_bounds.py"),
+    "ranks/states": ("ranks/test_states.py", "memory/test_parts.py", "memory/test_peaks.py"),
+    "memory/activations": ("memory/test_parts.py",),
+    "memory/gathered": ("memory/test_parts.py", "memory/test_peaks.py"),
     "sources/layers": ("sources/test_layers.py",),
     "sources/feed_forward": ("sources/test_feed_forward.py",),
     "sources/transformer": ("sources/test_transformer.py",),
@@ -66,43 +71,46 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "values.reshape(-1, *[1] * np.ndim(c.tp)) -> values.reshape(-2, *[1] * np.ndim(c.tp))",
     ): _REST,
     ("cost/step", "pipeline_ranks(facts.model, 1, 1) -> pipeline_ranks(facts.model, 1, 2)"): _ONE_RANK,
-    ("ranks", "pipeline_ranks(model, 1, 1) -> pipeline_ranks(model, 1, 2)"): _ONE_RANK,
+    ("ranks/load", "pipeline_ranks(model, 1, 1) -> pipeline_ranks(model, 1, 2)"): _ONE_RANK,
     (
-        "pipelines",
+        "ranks/pipelines",
         (
             "max((len(self.cuts[place]) for place in set(places)), default=1)"
             " -> max((len(self.cuts[place]) for place in set(places)), default=2)"
         ),
     ): _NO_PLANS,
     (
-        "pipelines",
+        "ranks/pipelines",
         (
             "max((len(ranks) for ranks in self.cuts), default=1)"
             " -> max((len(ranks) for ranks in self.cuts), default=2)"
         ),
     ): _NO_PLANS,
-    ("pipelines", "replace(block, name='', repeat=1) -> replace(block, name='', repeat=2)"): (
+    ("ranks/pipelines", "replace(block, name='', repeat=1) -> replace(block, name='', repeat=2)"): (
         "asks only which blocks are equal"
     ),
-    ("moments", "repeats.reshape(-1, len(kinds)) -> repeats.reshape(-2, len(kinds))"): _REST,
+    ("ranks/moments", "repeats.reshape(-1, len(kinds)) -> repeats.reshape(-2, len(kinds))"): _REST,
     (
-        "moments",
+        "ranks/moments",
         "freed[ranks, places].T.reshape(-1, *shape) -> freed[ranks, places].T.reshape(-2, *shape)",
     ): _REST,
-    ("moments", "range(2) -> range(3)"): "a place that is neither last nor before it stays out of reach",
     (
-        "moments",
+        "ranks/moments",
+        "range(2) -> range(3)",
+    ): "a place that is neither last nor before it stays out of reach",
+    (
+        "ranks/moments",
         (
             "np.where(present & is_unit, np.arange(len(kinds)), -1)"
             " -> np.where(present & is_unit, np.arange(len(kinds)), -2)"
         ),
     ): "any negative number says that there is none",
-    ("stages", "1 + 1e-09 -> 1 + 1.5000000000000002e-09"): "how far sums may round apart",
-    ("stages", "max(flops) -> min(flops)"): _BISECTION,
-    ("stages", "max(largest, loads[-1] / stages) -> min(largest, loads[-1] / stages)"): _BISECTION,
-    ("stages", "loads[-1] -> loads[-2]"): _BISECTION,
-    ("stages", "1e-06 * high -> 1.5e-06 * high"): _BISECTION,
-    ("stages", "[0] -> [1]"): "every place is overwritten before it is read",
+    ("ranks/stages", "1 + 1e-09 -> 1 + 1.5000000000000002e-09"): "how far sums may round apart",
+    ("ranks/stages", "max(flops) -> min(flops)"): _BISECTION,
+    ("ranks/stages", "max(largest, loads[-1] / stages) -> min(largest, loads[-1] / stages)"): _BISECTION,
+    ("ranks/stages", "loads[-1] -> loads[-2]"): _BISECTION,
+    ("ranks/stages", "1e-06 * high -> 1.5e-06 * high"): _BISECTION,
+    ("ranks/stages", "[0] -> [1]"): "every place is overwritten before it is read",
     (
         "cost/step",
         (
@@ -118,9 +126,9 @@ EQUIVALENT: dict[tuple[str, str], str] = {
             " -> _convolutions('stem', 2, [first], (b, kernels), last=pooled + pixels, first=pixels)"
         ),
     ): "only other fields are read",
-    ("memory", "before + count -> before - count"): "asks only whether it is still 0",
+    ("memory/peaks", "before + count -> before - count"): "asks only whether it is still 0",
     (
-        "memory",
+        "memory/peaks",
         (
             "_context_bytes(facts) + np.zeros_like(updated)"
             " -> _context_bytes(facts) - np.zeros_like(updated)"

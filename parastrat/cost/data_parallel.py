@@ -9,7 +9,7 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.cost.communication import Group, all_reduce_s, ring_s
 from parastrat.plan import Shard
-from parastrat.states import element_bytes, local, shard_ranks
+from parastrat.ranks.states import element_bytes, local, shard_ranks
 
 if TYPE_CHECKING:
     from parastrat.case import Facts

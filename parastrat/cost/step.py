@@ -16,7 +16,7 @@ from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, pipeline_ranks, rank_columns
-from parastrat.states import block_totals, element_bytes, updated_parameters
+from parastrat.ranks.states import block_totals, element_bytes, updated_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

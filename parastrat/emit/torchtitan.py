@@ -261,7 +261,7 @@ def _parallelism(case: Case) -> str:
 
 def _layers_per_stage(model: ModelSpec, stages: int) -> str:
     """Return the repeated blocks of each stage, as the estimate cuts: ``[3] + [4] * 30 + [3]``."""
-    from parastrat.stages import cut  # noqa: PLC0415 - numpy, for pipelines alone
+    from parastrat.ranks.stages import cut  # noqa: PLC0415 - numpy, for pipelines alone
 
     layers = [
         sum(count for count, block in zip(repeats, model.blocks, strict=True) if block.unit)

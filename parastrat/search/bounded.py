@@ -9,8 +9,8 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost import time_floor, work_floor
-from parastrat.floors import memory_floor
 from parastrat.memory import memory_margin
+from parastrat.memory.floors import memory_floor
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Obeying, Rejected, attributed, obeying
 from parastrat.search.rows import Constraints

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from parastrat.assess import cases_of, estimated, plans_table
 from parastrat.columns import Columns, facts_columns
 from parastrat.plan import Offload
+from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
 from parastrat.search.survey import fastest_plan
-from parastrat.states import least_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

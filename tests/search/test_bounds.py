@@ -11,8 +11,8 @@ import pytest
 from parastrat.case import Facts
 from parastrat.columns import Columns, code_of
 from parastrat.cost import time_columns, time_floor, work_floor
-from parastrat.floors import memory_floor
 from parastrat.memory import PARTS, memory_columns, memory_totals
+from parastrat.memory.floors import memory_floor
 from parastrat.plan import Offload, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import rejection_masks

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from parastrat.errors import WrapError
+from parastrat.ranks.stages import cut_chain
 from parastrat.runtime.pipeline.flow import Kind, Source
 from parastrat.runtime.pipeline.route import Route
 from parastrat.runtime.slots import Slot, slots_of
-from parastrat.stages import cut_chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

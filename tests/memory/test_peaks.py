@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parastrat.activations import in_flight
 from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.columns import Columns, facts_columns, plan_columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory import memory_columns, memory_estimate
+from parastrat.memory.activations import in_flight
 from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.ranks.states import element_bytes, least_bytes
 from parastrat.sources import load_source
-from parastrat.states import element_bytes, least_bytes
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 

@@ -10,7 +10,7 @@ from jobs import block, job
 from parastrat.case import Facts
 from parastrat.model import Parameters
 from parastrat.plan import Offload
-from parastrat.states import element_bytes, least_bytes
+from parastrat.ranks.states import element_bytes, least_bytes
 from parastrat.workload import Optimizer, Precision
 
 #: of a stack that keeps masters and gradients in fp32

@@ -10,14 +10,14 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
-from parastrat.ranks import ParameterTotals
+from parastrat.ranks.load import ParameterTotals
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.model import Block
-    from parastrat.ranks import RankLoad
+    from parastrat.ranks.load import RankLoad
     from parastrat.units import Numbers
 
 #: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps

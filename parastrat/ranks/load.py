@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.pipelines import DIVIDED, TOTALS, pipelines_of
+from parastrat.ranks.pipelines import DIVIDED, TOTALS, pipelines_of
 from parastrat.units import Numbers
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
-    from parastrat.moments import Moment
-    from parastrat.pipelines import Kinds, RankTable
+    from parastrat.ranks.moments import Moment
+    from parastrat.ranks.pipelines import Kinds, RankTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

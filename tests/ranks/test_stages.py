@@ -6,7 +6,7 @@ from chains import block, chain, decoder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parastrat.stages import cut, cut_chain
+from parastrat.ranks.stages import cut, cut_chain
 
 
 def test_equal_layers_are_cut_evenly() -> None:

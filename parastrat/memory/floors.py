@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
-from parastrat.gathered import HELD_BY, gathered_bytes
+from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
+from parastrat.memory.gathered import HELD_BY, gathered_bytes
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds, ranks_of
-from parastrat.states import (
+from parastrat.ranks.states import (
     context_bytes,
     element_bytes,
     state_bytes,

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 from jobs import block, job, matmul, plan, row
 
-from parastrat.activations import in_flight, kept_bytes, saved_bytes
 from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.columns import Columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.hardware import DeviceType
 from parastrat.memory import memory_columns, memory_totals
+from parastrat.memory.activations import in_flight, kept_bytes, saved_bytes
 from parastrat.model import Activations, Block, Parameters, Saved, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
-from parastrat.states import block_totals, element_bytes, local, shard_ranks
+from parastrat.ranks.states import block_totals, element_bytes, local, shard_ranks
 from parastrat.workload import Optimizer, Precision
 
 #: the constant, for blocks that compute nothing

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from parastrat.moments import moments_of
+from parastrat.ranks.moments import moments_of
 
 Told = tuple[int, bool, tuple[int, ...], int, bool]
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from parastrat.distinct import distinct
 from parastrat.model import Split
-from parastrat.moments import moments_of
+from parastrat.ranks.moments import moments_of
+from parastrat.ranks.stages import cut_chain
 from parastrat.remembered import remembered
-from parastrat.stages import cut_chain
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import Block, ModelSpec
-    from parastrat.moments import Moment
+    from parastrat.ranks.moments import Moment
 
 #: the totals of a rank, each by what divides it
 TOTALS = ("trainable", "frozen", "root")

@@ -11,16 +11,16 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.plan import Shard
-from parastrat.states import block_totals, local
+from parastrat.ranks.states import block_totals, local
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.columns import Columns
     from parastrat.model import Block
-    from parastrat.moments import Moment
     from parastrat.ranks import RankLoad
-    from parastrat.states import ElementBytes
+    from parastrat.ranks.moments import Moment
+    from parastrat.ranks.states import ElementBytes
     from parastrat.units import Bytes
 
 #: what decides the states of a rank and what FSDP2 gathers of them

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
-from parastrat.gathered import HELD_BY, gathered_bytes, shards_parameters
+from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
+from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters
 from parastrat.ranks import RankLoad, block_kinds, ranks_of
-from parastrat.states import (
+from parastrat.ranks.states import (
     context_bytes,
     element_bytes,
     state_bytes,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.moments import Moment
+    from parastrat.ranks.moments import Moment
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
 

@@ -1,0 +1,23 @@
+"""What ranks hold: how a model's chain is cut over a pipeline, and the states of what each rank has."""
+
+from parastrat.ranks.load import (
+    ParameterTotals,
+    RankLoad,
+    Ranks,
+    block_kinds,
+    mean_ranks,
+    pipeline_ranks,
+    rank_columns,
+    ranks_of,
+)
+
+__all__ = [
+    "ParameterTotals",
+    "RankLoad",
+    "Ranks",
+    "block_kinds",
+    "mean_ranks",
+    "pipeline_ranks",
+    "rank_columns",
+    "ranks_of",
+]
