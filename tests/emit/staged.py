@@ -57,7 +57,7 @@ class Layers(nn.Module):
             self.more = nn.ModuleList(Layer(rate) for _ in range(6))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = first = self.embed(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        x = first = self.embed(input=tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
         for block in [*self.blocks, *(self.blocks if self.oddity == "shared" else ())]:
             x = block(x) * 2 / (block.dropout.p + 2 if self.oddity == "counted" else 2)
         if self.oddity == "skips":
