@@ -160,7 +160,9 @@ def _pipeline(plan: Plan, staging: Staging) -> str:
     return pipeline_text.PIPELINE.format(
         ties=setup,
         schedule=pipeline_text.SCHEDULES[schedule_of(plan)],
-        width=staging.width,
+        shape=", ".join(
+            ["*inputs.shape" if staging.by_position else "len(inputs)", *map(str, staging.sizes)]
+        ),
         dtype="" if staging.dtype == "float32" else f"dtype=torch.{staging.dtype}, ",
         stages="*stages" if schedule_of(plan) in SINGLE else "stages",
         count=plan.gradient_accumulation_steps,

@@ -8,7 +8,7 @@ HEADER = '''\
 """{title}, in plain torch.
 
     pipeline = parallelize(model, build_mesh(), loss_fn)  # then an optimizer of pipeline.parameters()
-    loss = pipeline.step(tokens, targets)  # forward and backward; clear gradients before
+    loss = pipeline.step(inputs, targets)  # forward and backward; clear gradients before
 
 ``loss_fn(logits, targets)`` is the sum over targets, as of cross_entropy(..., reduction="sum").
 {loop}
@@ -75,12 +75,12 @@ class Stage(nn.Module):
     def keep(self, _part, _args, output: torch.Tensor) -> None:
         self.sent = output
 
-    def forward(self, received: torch.Tensor, *, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, received: torch.Tensor, *, inputs: torch.Tensor) -> torch.Tensor:
         if received.requires_grad:
             received.register_hook(torch.Tensor.contiguous)  # its gradient is sent back
         for part in self.earlier:
             part.received = received
-        output = self.model(tokens)
+        output = self.model(inputs)
         return output{output} if self.is_last else self.sent{copied}
 '''
 
@@ -98,32 +98,32 @@ class Pipeline:
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {{k: v for stage in self.stages.values() for k, v in stage.model.state_dict().items()}}
 
-    def schedule(self, samples: int, positions: int) -> {schedule}:
+    def schedule(self, inputs: torch.Tensor) -> {schedule}:
         """Tell torch the shapes of a micro-batch, so that no stage asks its neighbour for them."""
-        tokens = torch.empty(samples, positions, dtype=torch.long, device="meta")
-        passed = torch.empty(*tokens.shape, {width}, {dtype}device="meta", requires_grad=True)
+        inputs = inputs[: len(inputs) // {count}].to("meta")
+        passed = torch.empty({shape}, {dtype}device="meta", requires_grad=True)
         pp = self.mesh.get_group("pp")
         stages = [
-            PipelineStage(stage, i, len(STAGES), self.device, passed if i else tokens, passed, group=pp)
+            PipelineStage(stage, i, len(STAGES), self.device, passed if i else inputs, passed, group=pp)
             for i, stage in self.stages.items()
         ]
         return {schedule}({stages}, {count}, loss_fn=self.loss, scale_grads=False)
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = self.loss_fn(output{full}, targets) / self.total
+        loss = self.loss_fn(output{full}, targets) / self.total.clamp(min=1)
         self.mean += loss.detach()
         return loss{scale}
 
-    def step(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over all targets of the global batch; -100 is none."""
-        tokens, targets = tokens.to(self.device), targets.to(self.device)
-        if len(tokens) % {count}:
-            raise ValueError(f"{{len(tokens)}} samples are not {count} equal micro-batches")
-        if tokens.shape not in self.schedules:
-            self.schedules[tokens.shape] = self.schedule(len(tokens) // {count}, tokens.shape[1])
+        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        if len(inputs) % {count}:
+            raise ValueError(f"{{len(inputs)}} samples are not {count} equal micro-batches")
+        if inputs.shape not in self.schedules:
+            self.schedules[inputs.shape] = self.schedule(inputs)
         self.total, self.mean = (targets != -100).sum(), torch.zeros((), device=self.device)
 {sum_targets}\
-        first, target = (tokens,) if 0 in self.stages else (), targets if {last} in self.stages else None
+        first, target = (inputs,) if 0 in self.stages else (), targets if {last} in self.stages else None
 {run}{gradients}\
         dist.all_reduce(self.mean, group=self.mesh.get_group("pp"))  # the other stages add nothing
 {sum_loss}\
@@ -131,16 +131,16 @@ class Pipeline:
 '''
 
 RUN = """\
-        schedule = self.schedules[tokens.shape]
-        schedule.step(*first, target=target, return_outputs=False, tokens=tokens)
+        schedule = self.schedules[inputs.shape]
+        schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
 """
 
 #: stages that drew from one seed would all drop the same elements
 RUN_DROPPING = """\
-        schedule, seed = self.schedules[tokens.shape], int(torch.randint(2**62, (1,)))
+        schedule, seed = self.schedules[inputs.shape], int(torch.randint(2**62, (1,)))
         with torch.random.fork_rng():
             torch.manual_seed(seed + self.mesh.get_local_rank("pp"))  # else all stages drop the same
-            schedule.step(*first, target=target, return_outputs=False, tokens=tokens)
+            schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
 """
 
 TIES = """\

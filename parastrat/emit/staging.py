@@ -20,15 +20,18 @@ class StageParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staging:
-    """A whole model; one tensor ``[samples, positions, width]`` passes from stage to stage."""
+    """A whole model; one tensor of the same shape passes from each stage to the next."""
 
     #: the list of the repeated blocks, such as ``model.layers``
     container: str
     blocks: int
     stages: tuple[StageParts, ...]
-    width: int
+    #: of what passes, behind its samples
+    sizes: tuple[int, ...]
     #: of what passes, by torch's name, such as ``bfloat16``
     dtype: str
+    #: what passes has all dimensions of the input in front of ``sizes``, such as positions
+    by_position: bool = True
     #: the attribute of the model's output that the loss takes; empty where the output is a tensor
     output: str = ""
     #: what a stage returns is a view, which torch cannot detach

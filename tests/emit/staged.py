@@ -57,7 +57,9 @@ class Layers(nn.Module):
             self.more = nn.ModuleList(Layer(rate) for _ in range(6))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = first = self.embed(input=tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
+        x = first = self.embed(input=tokens) + self.place(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in [*self.blocks, *(self.blocks if self.oddity == "shared" else ())]:
             x = block(x) * 2 / (block.dropout.p + 2 if self.oddity == "counted" else 2)
         if self.oddity == "skips":
@@ -76,7 +78,17 @@ def dropping() -> nn.Module:
 
 
 def vectors() -> nn.Module:
+    """Blocks right in the model, of samples without positions."""
     return nn.Sequential(*(Layer(0.0) for _ in range(4)))
+
+
+class Two(Layers):
+    def sample_inputs(self, samples: int, length: int | None) -> tuple[torch.Tensor, ...]:
+        ids = torch.zeros(samples, length or 16, dtype=torch.long)
+        return ids, ids
+
+    def forward(self, tokens: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens) + super().forward(others)
 
 
 tied = partial(Layers, "tied")
@@ -90,6 +102,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "layers": layers,
     "dropping": dropping,
     "tied": tied,
+    "vectors": vectors,
 }
 
 
@@ -115,27 +128,39 @@ def _bytes(values: Any) -> int:
 
 
 def summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    return cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
 def mean(output: Any, targets: torch.Tensor) -> torch.Tensor:
     logits = output if isinstance(output, torch.Tensor) else output.logits
-    return cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+    return cross_entropy(logits.float().flatten(0, -2), targets.flatten())
 
 
-def trained(parts: Any, step: Callable[..., torch.Tensor], plan: Plan, place: int) -> dict[str, Any]:
-    """Some steps on the samples of one place among the data ranks, of which some predict nothing."""
-    losses, messages = [], []
-    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)  # which sees how large gradients are
-    samples = plan.micro_batch_size * plan.gradient_accumulation_steps
-    torch.manual_seed(1)  # of what is dropped
+def batches(name: str, plan: Plan, place: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and targets of one place among the data ranks, of which some predict nothing."""
+    found = []
     for number in range(STEPS):
         drawn = torch.Generator().manual_seed(10 * number + place)
+        samples = plan.micro_batch_size * plan.gradient_accumulation_steps
         ids = torch.randint(VOCABULARY, (samples, 17), generator=drawn)
-        targets = ids[:, 1:].clone()
+        inputs, targets = ids[:, :-1], ids[:, 1:].clone()
         targets[0, : 4 + place] = -100
+        if name == "vectors":
+            inputs, targets = inputs / VOCABULARY, targets[:, 0] % 16
+        found.append((inputs, targets))
+    return found
+
+
+def trained(
+    parts: Any, step: Callable[..., torch.Tensor], given: list[tuple[torch.Tensor, torch.Tensor]]
+) -> dict[str, Any]:
+    """Some steps."""
+    losses, messages = [], []
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)  # which sees how large gradients are
+    torch.manual_seed(1)  # of what is dropped
+    for inputs, targets in given:
         with Messages() as sent:
-            losses.append(step(ids[:, :-1], targets).item())
+            losses.append(step(inputs, targets).item())
         optimizer.step()
         optimizer.zero_grad()
         messages.append(sorted(sent.seen))
@@ -147,19 +172,18 @@ def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[st
     """Emitted code, then auto_parallelize. Ranks draw other weights; rank 0's must win."""
     warnings.simplefilter("ignore")
     rank, mesh = int(os.environ["RANK"]), plan.mesh
-    place = rank // mesh.tp % mesh.dp
+    given = batches(name, plan, rank // mesh.tp % mesh.dp)
     names: dict[str, Any] = {}
     exec(compile(text, "parallelize.py", "exec"), names)  # noqa: S102 - the emitted code is what is tested
     torch.manual_seed(rank)
     pipeline = names["parallelize"](MODELS[name](), names["build_mesh"](), summed)
-    emitted = trained(pipeline, pipeline.step, plan, place)
+    emitted = trained(pipeline, pipeline.step, given)
     torch.manual_seed(rank)
     model = parastrat.auto_parallelize(MODELS[name](), plan=plan)
     ours = trained(
         model,
         lambda inputs, targets: parastrat.forward_backward(model, inputs, targets, loss_fn=mean),
-        plan,
-        place,
+        given,
     )
     dist.barrier()
     return emitted, ours

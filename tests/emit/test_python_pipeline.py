@@ -39,7 +39,7 @@ STAGING = Staging(
         StageParts(before=("model.embed_tokens",), first=0, end=17),
         StageParts(first=17, end=32, behind=("model.norm", "lm_head")),
     ),
-    width=4096,
+    sizes=(4096,),
     dtype="float32",
     output="logits",
     caches=True,
@@ -173,7 +173,7 @@ def test_a_preset_is_not_built(case_of: Callable[..., Case]) -> None:
     [
         ("lists", {}, "has 2 lists of several blocks, not one"),
         ("normed", {}, "buffers of its checkpoint may change"),
-        ("vectors", {}, "takes more, or something else, than tokens"),
+        ("Two", {}, "takes more, or something else, than one tensor"),
         ("skips", {}, "3 tensors pass to stage 1, not one"),
         ("shared", {}, "runs in several stages"),
         ("beside", {}, "scale stands beside the parts that stages run"),
@@ -223,6 +223,7 @@ CHUNKED: dict[str, Any] = {**PLAIN, "virtual_stages": 2}
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "1F1B": ("llama", PLAIN),
     "four": ("tied", {"mesh": Mesh(pp=4), "shard": Shard.NONE}),
+    "vectors": ("vectors", PLAIN),
     "gpipe": ("dropping", {**PLAIN, "pp_schedule": PipelineSchedule.GPIPE}),
     "interleaved": ("layers", {**CHUNKED, "precision": Precision.BF16_MIXED}),
     "looped": ("layers", {**CHUNKED, "pp_schedule": PipelineSchedule.LOOPED_BFS}),

@@ -52,7 +52,7 @@ class Draft:
     module: nn.Module
     setting: Setting
     #: a micro-batch
-    tokens: torch.Tensor
+    inputs: torch.Tensor
     #: of all computations
     numbers: dict[Hashable, int]
     #: of the model's output
@@ -79,12 +79,13 @@ def staged(module: nn.Module, plan: Plan, sample_inputs: Any) -> Draft:
     if has_changing_buffers(module):
         raise NotStagedError("buffers of its checkpoint may change while it trains")
     cut = cut_of(module, sample_inputs, setting, plan)
-    tokens = _only_input(module, traced(module, sample_inputs, setting)[0])
-    passed, stages = _passed(cut, tokens), tuple(_stage(cut, span, blocks) for span in cut.spans)
+    inputs = _only_input(module, traced(module, sample_inputs, setting)[0])
+    passed, stages = _passed(cut, inputs), tuple(_stage(cut, span, blocks) for span in cut.spans)
+    by_position = not inputs.is_floating_point() and passed.shape[: inputs.ndim] == inputs.shape
     names = [_names(stage, blocks.containers[0]) for stage in stages]
     _check_parameters(slots_of(module), names)
     numbers: dict[Hashable, int] = {}
-    with fakes_of(module, tokens, setting, numbers) as begin:
+    with fakes_of(module, inputs, setting, numbers) as begin:
         trace = begin(None)
         output, logits = _logits(trace.run()[1])
         expected = trace.flow.numbers_of(logits)
@@ -92,7 +93,8 @@ def staged(module: nn.Module, plan: Plan, sample_inputs: Any) -> Draft:
         container=blocks.containers[0],
         blocks=blocks.count,
         stages=stages,
-        width=passed.shape[-1],
+        sizes=tuple(passed.shape[inputs.ndim if by_position else 1 :]),
+        by_position=by_position,
         dtype=str(passed.dtype).removeprefix("torch."),
         output=output,
         drops=drops(module),
@@ -100,7 +102,7 @@ def staged(module: nn.Module, plan: Plan, sample_inputs: Any) -> Draft:
         tied=_tied(slots_of(module), cut, names, plan),
     )
     return Draft(
-        staging=staging, module=module, setting=setting, tokens=tokens, numbers=numbers, expected=expected
+        staging=staging, module=module, setting=setting, inputs=inputs, numbers=numbers, expected=expected
     )
 
 
@@ -115,19 +117,19 @@ def _logits(output: Any) -> tuple[str, torch.Tensor]:
 
 
 def _only_input(module: nn.Module, batch: Any) -> torch.Tensor:
-    """Return the tokens, without what the model should predict."""
+    """Return what the model takes, without what it should predict."""
     given = (
         {name: value for name, value in batch.items() if name not in _TARGETS}
         if isinstance(batch, dict)
         else dict(enumerate(batch if isinstance(batch, tuple | list) else (batch,)))
     )
     (value, *others) = given.values()
-    if others or not isinstance(value, torch.Tensor) or value.ndim != 2 or value.is_floating_point():
-        raise NotStagedError(f"{type(module).__name__} takes more, or something else, than tokens")
+    if others or not isinstance(value, torch.Tensor):
+        raise NotStagedError(f"{type(module).__name__} takes more, or something else, than one tensor")
     return value
 
 
-def _passed(cut: Cut, tokens: torch.Tensor) -> TensorShape:
+def _passed(cut: Cut, inputs: torch.Tensor) -> TensorShape:
     """Return the tensor that passes every cut: one, the output of the last part before it."""
     found: list[TensorShape] = []
     for span in cut.spans[1:]:
@@ -142,9 +144,9 @@ def _passed(cut: Cut, tokens: torch.Tensor) -> TensorShape:
         # what writes to it is told when the emitted code is tried
         found.append(replace(cut.route.shape_of(crossing[0]), changed=False))
     first = found[0]
-    if any(shape != first for shape in found) or first.shape[:-1] != tokens.shape:
+    if any(shape != first for shape in found) or first.shape[0] != len(inputs):
         shapes = ", ".join(str(tuple(shape.shape)) for shape in dict.fromkeys(found))
-        raise NotStagedError(f"{shapes} pass from stage to stage, not [samples, positions, width]")
+        raise NotStagedError(f"{shapes} pass from stage to stage, not samples of one shape")
     return first
 
 
@@ -244,7 +246,7 @@ class _Trial:
         self._known = {alias: slot.name for slot in slots_of(draft.module) for alias in slot.names}
         self._constants = {name: index for index, name in enumerate(constant_names(draft.module))}
         #: by the stage before, with its number
-        self.sent, self._number = draft.tokens, -1
+        self.sent, self._number = draft.inputs, -1
         #: what was computed so far
         self.result: tuple[Hashable, ...] = ()
 
@@ -265,14 +267,15 @@ class _Trial:
                 flow.name(parameter, ("parameter", self._known[name.removeprefix("model.")]))
             for name, tensor in zip(constants, others, strict=True):
                 flow.name(tensor, ("constant", self._constants[name.removeprefix("model.")]))
-            tokens = torch.empty_like(draft.tokens, device="cpu")
-            flow.name(tokens, ("input", 0))
-            received = tokens if self._number < 0 else self.sent.detach().requires_grad_()
+            short = draft.setting.dtype if draft.inputs.is_floating_point() else None  # as FSDP2 casts it
+            inputs = torch.empty_like(draft.inputs, device="cpu", dtype=short)
+            flow.name(inputs, ("input", 0))
+            received = inputs if self._number < 0 else self.sent.detach().requires_grad_()
             if self._number >= 0:
                 flow.held(received).number = self._number
             try:
                 with draft.setting.active(), flow:
-                    output = stage(received, tokens=tokens)
+                    output = stage(received, inputs=inputs)
             except Exception as error:
                 raise NotStagedError(
                     f"without the parts of other stages it raised {described(error)}"
