@@ -55,5 +55,9 @@ class Unknown:
     def __init__(self, fact: str) -> None:
         self._fact = fact
 
+    def __reduce__(self) -> tuple[type[Unknown], tuple[str]]:
+        """Reach another process, which would read ``_fact`` before it is there."""
+        return Unknown, (self._fact,)
+
     def __getattr__(self, name: str) -> Any:
         raise UnknownFactError(f"{self._fact}.{name}")

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from parastrat.emit import EmitError
 from parastrat.emit.division import Style
 from parastrat.emit.python import emit
-from parastrat.errors import ModelError, ParastratError
+from parastrat.errors import LaunchError, ModelError, ParastratError
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described, load_builder
 from parastrat.runtime.hf_models import config_builder
@@ -57,6 +57,8 @@ class Answer:
     division: Division | None = None
     #: message and hint
     refused: tuple[str, str] = ("", "")
+    #: no rank could say whether there is one
+    failed: bool = False
 
 
 def proven_division(ref: str, case: Case) -> Division:
@@ -72,6 +74,7 @@ def proven_division(ref: str, case: Case) -> Division:
     Raises:
         ModelError: the model cannot be built.
         EmitError: torch's own styles do not say what is divided, or code in them computes something else.
+        LaunchError: a rank failed, or did not answer.
     """
     _builder(ref)  # what cannot be built is told before anything starts
     ranks = case.plan.mesh.tp
@@ -93,7 +96,8 @@ def proven_division(ref: str, case: Case) -> Division:
             for process in processes:
                 process.kill()
     if answer.division is None:
-        raise EmitError(answer.refused[0], hint=answer.refused[1])
+        kind = LaunchError if answer.failed else EmitError
+        raise kind(answer.refused[0], hint=answer.refused[1])
     return answer.division
 
 
@@ -157,11 +161,14 @@ def _first_answer(answers: Any, processes: Sequence[BaseProcess]) -> Answer:
                     refused=(
                         f"a rank that tried the layout ended with exit code {failed[0]}",
                         "a negative code is a signal, -9 mostly for want of memory; else see above",
-                    )
+                    ),
+                    failed=True,
                 )
         else:
             return answer
-    return Answer(refused=(f"{len(processes)} ranks did not answer in {DEADLINE_S:.0f} s", "try again"))
+    return Answer(
+        refused=(f"{len(processes)} ranks did not answer in {DEADLINE_S:.0f} s", "try again"), failed=True
+    )
 
 
 def _rank(rank: int, store: str, answers: Any, ref: str, case: Case) -> None:
@@ -171,7 +178,7 @@ def _rank(rank: int, store: str, answers: Any, ref: str, case: Case) -> None:
     except ParastratError as error:
         found = Answer(refused=(error.message, error.hint))
     except Exception as error:  # noqa: BLE001  (the model's code may raise anything; the message quotes it)
-        found = Answer(refused=_refusal(f"trying it raised {described(error)}"))
+        found = Answer(refused=_refusal(f"trying it raised {described(error)}"), failed=True)
     if rank == 0 or found.division is None:
         answers.put(found)
     if dist.is_initialized():

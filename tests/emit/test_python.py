@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.case import Unknown
 from parastrat.emit import EMITTERS, EmitError, Target, emitted, plan_toml
+from parastrat.errors import UnknownFactError
 from parastrat.plan import Compile, Mesh, Offload, Recompute, Shard
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.recompute import recomputing, replace_module
@@ -209,6 +211,14 @@ def test_another_model_is_an_error(case_of: Callable[..., Case]) -> None:
         names_in(text_of(case_of()))["parallelize"](model, None)
     unknown = replace(case_of(), model=Unknown("model"))  # type: ignore[arg-type]
     assert "planned for" not in text_of(unknown)
+
+
+def test_a_case_of_a_plan_file_reaches_the_ranks_that_try_it(case_of: Callable[..., Case]) -> None:
+    case = replace(case_of(), model=Unknown("model"))  # type: ignore[arg-type]
+    sent = pickle.loads(pickle.dumps(case))  # noqa: S301 - its own
+    assert sent.plan == case.plan
+    with pytest.raises(UnknownFactError, match=r"model\.layers"):
+        sent.model.layers  # noqa: B018 - reading raises
 
 
 class Bottleneck(nn.Module):

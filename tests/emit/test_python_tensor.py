@@ -20,7 +20,7 @@ from torch import nn
 from parastrat.emit import EMITTERS, EmitError, Target
 from parastrat.emit.division import Division, Place, Reading, Style
 from parastrat.emit.python import emit
-from parastrat.errors import ModelError
+from parastrat.errors import LaunchError, ModelError
 from parastrat.plan import Compile, Mesh, Recompute, Shard
 from parastrat.runtime import emission
 from parastrat.runtime.emission import proven_division
@@ -205,7 +205,7 @@ def test_ranks_that_fail_are_not_waited_for(
 ) -> None:
     case = case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2), shard=Shard.NONE)
     begun = time.monotonic()
-    with pytest.raises(EmitError, match=message):
+    with pytest.raises(LaunchError, match=message):
         proven_division(f"{MODELS}:{name}", case)
     assert time.monotonic() - begun < emission.DEADLINE_S / 4
 
