@@ -78,14 +78,22 @@ def check_staged(plan: Plan) -> None:
     """Refuse what is not tried beside the stages of a pipeline.
 
     Raises:
-        EmitError: weights that are gathered again, block-wise compilation, or a loss scale.
+        EmitError: weights that are gathered again, divided positions or logits, block-wise compilation, or a
+            loss scale.
     """
     refused = {
         "reshard_after_forward = true beside pp": (
             plan.shards_parameters and plan.reshard_after_forward,
             "with reshard_after_forward = false",
         ),
-        "sequence_parallel beside pp": (plan.sequence_parallel, "without sequence_parallel"),
+        "sequence_parallel = true beside pp": (
+            plan.sequence_parallel,
+            "with sequence_parallel = false in the plan file, and the memory that it takes",
+        ),
+        "loss_parallel = true beside pp": (
+            plan.loss_parallel,
+            "with loss_parallel = false in the plan file, and the memory that it takes",
+        ),
         "compile = block beside pp": (plan.compile is not Compile.NONE, "without compile"),
         "precision = fp16-mixed beside pp": (plan.precision is Precision.FP16_MIXED, "with bf16-mixed"),
     }

@@ -139,7 +139,8 @@ def test_layers_divided_together_stay_in_one_stage(case_of: Callable[..., Case])
     ("fields", "message"),
     [
         ({"mesh": Mesh(pp=2, tp=4)}, "what of each layer is divided"),
-        ({"mesh": Mesh(pp=2, tp=4), "sequence_parallel": True}, "sequence_parallel beside pp"),
+        ({"mesh": Mesh(pp=2, tp=4), "sequence_parallel": True}, "sequence_parallel = true beside pp"),
+        ({"mesh": Mesh(pp=2, tp=4), "loss_parallel": True}, "loss_parallel = true beside pp"),
         ({"compile": Compile.BLOCK}, "compile = block beside pp"),
         ({"precision": Precision.FP16_MIXED}, "fp16-mixed beside pp"),
         (
