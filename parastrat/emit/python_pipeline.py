@@ -78,8 +78,7 @@ def check_staged(plan: Plan) -> None:
     """Refuse what is not tried beside the stages of a pipeline.
 
     Raises:
-        EmitError: weights that are gathered again, divided positions or logits, block-wise compilation, or a
-            loss scale.
+        EmitError: weights gathered again, divided positions or logits, compiled blocks, or a loss scale.
     """
     refused = {
         "reshard_after_forward = true beside pp": (
