@@ -85,7 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     _mend_streams()
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] != ["run"]:  # what that starts would inherit it
+        # the sums here are small, and numpy's threads spin where there is nothing to do
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         _app(arguments)(args=arguments, prog_name="parastrat")
     except ParastratError as error:

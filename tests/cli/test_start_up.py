@@ -41,6 +41,24 @@ def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
     assert _asked(_ASK, *arguments).stderr == "0 []"
 
 
+_THREADS = """
+import os
+setting = os.environ.get("OPENBLAS_NUM_THREADS")
+sys.stderr.write(f" {setting} {len(os.listdir('/proc/self/task'))}")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in procfs")
+def test_numpy_starts_no_threads_for_a_plan_and_may_for_what_is_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    planned = _asked(_ASK + _THREADS, "estimate", "gpt2", "--on", "dgx-h100:1")
+    assert planned.stderr == "0 [] 1 1"
+    assert " None " in _asked(_ASK + _THREADS, "run", "absent.toml", "absent.py").stderr
+
+
 def test_planning_works_without_torch() -> None:
     done = _asked(_WITHOUT_TORCH + _ASK, "recommend", "gpt2", "--on", "dgx-h100:1")
     assert done.stderr == "0 []"
