@@ -19,8 +19,8 @@ _DENSE = 8
 #: than several. ``sharding`` is for what knows cp as further shards alone, on a fixed number of devices.
 NUMBERED = {
     "share": ("pp", "dp"),
-    "width": ("cp", "tp", "ep", "sequence_parallel"),
-    "layout": ("pp", "cp", "tp", "ep", "sequence_parallel"),
+    "width": ("cp", "tp", "ep", "sequence_parallel", "loss_parallel"),
+    "layout": ("pp", "cp", "tp", "ep", "sequence_parallel", "loss_parallel"),
     "sharding": ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "shard"),
 }
 #: so few rows are told apart as tuples

@@ -50,16 +50,19 @@ class Saved:
     tensor: float = 0
     #: split by tp with sequence parallelism, else replicated
     sequence: float = 0
+    #: logits: split by tp with loss parallelism, else gathered on every rank
+    loss: float = 0
 
     @property
     def total(self) -> float:
-        return self.replicated + self.tensor + self.sequence
+        return self.replicated + self.tensor + self.sequence + self.loss
 
     def __add__(self, other: Saved) -> Saved:
         return Saved(
             replicated=self.replicated + other.replicated,
             tensor=self.tensor + other.tensor,
             sequence=self.sequence + other.sequence,
+            loss=self.loss + other.loss,
         )
 
 

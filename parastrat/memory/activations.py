@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes, Numbers
 
 #: what decides the activations of one micro-batch on a rank
-SAVED_BY = ("pp", "virtual_stages", "micro_batch_size", "cp", "tp", "sequence_parallel", "recompute")
+SAVED_BY = (
+    "pp",
+    "virtual_stages",
+    "micro_batch_size",
+    "cp",
+    "tp",
+    "sequence_parallel",
+    "loss_parallel",
+    "recompute",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,19 +37,22 @@ class SavedTable:
     replicated: Any
     tensor: Any
     sequence: Any
+    loss: Any
 
 
 def saved_table(several: Sequence[Saved]) -> SavedTable:
     """Return several blocks' bytes as columns beside those of plans."""
-    table = np.array([(saved.replicated, saved.tensor, saved.sequence) for saved in several], dtype=float)
-    replicated, tensor, sequence = table.T[..., None]
-    return SavedTable(replicated=replicated, tensor=tensor, sequence=sequence)
+    table = np.array(
+        [(saved.replicated, saved.tensor, saved.sequence, saved.loss) for saved in several], dtype=float
+    )
+    replicated, tensor, sequence, loss = table.T[..., None]
+    return SavedTable(replicated=replicated, tensor=tensor, sequence=sequence, loss=loss)
 
 
 def saved_bytes(saved: Saved | SavedTable, c: Columns) -> Bytes:
     """Return one micro-batch's bytes on one rank of activations given for one sample."""
-    sequence = np.where(c.sequence_parallel, c.tp, 1)
-    per_sample = saved.replicated + saved.tensor / c.tp + saved.sequence / sequence
+    sequence, loss = (np.where(parallel, c.tp, 1) for parallel in (c.sequence_parallel, c.loss_parallel))
+    per_sample = saved.replicated + saved.tensor / c.tp + saved.sequence / sequence + saved.loss / loss
     return per_sample * c.micro_batch_size / c.cp
 
 
@@ -54,7 +66,10 @@ def kept_bytes(blocks: Sequence[Block], c: Columns) -> Bytes:
         return column.reshape(policies, many).T[:, own]
 
     saved = SavedTable(
-        replicated=chosen(table.replicated), tensor=chosen(table.tensor), sequence=chosen(table.sequence)
+        replicated=chosen(table.replicated),
+        tensor=chosen(table.tensor),
+        sequence=chosen(table.sequence),
+        loss=chosen(table.loss),
     )
     return saved_bytes(saved, c)
 

@@ -41,7 +41,7 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     stepping, gathered, held_at = _held(facts, columns, share)
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     ranks = ranks_of(facts.model, saved)
-    one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel"))
+    one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel", "loss_parallel"))
     repeats, in_full = ranks.first.repeats, in_flight(columns, 0)
     moments = [(each.kind, each.freed[:, 0].take(ranks.at, axis=-1)) for each in ranks.moments]
     floors = np.empty((len(policies), len(in_full)))

@@ -86,7 +86,7 @@ def head(setting: Setting) -> Block:
                 matmul(tokens, a.vocab, a.hidden, "n"),
                 elementwise((b + 4 * _FP32) * logits, Split.TENSOR),
             ),
-            saved=Saved(tensor=kept * logits),
+            saved=Saved(loss=kept * logits),
         )
     )
     if a.pooler:
@@ -98,7 +98,7 @@ def head(setting: Setting) -> Block:
         parameters=part.parameters,
         operators=part.operators,
         activations=_outside(part.saved),
-        working=Saved(tensor=again * logits),
+        working=Saved(loss=again * logits),
         boundary_bytes=0,
         unit=False,
     )

@@ -11,7 +11,7 @@ checked against tensors that autograd saves (tests/sources/test_saved_tensors.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Activations, Operator, OperatorKind, Parameters, Saved, Split
@@ -65,11 +65,7 @@ def joined(*parts: Part) -> Part:
 def activations(part: Part, input_bytes: float) -> Activations:
     """Return a block's activations under every policy; a checkpoint keeps the block's input."""
     kept = Saved(sequence=input_bytes)
-    without_core = Saved(
-        replicated=part.saved.replicated,
-        tensor=part.saved.tensor - part.core.tensor,
-        sequence=part.saved.sequence,
-    )
+    without_core = replace(part.saved, tensor=part.saved.tensor - part.core.tensor)
     # a policy keeps nothing that would not be kept without it
     selective = min(kept + part.selective, without_core, key=lambda saved: saved.total)
     return Activations(none=part.saved, attention=without_core, selective=selective, full=kept)

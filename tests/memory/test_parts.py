@@ -53,15 +53,16 @@ def parameters(count: int, split: Split = Split.REPLICATED, *, frozen: int = 0) 
 @pytest.mark.parametrize(
     ("fields", "size"),
     [
-        ({}, 16 + 40 + 80),
-        ({"tp": 4}, 16 + 40 / 4 + 80),
-        ({"tp": 4, "sequence_parallel": True}, 16 + 40 / 4 + 80 / 4),
-        ({"micro_batch_size": 3}, 3 * (16 + 40 + 80)),
-        ({"cp": 2}, (16 + 40 + 80) / 2),
+        ({}, 16 + 40 + 80 + 160),
+        ({"tp": 4}, 16 + 40 / 4 + 80 + 160),
+        ({"tp": 4, "sequence_parallel": True}, 16 + 40 / 4 + 80 / 4 + 160),
+        ({"tp": 4, "loss_parallel": True}, 16 + 40 / 4 + 80 + 160 / 4),
+        ({"micro_batch_size": 3}, 3 * (16 + 40 + 80 + 160)),
+        ({"cp": 2}, (16 + 40 + 80 + 160) / 2),
     ],
 )
 def test_what_divides_activations(fields: dict[str, Any], size: float) -> None:
-    assert saved_bytes(Saved(replicated=16, tensor=40, sequence=80), row(**fields)) == size
+    assert saved_bytes(Saved(replicated=16, tensor=40, sequence=80, loss=160), row(**fields)) == size
 
 
 def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> None:

@@ -283,3 +283,12 @@ def test_adamw_keeps_sixteen_bytes_a_parameter_and_four_while_it_steps() -> None
     states = 20 * job.model.parameters / 64
     assert least_bytes(job, Offload.NONE) == pytest.approx(states + job.stack.context_bytes)
     assert least_bytes(job, Offload.PARAMETERS) == job.stack.context_bytes
+
+
+def test_logits_of_a_loss_that_is_not_parallel_are_whole_on_every_tensor_parallel_rank() -> None:
+    divided = {"mesh": Mesh(dp_replicate=8, tp=8), "shard": Shard.NONE, "sequence_parallel": True}
+    parallel, whole = (memory(facts(), plan(**divided, loss_parallel=each)) for each in (True, False))
+    # one token of the vocabulary in fp32 as the log-softmax, and twice more in its backward
+    kept, working = (count * 4 * 4096 * 128_256 * 7 / 8 for count in (1, 2))
+    assert whole.activations - parallel.activations == pytest.approx(kept, abs=2)
+    assert whole.transient - parallel.transient == pytest.approx(working, abs=2)
