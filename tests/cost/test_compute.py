@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from jobs import TERA, block, job, matmul, row
 
+from parastrat.columns import Columns
 from parastrat.cost.compute import BlockTimes, block_times, sustained_flops_per_s
 from parastrat.errors import ProfileError
 from parastrat.hardware import Device, MatmulCurve, Rates
@@ -143,6 +145,19 @@ def test_attention_has_its_own_rate_and_a_backward_of_five_products_for_two() ->
     assert found.forward == pytest.approx(3 * 4)
     # arXiv:2307.08691, section 4.1
     assert found.backward == pytest.approx(3 * 4 * 5 / 2)
+
+
+def test_attention_passes_as_often_as_it_is_counted() -> None:
+    assert times(replace(attention(TERA), count=3)).forward == pytest.approx(
+        3 * times(attention(TERA)).forward
+    )
+
+
+def test_blocks_without_products_have_a_place_for_each_plan() -> None:
+    blocks = tuple(block(attention(flops)) for flops in (TERA, 2 * TERA))
+    plans = Columns({name: np.full(3, value) for name, value in row().known().items()})
+    found = block_times(job(*blocks), blocks, plans)
+    assert found.matmul_forward.shape == found.attention_forward.shape == (2, 3)
 
 
 def test_traffic_moves_at_the_memorys_rate_and_twice_in_backward() -> None:

@@ -138,6 +138,13 @@ def test_what_a_layer_keeps(kernels: Kernels, tensors: int) -> None:
     assert block.boundary_bytes == WIDTH
 
 
+def test_patches_keep_latents_what_the_condition_is_made_of_and_a_class() -> None:
+    latents = SMALL.channels * SMALL.patch**2 * T
+    # 256 frequencies; the perceptron's inner vector before and behind SiLU, and the condition
+    vectors = 256 + 3 * H
+    assert named("patches").activations.none.total == 2 * (latents + vectors) + 8
+
+
 def test_a_layer_works_on_gradients_and_talks_to_other_ranks() -> None:
     block = named("layer")
     assert block.working == Saved(tensor=2 * 4 * WIDTH, sequence=2 * WIDTH)
