@@ -138,6 +138,11 @@ def test_what_a_layer_keeps(kernels: Kernels, tensors: int) -> None:
     assert block.boundary_bytes == WIDTH
 
 
+def test_the_last_norm_is_scaled_and_not_gated() -> None:
+    traffic = [o.bytes for o in named("head").operators if o.kind is OperatorKind.ELEMENTWISE]
+    assert traffic == [2 * WIDTH, 2 * WIDTH]
+
+
 def test_patches_keep_latents_what_the_condition_is_made_of_and_a_class() -> None:
     latents = SMALL.channels * SMALL.patch**2 * T
     # 256 frequencies; the perceptron's inner vector before and behind SiLU, and the condition
