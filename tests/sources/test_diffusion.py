@@ -138,6 +138,21 @@ def test_what_a_layer_keeps(kernels: Kernels, tensors: int) -> None:
     assert block.boundary_bytes == WIDTH
 
 
+def test_patches_and_the_condition_multiply() -> None:
+    operators = named("patches").operators
+    assert [(o.m, o.n, o.k) for o in operators if o.m] == [
+        (T, H, SMALL.channels * SMALL.patch**2),
+        (1, H, 256),
+        (1, H, H),
+    ]
+    # the fixed positions are added
+    assert [o.bytes for o in operators if o.kind is OperatorKind.ELEMENTWISE] == [2 * WIDTH]
+    assert [(o.m, o.n, o.k) for o in named("head").operators if o.m] == [
+        (1, 2 * H, H),
+        (T, 2 * SMALL.channels * SMALL.patch**2, H),
+    ]
+
+
 def test_the_last_norm_is_scaled_and_not_gated() -> None:
     traffic = [o.bytes for o in named("head").operators if o.kind is OperatorKind.ELEMENTWISE]
     assert traffic == [2 * WIDTH, 2 * WIDTH]
