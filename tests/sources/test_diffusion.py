@@ -165,6 +165,16 @@ def test_patches_keep_latents_what_the_condition_is_made_of_and_a_class() -> Non
     assert named("patches").activations.none.total == 2 * (latents + vectors) + 8
 
 
+def test_the_head_keeps_its_norm_the_condition_and_what_the_error_compares() -> None:
+    latent = SMALL.channels * SMALL.patch**2
+    norm, scaled = 2 * WIDTH + 8 * T, WIDTH
+    # SiLU's output, shift, scale, and one plus scale; the prediction, and the noise
+    assert named("head").activations.none.total == norm + scaled + 4 * VECTOR + 2 * (2 + 1) * latent * T
+    # compiled kernels compute the scaled norm again
+    compiled = named("head", Kernels.COMPILED).activations.none.total
+    assert compiled == WIDTH + 4 * T + 4 * VECTOR + 2 * (2 + 1) * latent * T
+
+
 def test_a_layer_works_on_gradients_and_talks_to_other_ranks() -> None:
     block = named("layer")
     assert block.working == Saved(tensor=2 * 4 * WIDTH, sequence=2 * WIDTH)
