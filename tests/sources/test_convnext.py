@@ -96,6 +96,25 @@ def test_ends_keep_what_their_convolutions_and_norms_read() -> None:
     assert named("downsampling 2").boundary_bytes == 2 * 64 * 64
 
 
+@pytest.mark.parametrize(
+    ("name", "products", "traffic", "largest"),
+    [
+        # a norm reads and writes; behind the stem there are 16 x 16 pixels, behind the downsampling 8 x 8
+        ("stem", [(256, 32, 3 * 16)], 2 * 2 * 32 * 256, 32 * 256),
+        ("downsampling 2", [(64, 64, 32 * 4)], 2 * 2 * 32 * 256, 32 * 256),
+        # the mean reads the image
+        ("head", [(1, 10, 64)], 2 * 64 * 64, 64 * 64),
+    ],
+)
+def test_what_ends_compute_and_work_on(
+    name: str, products: list[tuple[int, int, int]], traffic: int, largest: int
+) -> None:
+    block = named(name)
+    assert [(o.m, o.n, o.k) for o in block.operators if o.m] == products
+    assert [o.bytes for o in block.operators if not o.m] == [traffic]
+    assert block.working == Saved(replicated=2 * largest)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 def test_the_closed_form_is_what_autograd_saves(dtype: torch.dtype) -> None:
     precision = Precision.FP32 if dtype is torch.float32 else Precision.BF16_MIXED

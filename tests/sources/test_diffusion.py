@@ -3,6 +3,8 @@ against a module of the paper's blocks: its parameters, and what autograd saves 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sources.test_saved_tensors import saved_by_autograd
@@ -151,6 +153,15 @@ def test_patches_and_the_condition_multiply() -> None:
         (1, 2 * H, H),
         (T, 2 * SMALL.channels * SMALL.patch**2, H),
     ]
+
+
+def test_a_patch_is_square() -> None:
+    spec = diffusion_transformer(replace(SMALL, patch=4), Precision.BF16_MIXED, Kernels.EAGER, ref="small")
+    first, last = (
+        [(o.n, o.k) for o in block.operators if o.m] for block in (spec.blocks[0], spec.blocks[-1])
+    )
+    assert first[0] == (H, SMALL.channels * 16)
+    assert last[-1] == (2 * SMALL.channels * 16, H)
 
 
 def test_the_last_norm_is_scaled_and_not_gated() -> None:
