@@ -66,7 +66,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 }
 
 #: imported once, before the processes fork; nothing of parastrat may be among them
-PRELOADED = ("numpy", "tomllib", "pydantic")
+PRELOADED = ("numpy", "tomllib", "pydantic", "torch", "transformers")
 
 #: breaks that change no result, by module and change, with the reason
 _REST = "numpy takes any negative number for the size that is left"
