@@ -147,6 +147,11 @@ def test_patches_and_the_condition_multiply() -> None:
         (1, H, 256),
         (1, H, H),
     ]
+    assert [(o.flops, o.bytes) for o in operators if o.m] == [
+        (2 * T * H * SMALL.channels * SMALL.patch**2, 0),
+        (2 * H * 256, 0),
+        (2 * H * H, 0),
+    ]
     # the fixed positions are added
     assert [o.bytes for o in operators if o.kind is OperatorKind.ELEMENTWISE] == [2 * WIDTH]
     assert [(o.m, o.n, o.k) for o in named("head").operators if o.m] == [
