@@ -3,6 +3,8 @@ modules of transformers, and against what autograd saves in them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sources.test_saved_tensors import saved_by_autograd
@@ -113,6 +115,12 @@ def test_what_ends_compute_and_work_on(
     assert [(o.m, o.n, o.k) for o in block.operators if o.m] == products
     assert [o.bytes for o in block.operators if not o.m] == [traffic]
     assert block.working == Saved(replicated=2 * largest)
+
+
+def test_downsampling_works_on_its_output_where_that_is_larger() -> None:
+    spec = convnext(replace(SMALL, widths=(8, 64)), Precision.BF16_MIXED, Kernels.EAGER, ref="small")
+    (block,) = [block for block in spec.blocks if block.name == "downsampling 2"]
+    assert block.working == Saved(replicated=2 * 64 * 64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
