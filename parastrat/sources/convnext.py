@@ -19,7 +19,7 @@ from parastrat.model import (
     Saved,
     Split,
 )
-from parastrat.sources.layers import elementwise, matmul
+from parastrat.sources.layers import convolution, elementwise, matmul
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _stem(network: ConvNeXt, b: int) -> Block:
     return _outside(
         "stem",
         Parameters(trainable=(patch + 1) * width + 2 * width),
-        (_convolution(pixels, width, patch), elementwise(2 * b * width * pixels, Split.REPLICATED)),
+        (convolution(pixels, width, patch), elementwise(2 * b * width * pixels, Split.REPLICATED)),
         b * (patch + width) * pixels + _STATISTICS * pixels,
         b * width * pixels,
     )
@@ -151,7 +151,7 @@ def _downsampling(stage: int, inputs: int, width: int, pixels: int, b: int) -> B
         Parameters(trainable=2 * inputs + (inputs * _DOWN**2 + 1) * width),
         (
             elementwise(2 * b * inputs * before, Split.REPLICATED),
-            _convolution(pixels, width, inputs * _DOWN**2),
+            convolution(pixels, width, inputs * _DOWN**2),
         ),
         (2 * b * inputs + _STATISTICS) * before,
         b * max(width * pixels, inputs * before),
@@ -193,7 +193,3 @@ def _outside(
         boundary_bytes=largest if boundary is None else boundary,
         unit=False,
     )
-
-
-def _convolution(m: int, n: int, k: int) -> Operator:
-    return Operator(kind=OperatorKind.CONVOLUTION, flops=2 * m * n * k, bytes=0, m=m, n=n, k=k)

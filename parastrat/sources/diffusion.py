@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Block, Family, ModelSpec, Parameters, Saved, Split
 from parastrat.sources.architecture import Architecture, Norm
 from parastrat.sources.ends import end_block
 from parastrat.sources.feed_forward import feed_forward
@@ -18,6 +18,7 @@ from parastrat.sources.layers import (
     Setting,
     activations,
     attention,
+    convolution,
     elementwise,
     joined,
     matmul,
@@ -180,18 +181,10 @@ def _patches(network: DiffusionTransformer, setting: Setting) -> Block:
     h, tokens, b = network.hidden, setting.tokens, setting.element
     inputs = network.channels * network.patch**2
     condition = (_FREQUENCIES + 1 + h + 1) * h + (network.classes + 1) * h
-    project = Operator(
-        kind=OperatorKind.CONVOLUTION,
-        flops=2 * tokens * h * inputs,
-        bytes=0,
-        m=tokens,
-        n=h,
-        k=inputs,
-    )
     part = Part(
         parameters=(Parameters(trainable=(inputs + 1) * h + condition, frozen=tokens * h),),
         operators=(
-            project,
+            convolution(tokens, h, inputs),
             matmul(1, h, _FREQUENCIES, ""),
             matmul(1, h, h, ""),
             elementwise(2 * b * h * tokens, Split.REPLICATED),

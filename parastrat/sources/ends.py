@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Activations, Block, Family, Operator, OperatorKind, Parameters, Saved, Split
-from parastrat.sources.layers import Part, Setting, elementwise, joined, matmul, norm
+from parastrat.sources.layers import Part, Setting, convolution, elementwise, joined, matmul, norm
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def patches(setting: Setting) -> Block:
     patches = tokens - 1
     part = Part(
         parameters=(Parameters(trainable=(inputs + 1) * a.hidden + (1 + tokens) * a.hidden),),
-        operators=(_convolution(patches, a.hidden, inputs),),
+        operators=(convolution(patches, a.hidden, inputs),),
         saved=Saved(replicated=b * inputs * patches),
     )
     return end_block(setting, "patches", 1, part, unit=False)
@@ -171,8 +171,8 @@ def spectrogram(setting: Setting) -> Block:
     part = Part(
         parameters=(Parameters(trainable=weights, frozen=tokens * a.hidden),),
         operators=(
-            _convolution(audio.frames, a.hidden, _SPEECH_KERNEL * audio.channels),
-            _convolution(tokens, a.hidden, _SPEECH_KERNEL * a.hidden),
+            convolution(audio.frames, a.hidden, _SPEECH_KERNEL * audio.channels),
+            convolution(tokens, a.hidden, _SPEECH_KERNEL * a.hidden),
             elementwise(b * (2 * outputs + 2 * a.hidden * tokens), Split.REPLICATED),
         ),
         saved=Saved(replicated=b * (bands + outputs + between)),
@@ -180,7 +180,3 @@ def spectrogram(setting: Setting) -> Block:
     block = end_block(setting, "spectrogram", 1, part, unit=False)
     # gradients of the longest tensor and of its source
     return replace(block, working=Saved(replicated=2 * b * a.hidden * audio.frames))
-
-
-def _convolution(m: int, n: int, k: int) -> Operator:
-    return Operator(kind=OperatorKind.CONVOLUTION, flops=2 * m * n * k, bytes=0, m=m, n=n, k=k)

@@ -86,6 +86,11 @@ def matmul(tokens: int, n: int, k: int, side: str, *, count: int = 1) -> Operato
     )
 
 
+def convolution(m: int, n: int, k: int) -> Operator:
+    """Return a convolution as the product of ``m`` places, ``n`` channels and ``k`` inputs of each."""
+    return Operator(kind=OperatorKind.CONVOLUTION, flops=2 * m * n * k, bytes=0, m=m, n=n, k=k)
+
+
 def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
     """Return kernels that move bytes and compute next to nothing."""
     return Operator(

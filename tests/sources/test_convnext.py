@@ -114,6 +114,7 @@ def test_what_ends_compute_and_work_on(
     block = named(name)
     assert [(o.m, o.n, o.k) for o in block.operators if o.m] == products
     assert [o.bytes for o in block.operators if not o.m] == [traffic]
+    assert all(o.bytes == 0 for o in block.operators if o.m)
     assert block.working == Saved(replicated=2 * largest)
 
 
