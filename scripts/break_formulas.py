@@ -59,7 +59,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sources/ends": ("sources/test_ends.py",),
     "sources/diffusion": ("sources/test_diffusion.py",),
     "sources/convnext": ("sources/test_convnext.py",),
-    "sources/layers": ("sources/test_layers.py",),
+    "sources/layers": ("sources/test_layers.py", "sources/test_ends.py"),
     "sources/feed_forward": ("sources/test_feed_forward.py",),
     "sources/transformer": ("sources/test_transformer.py",),
     "sources/convolutional": ("sources/test_convolutional.py",),
