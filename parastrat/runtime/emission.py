@@ -41,13 +41,14 @@ if TYPE_CHECKING:
     from parastrat.emit import TextFile
     from parastrat.emit.division import Division
     from parastrat.emit.staging import Staging
-    from parastrat.plan import Mesh, Shard
-from parastrat.runtime.building import Builder
+    from parastrat.runtime.building import Builder
 
 #: seconds that ranks may take to find and prove a layout
 DEADLINE_S = 300.0
 #: seconds between two looks at whether they live
 POLL_S = 0.5
+#: what returns a whole activation by itself
+_ALONE = (Style.EMBEDDING, Style.HEAD, Style.WHOLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,10 +227,6 @@ def _builder(ref: str) -> Builder:
             hint="name the model to build: --model path.py:callable, or a config.json",
         )
     return config_builder(ref)
-
-
-#: what returns a whole activation by itself
-_ALONE = (Style.EMBEDDING, Style.HEAD, Style.WHOLE)
 
 
 def _apart(bench: Bench, case: Case, division: Division) -> str:
