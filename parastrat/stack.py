@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from parastrat.plan import Recompute
+from parastrat.plan import Recompute, Shard
 
 
 class Kernels(StrEnum):
@@ -17,6 +17,19 @@ class Kernels(StrEnum):
     COMPILED = "compiled"
     #: hand-fused, as Megatron-Core with Transformer Engine
     FUSED = "fused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstated:
+    """What a stack does where a source of a run does not say: one default each, from its documentation."""
+
+    recompute: Recompute
+    #: over data ranks
+    shard: Shard
+    #: where there is tensor parallelism
+    sequence_parallel: bool
+    #: without a pipeline; None: it has to be stated
+    gradient_accumulation_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +61,9 @@ class Stack:
     launches_per_dispatch: float
     #: time of a step outside blocks, collectives and optimizer
     step_constant_s: float
-    #: what is recomputed where a source does not say
-    default_recompute: Recompute
+    #: what its "selective" activation checkpointing is
+    selective_recompute: Recompute
+    unstated: Unstated
     #: 95th percentile of this stack's memory error, as a share of the estimate
     memory_margin: float
     #: allocated bytes that the caching allocator cannot use, as a share of the peak

@@ -29,9 +29,9 @@ from parastrat.hardware import (
 )
 from parastrat.launch import Launch
 from parastrat.model import Activations, Block, Family, ModelSpec, Parameters, Saved
-from parastrat.plan import Backend, Mesh, Plan, Recompute
+from parastrat.plan import Backend, Mesh, Plan, Recompute, Shard
 from parastrat.rules import findings_of
-from parastrat.stack import Kernels, Stack
+from parastrat.stack import Kernels, Stack, Unstated
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -260,7 +260,8 @@ STACK = Stack(
     launches_per_operator=1.2,
     launches_per_dispatch=0.3,
     step_constant_s=0.01,
-    default_recompute=Recompute.NONE,
+    selective_recompute=Recompute.SELECTIVE,
+    unstated=Unstated(recompute=Recompute.NONE, shard=Shard.NONE, sequence_parallel=False),
     memory_margin=0.06,
     fragmentation=0.03,
     context_bytes=GIB,

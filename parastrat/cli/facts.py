@@ -15,7 +15,8 @@ from parastrat.hardware import DeviceType
 from parastrat.model import Family
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
-from parastrat.workload import Optimizer, Precision, Workload
+from parastrat.sources.training import default_optimizer
+from parastrat.workload import Precision, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,10 +206,3 @@ def default_precision(device: Device) -> Precision:
     if device.type is DeviceType.CPU:
         return Precision.FP32
     return Precision.BF16_MIXED if device.bf16_native else Precision.FP16_MIXED
-
-
-def default_optimizer(source: ModelSource) -> Optimizer:
-    """Return the published training's optimizer, else AdamW; for convolutions SGD with momentum."""
-    if source.defaults.optimizer is not None:
-        return source.defaults.optimizer
-    return Optimizer.SGD_MOMENTUM if source.family is Family.CONVOLUTIONAL else Optimizer.ADAMW

@@ -83,8 +83,9 @@ def facts_for(source: PlanSource, hardware: Hardware) -> Facts:
         UsageError: the model is said neither by the file nor by a flag.
     """
     from parastrat.case import Facts
-    from parastrat.cli.facts import default_optimizer, default_sequence_length, source_of
+    from parastrat.cli.facts import default_sequence_length, source_of
     from parastrat.profiles import load_stack
+    from parastrat.sources.training import default_optimizer
     from parastrat.workload import Workload
 
     if source.model_ref is None:

@@ -94,7 +94,7 @@ def model_summary(table: Table) -> Summary:
 
 def stack_summary(table: Table) -> Summary:
     """Return what matters of a software stack."""
-    keys = ("kernels", "default_recompute", "memory_margin", "time_spread")
+    keys = ("kernels", "selective_recompute", "memory_margin", "time_spread")
     return {key: table.get(key) for key in keys}
 
 

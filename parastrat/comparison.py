@@ -1,0 +1,109 @@
+"""Predictions beside measurements: what was compared, what was not, and what the errors come to."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parastrat.estimate import Verdict
+
+
+class Quantity(StrEnum):
+    """What is compared."""
+
+    STEP_TIME = "step_time_s"
+    PEAK_MEMORY = "peak_memory_bytes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One quantity of one run."""
+
+    id: str
+    stack: str
+    quantity: Quantity
+    #: None: the run ended without, as out of memory, or its source says nothing
+    measured: float | None
+    predicted: float
+    #: the 80 % interval of a step; of memory the estimate less and plus its margin
+    low: float
+    high: float
+    verdict: Verdict
+    #: the run ended out of memory
+    out_of_memory: bool = False
+
+    @property
+    def error(self) -> float | None:
+        """``predicted / measured - 1``; None without a measurement."""
+        return None if self.measured is None else self.predicted / self.measured - 1
+
+    @property
+    def origin(self) -> str:
+        """The table that the run is of, as ids begin with its name."""
+        return self.id.partition("-")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A run that was not predicted."""
+
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Errors of one quantity, as shares of the measurements."""
+
+    n: int
+    #: mean and median size, and that which nine of ten do not exceed
+    mape: float
+    median: float
+    p90: float
+    #: mean, with its sign
+    bias: float
+    #: median of |ln(predicted / measured)|, which does not flatter who predicts low
+    median_log: float
+    #: share of the measurements within the interval
+    inside: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Every run of a table is among the compared or among the skipped."""
+
+    rows: tuple[Compared, ...]
+    skipped: tuple[Skipped, ...]
+    #: spreads, largest over least less one, of runs that no column tells apart
+    noise: Mapping[Quantity, tuple[float, ...]]
+
+    def of(self, quantity: Quantity) -> tuple[Compared, ...]:
+        """Return what was measured of a quantity."""
+        return tuple(row for row in self.rows if row.quantity is quantity and row.measured is not None)
+
+    @property
+    def summaries(self) -> dict[Quantity, Summary]:
+        """Each quantity that was measured, summed up."""
+        return {quantity: summary_of(rows) for quantity in Quantity if (rows := self.of(quantity))}
+
+
+def summary_of(rows: Sequence[Compared]) -> Summary:
+    """Return what the errors of some measured rows come to; of at least one."""
+    errors = [each.error for each in rows if each.error is not None]
+    sizes = sorted(abs(error) for error in errors)
+    inside = [each.low <= each.measured <= each.high for each in rows if each.measured is not None]
+    return Summary(
+        n=len(errors),
+        mape=statistics.fmean(sizes),
+        median=statistics.median(sizes),
+        p90=sizes[math.ceil(0.9 * len(sizes)) - 1],
+        bias=statistics.fmean(errors),
+        median_log=statistics.median(abs(math.log1p(error)) for error in errors),
+        inside=statistics.fmean(inside),
+    )

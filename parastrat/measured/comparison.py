@@ -1,0 +1,130 @@
+"""Measured runs predicted one by one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from parastrat.assess import assess
+from parastrat.comparison import Compared, Comparison, Quantity, Skipped
+from parastrat.errors import ParastratError
+from parastrat.measured.jobs import job_of
+from parastrat.measured.skipped import CannotPredictError
+from parastrat.ranks.states import context_bytes
+from parastrat.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from parastrat.case import Case
+    from parastrat.measured.rows import MeasuredRow, Table
+
+_THROUGHPUT = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s")
+_OUT_OF_MEMORY = "oom"
+#: columns that do not say what ran
+_NOT_SETTINGS = {"id", "line", "source", "status", "peak_mem_gib", *_THROUGHPUT}
+
+
+def compared(table: Table) -> Comparison:
+    """Return each run of a table predicted, or why it is not.
+
+    A run's measurements are read after it is predicted, so that they cannot change what is predicted; runs
+    without any are predicted all the same.
+    """
+    rows: list[Compared] = []
+    skipped: list[Skipped] = []
+    spreads = _Spreads()
+    for row in table.rows:
+        try:
+            job = job_of(row)
+            found = list(_quantities(row, assess(job.facts, job.plan), table.columns))
+        except CannotPredictError as error:
+            skipped.append(Skipped(id=row.id, reason=error.reason))
+        except ParastratError as error:
+            skipped.append(Skipped(id=row.id, reason=error.message))
+        else:
+            rows += found
+            spreads.add(row, found)
+            if not found:
+                skipped.append(Skipped(id=row.id, reason="what was measured is not stated"))
+    return Comparison(rows=tuple(rows), skipped=tuple(skipped), noise=spreads.by_quantity())
+
+
+class _Spreads:
+    """Measurements of runs that no column tells apart."""
+
+    def __init__(self) -> None:
+        self._alike: dict[tuple[object, ...], list[float]] = defaultdict(list)
+
+    def add(self, row: MeasuredRow, found: Iterable[Compared]) -> None:
+        settings = tuple(
+            getattr(row, field.name) for field in fields(row) if field.name not in _NOT_SETTINGS
+        )
+        for each in found:
+            if each.measured is not None:
+                self._alike[each.quantity, *settings].append(each.measured)
+
+    def by_quantity(self) -> dict[Quantity, tuple[float, ...]]:
+        return {
+            quantity: tuple(
+                max(same) / min(same) - 1
+                for (own, *_), same in self._alike.items()
+                if own is quantity and len(same) > 1
+            )
+            for quantity in Quantity
+        }
+
+
+def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterator[Compared]:
+    estimate = case.estimate
+    out_of_memory = (row.status or "").lower() == _OUT_OF_MEMORY
+    if any(name in columns for name in _THROUGHPUT):
+        yield Compared(
+            id=row.id,
+            stack=case.stack.name,
+            quantity=Quantity.STEP_TIME,
+            measured=None if out_of_memory else _step_time(row),
+            predicted=estimate.time.step,
+            low=estimate.time.step_low,
+            high=estimate.time.step_high,
+            verdict=estimate.verdict,
+            out_of_memory=out_of_memory,
+        )
+    if row.mem_metric is not None:
+        predicted = _in_metric(case, row.mem_metric)
+        yield Compared(
+            id=row.id,
+            stack=case.stack.name,
+            quantity=Quantity.PEAK_MEMORY,
+            measured=None if out_of_memory or not row.peak_mem_gib else row.peak_mem_gib * GIB,
+            predicted=predicted,
+            low=predicted - estimate.memory.margin,
+            high=predicted + estimate.memory.margin,
+            verdict=estimate.verdict,
+            out_of_memory=out_of_memory,
+        )
+
+
+def _step_time(row: MeasuredRow) -> float | None:
+    """Return the seconds of an optimizer step, from throughput where no time is stated."""
+    if row.step_time_s:
+        return row.step_time_s
+    if row.tokens_per_s_per_gpu and row.global_batch and row.seq_len:
+        return row.global_batch * row.seq_len / row.gpus / row.tokens_per_s_per_gpu
+    if row.samples_per_s and row.global_batch:
+        return row.global_batch / row.samples_per_s
+    return None
+
+
+def _in_metric(case: Case, metric: str) -> float:
+    """Return the peak as a source counts it: the whole process, the allocator's reserve, or its tensors."""
+    memory = case.estimate.memory
+    known = metric.lower()
+    if "nvidia-smi" in known:
+        return memory.total
+    if "reserved" in known:
+        return memory.total - context_bytes(case.facts)
+    if "allocated" in known:
+        return memory.total - memory.overhead
+    raise CannotPredictError(f"memory metric {metric!r} is none of reserved, allocated, nvidia-smi")

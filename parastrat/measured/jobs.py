@@ -1,0 +1,197 @@
+"""A measured run as facts and a plan. What its source leaves out is one default a stack, never a fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from parastrat.case import Facts
+from parastrat.errors import ProfileError
+from parastrat.measured.models import source_of
+from parastrat.measured.skipped import CannotPredictError
+from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.profiles.nodes import with_ranks
+from parastrat.rules.backend import decide_backend
+from parastrat.sources.training import default_optimizer
+from parastrat.workload import Precision, Workload
+
+if TYPE_CHECKING:
+    from parastrat.hardware import Hardware
+    from parastrat.measured.rows import MeasuredRow
+    from parastrat.stack import Stack
+
+#: what tables call the ways to shard over data ranks
+_SHARDS = {
+    "none": Shard.NONE,
+    "zero1": Shard.OPTIMIZER,
+    "zero2": Shard.GRADIENTS,
+    "zero3": Shard.PARAMETERS,
+    "hsdp": Shard.PARAMETERS,
+}
+_HSDP = "hsdp"
+
+#: number formats by how their names begin; mxfp8 is fp8 with scales of its own
+_PRECISIONS = {
+    "bf16": Precision.BF16_MIXED,
+    "fp16": Precision.FP16_MIXED,
+    "fp32": Precision.FP32,
+    "fp8": Precision.FP8,
+    "mxfp8": Precision.FP8,
+}
+
+#: devices of a node where a row states neither a machine nor the number
+_USUAL_NODE = 8
+
+_TASKS = (None, "pretrain", "sft")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredJob:
+    """What ran."""
+
+    facts: Facts
+    plan: Plan
+
+
+def job_of(row: MeasuredRow) -> MeasuredJob:
+    """Return the job and the plan of a run; what was measured is never read.
+
+    Raises:
+        CannotPredictError: something is unknown that no stack has a default for, or cannot be estimated.
+    """
+    if row.task not in _TASKS:
+        raise CannotPredictError(f"task {row.task} trains other parameters than presets do")
+    stack = _stack(row)
+    hardware = _hardware(row)
+    precision = _precision(row)
+    source = source_of(row)
+    length = row.seq_len if source.has_tokens else None
+    if source.has_tokens and length is None:
+        raise CannotPredictError("seq_len is not stated")
+    mesh, shard = _mesh(row, stack, hardware)
+    micro_batch, steps = _batch(row, stack, mesh)
+    plan = Plan(
+        mesh=mesh,
+        micro_batch_size=micro_batch,
+        gradient_accumulation_steps=steps,
+        precision=precision,
+        backend=decide_backend(hardware).backend or Backend.GLOO,
+        shard=shard,
+        sequence_parallel=mesh.tp > 1
+        and (stack.unstated.sequence_parallel if row.sequence_parallel is None else row.sequence_parallel),
+        loss_parallel=mesh.tp > 1,
+        async_tp=bool(row.async_tp),
+        recompute=_recompute(row, stack),
+        compile=Compile.BLOCK if row.compile == "block" else Compile.NONE,
+        pp_schedule=_schedule(row, mesh),
+        virtual_stages=(row.vpp or 1) if mesh.pp > 1 else 1,
+    )
+    workload = Workload(
+        global_batch_size=plan.global_batch_size,
+        sequence_length=length,
+        optimizer=default_optimizer(source),
+        precision=precision,
+        assumed=("optimizer",),
+    )
+    model = source.at(length, precision, stack.kernels)
+    return MeasuredJob(
+        facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan=plan
+    )
+
+
+def _stack(row: MeasuredRow) -> Stack:
+    if row.stack is None:
+        raise CannotPredictError("stack is not stated")
+    try:
+        return load_stack(row.stack)
+    except ProfileError as error:
+        raise CannotPredictError(error.message) from error
+
+
+def _hardware(row: MeasuredRow) -> Hardware:
+    """Return as many nodes as the run had; of one node perhaps a part."""
+    if row.hardware is None and row.gpu is None:
+        raise CannotPredictError("neither hardware nor gpu is stated")
+    per_node = min(row.gpus_per_node or _USUAL_NODE, row.gpus)
+    name = row.hardware or f"{(row.gpu or '').lower()}x{per_node}"
+    try:
+        hardware = load_hardware(name)
+        per_node = min(row.gpus_per_node or hardware.devices_per_node, row.gpus)
+        hardware = with_ranks(hardware, per_node)
+    except ProfileError as error:
+        raise CannotPredictError(error.message) from error
+    if row.gpus % per_node:
+        raise CannotPredictError(f"{row.gpus} devices are no whole nodes of {per_node}")
+    nodes = row.gpus // per_node
+    return replace(hardware, num_nodes=nodes, name=name if nodes == 1 else f"{name}:{nodes}")
+
+
+def _precision(row: MeasuredRow) -> Precision:
+    stated = (row.precision or "").lower()
+    if not stated:
+        raise CannotPredictError("precision is not stated")
+    for name, precision in _PRECISIONS.items():
+        if stated.startswith(name):
+            return precision
+    raise CannotPredictError(f"number format {row.precision} is not modelled")
+
+
+def _mesh(row: MeasuredRow, stack: Stack, hardware: Hardware) -> tuple[Mesh, Shard]:
+    model_ranks = (row.tp or 1) * (row.pp or 1) * (row.cp or 1)
+    dp = row.dp or row.gpus // model_ranks
+    if dp * model_ranks != row.gpus:
+        raise CannotPredictError(f"dp {dp} x pp, cp and tp {model_ranks} are not {row.gpus} devices")
+    stated = row.fsdp
+    if stated is not None and stated not in _SHARDS:
+        raise CannotPredictError(f"fsdp {stated} is none of {', '.join(_SHARDS)}")
+    shard = stack.unstated.shard if stated is None else _SHARDS[stated]
+    over = 1 if shard is Shard.NONE else dp
+    if stated == _HSDP:
+        # shards of a node, replicas over nodes
+        over = min(dp, row.gpus_per_node or hardware.devices_per_node)
+    if dp % over:
+        raise CannotPredictError(f"dp {dp} is no whole number of nodes of {over}")
+    mesh = Mesh(
+        pp=row.pp or 1,
+        dp_replicate=dp // over,
+        dp_shard=over,
+        cp=row.cp or 1,
+        tp=row.tp or 1,
+        ep=row.ep or 1,
+    )
+    if (mesh.dp_shard * mesh.cp * mesh.tp) % mesh.ep and shard is not Shard.NONE:
+        raise CannotPredictError(f"ep {mesh.ep} does not divide dp_shard x cp x tp")
+    return mesh, shard
+
+
+def _batch(row: MeasuredRow, stack: Stack, mesh: Mesh) -> tuple[int, int]:
+    """Return samples of a micro-batch and micro-batches of a step."""
+    if row.global_batch is None:
+        raise CannotPredictError("global_batch is not stated")
+    share, rest = divmod(row.global_batch, mesh.dp)
+    steps = stack.unstated.gradient_accumulation_steps
+    size = row.micro_batch or (share // steps if steps and mesh.pp == 1 else None)
+    if size is None:
+        raise CannotPredictError("micro_batch is not stated")
+    if rest or not share or share % size:
+        raise CannotPredictError(
+            f"a global batch of {row.global_batch} is no multiple of dp {mesh.dp} x micro-batch {size}"
+        )
+    return size, share // size
+
+
+def _recompute(row: MeasuredRow, stack: Stack) -> Recompute:
+    stated = row.act_ckpt or row.act_ckpt_assumed
+    if stated is None:
+        return stack.unstated.recompute
+    names = {"none": Recompute.NONE, "selective": stack.selective_recompute, "full": Recompute.FULL}
+    if stated not in names:
+        raise CannotPredictError(f"activation checkpointing {stated!r} is none of {', '.join(names)}")
+    return names[stated]
+
+
+def _schedule(row: MeasuredRow, mesh: Mesh) -> PipelineSchedule | None:
+    if mesh.pp == 1:
+        return None
+    return PipelineSchedule.INTERLEAVED if (row.vpp or 1) > 1 else PipelineSchedule.ONE_F_ONE_B

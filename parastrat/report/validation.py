@@ -1,0 +1,164 @@
+"""Predictions beside measurements, as text and as a plain table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from parastrat.comparison import Quantity, summary_of
+from parastrat.estimate import Verdict
+from parastrat.report.tables import Column, Fill, Row, table_lines
+from parastrat.report.text import Line, heading, line, rendered, wrapped
+from parastrat.units import GIB
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.comparison import Compared, Comparison, Summary
+    from parastrat.report.text import Paper
+
+SCHEMA = "parastrat.validation/1"
+
+_WORST = 10
+_NUMBER = Fill.NUMBER
+#: title, unit, and how many of what is compared make one
+_SHOWN = {Quantity.STEP_TIME: ("Step time", "s", 1.0), Quantity.PEAK_MEMORY: ("Peak memory", "GiB", GIB)}
+
+
+def validation_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the answer of ``validate``: every run is among ``rows`` or ``skipped``."""
+    return {
+        "schema": SCHEMA,
+        "rows": [_row_table(row) for row in comparison.rows],
+        "summary": {
+            quantity.value: {
+                **{name: getattr(summary, name) for name in summary.__slots__},
+                "noise": _noise_table(comparison.noise[quantity]),
+            }
+            for quantity, summary in comparison.summaries.items()
+        },
+        "skipped": [{"id": each.id, "reason": each.reason} for each in comparison.skipped],
+    }
+
+
+def _row_table(row: Compared) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "quantity": row.quantity.value,
+        "measured": row.measured,
+        "predicted": row.predicted,
+        "error": row.error,
+        "low": row.low,
+        "high": row.high,
+        "verdict": row.verdict.value,
+        "out_of_memory": row.out_of_memory,
+    }
+
+
+def _noise_table(spreads: Sequence[float]) -> dict[str, Any]:
+    return {"groups": len(spreads), "median_spread": median(spreads) if spreads else None}
+
+
+def validation_text(comparison: Comparison, paper: Paper) -> str:
+    """Return the errors by table and stack, the worst rows, and what was not predicted and why."""
+    rows: list[Line] = []
+    for quantity in comparison.summaries:
+        rows += _quantity_lines(comparison, quantity, paper)
+    rows += _verdict_lines(comparison, paper)
+    rows += _skipped_lines(comparison, paper)
+    return rendered(rows, paper)
+
+
+def _quantity_lines(comparison: Comparison, quantity: Quantity, paper: Paper) -> list[Line]:
+    title, _, _ = _SHOWN[quantity]
+    measured = comparison.of(quantity)
+    groups: dict[tuple[str, str], list[Compared]] = {}
+    for row in measured:
+        groups.setdefault((row.origin, row.stack), []).append(row)
+    table = [_summary_row(*group, summary_of(own)) for group, own in groups.items()]
+    if len(groups) > 1:
+        table.append(_summary_row("all", "", summary_of(measured)))
+    columns = (
+        Column(title="table"),
+        Column(title="stack"),
+        *(
+            Column(title=name, fill=_NUMBER)
+            for name in ("rows", "median", "mean", "90 %", "bias", "inside")
+        ),
+    )
+    found = [*heading(f"{title}, error in %", paper), *table_lines(columns, table, paper)]
+    spreads = comparison.noise[quantity]
+    if spreads:
+        told = (
+            f"{len(spreads)} groups of runs that no column tells apart differ by "
+            f"{100 * median(spreads):.1f} % (median) among themselves"
+        )
+        found += wrapped(told, paper, first="  ")
+    return [*found, line(), *_worst_lines(measured, quantity, paper)]
+
+
+def _summary_row(origin: str, stack: str, summary: Summary) -> Row:
+    shares = (summary.median, summary.mape, summary.p90)
+    return Row(
+        cells=(
+            origin,
+            stack,
+            f"{summary.n:,}",
+            *(f"{100 * share:.1f}" for share in shares),
+            f"{100 * summary.bias:+.1f}",
+            f"{100 * summary.inside:.0f} %",
+        )
+    )
+
+
+def _worst_lines(measured: Sequence[Compared], quantity: Quantity, paper: Paper) -> list[Line]:
+    _, unit, one = _SHOWN[quantity]
+    known = [(row, row.error) for row in measured if row.error is not None]
+    worst = sorted(known, key=lambda each: -abs(each[1]))[:_WORST]
+    table = [
+        Row(
+            cells=(
+                row.id,
+                row.stack,
+                f"{(row.measured or 0) / one:.3g}",
+                f"{row.predicted / one:.3g}",
+                f"{100 * error:+.1f}",
+            )
+        )
+        for row, error in worst
+    ]
+    columns = (
+        Column(title="worst rows"),
+        Column(title="stack"),
+        *(Column(title=name, fill=_NUMBER) for name in (f"measured {unit}", f"predicted {unit}", "error")),
+    )
+    return table_lines(columns, table, paper)
+
+
+def _verdict_lines(comparison: Comparison, paper: Paper) -> list[Line]:
+    """Return how the verdicts fare: what ran must not be refused, nor what did not be promised."""
+    memory = [row for row in comparison.rows if row.quantity is Quantity.PEAK_MEMORY]
+    if not memory:
+        return []
+    found = heading("Does it fit", paper)
+    for out_of_memory, title in ((False, "ran"), (True, "ran out of memory")):
+        own = [row for row in memory if row.out_of_memory is out_of_memory]
+        counts = Counter(row.verdict for row in own)
+        told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+        if own:
+            found += wrapped(f"{len(own)} {title}: {told}", paper, first="  ")
+        wrong = Verdict.FITS if out_of_memory else Verdict.DOES_NOT_FIT
+        names = [row.id for row in own if row.verdict is wrong]
+        if names:
+            found += wrapped(f"wrong: {', '.join(names)}", paper, first="    ")
+    return found
+
+
+def _skipped_lines(comparison: Comparison, paper: Paper) -> list[Line]:
+    skipped = comparison.skipped
+    predicted = len({row.id for row in comparison.rows})
+    found = heading(f"{predicted:,} runs predicted, {len(skipped):,} not", paper)
+    for reason, count in Counter(each.reason for each in skipped).most_common():
+        found += wrapped(f"{count:>5}  {reason}", paper, first="  ", rest=" " * 9)
+    return found

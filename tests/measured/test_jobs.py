@@ -1,0 +1,140 @@
+"""Measured runs as facts and plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from measured.rows import run
+
+from parastrat.measured.jobs import job_of
+from parastrat.measured.skipped import CannotPredictError
+from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
+from parastrat.workload import Optimizer, Precision
+
+
+def test_a_run_is_planned_as_it_states() -> None:
+    job = job_of(run(vpp=3, async_tp=True, compile="block"))
+    plan, facts = job.plan, job.facts
+    assert plan.mesh == Mesh(dp_shard=8)
+    assert (plan.micro_batch_size, plan.gradient_accumulation_steps) == (2, 2)
+    assert (plan.shard, plan.recompute, plan.compile) == (Shard.PARAMETERS, Recompute.FULL, Compile.BLOCK)
+    assert (plan.precision, plan.async_tp) == (Precision.BF16_MIXED, True)
+    # chunks are of pipelines
+    assert (plan.pp_schedule, plan.virtual_stages) == (None, 1)
+    assert (facts.model.layers, facts.model.parameters) == (32, 8_030_261_248)
+    assert (facts.hardware.world_size, facts.hardware.device.name) == (8, "h100-sxm5")
+    assert facts.workload.optimizer is Optimizer.ADAMW
+    assert facts.workload.assumed == ("optimizer",)
+
+
+@pytest.mark.parametrize(
+    ("stated", "mesh", "shard"),
+    [
+        ({"fsdp": "none", "gpus": 16}, Mesh(dp_replicate=16), Shard.NONE),
+        ({"fsdp": "zero1", "tp": 4}, Mesh(dp_shard=2, tp=4), Shard.OPTIMIZER),
+        ({"fsdp": "zero2"}, Mesh(dp_shard=8), Shard.GRADIENTS),
+        (
+            {"fsdp": "hsdp", "gpus": 32, "global_batch": 64},
+            Mesh(dp_replicate=4, dp_shard=8),
+            Shard.PARAMETERS,
+        ),
+        ({"cp": 2, "tp": 2, "pp": 2}, Mesh(pp=2, dp_shard=1, cp=2, tp=2), Shard.PARAMETERS),
+    ],
+)
+def test_ways_to_shard(stated: dict[str, Any], mesh: Mesh, shard: Shard) -> None:
+    plan = job_of(run(**stated)).plan
+    assert (plan.mesh, plan.shard) == (mesh, shard)
+
+
+@pytest.mark.parametrize(
+    ("stack", "shard", "recompute", "sequence_parallel"),
+    [
+        ("torch", Shard.PARAMETERS, Recompute.SELECTIVE, True),
+        ("megatron-core", Shard.OPTIMIZER, Recompute.NONE, True),
+        ("megatron-2021", Shard.NONE, Recompute.FULL, False),
+    ],
+)
+def test_what_is_not_stated_is_the_stacks(
+    stack: str, shard: Shard, recompute: Recompute, sequence_parallel: bool
+) -> None:
+    plan = job_of(run(stack=stack, fsdp=None, act_ckpt=None, tp=2)).plan
+    assert (plan.shard, plan.recompute, plan.sequence_parallel) == (shard, recompute, sequence_parallel)
+
+
+def test_what_was_assumed_of_checkpointing_goes_before_the_stacks() -> None:
+    assert job_of(run(act_ckpt=None, act_ckpt_assumed="none")).plan.recompute is Recompute.NONE
+    assert job_of(run(act_ckpt="full", act_ckpt_assumed="none")).plan.recompute is Recompute.FULL
+
+
+def test_selective_is_what_the_stack_means_by_it() -> None:
+    assert job_of(run(act_ckpt="selective")).plan.recompute is Recompute.SELECTIVE
+    megatron = run(act_ckpt="selective", stack="megatron-core", fsdp="zero1")
+    assert job_of(megatron).plan.recompute is Recompute.ATTENTION
+
+
+def test_a_micro_batch_that_is_not_stated_is_the_whole_share_in_torch_alone() -> None:
+    plan = job_of(run(micro_batch=None)).plan
+    assert (plan.micro_batch_size, plan.gradient_accumulation_steps) == (4, 1)
+    for other in ({"stack": "megatron-core"}, {"pp": 2}):
+        with pytest.raises(CannotPredictError, match="micro_batch is not stated"):
+            job_of(run(micro_batch=None, **other))
+
+
+def test_pipelines_interleave_where_stages_are_several() -> None:
+    once, twice = job_of(run(pp=2, global_batch=64)), job_of(run(pp=2, vpp=2, global_batch=64))
+    assert once.plan.pp_schedule is PipelineSchedule.ONE_F_ONE_B
+    assert (twice.plan.pp_schedule, twice.plan.virtual_stages) == (PipelineSchedule.INTERLEAVED, 2)
+
+
+def test_a_part_of_a_node_and_several_nodes() -> None:
+    assert job_of(run(gpus=2)).facts.hardware.devices_per_node == 2
+    several = job_of(run(gpus=32, global_batch=64)).facts.hardware
+    assert (several.num_nodes, several.devices_per_node) == (4, 8)
+    named = job_of(run(hardware=None, gpu="H100-80GB")).facts.hardware
+    assert (named.device.name, named.world_size) == ("h100-sxm5", 8)
+
+
+def test_sizes_go_before_the_presets() -> None:
+    model = job_of(run(layers=4, vocab=32000)).facts.model
+    assert (model.layers, model.vocab, model.kv_heads) == (4, 32000, 8)
+
+
+def test_models_of_no_preset_have_the_form_of_their_parameters() -> None:
+    sizes = {"layers": 24, "hidden": 2048, "heads": 16, "vocab": 50304, "seq_len": 2048}
+    gpt = job_of(run(model="somebody's", params_b=1.32, **sizes)).facts.model
+    assert 1.31e9 < gpt.parameters < 1.33e9
+    llama = job_of(run(model="somebody's", params_b=1.34, ffn_hidden=5504, **sizes)).facts.model
+    # three matrices of 5,504 where GPT has two of 8,192, and an embedding beside the head
+    assert 1.41e9 < llama.parameters < 1.43e9
+    with pytest.raises(CannotPredictError, match="neither GPT nor Llama"):
+        job_of(run(model="somebody's", params_b=3.0, **sizes))
+    with pytest.raises(CannotPredictError, match="layers are not stated"):
+        job_of(run(model="somebody's", **(sizes | {"layers": None})))
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ({"stack": None}, "stack is not stated"),
+        ({"stack": "jax"}, "unknown stack 'jax'"),
+        ({"hardware": None}, "neither hardware nor gpu"),
+        ({"hardware": "abacus"}, "unknown hardware 'abacus'"),
+        ({"precision": None}, "precision is not stated"),
+        ({"precision": "nvfp4"}, "number format nvfp4"),
+        ({"task": "lora"}, "task lora"),
+        ({"model": "nemotron-3-nano"}, "Mamba-2"),
+        ({"seq_len": None}, "seq_len is not stated"),
+        ({"dp": 3}, "dp 3 x pp, cp and tp 1 are not 8 devices"),
+        ({"fsdp": "zero9"}, "fsdp zero9"),
+        ({"fsdp": "hsdp", "gpus": 24, "gpus_per_node": 16}, "no whole nodes"),
+        ({"global_batch": None}, "global_batch is not stated"),
+        ({"global_batch": 20}, "no multiple of dp 8 x micro-batch 2"),
+        ({"act_ckpt": "sometimes"}, "'sometimes' is none of"),
+        ({"ep": 3}, "ep 3 does not divide"),
+    ],
+)
+def test_what_cannot_be_known_is_a_reason(stated: dict[str, Any], reason: str) -> None:
+    with pytest.raises(CannotPredictError) as skipped:
+        job_of(run(**stated))
+    assert reason in skipped.value.reason
