@@ -20,7 +20,8 @@ from parastrat.emit.python_tensor import check_divided, emit_divided
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.errors import UnknownFactError
-from parastrat.plan import Compile, Offload, Recompute, Shard
+from parastrat.plan import Compile, Recompute, Shard
+from parastrat.rules.runtime_support import refusals_of
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def emit(
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse plans that are not emitted for any model.
+    """Refuse plans that are not emitted for any model, or that ``auto_parallelize`` refuses itself.
 
     Raises:
         EmitError: with the nearest that is.
@@ -104,18 +105,10 @@ def check_plan(plan: Plan) -> None:
             hint=f"plan again with {_nearest(plan)}, or emit for torchrun or slurm: their scripts run this "
             "plan through auto_parallelize",
         )
-    refused = {
-        f"offload = {plan.offload.value}": plan.offload is not Offload.NONE,
-        f"precision = {plan.precision.value}": plan.precision is Precision.FP8,
-        "recompute = attention together with compile = block": plan.recompute is Recompute.ATTENTION
-        and plan.compile is Compile.BLOCK,
-    }
-    for what, is_so in refused.items():
-        if is_so:
-            raise EmitError(
-                f"plain torch cannot be emitted for {what}",
-                hint=f"plan again without {what.partition(' ')[0]}",
-            )
+    for finding in refusals_of(plan):
+        raise EmitError(
+            f"no plain torch for this plan: {finding.message} ({finding.code})", hint=finding.fix
+        )
     if plan.mesh.tp > 1:
         check_divided(plan)
     if plan.mesh.pp > 1:

@@ -19,7 +19,7 @@ from parastrat.emit.python_parts import (
 from parastrat.emit.python_tensor import divided_text, style_imports
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
-from parastrat.plan import Compile, Recompute
+from parastrat.plan import Recompute
 from parastrat.schedules import SINGLE, SPLIT, V_SHAPED, rank_of_stage, schedule_of
 from parastrat.workload import Precision
 
@@ -78,13 +78,9 @@ def check_staged(plan: Plan) -> None:
     """Refuse what is not tried beside the stages of a pipeline.
 
     Raises:
-        EmitError: weights gathered again, divided positions or logits, compiled blocks, or a loss scale.
+        EmitError: divided positions or logits, or a loss scale.
     """
     refused = {
-        "reshard_after_forward = true beside pp": (
-            plan.shards_parameters and plan.reshard_after_forward,
-            "with reshard_after_forward = false",
-        ),
         "sequence_parallel = true beside pp": (
             plan.sequence_parallel,
             "with sequence_parallel = false in the plan file, and the memory that it takes",
@@ -93,7 +89,6 @@ def check_staged(plan: Plan) -> None:
             plan.loss_parallel,
             "with loss_parallel = false in the plan file, and the memory that it takes",
         ),
-        "compile = block beside pp": (plan.compile is not Compile.NONE, "without compile"),
         "precision = fp16-mixed beside pp": (plan.precision is Precision.FP16_MIXED, "with bf16-mixed"),
     }
     for what, (is_so, mend) in refused.items():

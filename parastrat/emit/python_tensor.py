@@ -18,7 +18,7 @@ from parastrat.emit.python_parts import (
 )
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
-from parastrat.plan import Compile, Recompute
+from parastrat.plan import Recompute
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -65,20 +65,13 @@ def check_divided(plan: Plan) -> None:
     """Refuse what is not tried beside divided layers.
 
     Raises:
-        EmitError: block-wise compilation, or a loss scale.
+        EmitError: a loss scale.
     """
-    refused = {
-        "compile = block beside tp": plan.compile is not Compile.NONE,
-        "precision = fp16-mixed beside tp": plan.precision is Precision.FP16_MIXED,
-    }
-    for what, is_so in refused.items():
-        if is_so:
-            raise EmitError(
-                f"plain torch cannot be emitted for {what}: it is not tried there",
-                hint=f"plan again without {what.partition(' ')[0]}"
-                if "compile" in what
-                else "plan again with bf16-mixed",
-            )
+    if plan.precision is Precision.FP16_MIXED:
+        raise EmitError(
+            "plain torch cannot be emitted for precision = fp16-mixed beside tp: it is not tried there",
+            hint="plan again with bf16-mixed",
+        )
 
 
 def divided_text(division: Division) -> list[str]:

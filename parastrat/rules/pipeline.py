@@ -8,7 +8,7 @@ from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.rules.divisors import either, nearest_divisors, nearest_multiples
-from parastrat.rules.rule import case_rule, plan_rule
+from parastrat.rules.rule import PlanRule, case_rule, plan_rule
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -338,3 +338,12 @@ def tied_weights_on_two_stages(case: Case) -> Hit | None:
         message=f"{', '.join(tied)} is shared between blocks that pp={pp} puts on different stages",
         fix="all-reduce its gradient between these stages, as Megatron does, or untie it",
     )
+
+
+#: what torch refuses, or cannot build, of schedules, stages a rank and numbers of micro-batches
+SCHEDULE_RULES: tuple[PlanRule, ...] = (
+    fewer_micro_batches_than_stages,
+    micro_batches_break_rounds,
+    v_schedule_without_two_stages,
+    single_stage_schedule_with_chunks,
+)

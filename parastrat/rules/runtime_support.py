@@ -9,7 +9,9 @@ from parastrat.case import Case, Unknown
 from parastrat.columns import Columns, code_of, plan_columns
 from parastrat.finding import Hit, Severity
 from parastrat.plan import Compile, Offload, PipelineSchedule, Recompute, Shard
+from parastrat.rules import pipeline
 from parastrat.rules.rule import PlanRule, finding, plan_rule
+from parastrat.schedules import schedule_of
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -228,9 +230,12 @@ RUNTIME_RULES: tuple[PlanRule, ...] = (
 
 def refusals_of(plan: Plan) -> tuple[Finding, ...]:
     """Return why ``auto_parallelize`` does not apply a plan; empty where it does."""
+    if plan.mesh.pp > 1:
+        plan = replace(plan, pp_schedule=schedule_of(plan))
     columns = Columns(plan_columns(plan))
     unknown: dict[str, Any] = {
         part: Unknown(part) for part in ("model", "hardware", "workload", "stack", "estimate", "launch")
     }
     case = Case(plan=plan, **unknown)
-    return tuple(finding(rule, rule.hit(case)) for rule in RUNTIME_RULES if rule.mask(columns))
+    rules = (*RUNTIME_RULES, *pipeline.SCHEDULE_RULES)
+    return tuple(finding(rule, rule.hit(case)) for rule in rules if rule.mask(columns))

@@ -24,7 +24,6 @@ from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described, load_builder
 from parastrat.runtime.hf_models import config_builder
 from parastrat.runtime.initialise import build_on_meta
-from parastrat.runtime.pipeline.schedule import check_schedule
 from parastrat.runtime.pipeline.written import NotStagedError, staged
 from parastrat.runtime.pipeline.written import tried as tried_stages
 from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
@@ -119,7 +118,6 @@ def proven_staging(ref: str, case: Case, division: Division | None = None) -> St
         EmitError: a few lines do not say the cut, or compute something else.
     """
     builder = _builder(ref)
-    check_schedule(case.plan)
     module, _ = build_on_meta(builder.build)
     made = builder.sample_inputs
     try:

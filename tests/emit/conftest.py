@@ -72,6 +72,7 @@ ESTIMATE = Estimate(
 def make_case(*, nodes: int = 1, ranks: int = 8, device: Device = GPU, **fields: Any) -> Case:
     """One case; ``fields`` are the plan's, by default FSDP2 over all ranks."""
     is_gpu = device.type is DeviceType.CUDA
+    pp = fields.get("mesh", Mesh()).pp
     workload = Workload(
         global_batch_size=nodes * ranks,
         sequence_length=4096,
@@ -83,7 +84,8 @@ def make_case(*, nodes: int = 1, ranks: int = 8, device: Device = GPU, **fields:
         **{
             "mesh": Mesh(dp_shard=nodes * ranks),
             "micro_batch_size": 1,
-            "gradient_accumulation_steps": 1,
+            # what every schedule takes
+            "gradient_accumulation_steps": 1 if pp == 1 else 2 * pp,
             "precision": workload.precision,
             "backend": Backend.NCCL if is_gpu else Backend.GLOO,
             "shard": Shard.PARAMETERS,

@@ -134,11 +134,11 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
             r"this plan is ddp\+pp, and where its stages are cut",
         ),
         ({"shard": Shard.OPTIMIZER}, "this plan is zero1"),
-        ({"offload": Offload.PARAMETERS}, "offload = parameters"),
-        ({"precision": Precision.FP8}, "precision = fp8"),
+        ({"offload": Offload.PARAMETERS}, "does not apply offload = parameters yet .PS292"),
+        ({"precision": Precision.FP8}, "precision = fp8 yet .PS293"),
         (
             {"recompute": Recompute.ATTENTION, "compile": Compile.BLOCK},
-            "recompute = attention together with compile = block",
+            "recompute = attention with compile = block .PS294",
         ),
     ],
 )

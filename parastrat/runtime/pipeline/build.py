@@ -17,7 +17,7 @@ from parastrat.runtime.pipeline.pipelined import Pipeline
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.prune import Absent, from_first_stage
 from parastrat.runtime.pipeline.route import Route, parts_of, route_of
-from parastrat.runtime.pipeline.schedule import Run, check_schedule
+from parastrat.runtime.pipeline.schedule import Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
 from parastrat.runtime.recompute import without_caches
@@ -55,7 +55,6 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
         WrapError: if it cannot be cut into the plan's stages, or they would compute something else.
     """
     plan = wrapping.plan
-    check_schedule(plan)
     if without_caches(module):
         wrapping.calls.append("model.config.use_cache = False")
     setting = Setting(precision=plan.precision, autocast=not plan.shards_parameters)

@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
 from parastrat.runtime.pipeline.route import TensorShape
-from parastrat.schedules import SINGLE, V_SHAPED, schedule_of
+from parastrat.schedules import schedule_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,21 +24,6 @@ class Ends:
 
     entering: tuple[TensorShape, ...]
     leaving: tuple[TensorShape, ...]
-
-
-def check_schedule(plan: Plan) -> None:
-    """Refuse a schedule of another number of stages a rank.
-
-    Raises:
-        WrapError: naming both.
-    """
-    chosen, several = schedule_of(plan), plan.virtual_stages
-    if (chosen in SINGLE and several != 1) or (chosen in V_SHAPED and several != 2):
-        wanted = 1 if chosen in SINGLE else 2
-        raise WrapError(
-            f"{chosen.value} runs {wanted} stage{'s' * (wanted - 1)} a rank; the plan has {several}",
-            hint=f"plan virtual_stages = {wanted}, or pp_schedule = Interleaved1F1B",
-        )
 
 
 class Run:

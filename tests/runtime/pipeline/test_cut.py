@@ -12,7 +12,6 @@ from parastrat.plan import PipelineSchedule
 from parastrat.runtime.pipeline.cut import owners_of, spans_of
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.route import Route, route_of
-from parastrat.runtime.pipeline.schedule import check_schedule
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.slots import slots_of
 from parastrat.schedules import rank_of_stage, stages_of_rank
@@ -104,15 +103,3 @@ def test_places_of_stages() -> None:
     for chosen in (loop, v_shaped):
         for rank in range(2):
             assert {rank_of_stage(chosen, stage) for stage in stages_of_rank(chosen, rank)} == {rank}
-
-
-@pytest.mark.parametrize(
-    ("schedule", "stages", "said"),
-    [
-        (PipelineSchedule.ONE_F_ONE_B, 2, "1F1B runs 1 stage a rank; the plan has 2"),
-        (PipelineSchedule.ZBV, 1, "ZBVZeroBubble runs 2 stages a rank; the plan has 1"),
-    ],
-)
-def test_schedules_of_another_number_of_stages(schedule: PipelineSchedule, stages: int, said: str) -> None:
-    with pytest.raises(WrapError, match=said):
-        check_schedule(plan(pp=2, virtual_stages=stages, pp_schedule=schedule))
