@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: each module with formulas, and the tests that have to notice, fast ones first
 TESTS: dict[str, tuple[str, ...]] = {
+    "cost/blocks": ("cost/test_step.py", "search/test_bounds.py"),
     "cost/communication": ("cost/test_communication.py",),
     "cost/compute": ("cost/test_compute.py", "search/test_bounds.py"),
     "cost/data_parallel": ("cost/test_data_parallel.py", "search/test_bounds.py"),

@@ -1,5 +1,6 @@
 """FLOPs and seconds of one step."""
 
+from parastrat.cost.blocks import BlockSeconds, block_seconds
 from parastrat.cost.step import time_columns, time_estimate, time_floor, work_floor
 
-__all__ = ["time_columns", "time_estimate", "time_floor", "work_floor"]
+__all__ = ["BlockSeconds", "block_seconds", "time_columns", "time_estimate", "time_floor", "work_floor"]

@@ -72,22 +72,42 @@ class Group:
 
     def inside(self, domain: int) -> Numbers:
         """Return the members in one scale-up domain."""
-        return np.clip(domain // self.stride, 1, self.ranks)
+        return np.minimum(np.maximum(domain // self.stride, 1), self.ranks)
 
 
-def ring_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
-    """Return the time of one all-gather or reduce-scatter of ``payload`` bytes, the whole buffer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ring:
+    """A collective whose time is linear in its buffer: for each byte of it, and for the hops."""
+
+    byte_s: Seconds
+    hops_s: Seconds
+
+    def of(self, payload: Bytes) -> Seconds:
+        """Return the time for a buffer."""
+        return payload * self.byte_s + self.hops_s
+
+
+def ring_of(group: Group, fabric: Fabric) -> Ring:
+    """Return one all-gather or reduce-scatter of a group, by the bytes of the whole buffer.
 
     Each domain must take in what its members do not hold, through as many cards as it has members in the
-    group; inside, each rank's link carries (n-1)/n of the buffer. The slower of the two decides.
+    group; inside, each rank's link carries (n-1)/n of the buffer. The slower of the two decides. One rank
+    alone takes no time.
     """
     n, here = group.ranks, group.inside(fabric.domain)
     domains = n / here
     up, out = fabric.scale_up, fabric.scale_out
-    within = (n - 1) / n * payload / (up.bytes_per_s * fabric.efficiency) * (here > 1)
-    between = (n - here) / n * payload / (here * out.bytes_per_s * fabric.efficiency)
-    hops = domains * (here - 1) * up.latency_s + (domains - 1) * out.latency_s
-    return np.where(n > 1, np.maximum(within, between) + hops, 0.0)
+    within = (n - 1) / (n * up.bytes_per_s * fabric.efficiency) * (here > 1)
+    between = (n - here) / (n * here * out.bytes_per_s * fabric.efficiency)
+    return Ring(
+        byte_s=np.maximum(within, between),
+        hops_s=domains * (here - 1) * up.latency_s + (domains - 1) * out.latency_s,
+    )
+
+
+def ring_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
+    """Return the time of one all-gather or reduce-scatter of ``payload`` bytes, the whole buffer."""
+    return ring_of(group, fabric).of(payload)
 
 
 def all_reduce_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:

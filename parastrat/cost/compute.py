@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
 from parastrat.cost.operators import SPLITS, operator_table
 from parastrat.errors import ProfileError
 from parastrat.model import Split
@@ -56,22 +55,18 @@ class BlockTimes:
         )
         return _joined(kernels, 2 * self.launch_forward)
 
-    def recomputed(self, c: Columns) -> Seconds:
+    def recomputed(self, policy: Recompute) -> Seconds:
         """Return what backward computes again.
 
         ``selective`` keeps every second matmul and attention, as torchtitan's per-operator list does.
         """
         ways: dict[Recompute, Callable[[], Seconds]] = {
+            Recompute.NONE: lambda: 0.0,
             Recompute.ATTENTION: lambda: self.attention_forward,
             Recompute.SELECTIVE: self._selective,
             Recompute.FULL: lambda: self.forward,
         }
-        again: Numbers = 0.0
-        for policy, seconds in ways.items():
-            chosen = c.recompute == code_of(policy)
-            if np.any(chosen):
-                again = np.where(chosen, seconds(), again)
-        return again
+        return ways[policy]()
 
     def _selective(self) -> Seconds:
         return _joined(0.5 * self.matmul_forward + self.traffic_forward, 0.75 * self.launch_forward)

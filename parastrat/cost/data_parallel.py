@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost.communication import Group, all_reduce_s, ring_s
+from parastrat.cost.communication import Group, all_reduce_s, ring_of
 from parastrat.plan import Shard
 from parastrat.ranks.states import element_bytes, local, shard_ranks
 
@@ -41,8 +41,7 @@ def data_parallel_s(
     return {
         # FSDP2 gathers and reduce-scatters unit by unit
         "each": np.where(fsdp, root + units_s, 0.0),
-        # HSDP's all-reduce over replicas waits for the last micro-batch
-        "once": np.where(fsdp, _replica_s(facts, c, load, fabric), _replicated_s(facts, c, load, fabric)),
+        "once": _once_s(facts, c, load, fabric),
         "overlap": np.where(fsdp, stack.fsdp_overlap, replicated),
     }
 
@@ -52,21 +51,29 @@ def gatherings(c: Columns) -> Numbers:
     return np.where(c.pp > 1, 1, c.gradient_accumulation_steps)
 
 
-def _replicated_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds:
-    """DDP's all-reduce once a step; ZeRO-1 and ZeRO-2 reduce-scatter gradients and gather weights.
+def _once_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds:
+    """Return what a step has once: HSDP's all-reduce over replicas, which waits for the last micro-batch.
 
-    DDP's buckets hold gradients in the weights' own format.
+    Without shards DDP's of all gradients, whose buckets hold them in the weights' own format; ZeRO-1 and
+    ZeRO-2 reduce-scatter gradients and gather weights.
     """
     element = element_bytes(facts)
-    dense, experts = local(load.trainable, c)
-    group = Group(ranks=c.dp * c.cp, stride=c.tp)
-    held = (dense + experts) * element.gradient
-    gathered = (dense + experts) * element.compute
-    whole = all_reduce_s(held, group, fabric)
+    parts = local(load.trainable, c)
+    shards: Any = sum(held / over for held, over in zip(parts, shard_ranks(c), strict=True))
+    held: Any = sum(parts)
+    fsdp = c.shard == code_of(Shard.PARAMETERS)
+    whole = Group(ranks=c.dp * c.cp, stride=c.tp)
+    group = Group(
+        ranks=np.where(fsdp, c.dp_replicate, whole.ranks),
+        stride=np.where(fsdp, c.dp_shard * c.cp * c.tp, whole.stride),
+    )
+    reduced = np.where(fsdp, shards * element.reduce, held * element.gradient)
+    seconds = all_reduce_s(reduced, group, fabric)
     zero = (c.shard == code_of(Shard.OPTIMIZER)) | (c.shard == code_of(Shard.GRADIENTS))
     if not np.any(zero):
-        return whole
-    return np.where(zero, ring_s(held, group, fabric) + ring_s(gathered, group, fabric), whole)
+        return seconds
+    ring = ring_of(whole, fabric)
+    return np.where(zero, ring.of(held * element.gradient) + ring.of(held * element.compute), seconds)
 
 
 def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
@@ -77,20 +84,12 @@ def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric)
 
 def _unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gathers: Numbers) -> Seconds:
     element = element_bytes(facts)
-    seconds: Seconds = 0.0
+    moved = gathers * element.compute + element.reduce
+    parts = local(unit, c)
+    seconds: Seconds = np.zeros(np.shape(parts[0]))
     strides = (c.tp, np.where(c.ep > 1, c.ep, c.tp))
-    for held, over, stride in zip(local(unit, c), shard_ranks(c), strides, strict=True):
-        if not np.any(held):
-            continue
-        group = Group(ranks=over, stride=stride)
-        one = gathers * ring_s(held * element.compute, group, fabric)
-        one = one + ring_s(held * element.reduce, group, fabric)
-        seconds = seconds + one * (held > 0)
+    for held, over, stride in zip(parts, shard_ranks(c), strides, strict=True):
+        if np.any(held):
+            ring = ring_of(Group(ranks=over, stride=stride), fabric)
+            seconds = seconds + held * moved * ring.byte_s + (held > 0) * (gathers + 1) * ring.hops_s
     return seconds
-
-
-def _replica_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds:
-    reduce = element_bytes(facts).reduce
-    shards = sum(held / over for held, over in zip(local(load.trainable, c), shard_ranks(c), strict=True))
-    group = Group(ranks=c.dp_replicate, stride=c.dp_shard * c.cp * c.tp)
-    return all_reduce_s(shards * reduce, group, fabric)

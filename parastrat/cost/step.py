@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s, send_s
-from parastrat.cost.compute import block_times
+from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds
+from parastrat.cost.communication import fabric_of, send_s
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, pipeline_ranks, rank_columns
-from parastrat.ranks.states import block_totals, element_bytes, updated_parameters
+from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.cost.communication import Fabric
-    from parastrat.model import Block, ModelSpec
+    from parastrat.model import ModelSpec
     from parastrat.units import Seconds
 
 PARTS = (
@@ -38,9 +38,6 @@ PARTS = (
     "optimizer",
 )
 
-#: collectives on activations, which nothing hides
-_EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
-
 #: figures of a device on which a step's time rests
 _RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
 
@@ -48,10 +45,6 @@ _RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
 _ASSUMED_SPREAD = math.log(2)
 
 
-#: what decides the seconds of one micro-batch in a block
-_BLOCKS_BY = ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "async_tp", "recompute")
-#: and in all blocks of a rank
-_WORK_BY = ("pp", "virtual_stages", *_BLOCKS_BY)
 #: what decides a rank's collectives of parameters and gradients, and its optimizer step
 _WEIGHTS_BY = (
     "pp",
@@ -67,13 +60,14 @@ _WEIGHTS_BY = (
 )
 
 
-def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
-    """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays."""
-    model, fabric = facts.model, _fabric(facts)
-    work, at = distinct(columns, _WORK_BY)
-    of_work = _work_s(_block_parts(facts, work, fabric), rank_columns(model, work))
-    one = {part: seconds[..., at] for part, seconds in of_work.items()}
-    of_ranks = _rank_steps(facts, columns, one, rank_columns)
+def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> dict[str, Any]:
+    """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays.
+
+    ``blocks`` are the seconds of the rows' blocks where they are known already.
+    """
+    blocks = blocks or block_seconds(facts, columns)
+    of_work = blocks.of_ranks(columns, rank_columns(facts.model, columns).repeats)
+    of_ranks = _rank_steps(facts, columns, of_work, rank_columns)
     slowest = of_ranks["step"].argmax(axis=0)
     rows = np.arange(len(columns.pp))
     out = {
@@ -85,7 +79,7 @@ def time_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     return {**out, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
 
 
-def time_floor(facts: Facts, columns: Columns) -> Seconds:
+def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
     """Return the seconds below which no plan of a row gets with its recompute, whatever resharding it has.
 
     It is the step, without resharding, of a rank with the mean load. Every part of a step is linear in what
@@ -94,26 +88,28 @@ def time_floor(facts: Facts, columns: Columns) -> Seconds:
     takes back a share.
     """
     plain = columns.joined({"reshard_after_forward": False})
-    work, at = distinct(plain, _BLOCKS_BY)
-    # the mean rank has each block's share, so that all blocks are added up before there are ranks
-    (whole,) = pipeline_ranks(facts.model, 1, 1)
-    of_work = _work_s(_block_parts(facts, work, _fabric(facts)), whole)
-    one = {part: seconds[at] / plain.pp for part, seconds in of_work.items()}
+    # the mean rank has each block's share
+    of_work = _of_model(facts, plain, blocks)
+    one = {part: seconds / plain.pp for part, seconds in of_work.items()}
     step: Seconds = _rank_steps(facts, plain, one, mean_ranks)["step"]
     return step
 
 
-def work_floor(facts: Facts, columns: Columns) -> Seconds:
+def work_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
     """Return the seconds below which ``time_floor`` does not get: those of blocks and of the bubble alone.
 
     All else, of which there is at least nothing, is left out.
     """
-    work, at = distinct(columns, _BLOCKS_BY)
-    (whole,) = pipeline_ranks(facts.model, 1, 1)
-    of_work = _work_s(_block_parts(facts, work, _fabric(facts)), whole)
-    micro_batch = sum(of_work[part] for part in ("compute", *_EXPOSED) if part in of_work)
+    of_work = _of_model(facts, columns, blocks)
+    micro_batch = sum(of_work[part] for part in ("compute", *EXPOSED))
     slots = columns.gradient_accumulation_steps + (columns.pp - 1) / columns.virtual_stages
-    return micro_batch[at] / columns.pp * slots
+    return micro_batch / columns.pp * slots
+
+
+def _of_model(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
+    """Return one micro-batch's seconds in all blocks of the model."""
+    (whole,) = pipeline_ranks(facts.model, 1, 1)
+    return (blocks or block_seconds(facts, columns)).of_model(columns, whole.repeats)
 
 
 def _fabric(facts: Facts) -> Fabric | None:
@@ -135,23 +131,12 @@ def _rank_steps(
     return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
 
 
-def _work_s(parts: dict[str, Any], load: RankLoad) -> dict[str, Any]:
-    """Return one micro-batch's seconds on a rank, all its blocks together."""
-    return {
-        part: sum(each * held for each, held in zip(seconds, load.repeats, strict=True))
-        for part, seconds in parts.items()
-    }
-
-
 def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> dict[str, Any]:
     found = {"optimizer": _optimizer_s(facts, c, load)}
     if fabric is None:
         return found
-    units_s: Any = sum(
-        fsdp_unit_s(facts, c, block_totals(block), fabric) * count
-        for block, count in zip(block_kinds(facts.model).blocks, load.repeats, strict=True)
-        if block.unit
-    )
+    units = fsdp_unit_s(facts, c, unit_totals(block_kinds(facts.model)), fabric)
+    units_s = sum(each * count for each, count in zip(units, load.repeats, strict=True))
     return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
 
 
@@ -173,43 +158,6 @@ def time_spread(facts: Facts) -> float:
     return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
 
 
-def _block_parts(facts: Facts, work: Columns, fabric: Fabric | None) -> dict[str, Any]:
-    """Return the seconds of one repeat for one micro-batch, kinds of block before plans."""
-    c, at = distinct(work, _BLOCKS_BY)
-    blocks = block_kinds(facts.model).blocks
-    times = block_times(facts, blocks, c)
-    backward = times.backward
-    parts = {"compute": times.forward + backward + times.recomputed(c), "backward": backward}
-    if fabric is not None:
-        parts |= _collectives_s(facts, blocks, c, fabric)
-    return {part: seconds.take(at, axis=1) for part, seconds in parts.items()}
-
-
-def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> dict[str, Any]:
-    """Return the seconds of the blocks' collectives on activations, in arrays with blocks before plans."""
-
-    def each(name: str) -> Any:
-        return np.array([[getattr(block, name)] for block in blocks], dtype=float)
-
-    zero = np.zeros((len(blocks), len(c.pp)))
-    parts = dict.fromkeys(_EXPOSED, zero)
-    samples = c.micro_batch_size / c.cp
-    if (count := each("tensor_parallel_collectives")).any():
-        tensor = all_reduce_s(each("tensor_parallel_bytes") * samples, Group(ranks=c.tp, stride=1), fabric)
-        shown = 1 - np.where(c.async_tp, facts.stack.tp_overlap, 0.0)
-        parts["tp_exposed"] = 2 * count * tensor * shown
-    if (size := each("context_parallel_bytes")).any():
-        gathered = size * c.micro_batch_size / c.tp
-        # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
-        parts["cp_exposed"] = (size > 0) * 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
-    if (size := each("expert_parallel_bytes")).any():
-        # ranks of one tp group send a share of the tokens each, as the experts' compute has it
-        sent = size * samples / c.tp
-        # dispatch and combine, each forward and backward
-        parts["ep_exposed"] = (size > 0) * 4 * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
-    return parts
-
-
 def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) -> dict[str, Any]:
     """Return the parts of the step if this pipeline rank is the slowest.
 
@@ -217,7 +165,7 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
     """
     steps = c.gradient_accumulation_steps
     zero = np.zeros(len(c.pp))
-    exposed = {part: one.get(part, zero) for part in _EXPOSED}
+    exposed = {part: one[part] for part in EXPOSED}
     micro_batch = sum(exposed.values(), one["compute"])
     compute = steps * one["compute"]
     parts = {

@@ -11,6 +11,7 @@ from parastrat.columns import code_of
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
 from parastrat.ranks.load import ParameterTotals
+from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import Block
     from parastrat.ranks.load import RankLoad
+    from parastrat.ranks.pipelines import Kinds
     from parastrat.units import Numbers
 
 #: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps
@@ -134,6 +136,15 @@ def block_totals(block: Block) -> ParameterTotals:
         split = "replicated" if group.split.value == "sequence" else group.split.value
         counts[split] += group.count
     return ParameterTotals(**counts)
+
+
+@remembered
+def unit_totals(kinds: Kinds) -> ParameterTotals:
+    """Return one repeat's parameters of each kind of block, beside plans; none of blocks outside units."""
+    several = [block_totals(block) if block.unit else ParameterTotals() for block in kinds.blocks]
+    table = np.array([(each.replicated, each.tensor, each.expert) for each in several], dtype=float)
+    replicated, tensor, expert = table.T[..., None]
+    return ParameterTotals(replicated=replicated, tensor=tensor, expert=expert)
 
 
 def least_bytes(facts: Facts, offload: Offload) -> float:

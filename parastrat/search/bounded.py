@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost import time_floor, work_floor
+from parastrat.cost import BlockSeconds, block_seconds, time_floor, work_floor
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor
 from parastrat.rules import rejection_masks
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _FEW = 600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Bounded:
     """Rows that obey rules, with floors of their memory, once they are asked for, and of their step."""
 
@@ -42,6 +43,11 @@ class Bounded:
     @property
     def columns(self) -> Columns:
         return self.allowed.columns
+
+    @cached_property
+    def blocks(self) -> BlockSeconds:
+        """What a micro-batch takes in the blocks of every row."""
+        return block_seconds(self.facts, self.columns)
 
     @property
     def few(self) -> bool:
@@ -87,12 +93,14 @@ class Bounded:
             return np.zeros(len(places))
         codes = np.array([code_of(policy) for policy in policies(self.fixed)])
         recompute = codes[self.may_fit(places, roomy=roomy).argmax(axis=0)]
-        return time_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}))
+        columns = self.columns.at(places).joined({"recompute": recompute})
+        return time_floor(self.facts, columns, self.blocks.rows(places))
 
     def works(self, places: Any) -> Any:
         """Return lower floors of some rows' steps, computed in less time and without their memory."""
         recompute = code_of(policies(self.fixed)[0])
-        return work_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}))
+        columns = self.columns.at(places).joined({"recompute": recompute})
+        return work_floor(self.facts, columns, self.blocks.rows(places))
 
 
 def bounded(facts: Facts, fixed: Constraints) -> Bounded:

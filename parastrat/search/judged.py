@@ -67,7 +67,9 @@ def judge(rows: Bounded, places: Any) -> Judged:
     columns = _undominated(facts, rows.fixed, options, may_fit)
     able, rejected = attributed(columns, dict(rejection_masks(columns, asked)))
     kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
-    step = time_columns(facts, kept)["step"] if len(kept.pp) else np.zeros(0)
+    step = np.zeros(0)
+    if len(kept.pp):
+        step = time_columns(facts, kept, rows.blocks.rows(places[kept.source]))["step"]
     bounded: tuple[Rejected, ...] = ()
     if not may_fit.all():
         misfits = _plans(options, rows.fixed, ~may_fit)

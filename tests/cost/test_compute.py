@@ -218,11 +218,11 @@ def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
 )
 def test_what_a_policy_computes_again(policy: Recompute, again: float) -> None:
     found = known(matmul_forward=10.0, matmul_backward=99.0, attention_forward=20.0, traffic_forward=3.0)
-    assert found.recomputed(row(recompute=policy)) == pytest.approx(again)
+    assert found.recomputed(policy) == pytest.approx(again)
 
 
 def test_selective_recompute_launches_three_quarters_again() -> None:
-    assert known(launch_forward=4.0).recomputed(row(recompute=Recompute.SELECTIVE)) == pytest.approx(3)
+    assert known(launch_forward=4.0).recomputed(Recompute.SELECTIVE) == pytest.approx(3)
 
 
 def gpu(peak_fp32: float | None = None, **sustained: float) -> Device:

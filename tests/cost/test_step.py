@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
 from parastrat.assess import assess, assess_all, plans_table
 from parastrat.case import Facts
 from parastrat.columns import Columns, facts_columns
-from parastrat.cost import work_floor
+from parastrat.cost import block_seconds, time_columns, work_floor
 from parastrat.errors import ProfileError
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
@@ -211,6 +212,21 @@ def test_work_is_blocks_and_bubble_of_ranks_that_are_alike(virtual_stages: int) 
     told = ("compute", "tp_exposed", "cp_exposed", "ep_exposed", "pp_bubble")
     assert all(part > 0 for part in parts.values())
     assert work_floor(facts, columns) == pytest.approx([sum(parts[part] for part in told)])
+
+
+def test_seconds_of_blocks_serve_for_whatever_is_computed_again_and_for_chosen_rows() -> None:
+    facts = full_model()
+    plans = [
+        plan(**EVERYTHING | {"micro_batch_size": size, "recompute": policy})
+        for policy in Recompute
+        for size in (1, 2, 1)
+    ]
+    columns = Columns(facts_columns(facts) | plans_table(plans))
+    plain = columns.joined({"recompute": np.zeros(len(plans), dtype=int)})
+    chosen = np.array([9, 7, 1])
+    found = time_columns(facts, columns.at(chosen), block_seconds(facts, plain).rows(chosen))
+    assert found["step"].tolist() == time_columns(facts, columns)["step"][chosen].tolist()
+    assert len(set(found["step"].tolist())) == len(chosen)
 
 
 def sends(facts: Facts | None = None, **fields: Any) -> float:

@@ -1,0 +1,125 @@
+"""Seconds that a micro-batch takes in the blocks of a pipeline rank, in parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s
+from parastrat.cost.compute import block_times
+from parastrat.distinct import distinct
+from parastrat.plan import Recompute
+from parastrat.ranks import block_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.cost.communication import Fabric
+    from parastrat.model import Block
+
+#: collectives on activations, which nothing hides
+EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
+
+#: what decides the seconds of one micro-batch in a block, but for what is computed again
+_BLOCKS_BY = ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "async_tp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockSeconds:
+    """Seconds of one repeat of each kind of block for one micro-batch.
+
+    What hangs on few columns stands for the distinct rows of those, with each row's place among them.
+    """
+
+    #: of each kind: forward, backward and what is computed again, by policy and place in one axis
+    compute: Any
+    #: of each kind: backward alone, and collectives; parts before places
+    others: Any
+    at: Any
+
+    def rows(self, rows: Any) -> BlockSeconds:
+        """Return the seconds of chosen rows."""
+        return replace(self, at=self.at[rows])
+
+    def of_model(self, c: Columns, repeats: Sequence[float]) -> dict[str, Any]:
+        """Return each part of the model's blocks together, of which there are so many repeats."""
+        compute, others = _summed(self.compute, repeats), _summed(self.others, repeats)
+        return _named(compute.take(self._places(c)), others.take(self.at, axis=-1))
+
+    def of_ranks(self, c: Columns, repeats: Sequence[Any]) -> dict[str, Any]:
+        """Return each part of a rank's blocks together, in arrays with ranks before rows as repeats are."""
+        compute, others = self.compute.take(self._places(c), axis=-1), self.others.take(self.at, axis=-1)
+        return _named(_summed(compute, repeats), _summed(others[:, :, None], repeats))
+
+    def _places(self, c: Columns) -> Any:
+        return c.recompute * self.others.shape[-1] + self.at
+
+
+def _summed(kinds: Any, repeats: Sequence[Any]) -> Any:
+    # one after the other: sums of arrays would round by how many rows there are
+    return sum(seconds * count for seconds, count in zip(kinds, repeats, strict=True))
+
+
+def _named(compute: Any, others: Any) -> dict[str, Any]:
+    return {"compute": compute, **dict(zip(("backward", *EXPOSED), others, strict=True))}
+
+
+def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
+    """Return the seconds of blocks for many plans, whatever they recompute."""
+    c, at = distinct(columns, _BLOCKS_BY)
+    blocks = block_kinds(facts.model).blocks
+    times = block_times(facts, blocks, c)
+    backward = times.backward
+    plain = times.forward + backward
+    return BlockSeconds(
+        compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
+        others=np.stack([backward, *_collectives_s(facts, blocks, c)], axis=1),
+        at=at,
+    )
+
+
+def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns) -> list[Any]:
+    """Return the seconds of the blocks' collectives on activations, each with blocks before plans."""
+    zero = np.zeros((len(blocks), len(c.pp)))
+    if facts.hardware.world_size == 1:
+        return [zero] * len(EXPOSED)
+    fabric = fabric_of(facts)
+    ways = _tensor_parallel_s, _context_parallel_s, _expert_parallel_s
+    return [zero + way(facts, blocks, c, fabric) for way in ways]
+
+
+def _each(blocks: Sequence[Block], name: str) -> Any:
+    return np.array([[getattr(block, name)] for block in blocks], dtype=float)
+
+
+def _tensor_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
+    count = _each(blocks, "tensor_parallel_collectives")
+    if not count.any():
+        return 0.0
+    payload = _each(blocks, "tensor_parallel_bytes") * (c.micro_batch_size / c.cp)
+    tensor = all_reduce_s(payload, Group(ranks=c.tp, stride=1), fabric)
+    shown = 1 - np.where(c.async_tp, facts.stack.tp_overlap, 0.0)
+    return 2 * count * tensor * shown
+
+
+def _context_parallel_s(_: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
+    size = _each(blocks, "context_parallel_bytes")
+    if not size.any():
+        return 0.0
+    gathered = size * (c.micro_batch_size / c.tp)
+    # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
+    return (size > 0) * 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
+
+
+def _expert_parallel_s(_: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
+    size = _each(blocks, "expert_parallel_bytes")
+    if not size.any():
+        return 0.0
+    # ranks of one tp group send a share of the tokens each, as the experts' compute has it
+    sent = size * (c.micro_batch_size / c.cp / c.tp)
+    # dispatch and combine, each forward and backward
+    return (size > 0) * 4 * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
