@@ -9,12 +9,13 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
-from parastrat.memory.gathered import HELD_BY, gathered_bytes
+from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters
 from parastrat.plan import Shard
-from parastrat.ranks import block_kinds, ranks_of
+from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
     element_bytes,
+    local,
     state_bytes,
     stepping_bytes,
 )
@@ -55,6 +56,22 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         peak += in_full * (share * _of_blocks(kept, repeats, at))[saved_at]
         np.maximum(stepping[held_at], peak, out=floor)
     return floors + context_bytes(facts)
+
+
+def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
+    """Return what the plans of a mesh need at least, whatever their micro-batch, schedule and options.
+
+    That is of the rank with the mean load what steps and, under a pipeline, what backward leaves gathered
+    and unreduced: both are linear in what a rank holds, so that some rank needs as much.
+    """
+    element, load = element_bytes(facts), mean_ranks(facts.model, columns)
+    states = state_bytes(load, columns, element)
+    stepping = sum(states.values()) + stepping_bytes(load, columns, element)
+    everything = sum(local(load.trainable, columns)) + sum(local(load.frozen, columns))
+    gathered = (1 + facts.stack.fragmentation) * (element.compute + element.reduce) * everything
+    piped = (columns.pp > 1) & shards_parameters(columns)
+    backward = np.where(piped, states["parameters"] + states["optimizer"] + gathered, 0.0)
+    return np.maximum(stepping, backward) + context_bytes(facts)
 
 
 def _of_blocks(kept: Any, counts: Sequence[Any], at: Any) -> Any:

@@ -15,6 +15,8 @@ _OF_EACH = 12
 _GROWTH = 4
 #: so many times the first are visited at once: their floors would take longer to compare
 _FEW = 3
+#: rows whose floors are raised first
+_RAISED = 4000
 
 #: floors are computed in another order than what they bound, so that their last digits may differ
 _ROUNDING = 1 + 1e-9
@@ -27,32 +29,68 @@ def visit(
     limits: Callable[[Any], Any],
     *,
     least: Any = None,
-    first: int = _FIRST,
 ) -> None:
     """Visit rows until every one left has a floor above its group's limit.
 
     Args:
-        floors: what each row's value does not fall below.
+        floors: what each row's value does not fall below, infinite of rows that are not meant.
         groups: each row's group, counted from 0.
         judge: the values of some rows, infinite where a row has none.
         limits: from the least value of every group what a floor must not exceed to matter.
         least: the least value of every group so far, which is kept; none where it is not given.
-        first: how many rows are visited first, of all groups together.
     """
     if least is None:
         least = np.full(int(groups.max(initial=-1)) + 1, np.inf)
-    count = len(least)
-    order = np.argsort(floors, kind="stable")
-    order = order[floors[order] <= limits(least)[groups[order]] * _ROUNDING]
-    take = max(first // max(count, 1), _OF_EACH)
-    while len(order):
-        mine = groups[order]
-        now = _place_in_group(mine, count) < (take if len(order) > _FEW * first else len(order))
-        rows = order[now]
+    left = _in_order(_mattering(np.flatnonzero(floors < np.inf), floors, groups, limits(least)), floors)
+    take = _FIRST
+    while len(left):
+        now = _first_of(groups[left], take if len(left) > _FEW * _FIRST else len(left) * len(least))
+        rows, left = left[now], left[~now]
         np.minimum.at(least, groups[rows], judge(rows))
-        order = order[~now]
-        order = order[floors[order] <= limits(least)[groups[order]] * _ROUNDING]
+        left = _mattering(left, floors, groups, limits(least))
         take *= _GROWTH
+
+
+def visit_many(
+    floors: Any,
+    groups: Any,
+    raised: Callable[[Any], Any],
+    judge: Callable[[Any], Any],
+    limits: Callable[[Any], Any],
+) -> None:
+    """Visit rows as ``visit`` does, whose floors at first are lower ones that take less time.
+
+    ``raised`` returns those of some rows. After each time a few are judged, so that less is left to raise.
+    """
+    floors, least = floors.copy(), np.full(int(groups.max(initial=-1)) + 1, np.inf)
+    low, take = _in_order(np.arange(len(floors)), floors), _RAISED
+    while len(low):
+        now = _first_of(groups[low], take)
+        rows, low = low[now], low[~now]
+        floors[rows] = raised(rows)
+        if len(low):
+            known = _in_order(rows[floors[rows] < np.inf], floors)
+            few = known[_first_of(groups[known], _FIRST)]
+            np.minimum.at(least, groups[few], judge(few))
+            floors[few] = np.inf
+            low = _mattering(low, floors, groups, limits(least))
+        # of what may matter then, few rows are left out
+        take = len(low) * len(least)
+    visit(floors, groups, judge, limits, least=least)
+
+
+def _in_order(rows: Any, floors: Any) -> Any:
+    return rows[np.argsort(floors[rows], kind="stable")]
+
+
+def _mattering(rows: Any, floors: Any, groups: Any, limits: Any) -> Any:
+    return rows[floors[rows] <= limits[groups[rows]] * _ROUNDING]
+
+
+def _first_of(groups: Any, many: int) -> Any:
+    """Return which rows are the first of their groups, so many of all groups together."""
+    count = int(groups.max(initial=-1)) + 1
+    return _place_in_group(groups, count) < max(many // max(count, 1), _OF_EACH)
 
 
 def _place_in_group(groups: Any, count: int) -> Any:

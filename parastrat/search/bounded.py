@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _FEW = 600
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bounded:
     """Rows that obey rules, with floors of their memory, once they are asked for, and of their step."""
 
@@ -44,11 +43,6 @@ class Bounded:
     def columns(self) -> Columns:
         return self.allowed.columns
 
-    @cached_property
-    def blocks(self) -> BlockSeconds:
-        """What a micro-batch takes in the blocks of every row."""
-        return block_seconds(self.facts, self.columns)
-
     @property
     def few(self) -> bool:
         """Whether the rows are judged sooner than bounded."""
@@ -65,7 +59,8 @@ class Bounded:
         return able & self.may_fit(places, roomy=True).any(axis=0) if roomy else able
 
     def _ask(self, places: Any) -> None:
-        columns = self.columns if len(places) == len(self.asked) else self.columns.at(places)
+        every = np.array_equal(places, np.arange(len(self.asked)))
+        columns = self.columns if every else self.columns.at(places)
         memory = memory_floor(self.facts, columns, policies(self.fixed))
         capacity = self.facts.hardware.device.usable_memory_bytes
         judged = columns.joined({"memory_total": memory.min(axis=0), "memory_capacity": capacity})
@@ -83,7 +78,11 @@ class Bounded:
         margin = memory_margin(self.facts, memory) if roomy else 0
         return memory + margin <= self.facts.hardware.device.usable_memory_bytes
 
-    def steps(self, places: Any, *, roomy: bool) -> Any:
+    def blocks(self, places: Any) -> BlockSeconds:
+        """Return what a micro-batch takes in the blocks of some rows."""
+        return block_seconds(self.facts, self.columns.at(places))
+
+    def steps(self, places: Any, blocks: BlockSeconds, *, roomy: bool) -> Any:
         """Return the floors of some rows' steps, of plans that fit with the margin or without.
 
         It is that of the first policy that may fit, because each computes again at least what those before
@@ -93,19 +92,17 @@ class Bounded:
             return np.zeros(len(places))
         codes = np.array([code_of(policy) for policy in policies(self.fixed)])
         recompute = codes[self.may_fit(places, roomy=roomy).argmax(axis=0)]
-        columns = self.columns.at(places).joined({"recompute": recompute})
-        return time_floor(self.facts, columns, self.blocks.rows(places))
+        return time_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}), blocks)
 
-    def works(self, places: Any) -> Any:
+    def works(self, places: Any, blocks: BlockSeconds) -> Any:
         """Return lower floors of some rows' steps, computed in less time and without their memory."""
         recompute = code_of(policies(self.fixed)[0])
-        columns = self.columns.at(places).joined({"recompute": recompute})
-        return work_floor(self.facts, columns, self.blocks.rows(places))
+        return work_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}), blocks)
 
 
-def bounded(facts: Facts, fixed: Constraints) -> Bounded:
-    """Return the rows that rules leave of a space."""
-    allowed = obeying(facts, fixed)
+def bounded(facts: Facts, fixed: Constraints, meshes: Columns | None = None) -> Bounded:
+    """Return the rows that rules leave of a space, of chosen meshes if any are."""
+    allowed = obeying(facts, fixed, meshes)
     count = len(allowed.columns.pp)
     return Bounded(
         facts=facts,

@@ -18,6 +18,7 @@ from parastrat.search.space import policies, recompute_columns, reshard_columns
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.cost import BlockSeconds
     from parastrat.search.bounded import Bounded
 
 #: so few plans are judged together, the dominated among them too
@@ -57,7 +58,7 @@ def with_memory(facts: Facts, columns: Columns) -> Columns:
     )
 
 
-def judge(rows: Bounded, places: Any) -> Judged:
+def judge(rows: Bounded, places: Any, blocks: BlockSeconds) -> Judged:
     """Judge the plans of some rows by the rules that were not, and time those that can run."""
     facts, asked = rows.facts, rows.allowed.judged
     options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
@@ -69,7 +70,7 @@ def judge(rows: Bounded, places: Any) -> Judged:
     kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
     step = np.zeros(0)
     if len(kept.pp):
-        step = time_columns(facts, kept, rows.blocks.rows(places[kept.source]))["step"]
+        step = time_columns(facts, kept, blocks.rows(kept.source))["step"]
     bounded: tuple[Rejected, ...] = ()
     if not may_fit.all():
         misfits = _plans(options, rows.fixed, ~may_fit)

@@ -80,9 +80,9 @@ class Obeying:
     considered: int
 
 
-def obeying(facts: Facts, fixed: Constraints) -> Obeying:
-    """Return the rows of a space that rules allow, and what they reject."""
-    meshes = _meshes(facts, fixed)
+def obeying(facts: Facts, fixed: Constraints, chosen: Columns | None = None) -> Obeying:
+    """Return the rows of a space that rules allow, and what they reject; of chosen meshes if any are."""
+    meshes = _told(fixed, chosen or meshes_of(facts, fixed))
     on_meshes = dict(rejection_masks(meshes))
     batches = plain_schedule(batch_columns(facts, fixed, meshes))
     on_batches = dict(_masks_of_batches(batches, on_meshes))
@@ -106,9 +106,13 @@ def obeying(facts: Facts, fixed: Constraints) -> Obeying:
     )
 
 
-def _meshes(facts: Facts, fixed: Constraints) -> Columns:
-    """Return the meshes that the constraints allow, of the strategy that the user named if any."""
-    columns = with_facts(facts, fixed, mesh_columns(facts, fixed))
+def meshes_of(facts: Facts, fixed: Constraints) -> Columns:
+    """Return the meshes that the constraints allow, of whatever strategy."""
+    return with_facts(facts, fixed, mesh_columns(facts, fixed))
+
+
+def _told(fixed: Constraints, columns: Columns) -> Columns:
+    """Return meshes of the strategy that the user named if any, with what tells them apart."""
     codes = strategies_of(columns)
     shards = columns.joined({"dp_shard": columns.dp_shard * columns.cp})
     columns = columns.joined(

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.memory.floors import mesh_floor
 from parastrat.rules import rejection_masks
-from parastrat.search.best_first import visit
+from parastrat.search.best_first import visit, visit_many
 from parastrat.search.bounded import Bounded, bounded
 from parastrat.search.judged import Judged, judge, with_memory
-from parastrat.search.obeying import Rejected, attributed
+from parastrat.search.obeying import Rejected, attributed, meshes_of
 from parastrat.search.rows import AXES, Constraints, plan_at, stacked
 from parastrat.search.space import option_columns, option_counts
 
@@ -35,7 +36,7 @@ NEAR = 1.005
 
 _RUNGS = 6
 
-#: so many rows are bounded at once
+#: of so many rows floors are computed some at a time
 _MANY = 16000
 
 #: codes of rules about memory, whose rows may come near to fitting
@@ -107,7 +108,11 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
 
 def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
     """Return the fastest plan that fits, with its margin where one does; None where none does."""
-    rows = bounded(facts, fixed)
+    meshes = meshes_of(facts, fixed)
+    able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
+    if not able.any():
+        return None
+    rows = bounded(facts, fixed, meshes.at(np.flatnonzero(able)))
     together = np.zeros(len(rows.columns.pp), dtype=np.int64)
     for roomy in (True, False):
         places = np.flatnonzero(~rows.removed)
@@ -126,24 +131,28 @@ def _visited(
     places, groups = chosen
     found: list[Judged] = []
     waiting = np.ones(len(groups), dtype=bool)
-    least = np.full(int(groups[places].max(initial=-1)) + 1, np.inf)
+    many = len(places) > _MANY
+    if not many:
+        places = places[rows.able(places, roomy=roomy)]
+    if not len(places):
+        return found, waiting
+    # of many rows micro-batches are timed for all at once, of others for those alone that may fit
+    blocks = rows.blocks(places)
 
-    def of_many(some: Any) -> Any:
-        """Bound rows, and judge those that may be the best."""
-        able = places[some][rows.able(places[some], roomy=roomy)]
+    def least_steps(few: Any) -> Any:
+        waiting[places[few]] = False
+        found.append(judge(rows, places[few], blocks.rows(few)))
+        return found[-1].least_steps(len(few), roomy=roomy)
 
-        def least_steps(few: Any) -> Any:
-            waiting[able[few]] = False
-            found.append(judge(rows, able[few]))
-            return found[-1].least_steps(len(few), roomy=roomy)
+    def raised(some: Any) -> Any:
+        able, floors = rows.able(places[some], roomy=roomy), np.full(len(some), np.inf)
+        floors[able] = rows.steps(places[some[able]], blocks.rows(some[able]), roomy=roomy)
+        return floors
 
-        visit(rows.steps(able, roomy=roomy), groups[able], least_steps, limits, least=least)
-        return least[groups[places[some]]]
-
-    if len(places) <= _MANY:
-        of_many(np.arange(len(places)))
+    if many:
+        visit_many(rows.works(places, blocks), groups[places], raised, least_steps, limits)
     else:
-        visit(rows.works(places), groups[places], of_many, limits, least=least, first=_MANY // 4)
+        visit(rows.steps(places, blocks, roomy=roomy), groups[places], least_steps, limits)
     return found, waiting
 
 

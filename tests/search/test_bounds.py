@@ -12,7 +12,7 @@ from parastrat.case import Facts
 from parastrat.columns import Columns, code_of
 from parastrat.cost import time_columns, time_floor, work_floor
 from parastrat.memory import PARTS, memory_columns, memory_totals
-from parastrat.memory.floors import memory_floor
+from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.plan import Offload, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import rejection_masks
@@ -119,12 +119,15 @@ def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
     rows = columns.at(drawn)
     memory = memory_floor(given, rows, tuple(Recompute))
     plans = reshard_columns(rows.joined({"source": np.arange(len(drawn))}))
-    before = np.zeros(len(drawn))
+    before, of_meshes = np.zeros(len(drawn)), mesh_floor(given, rows)
+    # nor is that of meshes far below the states that a rank holds
+    assert (of_meshes > 0.3 * memory.min(axis=0)).any()
     for least, policy in zip(memory, Recompute, strict=True):
         options = recompute_columns(plans, {policy: np.arange(len(plans.pp))})
         step = time_floor(given, rows.joined({"recompute": np.full(len(drawn), code_of(policy))}))
         totals, steps = memory_columns(given, options)["total"], time_columns(given, options)["step"]
         assert (least[plans.source] <= totals * (1 + 1e-12)).all()
+        assert (of_meshes[plans.source] <= totals * (1 + 1e-12)).all()
         apart = memory_totals(given, options) - totals
         # a byte for each part, and one where a sum of whole parts is a little more than whole
         assert 0 <= apart.min() <= apart.max() <= len(PARTS) + 1
