@@ -133,6 +133,8 @@ class Block:
     working: Saved
     #: all tensors alive across the cut behind one repeat
     boundary_bytes: float
+    #: what a loss makes more while backward runs where tp ranks compute it together, all of them together
+    loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``
     tensor_parallel_collectives: int = 0
     tensor_parallel_bytes: float = 0

@@ -13,10 +13,17 @@ class Kernels(StrEnum):
 
     #: one kernel per tensor operation, as Hugging Face models run
     EAGER = "eager"
-    #: fused by a compiler, block by block
+    #: fused by a compiler, block by block; the loss is the training script's, in eager mode
     COMPILED = "compiled"
+    #: the loss as well
+    COMPILED_LOSS = "compiled-loss"
     #: hand-fused, as Megatron-Core with Transformer Engine
     FUSED = "fused"
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a compiler fuses the blocks."""
+        return self in (Kernels.COMPILED, Kernels.COMPILED_LOSS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,8 @@ class Unstated:
     sequence_parallel: bool
     #: without a pipeline; None: it has to be stated
     gradient_accumulation_steps: int | None = None
+    #: the year since which its own training script compiles the loss with the blocks; None: never
+    compiles_loss_since: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +51,7 @@ class Stack:
     master_weight_bytes: int
     #: bytes of one weight element as the forward reads it under mixed precision, before any gather
     mixed_parameter_bytes: int
-    #: bytes of one accumulated gradient element under mixed precision
+    #: bytes of one gradient element under mixed precision, accumulators among them
     mixed_gradient_bytes: int
     #: DDP's all-reduce
     dp_overlap: float
@@ -73,3 +82,5 @@ class Stack:
     #: 80 % of measured step times lie within exp(+-this) of the estimate
     time_spread: float
     source: str
+    #: bytes of one gradient element under fp16-mixed, where they are others; None: the same
+    fp16_gradient_bytes: int | None = None

@@ -14,6 +14,7 @@ from parastrat.profiles import load_hardware, load_stack
 from parastrat.profiles.nodes import with_ranks
 from parastrat.rules.backend import decide_backend
 from parastrat.sources.training import default_optimizer
+from parastrat.stack import Kernels
 from parastrat.workload import Precision, Workload
 
 if TYPE_CHECKING:
@@ -104,9 +105,13 @@ def _stack(row: MeasuredRow) -> Stack:
     if row.stack is None:
         raise CannotPredictError("stack is not stated")
     try:
-        return load_stack(row.stack)
+        stack = load_stack(row.stack)
     except ProfileError as error:
         raise CannotPredictError(error.message) from error
+    since = stack.unstated.compiles_loss_since
+    if since is not None and (row.year is None or row.year >= since):
+        return replace(stack, kernels=Kernels.COMPILED_LOSS)
+    return stack
 
 
 def _hardware(row: MeasuredRow) -> Hardware:

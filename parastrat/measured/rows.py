@@ -33,6 +33,7 @@ class MeasuredRow:
     #: where the row stands in its file
     line: int = 0
     source: str | None = None
+    year: int | None = None
     stack: str | None = None
     hardware: str | None = None
     gpu: str | None = None

@@ -77,9 +77,9 @@ def kept_bytes(blocks: Sequence[Block], c: Columns) -> Bytes:
 def running_bytes(blocks: Sequence[Block], kept: Bytes, c: Columns) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was recomputed."""
     everything = saved_bytes(saved_table([block.activations.none for block in blocks]), c)
-    return saved_bytes(saved_table([block.working for block in blocks]), c) + np.maximum(
-        everything - kept, 0
-    )
+    working = saved_bytes(saved_table([block.working for block in blocks]), c)
+    of_loss = np.array([[block.loss_parallel_bytes] for block in blocks]) * c.micro_batch_size / c.cp / c.tp
+    return working + np.where(c.loss_parallel, of_loss, 0.0) + np.maximum(everything - kept, 0)
 
 
 def in_flight(c: Columns, rank: Numbers) -> Numbers:

@@ -73,7 +73,7 @@ def gathered_bytes(
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
     resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
     if blocks[moment.kind].unit:
-        reduced = _unit(blocks[moment.kind], c)
+        reduced = unit_parameters(blocks[moment.kind], c)
         ahead = 2 * reduced
     else:
         # the unit that runs backward next is prefetched; the first block has none behind it
@@ -84,7 +84,7 @@ def gathered_bytes(
     return np.where(shards_parameters(c), gathered * several, element.cast * everything)
 
 
-def _unit(block: Block, c: Columns) -> Any:
+def unit_parameters(block: Block, c: Columns) -> Any:
     """Return the parameters of one repeat of a block on a rank."""
     return sum(local(block_totals(block), c))
 
@@ -95,5 +95,5 @@ def _unit_behind(blocks: Sequence[Block], c: Columns, moment: Moment) -> Any:
     for kind, block in enumerate(blocks):
         here = moment.behind == kind
         if here.any():
-            found = np.where(here, _unit(block, c), found)
+            found = np.where(here, unit_parameters(block, c), found)
     return found

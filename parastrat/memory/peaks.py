@@ -17,8 +17,10 @@ import numpy as np
 
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
+from parastrat.hardware import DeviceType
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters
+from parastrat.memory.pools import gathering_pool
 from parastrat.ranks import RankLoad, block_kinds, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
@@ -76,9 +78,12 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
             there = moment.present & when
             if there.any():
                 np.maximum(peak, gathered + of_saved(np.where(there, passing, -np.inf)), out=peak)
-    own_later, own_at_loss = _gradients_held(columns, of_held(ranks.states["gradients"]))
+    gradients = of_held(ranks.states["gradients"])
+    own_later, own_at_loss = (
+        (gradients, gradients) if _pooled(facts) else _gradients_held(columns, gradients)
+    )
     backward = of_held(states) + held + np.maximum(later + own_later, at_loss + own_at_loss)
-    total = context + np.maximum(stepping, backward).max(axis=0)
+    total = context + (of_held(ranks.pool) + np.maximum(stepping, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)
 
 
@@ -121,6 +126,8 @@ class _Ranks:
     #: bytes that stay, by ``held_at``
     states: dict[str, Any]
     optimizer_step: Any
+    #: what the allocator holds for gathering, by ``held_at``
+    pool: Any
     #: by kind of block what is gathered as it starts backward, by ``held_at``, and, where that differs, at
     #: the end of all
     gathered: dict[int, tuple[Any, ...]]
@@ -155,6 +162,7 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
         load=same,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
+        pool=gathering_pool(blocks, load, held, element) * _pooled(facts),
         # a further moment of a kind is of a unit, which gathers alike
         gathered={moment.kind: gathered(moment) for moment in reversed(of_held.moments)},
         held_at=held_at,
@@ -171,29 +179,37 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
     """Return the composition at the peak of each pipeline rank."""
     states = {name: part[..., ranks.held_at] for name, part in ranks.states.items()}
     held = in_flight(c, ranks.load.rank[..., ranks.saved_at]) * ranks.one[..., ranks.saved_at]
-    context = context_bytes(facts)
+    reserve = context_bytes(facts) + ranks.pool[..., ranks.held_at]
     peak = _composition(
         {
             **states,
             "activations": np.zeros(len(c.pp)),
             # while a foreach optimizer runs there are no activations, but one temporary copy
             "transient": ranks.optimizer_step[..., ranks.held_at],
-            "overhead": np.full(len(c.pp), float(context)),
+            "overhead": reserve,
         }
     )
     later, at_loss = _gradients_held(c, states["gradients"])
     for moment in _moments(ranks):
         activations = held - moment.freed[..., ranks.saved_at]
         transient = moment.gathered[..., ranks.held_at] + moment.running[..., ranks.saved_at]
+        gradients = np.where(moment.first[..., ranks.saved_at], at_loss, later)
+        # those of the step before are freed, and their memory is kept for the next
+        kept = (states["gradients"] - gradients) * _pooled(facts)
         parts = {
             **states,
-            "gradients": np.where(moment.first[..., ranks.saved_at], at_loss, later),
+            "gradients": gradients,
             "activations": activations,
             "transient": transient,
-            "overhead": context + facts.stack.fragmentation * (activations + transient),
+            "overhead": reserve + kept + facts.stack.fragmentation * (activations + transient),
         }
         peak = _larger(peak, _composition(parts), moment.present[..., ranks.saved_at])
     return peak
+
+
+def _pooled(facts: Facts) -> bool:
+    """Return whether what is freed stays with the stream that made it, as in torch on accelerators."""
+    return facts.hardware.device.type is not DeviceType.CPU
 
 
 def _gradients_held(c: Columns, gradients: Any) -> tuple[Any, Any]:

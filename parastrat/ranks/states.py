@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parastrat.model import Block
     from parastrat.ranks.load import RankLoad
     from parastrat.ranks.pipelines import Kinds
+    from parastrat.stack import Stack
     from parastrat.units import Numbers
 
 #: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps
@@ -65,13 +66,18 @@ def element_bytes(facts: Facts) -> ElementBytes:
     }[facts.workload.optimizer]
     return ElementBytes(
         parameter=parameter,
-        gradient=stack.mixed_gradient_bytes if mixed else parameter,
+        gradient=_gradient_bytes(precision, stack) if mixed else parameter,
         optimizer=states + (stack.master_weight_bytes if mixed else 0),
         compute=precision.compute_bytes,
         reduce=_FP32 if mixed else parameter,
         step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW else 0,
         cast=precision.compute_bytes if mixed and parameter == _FP32 else 0,
     )
+
+
+def _gradient_bytes(precision: Precision, stack: Stack) -> int:
+    own = stack.fp16_gradient_bytes if precision is Precision.FP16_MIXED else None
+    return stack.mixed_gradient_bytes if own is None else own
 
 
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:

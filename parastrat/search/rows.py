@@ -21,7 +21,6 @@ from parastrat.plan import (
     Shard,
 )
 from parastrat.rules.backend import decide_backend
-from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def shape_columns(table: dict[str, Any]) -> dict[str, Any]:
 def settled_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
     """Return the columns that are one choice for the whole search."""
     decision = decide_backend(facts.hardware)
-    compiled = facts.stack.kernels is Kernels.COMPILED
+    compiled = facts.stack.kernels.compiled
     return {
         "async_tp": False,
         "cp_method": code_of(ContextMethod.ALL_GATHER),

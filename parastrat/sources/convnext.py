@@ -97,7 +97,7 @@ def _stage(name: str, depth: int, width: int, pixels: int, setting: tuple[int, K
     b, kernels = setting
     inner = _EXPANSION * width
     tensor = b * width * pixels
-    between = (1 + _EXPANSION) if kernels is not Kernels.COMPILED else 0
+    between = (1 + _EXPANSION) if not kernels.compiled else 0
     kept = Saved(replicated=(3 + _EXPANSION + between) * tensor + _STATISTICS * pixels)
     depthwise = (_DEPTHWISE**2 + 1) * width
     pointwise = 2 * inner * width + inner + width

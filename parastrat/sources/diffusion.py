@@ -162,7 +162,7 @@ def _modulation(setting: Setting, vectors: int, *, halves: int, gated: bool) -> 
     """
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     width = b * a.hidden
-    kept = (0 if setting.kernels is Kernels.COMPILED else 1) + (1 if gated else 0)
+    kept = (0 if setting.kernels.compiled else 1) + (1 if gated else 0)
     # SiLU's output, the vectors, and one plus each scale
     condition = (1 + vectors + halves) * width
     passes = 2 * (2 if gated else 1)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TIED = "embedding"
 _FP32 = 4
 _TOKEN_ID_BYTES = 8
+#: where the loss is one kernel, whose intermediates are never whole
+_ONE_KERNEL = (Kernels.COMPILED_LOSS, Kernels.FUSED)
 #: frames that each convolution of a speech encoder sees
 _SPEECH_KERNEL = 3
 
@@ -64,7 +66,9 @@ def head(setting: Setting) -> Block:
     """Return the final norm, the logits and their cross entropy.
 
     Eager cross entropy keeps the log-softmax and in backward makes two more of its size, for decoders in
-    fp32; compiled kernels keep the logits; Megatron's keep the fp32 softmax and work in place.
+    fp32, beside the logits themselves, which the training script holds. A compiled one keeps the logits and
+    makes their gradients; Megatron's keeps the fp32 softmax and works in place. In parallel torch makes one
+    tensor more (torch/distributed/tensor/parallel/loss.py, ``_nll_loss_and_log_softmax_backward``).
     """
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     parts = [_before_logits(setting)]
@@ -74,8 +78,9 @@ def head(setting: Setting) -> Block:
         weights.append(Parameters(trainable=a.vocab, split=Split.TENSOR))
     loss = _FP32 if a.family is Family.DECODER else b
     kept, again = {
-        Kernels.EAGER: (loss, 2 * loss),
-        Kernels.COMPILED: (b, b + _FP32),
+        Kernels.EAGER: (loss, 2 * loss + b),
+        Kernels.COMPILED: (loss, 2 * loss + b),
+        Kernels.COMPILED_LOSS: (b, b),
         Kernels.FUSED: (_FP32, b),
     }[setting.kernels]
     logits = a.vocab * tokens
@@ -100,6 +105,7 @@ def head(setting: Setting) -> Block:
         activations=_outside(part.saved),
         working=Saved(loss=again * logits),
         boundary_bytes=0,
+        loss_parallel_bytes=0.0 if setting.kernels in _ONE_KERNEL else loss * logits,
         unit=False,
     )
 
@@ -107,7 +113,7 @@ def head(setting: Setting) -> Block:
 def _before_logits(setting: Setting) -> Part:
     if setting.architecture.transform_head:
         return _transform(setting)
-    return norm(setting, added=False) if setting.architecture.final_norm else Part()
+    return norm(setting, added=False, gathered=True) if setting.architecture.final_norm else Part()
 
 
 def _transform(setting: Setting) -> Part:
@@ -118,7 +124,7 @@ def _transform(setting: Setting) -> Part:
         operators=(matmul(tokens, a.hidden, a.hidden, ""),),
         saved=Saved(sequence=b * a.hidden * tokens),
     )
-    return joined(dense, norm(setting, added=False))
+    return joined(dense, norm(setting, added=False, gathered=True))
 
 
 def _pooler(a: Architecture) -> Part:
@@ -166,7 +172,7 @@ def spectrogram(setting: Setting) -> Block:
     if audio is None:
         raise ValueError("the architecture hears nothing")
     bands, outputs = audio.channels * audio.frames, a.hidden * (audio.frames + tokens)
-    between = a.hidden * audio.frames if setting.kernels is not Kernels.COMPILED else 0
+    between = a.hidden * audio.frames if not setting.kernels.compiled else 0
     weights = (_SPEECH_KERNEL * (audio.channels + a.hidden) + 2) * a.hidden
     part = Part(
         parameters=(Parameters(trainable=weights, frozen=tokens * a.hidden),),

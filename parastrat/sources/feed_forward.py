@@ -28,8 +28,10 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
     if a.ffn_bias:
         groups.append(Parameters(trainable=a.hidden))
     count = _kept_tensors(a, setting.kernels)
-    # every second matmul: of gate, up and down the first and the last; of two the first
-    selective = Saved(tensor=b * ffn * tokens, sequence=b * a.hidden * tokens if a.gated else 0)
+    # every second matmul: of gate, up and down the first and the last; of two the first. Backward does not
+    # read the last one's output, and a compiler leaves it out
+    last = a.gated and not setting.kernels.compiled
+    selective = Saved(tensor=b * ffn * tokens, sequence=b * a.hidden * tokens if last else 0)
     return Part(
         parameters=tuple(groups),
         operators=(
@@ -51,7 +53,7 @@ def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
         return 1
     if kernels is Kernels.EAGER:
         return 4 if a.gated else 1 + (_COMPOSITE if a.composite_activation else 1)
-    if kernels is Kernels.COMPILED:
+    if kernels.compiled:
         return 2 if a.gated else 1
     return 3 if a.gated else 2
 

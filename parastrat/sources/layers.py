@@ -98,8 +98,13 @@ def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
     )
 
 
-def norm(setting: Setting, *, added: bool) -> Part:
-    """Return a norm over the width, with the residual addition before it if ``added``."""
+def norm(setting: Setting, *, added: bool, gathered: bool = False) -> Part:
+    """Return a norm over the width, with the residual addition before it if ``added``.
+
+    Such a norm, and one that is ``gathered``, is read by a matmul whose columns tensor parallelism divides.
+    Its output is gathered for that, and torch keeps it whole; Megatron gathers it again in backward
+    (Korthikanti et al., section 4.2.2).
+    """
     a, b, tokens = setting.architecture, setting.element, setting.tokens
     rms = a.norm is Norm.RMS
     if setting.kernels is Kernels.EAGER and rms:
@@ -108,16 +113,17 @@ def norm(setting: Setting, *, added: bool) -> Part:
         if a.relative_buckets and b < _FP32:
             # T5 multiplies the input itself, not its fp32 copy
             kept += b * a.hidden
-    elif setting.kernels is Kernels.COMPILED:
+    elif setting.kernels.compiled:
         kept = b * a.hidden + _FP32
     else:
         kept = 2 * b * a.hidden + 2 * _FP32
+    whole = b * a.hidden if (added or gathered) and setting.kernels is not Kernels.FUSED else 0
     passes = 4 if setting.kernels is Kernels.EAGER and rms else 1
     moved = 2 * b * passes + (3 * b if added else 0)
     return Part(
         parameters=(Parameters(trainable=a.hidden * a.norm.weights),) if a.norm.weights else (),
         operators=(elementwise(moved * a.hidden * tokens, Split.SEQUENCE),),
-        saved=Saved(sequence=kept * tokens),
+        saved=Saved(sequence=(kept - whole) * tokens, replicated=whole * tokens),
     )
 
 

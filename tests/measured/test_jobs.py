@@ -10,6 +10,7 @@ from measured.rows import run
 from parastrat.measured.jobs import job_of
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
+from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
 
 
@@ -79,6 +80,16 @@ def test_a_micro_batch_that_is_not_stated_is_the_whole_share_in_torch_alone() ->
     for other in ({"stack": "megatron-core"}, {"pp": 2}):
         with pytest.raises(CannotPredictError, match="micro_batch is not stated"):
             job_of(run(micro_batch=None, **other))
+
+
+def test_the_loss_is_compiled_since_the_stack_compiles_it() -> None:
+    kernels = {
+        year: job_of(run(stack="torch-compile", year=year)).facts.stack.kernels
+        for year in (2024, 2025, 2026, None)
+    }
+    assert kernels[2024] is Kernels.COMPILED
+    assert {kernels[year] for year in (2025, 2026, None)} == {Kernels.COMPILED_LOSS}
+    assert job_of(run(year=2026)).facts.stack.kernels is Kernels.EAGER
 
 
 def test_pipelines_interleave_where_stages_are_several() -> None:

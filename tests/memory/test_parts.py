@@ -65,6 +65,14 @@ def test_what_divides_activations(fields: dict[str, Any], size: float) -> None:
     assert saved_bytes(Saved(replicated=16, tensor=40, sequence=80, loss=160), row(**fields)) == size
 
 
+def test_a_loss_in_parallel_makes_more() -> None:
+    head = keeping(0, 100, loss_parallel_bytes=80.0)
+    fields = {"tp": 4, "micro_batch_size": 3}
+    assert memory(holding(head), **fields).transient == 300
+    assert memory(holding(head), **fields, loss_parallel=True).transient == 300 + 3 * 80 / 4
+    assert memory(holding(head), **fields, cp=2, loss_parallel=True).transient == (300 + 3 * 80 / 4) / 2
+
+
 def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> None:
     kept = {Recompute.NONE: 100, Recompute.ATTENTION: 70, Recompute.SELECTIVE: 30, Recompute.FULL: 10}
     activations = Activations(**{policy.value: Saved(replicated=size) for policy, size in kept.items()})

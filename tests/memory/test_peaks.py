@@ -1,7 +1,8 @@
 """Peaks against dry runs of real torch: Llama on a fake process group, HF modules, bf16 compute.
 
 The dry runs tracked every storage of one rank's forward and backward under torch 2.13 (MemTracker on fake
-tensors; no optimizer), sequence length 4,096, micro-batch 1, fp32 parameters under FSDP2.
+tensors; no optimizer), sequence length 4,096, micro-batch 1, fp32 parameters under FSDP2. Their script let
+go of the logits before backward, which most scripts do not.
 """
 
 from __future__ import annotations
@@ -64,6 +65,10 @@ def memory(job: Facts, chosen: Plan) -> MemoryEstimate:
     return assess(job, chosen).estimate.memory
 
 
+#: logits of Llama 3 in bf16
+LOGITS_GIB = 4096 * 128_256 * 2 / GIB
+
+
 def forward_backward_gib(estimate: MemoryEstimate) -> float:
     return (estimate.total - estimate.optimizer - estimate.overhead) / GIB
 
@@ -80,7 +85,7 @@ def forward_backward_gib(estimate: MemoryEstimate) -> float:
 )
 def test_peaks_are_those_of_dry_runs(changes: dict[str, Any], measured_gib: float) -> None:
     peak = forward_backward_gib(memory(facts(), plan(**changes)))
-    assert peak == pytest.approx(measured_gib, rel=0.002)
+    assert peak - LOGITS_GIB == pytest.approx(measured_gib, rel=0.002)
 
 
 def test_a_pipeline_stage_is_near_its_dry_run() -> None:
@@ -89,6 +94,8 @@ def test_a_pipeline_stage_is_near_its_dry_run() -> None:
         mesh=Mesh(pp=4, dp_shard=16, tp=8),
         gradient_accumulation_steps=8,
         sequence_parallel=False,
+        # the last stage's logits are not the first's matter
+        loss_parallel=True,
         recompute=Recompute.FULL,
         pp_schedule=PipelineSchedule.ONE_F_ONE_B,
     )
@@ -288,7 +295,10 @@ def test_adamw_keeps_sixteen_bytes_a_parameter_and_four_while_it_steps() -> None
 def test_logits_of_a_loss_that_is_not_parallel_are_whole_on_every_tensor_parallel_rank() -> None:
     divided = {"mesh": Mesh(dp_replicate=8, tp=8), "shard": Shard.NONE, "sequence_parallel": True}
     parallel, whole = (memory(facts(), plan(**divided, loss_parallel=each)) for each in (True, False))
-    # one token of the vocabulary in fp32 as the log-softmax, and twice more in its backward
-    kept, working = (count * 4 * 4096 * 128_256 * 7 / 8 for count in (1, 2))
+    # one token of the vocabulary in fp32 as the log-softmax; in its backward twice more, beside the logits,
+    # and in parallel once more still
+    logits = 4096 * 128_256
+    kept = 4 * logits * 7 / 8
+    working = (2 * 4 + 2) * logits * 7 / 8 - 4 * logits / 8
     assert whole.activations - parallel.activations == pytest.approx(kept, abs=2)
     assert whole.transient - parallel.transient == pytest.approx(working, abs=2)

@@ -43,6 +43,17 @@ def test_what_each_optimizer_keeps(optimizer: Optimizer, states: float) -> None:
     assert (mixed.parameter, mixed.gradient, mixed.optimizer, mixed.reduce) == (2, 4, states + 4, 4)
 
 
+def test_fp16_may_accumulate_in_another_format() -> None:
+    stack = MIXED | {"mixed_gradient_bytes": 6, "fp16_gradient_bytes": 2}
+    made = {
+        precision: element_bytes(job(block(), precision=precision, stack=stack)).gradient
+        for precision in (Precision.BF16_MIXED, Precision.FP16_MIXED, Precision.FP32)
+    }
+    assert made == {Precision.BF16_MIXED: 6, Precision.FP16_MIXED: 2, Precision.FP32: 4}
+    same = job(block(), precision=Precision.FP16_MIXED, stack=MIXED)
+    assert element_bytes(same).gradient == 4
+
+
 def test_a_model_of_no_width_is_taken_for_one_of_1024() -> None:
     assert element_bytes(facts(Optimizer.ADAFACTOR, Precision.FP32, None)).optimizer == 2 * 4 / 1024
 

@@ -63,10 +63,13 @@ def test_a_norm_may_stand_behind_the_table(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("kernels", "family", "kept", "again"),
     [
-        (Kernels.EAGER, Family.DECODER, 4, 8),
+        # two of the log-softmax's size, beside the logits that the script holds
+        (Kernels.EAGER, Family.DECODER, 4, 8 + 2),
         # their loss takes logits in the compute format
-        (Kernels.EAGER, Family.ENCODER, 2, 4),
-        (Kernels.COMPILED, Family.DECODER, 2, 2 + 4),
+        (Kernels.EAGER, Family.ENCODER, 2, 4 + 2),
+        # blocks are compiled, the loss is the script's
+        (Kernels.COMPILED, Family.DECODER, 4, 8 + 2),
+        (Kernels.COMPILED_LOSS, Family.DECODER, 2, 2),
         (Kernels.FUSED, Family.DECODER, 4, 2),
     ],
 )
@@ -74,6 +77,9 @@ def test_bytes_of_each_logit(kernels: Kernels, family: Family, kept: int, again:
     block = head(setting(kernels, family=family, final_norm=False))
     assert block.activations.none == block.activations.full == Saved(loss=kept * LOGITS)
     assert block.working == Saved(loss=again * LOGITS)
+    # in parallel one more of the log-softmax's size, but where the loss is one kernel
+    several = kernels in (Kernels.EAGER, Kernels.COMPILED)
+    assert block.loss_parallel_bytes == (kept * LOGITS if several else 0)
 
 
 def test_a_head_is_a_norm_a_matrix_and_the_loss() -> None:
@@ -84,7 +90,9 @@ def test_a_head_is_a_norm_a_matrix_and_the_loss() -> None:
     loss = block.operators[-1]
     # read and written in the compute format and in fp32
     assert (loss.bytes, loss.split) == ((2 + 4 * 4) * LOGITS, Split.TENSOR)
-    assert block.activations.none.sequence == NORM_KEPT
+    # tensor parallelism gathers the norm's output, and the product keeps it whole
+    assert block.activations.none.sequence == NORM_KEPT - WIDTH
+    assert block.activations.none.replicated == WIDTH
 
 
 def test_a_head_may_have_biases_and_share_the_table() -> None:
@@ -102,7 +110,8 @@ def test_berts_head_is_a_matrix_and_a_norm_before_the_logits_and_a_pooler() -> N
         # one token
         (1, H, H, "", 2 * H * H),
     ]
-    assert block.activations.none.sequence == WIDTH + NORM_KEPT
+    assert block.activations.none.sequence == WIDTH + NORM_KEPT - WIDTH
+    assert block.activations.none.replicated == WIDTH
 
 
 def test_patches_are_projected_by_one_convolution() -> None:

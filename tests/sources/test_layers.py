@@ -91,8 +91,12 @@ def test_elementwise_kernels_only_move() -> None:
     ],
 )
 def test_what_a_norm_keeps(norm_kind: Norm, kernels: Kernels, element: int, kept: float) -> None:
-    made = norm(setting(kernels, element=element, norm=norm_kind), added=True)
-    assert made.saved == Saved(sequence=kept * T)
+    own = setting(kernels, element=element, norm=norm_kind)
+    assert norm(own, added=False).saved == Saved(sequence=kept * T)
+    # the product behind it keeps its input whole, as it was gathered; Megatron gathers it again
+    whole = 0 if kernels is Kernels.FUSED else element * 8
+    divided = Saved(sequence=(kept - whole) * T, replicated=whole * T)
+    assert norm(own, added=True).saved == norm(own, added=False, gathered=True).saved == divided
 
 
 def test_t5s_norm_keeps_its_short_input_too() -> None:

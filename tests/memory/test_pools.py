@@ -1,0 +1,70 @@
+"""What the allocator holds and nothing uses, by hand: a table of 100, layers of 1,000 and a head of 200."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from memory.test_parts import ROOT, SHARDED, UNIT, chain, holding, keeping, memory, parameters
+
+from parastrat.hardware import DeviceType
+from parastrat.model import Split
+from parastrat.plan import PipelineSchedule, Shard
+from parastrat.workload import Precision
+
+CPU: dict[str, Any] = {"device": {"type": DeviceType.CPU}}
+
+
+@pytest.mark.parametrize(("precision", "size"), [(Precision.FP32, 4), (Precision.BF16_MIXED, 2)])
+def test_two_units_are_on_their_way(precision: Precision, size: int) -> None:
+    # the table's backward comes last, when all gradients but the root's are reduced
+    found = memory(chain("table", precision=precision), **SHARDED)
+    assert found.overhead == size * 2 * UNIT
+
+
+def test_a_root_that_is_larger_goes_alone() -> None:
+    layer = keeping(0, 10**6, parameters=parameters(UNIT))
+    head = keeping(0, parameters=parameters(5 * UNIT), unit=False)
+    table = keeping(0, 2 * 10**6, unit=False)
+    assert memory(holding(table, layer, head), **SHARDED).overhead == 4 * 5 * UNIT
+
+
+def test_a_rank_gathers_only_units_that_it_has() -> None:
+    small = keeping(0, 10**6, parameters=parameters(10))
+    large = keeping(0, 0, parameters=parameters(UNIT))
+    fields = {**SHARDED, "pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
+    first = memory(holding(small, large), **fields)
+    # gradients of the step before, a half of 10 in fp32, and the buffers
+    assert first.transient > 10**6
+    assert first.overhead == 4 * 2 * 10 + 4 * 10 / 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"dp_replicate": 2}, {"dp_shard": 2, "shard": Shard.GRADIENTS}, {"shard": Shard.PARAMETERS}],
+)
+def test_nothing_is_on_its_way_that_is_not_sharded(fields: dict[str, Any]) -> None:
+    assert memory(chain("layer"), **fields).overhead == 0
+
+
+def test_tensor_parallel_ranks_gather_their_share() -> None:
+
+    layer = keeping(0, 10**6, parameters=parameters(UNIT, Split.TENSOR), repeat=2)
+    table = keeping(0, 2 * 10**6, unit=False)
+    assert memory(holding(table, layer), **SHARDED, tp=4).overhead == 4 * 2 * UNIT / 4
+
+
+def test_memory_of_the_last_steps_gradients_is_kept_for_the_next() -> None:
+    # at the loss there are no gradients yet, and half of 3,300 in fp32 waits for them
+    at_loss = memory(chain("head"), **SHARDED)
+    assert (at_loss.gradients, at_loss.overhead) == (0, 4 * 2 * UNIT + 4 * (ROOT + 3 * UNIT) / 2)
+    later = memory(chain("layer"), **SHARDED)
+    assert (later.gradients, later.overhead) == (4 * (ROOT + 3 * UNIT) / 2, 4 * 2 * UNIT)
+    # a micro-batch before has made them
+    second = memory(chain("head"), **SHARDED, gradient_accumulation_steps=2)
+    assert (second.gradients, second.overhead) == (4 * (ROOT + 3 * UNIT) / 2, 4 * 2 * UNIT)
+
+
+def test_processors_give_back_what_is_freed() -> None:
+    for busy in ("table", "layer", "head"):
+        assert memory(chain(busy, **CPU), **SHARDED).overhead == 0
