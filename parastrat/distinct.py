@@ -25,8 +25,6 @@ NUMBERED = {
 }
 #: so few rows are told apart as tuples
 _FEW = 150
-#: fewer rows are counted by the columns themselves, of whose values there may be fewer
-_MANY = 2000
 
 
 def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
@@ -38,10 +36,9 @@ def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
     takes longer than what is saved: codes are marked in a table and counted.
     """
     rows = len(columns.pp)
-    if rows > _MANY:
-        names = _numbered(columns, names)
     if rows <= _FEW:
         return _few(columns, names)
+    names = _numbered(columns, names)
     key, size = np.zeros(rows, dtype=np.int64), 1
     for name in names:
         column = getattr(columns, name)

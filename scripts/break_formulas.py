@@ -88,10 +88,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("ranks/moments", "repeats.reshape(-1, len(kinds)) -> repeats.reshape(-2, len(kinds))"): _REST,
     (
         "ranks/moments",
-        "freed[ranks, places].T.reshape(-1, *shape) -> freed[ranks, places].T.reshape(-2, *shape)",
-    ): _REST,
-    (
-        "ranks/moments",
         "range(2) -> range(3)",
     ): "a place that is neither last nor before it stays out of reach",
     (

@@ -44,13 +44,13 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     ranks = ranks_of(facts.model, saved)
     one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel", "loss_parallel"))
     repeats, in_full = ranks.first.repeats, in_flight(columns, 0)
-    moments = [(each.kind, each.freed[:, 0].take(ranks.at, axis=-1)) for each in ranks.moments]
+    moments = ranks.moments.ranks(1).at(ranks.at)
     floors = np.empty((len(policies), len(in_full)))
     for floor, policy in zip(floors, policies, strict=True):
         kept = kept_bytes(blocks, one_batch.joined({"recompute": code_of(policy)}))
         running = running_bytes(blocks, kept, one_batch)
         peak = np.full(len(in_full), -np.inf)
-        for (kind, freed), beside in zip(moments, gathered, strict=True):
+        for kind, freed, beside in zip(moments.kinds, moments.freed[:, :, 0], gathered, strict=True):
             passing = share * (running[kind][at] - _of_blocks(kept, freed, at))
             np.maximum(peak, beside + passing[saved_at], out=peak)
         peak += in_full * (share * _of_blocks(kept, repeats, at))[saved_at]
@@ -80,7 +80,7 @@ def _of_blocks(kept: Any, counts: Sequence[Any], at: Any) -> Any:
     return sum((each[at] * count for each, count in held), np.zeros(len(at)))
 
 
-def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, list[Any], Any]:
+def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any]:
     """Return what does not hang on activations: in the optimizer step, and at each moment of backward.
 
     The former stands for the rows that differ in it, whose places are returned last. The others are those
@@ -97,12 +97,10 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, list[Any],
         held.joined({"reshard_after_forward": reshard & (held.pp == 1)}) for reshard in (True, False)
     ]
     sharded = held.shard == code_of(Shard.PARAMETERS)
-    found = []
-    for of_ranks in ranks.moments:
-        moment = of_ranks.of_rank(0).at(ranks.at)
-        ways = (gathered_bytes(block_kinds(model).blocks, first, own, element, moment) for own in options)
-        # gradients that a pipeline or the loss leaves unreduced are counted among the gathered
-        reduced = ~sharded | ((held.pp == 1) & ~moment.first)
-        bytes_ = states["parameters"] + states["optimizer"] + reduced * states["gradients"]
-        found.append(np.where(moment.present, bytes_ + share * np.minimum(*ways), -np.inf)[at])
-    return stepping.max(axis=0), found, at
+    moments = ranks.moments.ranks(1).at(ranks.at)
+    ways = (gathered_bytes(block_kinds(model), first, own, element, moments) for own in options)
+    # gradients that a pipeline or the loss leaves unreduced are counted among the gathered
+    reduced = ~sharded | ((held.pp == 1) & ~moments.first)
+    bytes_ = states["parameters"] + states["optimizer"] + reduced * states["gradients"]
+    found = np.where(moments.present, bytes_ + share * np.minimum(*ways), -np.inf)[:, 0]
+    return stepping.max(axis=0), found.take(at, axis=-1), at

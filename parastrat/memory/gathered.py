@@ -11,15 +11,13 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.plan import Shard
-from parastrat.ranks.states import block_totals, local
+from parastrat.ranks.states import local, unit_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from parastrat.columns import Columns
-    from parastrat.model import Block
     from parastrat.ranks import RankLoad
-    from parastrat.ranks.moments import Moment
+    from parastrat.ranks.moments import Moments
+    from parastrat.ranks.pipelines import Kinds
     from parastrat.ranks.states import ElementBytes
     from parastrat.units import Bytes
 
@@ -43,11 +41,11 @@ def shards_parameters(c: Columns) -> Any:
 
 
 def gathered_bytes(
-    blocks: Sequence[Block],
+    kinds: Kinds,
     load: RankLoad,
     c: Columns,
     element: ElementBytes,
-    moment: Moment,
+    moments: Moments,
     *,
     at_end: bool = False,
 ) -> Bytes:
@@ -61,39 +59,32 @@ def gathered_bytes(
     ends that, so that all are gathered only at the end of a micro-batch's backward.
 
     Args:
-        blocks: one of each kind that the model has.
+        kinds: the model's kinds of block.
         load: what a pipeline rank holds.
         c: the plans.
         element: bytes of an element.
-        moment: when a block runs backward.
+        moments: when blocks run backward, of each plan's ranks.
         at_end: of a micro-batch's backward under a pipeline, instead of when the block first runs in it.
+
+    Returns:
+        Bytes with moments before ranks before plans.
     """
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
     root = sum(local(load.root, c))
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
     resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
-    if blocks[moment.kind].unit:
-        reduced = unit_parameters(blocks[moment.kind], c)
-        ahead = 2 * reduced
-    else:
-        # the unit that runs backward next is prefetched; the first block has none behind it
-        ahead, reduced = _unit_behind(blocks, c, moment), np.where(moment.last, root, 0.0)
+    units = unit_parameters(kinds, c)
+    own, of_unit = units[moments.kinds][:, None], np.array(kinds.units)[moments.kinds][:, None, None]
+    # the unit that runs backward next is prefetched; the first block has none behind it
+    behind = np.concatenate([units, np.zeros_like(units[:1])])[moments.behind, np.arange(len(c.pp))]
+    ahead = np.where(of_unit, 2 * own, behind)
+    reduced = np.where(of_unit, own, np.where(moments.last, root, 0.0))
     whole = np.where(resharded, ahead, everything - root)
     unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
     gathered = element.compute * (root + whole + reduced) + unreduced
     return np.where(shards_parameters(c), gathered * several, element.cast * everything)
 
 
-def unit_parameters(block: Block, c: Columns) -> Any:
-    """Return the parameters of one repeat of a block on a rank."""
-    return sum(local(block_totals(block), c))
-
-
-def _unit_behind(blocks: Sequence[Block], c: Columns, moment: Moment) -> Any:
-    """Return the parameters of the unit that runs backward next, 0 where there is none."""
-    found: Any = 0.0
-    for kind, block in enumerate(blocks):
-        here = moment.behind == kind
-        if here.any():
-            found = np.where(here, unit_parameters(block, c), found)
-    return found
+def unit_parameters(kinds: Kinds, c: Columns) -> Any:
+    """Return the parameters of one repeat of each kind of unit on a rank; none of blocks outside units."""
+    return sum(local(unit_totals(kinds), c))

@@ -17,10 +17,9 @@ import numpy as np
 
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
-from parastrat.hardware import DeviceType
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters
-from parastrat.memory.pools import gathering_pool
+from parastrat.memory.pools import gathering_pool, pooled
 from parastrat.ranks import RankLoad, block_kinds, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.ranks.moments import Moment
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
 
@@ -70,19 +68,15 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     held = in_flight(columns, of_saved(ranks.load.rank)) * of_saved(share * ranks.one)
     states = ranks.states["parameters"] + ranks.states["optimizer"]
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
-    at_loss, later = np.full(held.shape, -np.inf), np.full(held.shape, -np.inf)
-    for moment in _moments(ranks):
-        gathered = of_held(share * moment.gathered)
-        passing = share * (moment.running - moment.freed)
-        for peak, when in ((at_loss, moment.first), (later, ~moment.first)):
-            there = moment.present & when
-            if there.any():
-                np.maximum(peak, gathered + of_saved(np.where(there, passing, -np.inf)), out=peak)
     gradients = of_held(ranks.states["gradients"])
-    own_later, own_at_loss = (
-        (gradients, gradients) if _pooled(facts) else _gradients_held(columns, gradients)
-    )
-    backward = of_held(states) + held + np.maximum(later + own_later, at_loss + own_at_loss)
+    if not pooled(facts):
+        later, at_loss = _gradients_held(columns, gradients)
+        gradients = np.where(of_saved(ranks.first), at_loss, later)
+    peak = np.full(held.shape, -np.inf)
+    for gathered, freed in _ways(ranks):
+        passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
+        np.maximum(peak, (of_held(share * gathered) + of_saved(passing) + gradients).max(axis=0), out=peak)
+    backward = of_held(states) + held + peak
     total = context + (of_held(ranks.pool) + np.maximum(stepping, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)
 
@@ -128,51 +122,60 @@ class _Ranks:
     optimizer_step: Any
     #: what the allocator holds for gathering, by ``held_at``
     pool: Any
-    #: by kind of block what is gathered as it starts backward, by ``held_at``, and, where that differs, at
-    #: the end of all
-    gathered: dict[int, tuple[Any, ...]]
+    #: what is gathered at each moment at which a rank may peak, by ``held_at``, and, where that differs,
+    #: at the end of all
+    gathered: tuple[Any, ...]
     held_at: Any
-    #: by kind of block the bytes that one repeat keeps, and what exists while it runs, by ``saved_at``
-    kept: Any
-    running: Any
     #: what all blocks of a rank keep, by ``saved_at``
     one: Any
+    #: at each moment, by ``saved_at``: what exists while its block runs, what one repeat of that keeps, and
+    #: what was freed before
+    running: Any
+    kept: Any
+    freed: Any
+    #: where nothing ran backward yet, and where the rank has the block
+    first: Any
+    present: Any
     saved_at: Any
-    #: when ranks may peak, and where in these arrays those of ``saved_at`` are
-    moments: tuple[Moment, ...]
-    pipelines_at: Any
 
 
 def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, HELD_BY)
     saved, saved_at = distinct(columns, SAVED_BY)
-    blocks = block_kinds(model).blocks
-    kept = kept_bytes(blocks, saved)
+    kinds = block_kinds(model)
+    kept = kept_bytes(kinds.blocks, saved)
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
     load, same = of_held.every, of_saved.every
     # the end differs where a pipeline gathers unit by unit
     unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
 
-    def gathered(moment: Moment) -> tuple[Any, ...]:
-        ends, own = (False, True) if unit_by_unit else (False,), moment.at(of_held.at)
-        return tuple(gathered_bytes(blocks, load, held, element, own, at_end=at_end) for at_end in ends)
-
+    ends, own = (False, True) if unit_by_unit else (False,), of_held.moments.at(of_held.at)
+    moments = of_saved.moments.at(of_saved.at)
+    freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
     return _Ranks(
         load=same,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
-        pool=gathering_pool(blocks, load, held, element) * _pooled(facts),
-        # a further moment of a kind is of a unit, which gathers alike
-        gathered={moment.kind: gathered(moment) for moment in reversed(of_held.moments)},
+        pool=gathering_pool(kinds, load, held, element) * pooled(facts),
+        gathered=tuple(gathered_bytes(kinds, load, held, element, own, at_end=at_end) for at_end in ends),
         held_at=held_at,
-        kept=kept,
-        running=running_bytes(blocks, kept, saved),
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
+        running=running_bytes(kinds.blocks, kept, saved)[moments.kinds][:, None],
+        kept=kept[moments.kinds][:, None],
+        freed=freed,
+        first=moments.first,
+        present=moments.present,
         saved_at=saved_at,
-        moments=of_saved.moments,
-        pipelines_at=of_saved.at,
     )
+
+
+def _ways(ranks: _Ranks) -> Iterator[tuple[Any, Any]]:
+    """Yield what is gathered at each moment, and what was freed before, as moments may be met.
+
+    That is as the first repeat of a block in backward, and under a pipeline that reshards as the last.
+    """
+    return zip(ranks.gathered, (ranks.freed, ranks.one - ranks.kept), strict=False)
 
 
 def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
@@ -190,26 +193,22 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
         }
     )
     later, at_loss = _gradients_held(c, states["gradients"])
-    for moment in _moments(ranks):
-        activations = held - moment.freed[..., ranks.saved_at]
-        transient = moment.gathered[..., ranks.held_at] + moment.running[..., ranks.saved_at]
-        gradients = np.where(moment.first[..., ranks.saved_at], at_loss, later)
-        # those of the step before are freed, and their memory is kept for the next
-        kept = (states["gradients"] - gradients) * _pooled(facts)
-        parts = {
-            **states,
-            "gradients": gradients,
-            "activations": activations,
-            "transient": transient,
-            "overhead": reserve + kept + facts.stack.fragmentation * (activations + transient),
-        }
-        peak = _larger(peak, _composition(parts), moment.present[..., ranks.saved_at])
+    for gathered, freed in _ways(ranks):
+        for moment, present in enumerate(ranks.present):
+            activations = held - freed[moment][..., ranks.saved_at]
+            transient = gathered[moment][..., ranks.held_at] + ranks.running[moment][..., ranks.saved_at]
+            gradients = np.where(ranks.first[moment][..., ranks.saved_at], at_loss, later)
+            # those of the step before are freed, and their memory is kept for the next
+            kept = (states["gradients"] - gradients) * pooled(facts)
+            parts = {
+                **states,
+                "gradients": gradients,
+                "activations": activations,
+                "transient": transient,
+                "overhead": reserve + kept + facts.stack.fragmentation * (activations + transient),
+            }
+            peak = _larger(peak, _composition(parts), present[..., ranks.saved_at])
     return peak
-
-
-def _pooled(facts: Facts) -> bool:
-    """Return whether what is freed stays with the stream that made it, as in torch on accelerators."""
-    return facts.hardware.device.type is not DeviceType.CPU
 
 
 def _gradients_held(c: Columns, gradients: Any) -> tuple[Any, Any]:
@@ -220,34 +219,3 @@ def _gradients_held(c: Columns, gradients: Any) -> tuple[Any, Any]:
     sharded = shards_parameters(c)
     later = np.where((c.pp > 1) & sharded, 0, gradients)
     return later, np.where((c.gradient_accumulation_steps == 1) & sharded, 0, later)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Moment:
-    """A block's backward, at which a rank may peak; arrays as in ``_Ranks``."""
-
-    #: by ``held_at``
-    gathered: Any
-    #: by ``saved_at``: what exists while it runs, and what was freed before
-    running: Any
-    freed: Any
-    #: where nothing ran backward yet, and where the rank has the block
-    first: Any
-    present: Any
-
-
-def _moments(ranks: _Ranks) -> Iterator[_Moment]:
-    """Yield the moments at which a rank may peak, with their bytes."""
-    for moment in ranks.moments:
-        repeats = moment.freed.take(ranks.pipelines_at, axis=-1)
-        freed = sum((own * kept for own, kept in zip(repeats, ranks.kept, strict=True)), 0.0)
-        # the first repeat of the block in backward, and under a pipeline that reshards the last of all
-        gone_at_end = ranks.one - ranks.kept[moment.kind]
-        for gathered, gone in zip(ranks.gathered[moment.kind], (freed, gone_at_end), strict=False):
-            yield _Moment(
-                gathered=gathered,
-                running=ranks.running[moment.kind],
-                freed=gone,
-                first=moment.first.take(ranks.pipelines_at, axis=-1),
-                present=moment.present.take(ranks.pipelines_at, axis=-1),
-            )

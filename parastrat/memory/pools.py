@@ -12,34 +12,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.hardware import DeviceType
 from parastrat.memory.gathered import shards_parameters, unit_parameters
 from parastrat.ranks.states import local
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Block
     from parastrat.ranks import RankLoad
+    from parastrat.ranks.pipelines import Kinds
     from parastrat.ranks.states import ElementBytes
     from parastrat.units import Bytes
 
 
-def gathering_pool(blocks: Sequence[Block], load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
+def pooled(facts: Facts) -> bool:
+    """Return whether what is freed stays with the stream that made it, as in torch on accelerators."""
+    return facts.hardware.device.type is not DeviceType.CPU
+
+
+def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
     """Return the buffers that all-gathers fill before parameters are copied out of them.
 
     Two units are on their way at once, the running one's and the prefetched next; the root goes alone.
 
     Args:
-        blocks: one of each kind that the model has.
+        kinds: the model's kinds of block.
         load: what a pipeline rank holds.
         c: the plans.
         element: bytes of an element.
     """
     largest: Any = 0.0
-    for block, count in zip(blocks, load.repeats, strict=True):
-        if block.unit:
-            largest = np.maximum(largest, np.where(count > 0, unit_parameters(block, c), 0.0))
+    for unit, count in zip(unit_parameters(kinds, c), load.repeats, strict=True):
+        largest = np.maximum(largest, np.where(count > 0, unit, 0.0))
     root = sum(local(load.root, c))
     gathered = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
     return np.where(shards_parameters(c) & gathered, element.compute * np.maximum(root, 2 * largest), 0.0)

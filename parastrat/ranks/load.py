@@ -13,7 +13,7 @@ from parastrat.units import Numbers
 if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
-    from parastrat.ranks.moments import Moment
+    from parastrat.ranks.moments import Moments
     from parastrat.ranks.pipelines import Kinds, RankTable
 
 
@@ -86,7 +86,7 @@ class Ranks:
         return _load(self.model, self.table.numbers[:, 0].take(self.at, axis=1))
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def moments(self) -> Moments:
         """When they may peak, in arrays of the table's pipelines."""
         return self.table.moments
 

@@ -10,36 +10,33 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """A block of some kind starts backward; arrays of one shape, that of the ranks."""
+class Moments:
+    """Blocks that start backward, in arrays with these moments before the axes of the ranks."""
 
-    kind: int
+    #: the kind of the block, one for each moment
+    kinds: Any
     #: where the rank has the block
     present: Any
     #: where nothing ran backward yet
     first: Any
-    #: by kind, the repeats that ran backward before
+    #: by kind, in the second axis, the repeats that ran backward before
     freed: Any
     #: the kind of the unit that runs backward next, -1 where none is left
     behind: Any
     #: where nothing is left to run backward
     last: Any
 
-    def at(self, pipelines: Any) -> Moment:
-        """Return the moment of the ranks of some pipelines, which the last axis tells."""
+    def at(self, pipelines: Any) -> Moments:
+        """Return the moments of the ranks of some pipelines, which the last axis tells."""
         return self._each(lambda column: column.take(pipelines, axis=-1))
 
-    def of_rank(self, rank: int) -> Moment:
-        """Return the moment of one rank of every pipeline."""
-        return self._each(lambda column: column[..., rank, :])
-
-    def ranks(self, most: int) -> Moment:
-        """Return the moment of the first ranks of every pipeline."""
+    def ranks(self, most: int) -> Moments:
+        """Return the moments of the first ranks of every pipeline."""
         return self._each(lambda column: column[..., :most, :])
 
-    def _each(self, chosen: Callable[[Any], Any]) -> Moment:
-        return Moment(
-            kind=self.kind,
+    def _each(self, chosen: Callable[[Any], Any]) -> Moments:
+        return Moments(
+            kinds=self.kinds,
             present=chosen(self.present),
             first=chosen(self.first),
             freed=chosen(self.freed),
@@ -48,7 +45,7 @@ class Moment:
         )
 
 
-def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> tuple[Moment, ...]:
+def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> Moments:
     """Return the moments at which ranks may peak.
 
     A unit that follows one of its kind is left out, unless that one was the first of all, without
@@ -66,22 +63,20 @@ def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> tup
     present, ran = flat > 0, freed.any(axis=2)
     behind, left = _units_behind(present, kinds, units), flat.cumsum(axis=1) > flat
     ranks = np.arange(len(flat))
-    found = []
+    starts = []
     for kind in dict.fromkeys(reversed(kinds)):
         own = np.flatnonzero(of_kind[:, kind])
-        for among, there in _starts(present[:, own], ran[:, own]):
-            places = own[among]
-            found.append(
-                Moment(
-                    kind=kind,
-                    present=there.reshape(shape),
-                    first=~ran[ranks, places].reshape(shape),
-                    freed=freed[ranks, places].T.reshape(-1, *shape),
-                    behind=behind[ranks, places].reshape(shape),
-                    last=~left[ranks, places].reshape(shape),
-                )
-            )
-    return tuple(found)
+        starts += [(kind, own[among], there) for among, there in _starts(present[:, own], ran[:, own])]
+    many, places = len(starts), np.array([place for _, place, _ in starts], dtype=np.int64)
+    places = places.reshape(many, len(flat))
+    return Moments(
+        kinds=np.array([kind for kind, _, _ in starts], dtype=np.int64),
+        present=np.array([there for _, _, there in starts], dtype=bool).reshape(many, *shape),
+        first=~ran[ranks, places].reshape(many, *shape),
+        freed=freed[ranks, places].transpose(0, 2, 1).reshape(many, len(units), *shape),
+        behind=behind[ranks, places].reshape(many, *shape),
+        last=~left[ranks, places].reshape(many, *shape),
+    )
 
 
 def _starts(present: Any, ran: Any) -> Iterator[tuple[Any, Any]]:

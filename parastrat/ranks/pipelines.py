@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.distinct import distinct
 from parastrat.model import Split
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain
@@ -16,7 +15,7 @@ from parastrat.remembered import remembered
 if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import Block, ModelSpec
-    from parastrat.ranks.moments import Moment
+    from parastrat.ranks.moments import Moments
 
 #: the totals of a rank, each by what divides it
 TOTALS = ("trainable", "frozen", "root")
@@ -48,15 +47,13 @@ class RankTable:
 
     #: place in the pipeline, repeats of every kind of block, and the totals
     numbers: Any
-    moments: tuple[Moment, ...]
+    moments: Moments
 
     def ranks(self, most: int) -> RankTable:
         """Return the first ranks of every pipeline."""
         if most == self.numbers.shape[1]:
             return self
-        return RankTable(
-            numbers=self.numbers[:, :most], moments=tuple(moment.ranks(most) for moment in self.moments)
-        )
+        return RankTable(numbers=self.numbers[:, :most], moments=self.moments.ranks(most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +77,13 @@ class Pipelines:
 
     def table(self, c: Columns) -> tuple[RankTable, Any]:
         """Return the ranks of many plans' pipelines, and which of the pipelines each plan has."""
-        few, at = distinct(c, ("pp", "virtual_stages"))
-        table, places = self.table_of(*zip(few.pp.tolist(), few.virtual_stages.tolist(), strict=True))
-        return table, places[at]
+        many = int(np.max(c.virtual_stages, initial=0)) + 1
+        shapes = c.pp * many + c.virtual_stages
+        found = np.flatnonzero(np.bincount(shapes))
+        table, places = self.table_of(*(divmod(shape, many) for shape in found.tolist()))
+        place_of = np.zeros(int(found.max(initial=0)) + 1, dtype=np.int64)
+        place_of[found] = places
+        return table, place_of[shapes]
 
     def table_of(self, *shapes: tuple[int, int]) -> tuple[RankTable, Any]:
         """Return a table with some pipelines, told by ranks and virtual stages, and their places there."""

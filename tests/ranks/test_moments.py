@@ -34,18 +34,18 @@ def test_a_kind_is_told_as_backward_meets_it() -> None:
         draw.shuffle(kinds)
         repeats = np.array([[draw.choice((0, 0, 1, 3)) for _ in kinds] for _ in range(3)])
         moments = moments_of(repeats, kinds, units)
-        again += len(moments) > len({moment.kind for moment in moments})
+        again += len(moments.kinds) > len(set(moments.kinds.tolist()))
         for rank, own in enumerate(repeats.tolist()):
             told = [
                 (
-                    moment.kind,
-                    bool(moment.first[rank]),
-                    tuple(moment.freed[:, rank].tolist()),
-                    int(moment.behind[rank]),
-                    bool(moment.last[rank]),
+                    int(kind),
+                    bool(moments.first[moment, rank]),
+                    tuple(moments.freed[moment, :, rank].tolist()),
+                    int(moments.behind[moment, rank]),
+                    bool(moments.last[moment, rank]),
                 )
-                for moment in moments
-                if moment.present[rank]
+                for moment, kind in enumerate(moments.kinds)
+                if moments.present[moment, rank]
             ]
             assert sorted(told) == sorted(walked(own, kinds, units))
     assert again > 20
