@@ -10,6 +10,7 @@ from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
 from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters
+from parastrat.memory.pools import gathering_pool, pooled
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
@@ -33,7 +34,8 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     """Return what the plans of a row need at least under each policy, whatever resharding they have.
 
     That is the largest of each rank's states in the optimizer step, which options do not change, and of
-    the first rank's peak in backward, with the lesser of the gathered parameters.
+    the first rank's peak in backward, with the lesser of the gathered parameters; either beside what the
+    allocator holds for gathering.
 
     Returns:
         A row for each policy, beside the plans' rows.
@@ -70,7 +72,8 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
     everything = sum(local(load.trainable, columns)) + sum(local(load.frozen, columns))
     gathered = (1 + facts.stack.fragmentation) * (element.compute + element.reduce) * everything
     piped = (columns.pp > 1) & shards_parameters(columns)
-    backward = np.where(piped, states["parameters"] + states["optimizer"] + gathered, 0.0)
+    kept = states["parameters"] + states["optimizer"] + pooled(facts) * states["gradients"]
+    backward = np.where(piped, kept + gathered, 0.0)
     return np.maximum(stepping, backward) + context_bytes(facts)
 
 
@@ -86,11 +89,12 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any]:
     The former stands for the rows that differ in it, whose places are returned last. The others are those
     of every row's first rank, and below 0 where it has no such block.
     """
-    model, element = facts.model, element_bytes(facts)
+    model, element, kinds = facts.model, element_bytes(facts), block_kinds(facts.model)
     held, at = distinct(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
     ranks = ranks_of(model, held)
     every, first = ranks.every, ranks.first
-    stepping: Any = sum(state_bytes(every, held, element).values()) + stepping_bytes(every, held, element)
+    pool = gathering_pool(kinds, every, held, element) * pooled(facts)
+    stepping = sum(state_bytes(every, held, element).values()) + stepping_bytes(every, held, element) + pool
     states = state_bytes(first, held, element)
     # what is searched keeps a pipeline's units gathered
     options = [
@@ -98,9 +102,9 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any]:
     ]
     sharded = held.shard == code_of(Shard.PARAMETERS)
     moments = ranks.moments.ranks(1).at(ranks.at)
-    ways = (gathered_bytes(block_kinds(model), first, own, element, moments) for own in options)
-    # gradients that a pipeline or the loss leaves unreduced are counted among the gathered
-    reduced = ~sharded | ((held.pp == 1) & ~moments.first)
-    bytes_ = states["parameters"] + states["optimizer"] + reduced * states["gradients"]
+    ways = (gathered_bytes(kinds, first, own, element, moments) for own in options)
+    # a pipeline or the loss leaves gradients unreduced, but the memory of those before may be kept
+    reduced = pooled(facts) | ~sharded | ((held.pp == 1) & ~moments.first)
+    bytes_ = states["parameters"] + states["optimizer"] + reduced * states["gradients"] + pool[0]
     found = np.where(moments.present, bytes_ + share * np.minimum(*ways), -np.inf)[:, 0]
     return stepping.max(axis=0), found.take(at, axis=-1), at
