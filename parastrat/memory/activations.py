@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,29 +57,51 @@ def saved_bytes(saved: Saved | SavedTable, c: Columns) -> Bytes:
     return per_sample * c.micro_batch_size / c.cp
 
 
-def kept_bytes(blocks: Sequence[Block], c: Columns) -> Bytes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivationTable:
+    """What each of several blocks keeps for backward, and what exists while that runs, for one sample."""
+
+    #: by recompute policy, in the last axis
+    kept: SavedTable
+    everything: SavedTable
+    working: SavedTable
+    #: more of a parallel loss, by what tp divides
+    of_loss: Any
+
+
+@remembered
+def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
+    """Return the activations of some blocks."""
+    by_policy = [saved_table([block.activations.under(policy) for block in blocks]) for policy in Recompute]
+
+    def joined(name: str) -> Any:
+        return np.concatenate([getattr(table, name) for table in by_policy], axis=1)
+
+    return ActivationTable(
+        kept=SavedTable(**{name: joined(name) for name in ("replicated", "tensor", "sequence", "loss")}),
+        everything=by_policy[list(Recompute).index(Recompute.NONE)],
+        working=saved_table([block.working for block in blocks]),
+        of_loss=np.array([[block.loss_parallel_bytes] for block in blocks]),
+    )
+
+
+def kept_bytes(blocks: tuple[Block, ...], c: Columns) -> Bytes:
     """Return what one repeat of each block keeps for backward under each plan's recompute policy."""
-    policies, many = len(Recompute), len(blocks)
-    table = saved_table([block.activations.under(policy) for policy in Recompute for block in blocks])
-    own = np.atleast_1d(c.recompute)
-
-    def chosen(column: Any) -> Any:
-        return column.reshape(policies, many).T[:, own]
-
+    table, own = activation_table(blocks).kept, np.atleast_1d(c.recompute)
     saved = SavedTable(
-        replicated=chosen(table.replicated),
-        tensor=chosen(table.tensor),
-        sequence=chosen(table.sequence),
-        loss=chosen(table.loss),
+        replicated=table.replicated[:, own],
+        tensor=table.tensor[:, own],
+        sequence=table.sequence[:, own],
+        loss=table.loss[:, own],
     )
     return saved_bytes(saved, c)
 
 
-def running_bytes(blocks: Sequence[Block], kept: Bytes, c: Columns) -> Bytes:
+def running_bytes(blocks: tuple[Block, ...], kept: Bytes, c: Columns) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was recomputed."""
-    everything = saved_bytes(saved_table([block.activations.none for block in blocks]), c)
-    working = saved_bytes(saved_table([block.working for block in blocks]), c)
-    of_loss = np.array([[block.loss_parallel_bytes] for block in blocks]) * c.micro_batch_size / c.cp / c.tp
+    table = activation_table(blocks)
+    everything, working = saved_bytes(table.everything, c), saved_bytes(table.working, c)
+    of_loss = table.of_loss * c.micro_batch_size / c.cp / c.tp
     return working + np.where(c.loss_parallel, of_loss, 0.0) + np.maximum(everything - kept, 0)
 
 

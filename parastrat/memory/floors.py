@@ -47,17 +47,18 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel", "loss_parallel"))
     repeats, in_full = ranks.first.repeats, in_flight(columns, 0)
     moments = ranks.moments.ranks(1).at(ranks.at)
-    floors = np.empty((len(policies), len(in_full)))
-    for floor, policy in zip(floors, policies, strict=True):
-        kept = kept_bytes(blocks, one_batch.joined({"recompute": code_of(policy)}))
-        running = running_bytes(blocks, kept, one_batch)
-        peak = np.full(len(in_full), -np.inf)
-        for kind, freed, beside in zip(moments.kinds, moments.freed[:, :, 0], gathered, strict=True):
-            passing = share * (running[kind][at] - _of_blocks(kept, freed, at))
-            np.maximum(peak, beside + passing[saved_at], out=peak)
-        peak += in_full * (share * _of_blocks(kept, repeats, at))[saved_at]
-        np.maximum(stepping[held_at], peak, out=floor)
-    return floors + context_bytes(facts)
+    codes, places = [code_of(policy) for policy in policies], np.arange(len(one_batch.pp))
+    each = one_batch.at(np.tile(places, len(codes))).joined({"recompute": np.repeat(codes, len(places))})
+    kept = kept_bytes(blocks, each)
+    # policies before the rows of all that follows
+    shape = len(blocks), len(codes), len(places)
+    kept, running = kept.reshape(shape), running_bytes(blocks, kept, each).reshape(shape)
+    peak = np.full((len(codes), len(in_full)), -np.inf)
+    for kind, freed, beside in zip(moments.kinds, moments.freed[:, :, 0], gathered, strict=True):
+        passing = share * (running[kind].take(at, axis=1) - _of_blocks(kept, freed, at))
+        np.maximum(peak, beside + passing.take(saved_at, axis=1), out=peak)
+    peak += in_full * (share * _of_blocks(kept, repeats, at)).take(saved_at, axis=1)
+    return np.maximum(stepping[held_at], peak) + context_bytes(facts)
 
 
 def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
@@ -80,7 +81,7 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
 def _of_blocks(kept: Any, counts: Sequence[Any], at: Any) -> Any:
     """Return what so many blocks of each kind keep."""
     held = ((each, count) for each, count in zip(kept, counts, strict=True) if count.any())
-    return sum((each[at] * count for each, count in held), np.zeros(len(at)))
+    return sum((each.take(at, axis=1) * count for each, count in held), np.zeros((kept.shape[1], len(at))))
 
 
 def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any]:

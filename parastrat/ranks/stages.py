@@ -57,12 +57,15 @@ def _least_limit(loads: list[float], largest: float, stages: int) -> float:
     """Return the smallest load such that contiguous stages of at most that load suffice.
 
     Each try either suffices, with stages that may all be smaller than was allowed, or tells the next load
-    at which any stage would hold more.
+    at which any stage would hold more. Of equal items the first loads that are possible mostly suffice, so
+    that every other try is the least that is left.
     """
     low, high = max(largest, loads[-1] / stages), loads[-1]
+    least = True
     while high - low > 1e-6 * high:
         reached, most, least_more = 0, 0.0, high
-        limit = (low + high) / 2
+        limit = low * _ROUNDING if least else (low + high) / 2
+        least = not least
         for _ in range(stages):
             start = loads[reached]
             reached = bisect_right(loads, start + limit) - 1

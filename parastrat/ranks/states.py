@@ -46,6 +46,7 @@ class ElementBytes:
     cast: float
 
 
+@remembered
 def element_bytes(facts: Facts) -> ElementBytes:
     """Return the bytes of an element for a job.
 

@@ -78,7 +78,7 @@ def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> N
     activations = Activations(**{policy.value: Saved(replicated=size) for policy, size in kept.items()})
     layer = block(activations=activations, working=Saved(replicated=7), repeat=3)
     for policy, size in kept.items():
-        assert kept_bytes([layer], row(recompute=policy)).item() == size
+        assert kept_bytes((layer,), row(recompute=policy)).item() == size
         found = memory(holding(layer), recompute=policy)
         assert (found.activations, found.transient) == (3 * size, 7 + (100 - size))
     # a policy that keeps more than none makes nothing again
