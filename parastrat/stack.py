@@ -19,11 +19,18 @@ class Kernels(StrEnum):
     COMPILED_LOSS = "compiled-loss"
     #: hand-fused, as Megatron-Core with Transformer Engine
     FUSED = "fused"
+    #: hand-fused, but attention is two products with a softmax between them, as before flash attention
+    FUSED_MATH = "fused-math"
 
     @property
     def compiled(self) -> bool:
         """Whether a compiler fuses the blocks."""
         return self in (Kernels.COMPILED, Kernels.COMPILED_LOSS)
+
+    @property
+    def fused(self) -> bool:
+        """Whether blocks are fused by hand."""
+        return self in (Kernels.FUSED, Kernels.FUSED_MATH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

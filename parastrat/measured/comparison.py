@@ -84,7 +84,7 @@ def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterato
             id=row.id,
             stack=case.stack.name,
             quantity=Quantity.STEP_TIME,
-            measured=None if out_of_memory else _step_time(row),
+            measured=None if out_of_memory else step_time(row),
             predicted=estimate.time.step,
             low=estimate.time.step_low,
             high=estimate.time.step_high,
@@ -106,7 +106,7 @@ def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterato
         )
 
 
-def _step_time(row: MeasuredRow) -> float | None:
+def step_time(row: MeasuredRow) -> float | None:
     """Return the seconds of an optimizer step, from throughput where no time is stated."""
     if row.step_time_s:
         return row.step_time_s

@@ -17,7 +17,7 @@ TIED = "embedding"
 _FP32 = 4
 _TOKEN_ID_BYTES = 8
 #: where the loss is one kernel, whose intermediates are never whole
-_ONE_KERNEL = (Kernels.COMPILED_LOSS, Kernels.FUSED)
+_ONE_KERNEL = (Kernels.COMPILED_LOSS, Kernels.FUSED, Kernels.FUSED_MATH)
 #: frames that each convolution of a speech encoder sees
 _SPEECH_KERNEL = 3
 
@@ -82,6 +82,7 @@ def head(setting: Setting) -> Block:
         Kernels.COMPILED: (loss, 2 * loss + b),
         Kernels.COMPILED_LOSS: (b, b),
         Kernels.FUSED: (_FP32, b),
+        Kernels.FUSED_MATH: (_FP32, b),
     }[setting.kernels]
     logits = a.vocab * tokens
     parts.append(

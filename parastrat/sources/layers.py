@@ -117,7 +117,7 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False) -> Part:
         kept = b * a.hidden + _FP32
     else:
         kept = 2 * b * a.hidden + 2 * _FP32
-    whole = b * a.hidden if (added or gathered) and setting.kernels is not Kernels.FUSED else 0
+    whole = b * a.hidden if (added or gathered) and not setting.kernels.fused else 0
     passes = 4 if setting.kernels is Kernels.EAGER and rms else 1
     moved = 2 * b * passes + (3 * b if added else 0)
     return Part(
@@ -147,7 +147,8 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     replicated = (a.hidden if a.output_bias else 0) + _qk_norm_parameters(a)
     if replicated:
         groups.append(Parameters(trainable=replicated))
-    statistics = _FP32 * a.heads * tokens
+    flash = setting.kernels is not Kernels.FUSED_MATH
+    statistics = _FP32 * a.heads * tokens if flash else 0
     rotary = 0 if a.positions or a.relative_buckets else 2 * b * (q + kv) * tokens
     kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
     if a.qk_norm and setting.kernels is Kernels.EAGER:
@@ -155,20 +156,35 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         kept += (_FP32 + b) * (q * tokens + kv * keys) + _FP32 * sum(rows)
     if a.fused_qkv and causal and setting.kernels is Kernels.EAGER:
         kept += 2 * b * kv * keys
-    if a.heads_first and setting.kernels is not Kernels.FUSED:
+    if a.heads_first and not setting.kernels.fused:
         kept += b * q * tokens
     selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
-    return Part(
+    seen = _pairs(a, tokens) if flash and causal and memory_tokens is None else tokens * keys
+    own = Part(
         parameters=tuple(groups),
         operators=(
             *_projections(a, tokens, keys, (q, kv)),
-            _core(_pairs(a, tokens) if causal and memory_tokens is None else tokens * keys, q),
+            _core(seen, q),
             elementwise(rotary + b * q * tokens, Split.TENSOR),
         ),
         saved=Saved(tensor=kept),
-        selective=Saved(tensor=selective + _FP32 * a.heads * tokens),
+        selective=Saved(tensor=selective + statistics),
         core=Saved(tensor=statistics),
     )
+    return own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
+
+
+def _scores(setting: Setting, count: float) -> Part:
+    """Return the softmax between attention's products, with masked scores too (arXiv:2205.05198, 4.1).
+
+    The product writes scores, the softmax reads and writes them, and the next product reads them; dropout
+    reads and writes them once more, with a byte of a mask. Kept are what the products and dropout read.
+    """
+    b, dropout = setting.element, setting.architecture.dropout
+    kept = Saved(tensor=(b + (b + 1 if dropout else 0)) * count)
+    moved = (4 * b + (2 * b + 1 if dropout else 0)) * count
+    # two kernels
+    return Part(operators=(elementwise(moved / 2, Split.TENSOR, count=2),), saved=kept, core=kept)
 
 
 def _projections(a: Architecture, tokens: int, keys: int, widths: tuple[int, int]) -> tuple[Operator, ...]:

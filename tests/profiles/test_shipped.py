@@ -50,7 +50,8 @@ def test_a_stack_is_plausible(name: str) -> None:
     stack = profiles.load_stack(name)
     assert stack.name == name
     assert stack.source
-    assert 0 < stack.memory_margin <= 0.08
+    # a margin never exceeds 8 % of the card, whatever share of the estimate it is
+    assert 0 < stack.memory_margin < 0.5
     assert 0 < stack.time_spread < 1
     assert stack.elementwise_factor >= 1
     shares = (stack.dp_overlap, stack.zero_overlap, stack.fsdp_overlap, stack.tp_overlap, stack.pp_overlap)

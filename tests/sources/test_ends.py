@@ -71,6 +71,7 @@ def test_a_norm_may_stand_behind_the_table(changes: dict[str, Any]) -> None:
         (Kernels.COMPILED, Family.DECODER, 4, 8 + 2),
         (Kernels.COMPILED_LOSS, Family.DECODER, 2, 2),
         (Kernels.FUSED, Family.DECODER, 4, 2),
+        (Kernels.FUSED_MATH, Family.DECODER, 4, 2),
     ],
 )
 def test_bytes_of_each_logit(kernels: Kernels, family: Family, kept: int, again: int) -> None:

@@ -94,7 +94,7 @@ def test_what_a_norm_keeps(norm_kind: Norm, kernels: Kernels, element: int, kept
     own = setting(kernels, element=element, norm=norm_kind)
     assert norm(own, added=False).saved == Saved(sequence=kept * T)
     # the product behind it keeps its input whole, as it was gathered; Megatron gathers it again
-    whole = 0 if kernels is Kernels.FUSED else element * 8
+    whole = 0 if kernels.fused else element * 8
     divided = Saved(sequence=(kept - whole) * T, replicated=whole * T)
     assert norm(own, added=True).saved == norm(own, added=False, gathered=True).saved == divided
 
@@ -179,6 +179,26 @@ def test_attentions_core(causal: bool, memory: int | None, flops: float) -> None
     assert (core.flops, core.bytes, core.split, core.weighted) == (flops, 0, Split.TENSOR, False)
 
 
+@pytest.mark.parametrize(("dropout", "kept", "moved"), [(False, 2, 4 * 2), (True, 2 + 1 + 2, 6 * 2 + 1)])
+@pytest.mark.parametrize("memory", [None, 7])
+def test_attention_before_flash_keeps_its_scores(
+    dropout: bool, kept: int, moved: int, memory: int | None
+) -> None:
+    made, flash = (
+        attention(setting(kernels, dropout=dropout), causal=memory is None, memory_tokens=memory)
+        for kernels in (Kernels.FUSED_MATH, Kernels.FUSED)
+    )
+    scores = 4 * T * (memory or T)
+    # masked ones among them, and no log-sum-exp
+    assert only(made, OperatorKind.ATTENTION).flops == 4 * scores * 3
+    assert made.saved.tensor == flash.saved.tensor - STATISTICS + kept * scores
+    assert made.core == Saved(tensor=kept * scores)
+    assert made.selective == flash.selective + Saved(tensor=-STATISTICS)
+    *others, softmax = [each for each in made.operators if each.kind is OperatorKind.ELEMENTWISE]
+    assert (softmax.bytes * softmax.count, softmax.count) == (moved * scores, 2)
+    assert others == [each for each in flash.operators if each.kind is OperatorKind.ELEMENTWISE]
+
+
 @pytest.mark.parametrize(
     ("window", "near"),
     [
@@ -215,7 +235,7 @@ def test_attention_keeps_queries_keys_values_and_output() -> None:
 
 @pytest.mark.parametrize("kernels", OTHER_KERNELS)
 def test_only_eager_kernels_keep_more_of_normed_and_fused_projections(kernels: Kernels) -> None:
-    plain = attention(setting(), causal=True).saved.tensor
+    plain = attention(setting(kernels), causal=True).saved.tensor
     for changes in ({"qk_norm": QkNorm.HEAD}, {"fused_qkv": True}):
         assert attention(setting(kernels, **changes), causal=True).saved.tensor == plain
 
@@ -233,7 +253,7 @@ def test_eager_kernels_keep_norms_of_heads_and_copies_of_a_fused_projection() ->
 def test_queries_of_heads_first_are_kept_once_more(kernels: Kernels) -> None:
     more = attention(setting(kernels, heads_first=True), causal=True).saved.tensor
     plain = attention(setting(kernels), causal=True).saved.tensor
-    assert more - plain == (0 if kernels is Kernels.FUSED else 2 * Q * T)
+    assert more - plain == (0 if kernels.fused else 2 * Q * T)
 
 
 def test_selective_recompute_keeps_every_second_product_and_attention() -> None:

@@ -1,0 +1,126 @@
+"""Estimates beside published measurements: the errors, the worst rows and what was left out.
+
+Usage: python benchmarks/accuracy.py [--write]
+
+Prints docs/accuracy.md, or writes it. The rows are those of benchmarks/data; why the worst are off stands
+in benchmarks/data/explained.toml.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from collections import Counter, defaultdict
+from pathlib import Path
+from statistics import median
+
+from parastrat.comparison import Compared, Comparison, Quantity, Summary, summary_of
+from parastrat.estimate import Verdict
+from parastrat.measured import compared, read_rows
+from parastrat.units import GIB
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "accuracy.md"
+DATA = ROOT / "benchmarks" / "data"
+TABLES = {Quantity.PEAK_MEMORY: "peak_memory.csv", Quantity.STEP_TIME: "published.csv"}
+
+_HEAD = """# How far off the estimates are
+
+Made by `python benchmarks/accuracy.py --write` from measurements of others (`benchmarks/data`), which
+`parastrat validate` predicts row by row. No prediction reads what was measured. What a source leaves out is
+one default of its stack (`profiles/stacks`), never what fits. An error is predicted / measured - 1.
+"""
+_TITLES = {Quantity.PEAK_MEMORY: "Peak memory", Quantity.STEP_TIME: "Step time"}
+_WORST = 10
+
+
+def comparisons() -> dict[Quantity, Comparison]:
+    """Return each table compared."""
+    return {quantity: compared(read_rows(DATA / name)) for quantity, name in TABLES.items()}
+
+
+def page(found: dict[Quantity, Comparison]) -> str:
+    """Return docs/accuracy.md."""
+    explained: dict[str, str] = tomllib.loads((DATA / "explained.toml").read_text(encoding="utf-8"))
+    lines = [_HEAD]
+    for quantity, comparison in found.items():
+        lines += [f"## {_TITLES[quantity]}", "", *_errors(comparison, quantity), ""]
+        lines += [*_worst(comparison.of(quantity), quantity, explained), ""]
+        if quantity is Quantity.PEAK_MEMORY:
+            lines += [*_verdicts(comparison), ""]
+        lines += [*_coverage(comparison), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _errors(comparison: Comparison, quantity: Quantity) -> list[str]:
+    measured, groups = comparison.of(quantity), defaultdict(list)
+    for row in measured:
+        groups[row.origin, row.stack].append(row)
+    lines = [
+        "| table | stack | rows | median | mean | 90th percentile | bias | within the interval |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+        *(_line(*group, summary_of(own)) for group, own in groups.items()),
+        _line("**all**", "", summary_of(measured)),
+    ]
+    spreads = comparison.noise[quantity]
+    if spreads:
+        told = f"{len(spreads)} groups of runs that no column tells apart"
+        lines += ["", f"{told} differ by {100 * median(spreads):.1f} % (median) among themselves."]
+    return lines
+
+
+def _line(table: str, stack: str, summary: Summary) -> str:
+    shares = (summary.median, summary.mape, summary.p90)
+    return (
+        f"| {table} | {stack} | {summary.n} | {' | '.join(f'{100 * share:.1f} %' for share in shares)} | "
+        f"{100 * summary.bias:+.1f} % | {100 * summary.inside:.0f} % |"
+    )
+
+
+def _worst(measured: tuple[Compared, ...], quantity: Quantity, explained: dict[str, str]) -> list[str]:
+    one, unit = (GIB, "GiB") if quantity is Quantity.PEAK_MEMORY else (1.0, "s")
+    known = [(row, row.error) for row in measured if row.error is not None]
+    worst = sorted(known, key=lambda each: -abs(each[1]))[:_WORST]
+    lines = [
+        f"| worst rows | measured {unit} | predicted {unit} | error | why |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for row, error in worst:
+        values = f"{(row.measured or 0) / one:.3g} | {row.predicted / one:.3g} | {100 * error:+.1f} %"
+        lines.append(f"| {row.id} | {values} | {explained.get(row.id, 'not explained yet')} |")
+    return lines
+
+
+def _verdicts(comparison: Comparison) -> list[str]:
+    lines = []
+    for out_of_memory, title in ((False, "ran"), (True, "ran out of memory")):
+        own = [row for row in comparison.rows if row.out_of_memory is out_of_memory]
+        counts = Counter(row.verdict for row in own)
+        told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+        wrong = Verdict.FITS if out_of_memory else Verdict.DOES_NOT_FIT
+        names = ", ".join(row.id for row in own if row.verdict is wrong)
+        lines.append(f"- {len(own)} {title}: {told}" + (f"; wrong: {names}" if names else "") + ".")
+    return lines
+
+
+def _coverage(comparison: Comparison) -> list[str]:
+    predicted = len({row.id for row in comparison.rows})
+    reasons = Counter(each.reason for each in comparison.skipped)
+    return [
+        f"{predicted} runs predicted, {len(comparison.skipped)} not:",
+        "",
+        *(f"- {count}: {reason}" for reason, count in reasons.most_common()),
+    ]
+
+
+def main() -> None:
+    """Print the page, or write it with ``--write``."""
+    text = page(comparisons())
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
