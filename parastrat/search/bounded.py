@@ -82,7 +82,7 @@ class Bounded:
         """Return what a micro-batch takes in the blocks of some rows."""
         return block_seconds(self.facts, self.columns.at(places))
 
-    def steps(self, places: Any, blocks: BlockSeconds, *, roomy: bool) -> Any:
+    def steps(self, places: Any, blocks: BlockSeconds | None, *, roomy: bool) -> Any:
         """Return the floors of some rows' steps, of plans that fit with the margin or without.
 
         It is that of the first policy that may fit, because each computes again at least what those before
@@ -94,7 +94,7 @@ class Bounded:
         recompute = codes[self.may_fit(places, roomy=roomy).argmax(axis=0)]
         return time_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}), blocks)
 
-    def works(self, places: Any, blocks: BlockSeconds) -> Any:
+    def works(self, places: Any, blocks: BlockSeconds | None) -> Any:
         """Return lower floors of some rows' steps, computed in less time and without their memory."""
         recompute = code_of(policies(self.fixed)[0])
         return work_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}), blocks)

@@ -58,8 +58,11 @@ def with_memory(facts: Facts, columns: Columns) -> Columns:
     )
 
 
-def judge(rows: Bounded, places: Any, blocks: BlockSeconds) -> Judged:
-    """Judge the plans of some rows by the rules that were not, and time those that can run."""
+def judge(rows: Bounded, places: Any, blocks: BlockSeconds | None = None) -> Judged:
+    """Judge the plans of some rows by the rules that were not, and time those that can run.
+
+    ``blocks`` are the seconds of the rows' blocks where they are known already.
+    """
     facts, asked = rows.facts, rows.allowed.judged
     options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
     options = options.joined({"option": np.arange(len(options.pp))})
@@ -70,7 +73,7 @@ def judge(rows: Bounded, places: Any, blocks: BlockSeconds) -> Judged:
     kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
     step = np.zeros(0)
     if len(kept.pp):
-        step = time_columns(facts, kept, blocks.rows(kept.source))["step"]
+        step = time_columns(facts, kept, blocks and blocks.rows(kept.source))["step"]
     bounded: tuple[Rejected, ...] = ()
     if not may_fit.all():
         misfits = _plans(options, rows.fixed, ~may_fit)

@@ -114,14 +114,13 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
         return None
     rows = bounded(facts, fixed, meshes.at(np.flatnonzero(able)))
     together = np.zeros(len(rows.columns.pp), dtype=np.int64)
-    for roomy in (True, False):
-        places = np.flatnonzero(~rows.removed)
-        found, _ = _visited(rows, (places, together), _near, roomy=roomy)
-        fits = _in_order([each.columns for each in found], rows.columns)
-        able = np.flatnonzero(fits.roomy | (not roomy))
-        if len(able):
-            return plan_at(fits, best(fits, able))
-    return None
+    found, waiting = _visited(rows, (np.arange(len(together)), together), _near, roomy=True)
+    if not any(each.columns.roomy.any() for each in found):
+        tight = np.flatnonzero(waiting & ~rows.removed)
+        found += _visited(rows, (tight, together), _near, roomy=False)[0]
+    fits = _in_order([each.columns for each in found], rows.columns)
+    able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
+    return plan_at(fits, best(fits, able)) if len(able) else None
 
 
 def _visited(
@@ -137,16 +136,16 @@ def _visited(
     if not len(places):
         return found, waiting
     # of many rows micro-batches are timed for all at once, of others for those alone that may fit
-    blocks = rows.blocks(places)
+    blocks = None if rows.few else rows.blocks(places)
 
     def least_steps(few: Any) -> Any:
         waiting[places[few]] = False
-        found.append(judge(rows, places[few], blocks.rows(few)))
+        found.append(judge(rows, places[few], blocks and blocks.rows(few)))
         return found[-1].least_steps(len(few), roomy=roomy)
 
     def raised(some: Any) -> Any:
         able, floors = rows.able(places[some], roomy=roomy), np.full(len(some), np.inf)
-        floors[able] = rows.steps(places[some[able]], blocks.rows(some[able]), roomy=roomy)
+        floors[able] = rows.steps(places[some[able]], blocks and blocks.rows(some[able]), roomy=roomy)
         return floors
 
     if many:
