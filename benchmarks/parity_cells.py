@@ -22,6 +22,13 @@ from parity_transformers import recipe_of, said
 #: a cell that answers nothing for so long, and so many times the run on one device, hangs
 DEADLINE_S = 180.0
 _PATIENCE = 40
+#: what every rank imports: half a cell's processor time if each did it by itself
+_PRELOADED = (
+    "parity_ranks",
+    "parastrat.runtime.apply",
+    "torch.export._trace",
+    "transformers.models.llama.modeling_llama",
+)
 VERDICTS = ("works", "refused", "crashed", "wrong", "untried")
 
 
@@ -47,7 +54,7 @@ class Ranks:
 
     def __init__(self, folder: Path) -> None:
         self._context = torch.multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["parity_ranks", "transformers.models.llama.modeling_llama"])
+        self._context.set_forkserver_preload(list(_PRELOADED))
         self._folder = folder
 
     def run(self, job: Job, deadline_s: float) -> list[Answer] | str:
