@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import queue
 import tempfile
 import time
@@ -19,8 +20,11 @@ from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, SUBJECTS
 from parity_ranks import STRATEGIES, Answer, Job, Reference, not_less, reference, serve, subject_of
 from parity_transformers import recipe_of, said
 
-#: a cell that answers nothing for so long, and so many times the run on one device, hangs
+#: a rank that takes so much processor time, and so many times the run on one device, hangs
 DEADLINE_S = 180.0
+#: ranks that take no processor time for so long wait for each other; a busy machine lets them have some
+_STILL_S = 120.0
+_A_TICK_S = 0.02
 _PATIENCE = 40
 #: what every rank imports: half a cell's processor time if each did it by itself
 _PRELOADED = (
@@ -80,7 +84,7 @@ class Ranks:
 
 def _answers(processes: list[Any], answers: Any, deadline_s: float) -> list[Answer] | str:
     found: dict[int, Answer] = {}
-    end = time.monotonic() + deadline_s
+    moved_at, moved_by = time.monotonic(), 0.0
     while len(found) < len(processes):
         dead = [rank for rank, process in enumerate(processes) if not process.is_alive()]
         crash = _taken(found, answers)
@@ -90,11 +94,29 @@ def _answers(processes: list[Any], answers: Any, deadline_s: float) -> list[Answ
         lost = [rank for rank in dead if rank not in found]
         if not crash and lost:
             crash = f"rank {lost[0]} died with {processes[lost[0]].exitcode}"
-        if not crash and time.monotonic() > end:
-            crash = f"no answer in {deadline_s:.0f} s"
+        spent = max(_spent_s(process.pid) for process in processes)
+        if spent > moved_by + _A_TICK_S:
+            moved_at, moved_by = time.monotonic(), spent
+        if not crash and spent > deadline_s:
+            crash = f"no answer in {deadline_s:.0f} s of processor time"
+        elif not crash and time.monotonic() > moved_at + _STILL_S:
+            crash = f"the ranks wait for each other, {_STILL_S:.0f} s by now"
         if crash:
             return crash
     return [found[rank] for rank in range(len(processes))]
+
+
+def _spent_s(process: int) -> float:
+    """Return the processor time that a process has taken; none where it is gone.
+
+    Source: proc(5): fields 14 and 15 of stat; what stands before them may hold blanks, in brackets.
+    """
+    try:
+        said = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0
+    user, system = said.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def _taken(found: dict[int, Answer], answers: Any) -> str:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from parity_inputs import VOCAB
 from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, difference
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-VOCAB, LENGTH = 128, 16
-#: features before time
-_TURNED = "input_features:turned"
 #: eight ranks hold a copy each
 LARGEST = 30_000_000
 #: processor time of forward and backward
@@ -32,6 +30,8 @@ _DEEP = {
     **dict.fromkeys(("num_experts_per_tok", "moe_topk"), 2),
     "n_group": 1,
     "topk_group": 1,
+    # of two layers none can take the keys of an earlier one of its kind
+    "num_kv_shared_layers": 0,
 }
 #: sizes of configs, and what they become; lists keep their length, which other fields may follow
 _WIDE = {
@@ -62,6 +62,8 @@ _WIDTHS = (
     "embd",
     "inner",
 )
+#: fields that say how often a block is repeated
+_MANY = re.compile(r"(layers|blocks|depths?|attends_per_block)$")
 _NO_WIDTHS = ("image", "patch", "vocab", "kernel", "window", "chunk", "batch", "group", "num_", "conv_")
 #: some models take None for these, others do not
 _NEEDED = ("head_dim", "num_key_value_heads", "vocab_size")
@@ -75,6 +77,8 @@ class Recipe:
 
     shrink: str
     inputs: tuple[str, ...]
+    #: in evaluation mode, as it draws, or asks for more, in training
+    evaluated: bool = False
 
 
 def _fixed(field: str, value: Any, sizes: dict[str, int]) -> Any:
@@ -97,6 +101,22 @@ def _to_two_layers(field: str, value: Any) -> Any:
     return _fixed(field, value, _DEEP)
 
 
+def _to_names(field: str, value: Any) -> Any:
+    """By what names have in common: fields of parts that no list of fields knows."""
+    if isinstance(value, list | tuple) and _MANY.search(field):
+        return type(value)(min(part, 1) if isinstance(part, int) else part for part in value)
+    if isinstance(value, int) and not isinstance(value, bool) and field not in _DEEP | _WIDE:
+        if _MANY.search(field):
+            return min(value, _LAYERS)
+        if "vocab" in field:
+            return min(value, VOCAB)
+        if field == "num_filters":
+            return _divided(value, 8)
+        if field.endswith(("hidden_size", "hidden_dim")):
+            return _WIDTH
+    return _fixed(field, value, _DEEP | _WIDE) if field in _DEEP | _WIDE else _to_a_part(8, field, value)
+
+
 def _not(field: str, value: Any) -> Any:  # noqa: ARG001 - as the others
     return value
 
@@ -106,6 +126,7 @@ SHRINKS: dict[str, Callable[[str, Any], Any]] = {
     "fixed": _to_fixed_sizes,
     "eighth": functools.partial(_to_a_part, 8),
     "thirty-second": functools.partial(_to_a_part, 32),
+    "names": _to_names,
     "layers": _to_two_layers,
     "whole": _not,
 }
@@ -134,7 +155,7 @@ def shrunk(config: Any, shrink: Callable[[str, Any], Any]) -> Any:
     """Return a config with small sizes, its parts too; what draws is off, special tokens are in range."""
     for field, value in list(vars(config).items()):
         if hasattr(value, "to_dict"):
-            shrunk(value, shrink)
+            setattr(config, field, shrunk(_without_timm(value), shrink))
         else:
             setattr(config, field, _small(field, value, shrink))
     layers = getattr(config, "num_hidden_layers", None)
@@ -145,76 +166,37 @@ def shrunk(config: Any, shrink: Callable[[str, Any], Any]) -> Any:
             setattr(config, field, kinds[-layers:])
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 0  # heads over sequences want one; no batch has it
+    for rope in ("rope_parameters", "rope_scaling"):
+        _fit_sections(getattr(config, rope, None), config)
     return config
 
 
-def inputs_of(config: Any, names: tuple[str, ...], samples: int, draw: torch.Generator) -> dict[str, Any]:
-    """Return a batch of the named inputs, of the shapes that the config says."""
-    found: dict[str, Any] = {}
-    for name in names:
-        if name in {"input_ids", "decoder_input_ids"}:
-            found[name] = torch.randint(3, VOCAB - 2, (samples, LENGTH), generator=draw)
-        elif name == "pixel_values":
-            channels = _stated(config, ("num_channels", "in_channels"), 3)
-            found[name] = torch.randn(samples, channels, *_image(config), generator=draw)
-        elif name == "input_values":
-            found[name] = torch.randn(samples, *_sound(config), generator=draw)
-        elif name in {"input_features", _TURNED}:
-            bins = _stated(config, ("num_mel_bins", "input_feat_per_channel", "feature_size"), 80)
-            length = 2 * _stated(config, ("max_source_positions",), 32)
-            shape = (bins, length) if name == _TURNED else (length, bins)
-            found["input_features"] = torch.randn(samples, *shape, generator=draw)
-        else:
-            length = _stated(config, ("context_length",), 32)
-            series = _stated(config, ("num_input_channels",), 1)
-            found[name] = torch.randn(samples, length, series, generator=draw)
-    return found
+def _without_timm(part: Any) -> Any:
+    """Return a backbone of timm's, which is not installed, as a ResNet with as many outputs."""
+    if getattr(part, "model_type", "") != "timm_backbone":
+        return part
+    from transformers import ResNetConfig  # noqa: PLC0415 - only where it is asked for
+
+    return ResNetConfig(out_indices=list(part.out_indices or [4]))
 
 
-def _sound(config: Any) -> tuple[int, ...]:
-    """Return the shape of a sample: a wave, a wave of channels, or a spectrum over time."""
-    if hasattr(config, "audio_channels"):
-        return config.audio_channels, 4000
-    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
-        return config.max_length, config.num_mel_bins
-    return (4000,)
-
-
-def _image(config: Any) -> tuple[int, int]:
-    side = _stated(config, ("image_size",), 64)
-    if isinstance(side, int):
-        return side, side
-    sides = list(side.values()) if isinstance(side, dict) else list(side)
-    return sides[0], sides[-1]
-
-
-def _stated(config: Any, fields: tuple[str, ...], otherwise: Any) -> Any:
-    """Return the first of the fields in a config or in a part of it."""
-    parts = [part for part in vars(config).values() if hasattr(part, "to_dict")]
-    for part in (config, *parts):
-        for field in fields:
-            if getattr(part, field, None):
-                return getattr(part, field)
-    return otherwise
-
-
-def calls(model: type[nn.Module]) -> Iterator[tuple[str, ...]]:
-    """Yield what a class may be called with, the likeliest first."""
-    accepted = inspect.signature(model.forward).parameters
-    with_decoder = ("decoder_input_ids",) if "decoder_input_ids" in accepted else ()
-    for names in (
-        ("input_ids",),
-        ("pixel_values",),
-        ("input_ids", "pixel_values"),
-        ("input_values",),
-        ("input_features",),
-        (_TURNED,),
-        ("past_values",),
-    ):
-        if all(name.partition(":")[0] in accepted for name in names):
-            yield (*names, *with_decoder)
-            if with_decoder:
-                yield names
+def _fit_sections(rope: Any, config: Any) -> None:
+    """Give the axes of a position (time, height, width) their shares of a head that has become smaller."""
+    if not isinstance(rope, dict):
+        return
+    for part in rope.values():
+        _fit_sections(part, config)
+    heads = getattr(config, "num_attention_heads", None)
+    hidden = getattr(config, "hidden_size", None)
+    if "rope_type" not in rope or not heads or not hidden:
+        return
+    # some models have their shares in their code, for a head as wide as theirs; others read none
+    sections = rope.get("mrope_section") or (2, 3, 3)
+    # of the fields that a config may keep by layer this is the one that some refuse to give
+    width = vars(config).get("head_dim") or hidden // heads
+    pairs = int(width * rope.get("partial_rotary_factor", 1.0)) // 2
+    shares = [max(1, pairs * section // sum(sections)) for section in sections]
+    rope["mrope_section"] = [shares[0] + pairs - sum(shares), *shares[1:]]
 
 
 def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
@@ -239,7 +221,7 @@ def trial(module: nn.Module, inputs: dict[str, Any], targets: torch.Tensor) -> s
         return f"two samples take longer than {SLOWEST_S} s"
     if not math.isfinite(first):
         return "its loss is not finite on one device"
-    norms = {name: float(gradient.abs().max()) for name, gradient in gradients.items()}
+    norms = {name: float(gradient.abs().max()) for name, gradient in gradients.items() if gradient.numel()}
     if not all(math.isfinite(norm) for norm in norms.values()):
         return "its gradients are not finite on one device"
     if not any(norms.values()):

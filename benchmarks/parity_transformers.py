@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import random
+import re
+from dataclasses import replace
 from typing import Any
 
 import torch
+from parity_inputs import calls, inputs_of
 from parity_models import Batch, Subject
-from parity_recipes import LARGEST, SHRINKS, Recipe, calls, inputs_of, loss, shrunk, trial
+from parity_recipes import LARGEST, SHRINKS, Recipe, loss, shrunk, trial
 from torch import nn
 
 #: auto classes whose models are taken; a class counts once
@@ -21,6 +24,8 @@ _TASKS = (
     "MODEL_MAPPING_NAMES",
 )
 STEPS = 5
+#: what a model says that may be called in evaluation mode
+_TRAINING = re.compile(r"it draws|[Tt]raining")
 
 
 def names() -> list[str]:
@@ -69,14 +74,22 @@ def recipe_of(name: str) -> Recipe | str:
             continue
         for inputs in calls(type(module)):
             recipe = Recipe(shrink=shrink, inputs=inputs)
-            try:
-                reason = trial(module, *_batch(name, recipe, 0, 2))
-            except Exception as error:  # noqa: BLE001 - as above
-                reason = said(error)
+            reason = _tried(module, name, recipe)
+            if _TRAINING.search(reason):
+                recipe = replace(recipe, evaluated=True)
+                reason = _tried(module, name, recipe) and reason
             if not reason:
                 return recipe
             reasons.append(reason)
     return "; ".join(dict.fromkeys(reasons)) or "no inputs known for its forward"
+
+
+def _tried(module: nn.Module, name: str, recipe: Recipe) -> str:
+    """Return why a call cannot be compared with itself elsewhere, or an empty text."""
+    try:
+        return trial(module.train(not recipe.evaluated), *_batch(name, recipe, 0, 2))
+    except Exception as error:  # noqa: BLE001 - models that nobody chose may raise anything
+        return said(error)
 
 
 def said(error: Exception) -> str:
@@ -88,7 +101,7 @@ def subject(name: str, recipe: Recipe) -> Subject:
     """Return a class as a subject; building or calling it may raise anything."""
     return Subject(
         name=name,
-        build=lambda: _built(name, recipe.shrink),
+        build=lambda: _built(name, recipe.shrink).train(not recipe.evaluated),
         batch=functools.partial(_batch, name, recipe),
         loss_fn=loss,
         steps=STEPS,
