@@ -130,6 +130,8 @@ class Device:
     launch_s: float
     #: flash-attention forward's share of the sustained rate of matrix multiplies
     attention_efficiency: float = 0.5
+    #: that of kernels made for the device (cuDNN's, FlashAttention-3); None: the same
+    newest_attention_efficiency: float | None = None
     #: host memory to device, one direction; None where there is no such link or it is unknown
     host_bytes_per_s: float | None = None
     compute_capability: str | None = None

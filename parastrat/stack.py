@@ -89,5 +89,9 @@ class Stack:
     #: 80 % of measured step times lie within exp(+-this) of the estimate
     time_spread: float
     source: str
+    #: whether attention runs on the kernels made for a device, where others are older
+    newest_attention: bool = False
+    #: rate of its attention kernels over the device's
+    attention_factor: float = 1.0
     #: bytes of one gradient element under fp16-mixed, where they are others; None: the same
     fp16_gradient_bytes: int | None = None

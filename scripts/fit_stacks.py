@@ -33,6 +33,7 @@ TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "published
 PRIORS: Mapping[str, tuple[float, bool]] = {
     "launches_per_operator": (0.7, True),
     "elementwise_factor": (0.35, True),
+    "attention_factor": (0.3, True),
     "network_efficiency": (0.15, True),
     "tp_overlap": (0.2, False),
     "zero_overlap": (0.2, False),

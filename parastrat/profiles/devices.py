@@ -20,8 +20,10 @@ _DEVICE: Fields = {
     "host_gb_per_s": ("host_bytes_per_s", GB),
     "launch_us": ("launch_s", MICRO),
     "attention_efficiency": ("attention_efficiency", 1.0),
+    "newest_attention_efficiency": ("newest_attention_efficiency", 1.0),
     "power_w": ("power_w", 1.0),
 }
+_NOT_EVERYWHERE = frozenset({"power_w", "host_gb_per_s", "newest_attention_efficiency"})
 _RATES: Fields = {name: (name, TERA) for name in ("fp32", "tf32", "bf16", "fp16", "fp8")}
 _COUNTS = frozenset({"memory_bytes", "usable_memory_bytes", "cores", "numa_nodes"})
 
@@ -60,7 +62,7 @@ def read_device(file: ProfileFile) -> Device:
     Raises:
         ProfileError: for a profile that is incomplete.
     """
-    _require(file, "figures", _DEVICE, frozenset({"power_w", "host_gb_per_s"}))
+    _require(file, "figures", _DEVICE, _NOT_EVERYWHERE)
     for section in ("peak_tflops", "sustained_tflops"):
         _require(file, section, _RATES, frozenset(_RATES) - {"fp16"})
     values, provenance = read_values(file, "figures", _DEVICE)

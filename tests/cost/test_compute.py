@@ -140,11 +140,26 @@ def test_unknown_experts_are_one() -> None:
     assert times(grouped, on={"matmul": CURVE}).matmul_forward == pytest.approx(at((400, 40, 30), TERA))
 
 
-def test_attention_has_its_own_rate_and_a_backward_of_five_products_for_two() -> None:
+def test_attention_has_its_own_rate_and_a_slower_backward_of_five_products_for_two() -> None:
     found = times(attention(TERA), on={"attention_efficiency": 0.25}, micro_batch_size=3)
     assert found.forward == pytest.approx(3 * 4)
-    # arXiv:2307.08691, section 4.1
-    assert found.backward == pytest.approx(3 * 4 * 5 / 2)
+    # arXiv:2307.08691, section 4.1: 5/2 of the FLOPs, at three quarters of the rate
+    assert found.backward == pytest.approx(3 * 4 * 3.3)
+
+
+def test_stacks_take_the_devices_newest_attention_or_an_older_one() -> None:
+    hopper = {"attention_efficiency": 0.25, "newest_attention_efficiency": 0.5}
+
+    def forward(on: dict[str, float], **stack: Any) -> float:
+        made = block(attention(TERA))
+        found = block_times(job(made, device=on, stack=stack), (made,), row())
+        return float(found.attention_forward.item())
+
+    assert forward(hopper) == pytest.approx(4)
+    assert forward(hopper, newest_attention=True) == pytest.approx(2)
+    # a device without any
+    assert forward({"attention_efficiency": 0.25}, newest_attention=True) == pytest.approx(4)
+    assert forward(hopper, attention_factor=0.8) == pytest.approx(5)
 
 
 def test_attention_passes_as_often_as_it_is_counted() -> None:
@@ -203,7 +218,7 @@ def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
     )
     q = 2.3
     assert found.forward == pytest.approx(((1 + 2 + 1) ** q + 3**q) ** (1 / q))
-    assert found.backward == pytest.approx(((3 + 2.5 * 2 + 2 * 1) ** q + (2 * 3) ** q) ** (1 / q))
+    assert found.backward == pytest.approx(((3 + 3.3 * 2 + 2 * 1) ** q + (2 * 3) ** q) ** (1 / q))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parastrat import profiles
@@ -100,6 +100,7 @@ DEVICES = st.builds(
     bf16_native=st.booleans(),
     launch_s=SHARE,
     attention_efficiency=SHARE,
+    newest_attention_efficiency=st.none() | SHARE,
     host_bytes_per_s=st.none() | POSITIVE,
     compute_capability=st.none() | NAMES,
     power_w=st.none() | POSITIVE,
@@ -136,6 +137,7 @@ HARDWARE = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(HARDWARE)
 def test_any_hardware_survives_its_file(
     tmp_path_factory: pytest.TempPathFactory, hardware: Hardware
