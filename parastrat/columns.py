@@ -129,6 +129,10 @@ class Columns:
         ]
         return columns
 
+    def has(self, name: str) -> bool:
+        """Return whether a column is known."""
+        return any(table.get(name) is not None for table, _ in self._tables)
+
     def known(self) -> Mapping[str, Any]:
         """Return the columns by name; unknown ones are absent."""
         return {name: getattr(self, name) for name in self._named()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,12 +76,15 @@ def _few(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
 
 def _numbered(columns: Columns, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names with one column for those that it numbers."""
+    return next((shorter for code, shorter in _shortened(names) if columns.has(code)), names)
+
+
+@cache
+def _shortened(names: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the columns that may stand for several of the names, each with the names that are left."""
     of_mesh = {name for name in names if any(name in members for members in NUMBERED.values())}
-    held = columns.arrays()
-    for code, members in NUMBERED.items():
-        if code in held and of_mesh.issubset(members):
-            return (code, *(name for name in names if name not in of_mesh))
-    return names
+    others = tuple(name for name in names if name not in of_mesh)
+    return tuple((code, (code, *others)) for code, members in NUMBERED.items() if of_mesh.issubset(members))
 
 
 def _counted(key: Any) -> tuple[Any, int]:

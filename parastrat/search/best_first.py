@@ -15,7 +15,7 @@ _OF_EACH = 12
 _GROWTH = 4
 #: so many times the first are visited at once: their floors would take longer to compare
 _FEW = 3
-#: rows whose floors are raised first
+#: rows whose floors are raised first, of all groups together
 _RAISED = 4000
 
 #: floors are computed in another order than what they bound, so that their last digits may differ
@@ -60,23 +60,30 @@ def visit_many(
 ) -> None:
     """Visit rows as ``visit`` does, whose floors at first are lower ones that take less time.
 
-    ``raised`` returns those of some rows. After each time a few are judged, so that less is left to raise.
+    ``raised`` returns the floors of some rows. It is asked first of the least ones alone, of which a few
+    are judged, so that less is left to raise.
     """
     floors, least = floors.copy(), np.full(int(groups.max(initial=-1)) + 1, np.inf)
-    low, take = _in_order(np.arange(len(floors)), floors), _RAISED
-    while len(low):
-        now = _first_of(groups[low], take)
-        rows, low = low[now], low[~now]
-        floors[rows] = raised(rows)
-        if len(low):
-            known = _in_order(rows[floors[rows] < np.inf], floors)
-            few = known[_first_of(groups[known], _FIRST)]
-            np.minimum.at(least, groups[few], judge(few))
-            floors[few] = np.inf
-            low = _mattering(low, floors, groups, limits(least))
-        # of what may matter then, few rows are left out
-        take = len(low) * len(least)
+    first = _least_of_groups(floors, groups, _RAISED)
+    low = np.ones(len(floors), dtype=bool)
+    low[first] = False
+    floors[first] = raised(first)
+    known = _in_order(first[floors[first] < np.inf], floors)
+    few = known[_first_of(groups[known], _FIRST)]
+    np.minimum.at(least, groups[few], judge(few))
+    floors[few] = np.inf
+    left = _mattering(np.flatnonzero(low), floors, groups, limits(least))
+    floors[left] = raised(left)
     visit(floors, groups, judge, limits, least=least)
+
+
+def _least_of_groups(floors: Any, groups: Any, many: int) -> Any:
+    """Return the rows with the least floors of their groups, so many of all groups together."""
+    several = [np.flatnonzero(groups == group) for group in np.flatnonzero(np.bincount(groups))]
+    take = max(many // len(several), _OF_EACH)
+    return np.concatenate(
+        [own[np.argpartition(floors[own], take)[:take]] if len(own) > take else own for own in several]
+    )
 
 
 def _in_order(rows: Any, floors: Any) -> Any:
