@@ -81,9 +81,8 @@ def _least_of_groups(floors: Any, groups: Any, many: int) -> Any:
     """Return the rows with the least floors of their groups, so many of all groups together."""
     several = [np.flatnonzero(groups == group) for group in np.flatnonzero(np.bincount(groups))]
     take = max(many // len(several), _OF_EACH)
-    return np.concatenate(
-        [own[np.argpartition(floors[own], take)[:take]] if len(own) > take else own for own in several]
-    )
+    chosen = [own[np.argpartition(floors[own], take)[:take]] if len(own) > take else own for own in several]
+    return np.sort(np.concatenate(chosen))
 
 
 def _in_order(rows: Any, floors: Any) -> Any:
