@@ -89,7 +89,7 @@ def layout_on(source: Source, bench: Bench) -> Layout:
     rest = tuple(each for each in dict.fromkeys(left) if each.kind not in divided)
     layout = Layout(groups=good, left=rest)
     chosen = _with_sequence(source, bench, layout) if source.sequence else layout
-    return _with_loss(source, bench, chosen) if source.loss else chosen
+    return _with_loss(bench, chosen) if source.loss else chosen
 
 
 def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
@@ -113,13 +113,10 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
     return replace(layout, left=(*layout.left, Left(kind="sequence parallelism", reason=reason)))
 
 
-def _with_loss(source: Source, bench: Bench, layout: Layout) -> Layout:
+def _with_loss(bench: Bench, layout: Layout) -> Layout:
     """Return the layout with logits divided up to the loss, or with the reason why they are gathered."""
     small = on_copy(bench, layout)
-    if source.stages:
-        reason = "a pipeline's loss is given the whole output of its last stage"
-    else:
-        reason = unproven_loss(bench.copy, bench.task.inputs, small, bench.mesh)
+    reason = unproven_loss(bench.copy, bench.task.inputs, small, bench.mesh)
     if not reason:
         return replace(layout, loss=True)
     return replace(layout, left=(*layout.left, Left(kind="loss parallelism", reason=reason)))

@@ -15,18 +15,23 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.runtime.tensor_parallel.logits import cross_entropies_computed
 from parastrat.runtime.wrapping import wrapping_of
 
 #: samples of one step: the last of four micro-batches has one only
 SAMPLES = 7
 BOTH = {"pp": 2, "tp": 2}
-SEQUENCE = {"sequence_parallel": True}
+SEQUENCE, LOSS = {"sequence_parallel": True}, {"loss_parallel": True}
 
 #: ZBV has both owners of the tied weight on one rank
 CELLS: dict[str, dict[str, Any]] = {
     "1F1B": BOTH | SEQUENCE,
-    "ZBV": BOTH | several(PipelineSchedule.ZBV),
-    "recompute": BOTH | SEQUENCE | several(PipelineSchedule.INTERLEAVED) | {"recompute": Recompute.FULL},
+    "ZBV": BOTH | LOSS | several(PipelineSchedule.ZBV),
+    "recompute": BOTH
+    | SEQUENCE
+    | LOSS
+    | several(PipelineSchedule.INTERLEAVED)
+    | {"recompute": Recompute.FULL},
 }
 
 
@@ -99,11 +104,11 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) ->
     return found
 
 
-def run(fields: dict[str, Any]) -> tuple[list[tuple[float, float]], str]:
-    """Train; return also what is said of the wrapping."""
-    model = wrapped(fields)
+def run(fields: dict[str, Any]) -> tuple[list[tuple[float, float]], str, int]:
+    """Train; return also what is said of the wrapping, and the cross entropies of divided logits."""
+    model, before = wrapped(fields), cross_entropies_computed()
     found = trained(model, torch.optim.AdamW(model.parameters(), lr=1e-2), range(3))
-    return found, "\n".join(wrapping_of(model).calls)
+    return found, "\n".join(wrapping_of(model).calls), cross_entropies_computed() - before
 
 
 def resumed(fields: dict[str, Any], folder: Path, load: str, save: str) -> list[tuple[float, float]]:

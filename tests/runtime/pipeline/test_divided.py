@@ -38,7 +38,7 @@ def same(found: list[tuple[float, float]], expected: list[tuple[float, float]]) 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_losses_and_gradient_norms(cell: str, four: Found) -> None:
-    expected, _ = run({})
+    expected, _, _ = run({})
     for rank in four:
         same(rank[cell][0], expected)
 
@@ -68,7 +68,7 @@ def test_dropout_is_alike_on_tensor_parallel_ranks_and_different_elsewhere(four:
 
 
 def test_what_was_done_is_told(four: Found) -> None:
-    _, said = four[0]["1F1B"]
+    _, said, _ = four[0]["1F1B"]
     for line in (
         "# stage 1 on pp rank 1: layers.1 to head",
         "# over mesh['tp'], column, gathered: head",
@@ -76,3 +76,14 @@ def test_what_was_done_is_told(four: Found) -> None:
         "# gradients of 1 parameters that several stages hold are summed",
     ):
         assert line in said
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_logits_stay_divided_where_the_plan_says_so(cell: str, four: Found) -> None:
+    divided = "loss_parallel" in CELLS[cell]
+    for _, said, _ in (rank[cell] for rank in four):
+        assert ("keeps logits divided up to cross entropy" in said) == divided
+        assert "loss parallelism" not in said
+    # three steps of three micro-batches with targets, on the ranks of the last stage
+    computed = sorted(rank[cell][2] for rank in four)
+    assert computed == [0, 0, 9 * divided, 9 * divided]
