@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from emit.messages import Messages
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import parastrat
 from parastrat.plan import Plan
@@ -25,8 +22,6 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from handwritten.decoder import Decoder
 
 VOCABULARY, STEPS = 64, 2
-#: what collectives are called, by any of torch's names for them
-KINDS = ("all_?reduce", "_?all_?gather", "_?reduce_scatter", "broadcast")
 
 
 def llama() -> nn.Module:
@@ -60,32 +55,10 @@ class Dying(Odd):
         os._exit(7)
 
 
-class Collectives(TorchDispatchMode):
-    """Notes the kind of each collective with the bytes of its whole message."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # it comes again as what it is made of
-        result = func(*args, **(kwargs or {}))
-        name = str(func).split(".")[1]
-        kind = next((kind for kind in KINDS if re.match(kind, name)), None)
-        if "c10d" in func.namespace and kind is not None:
-            self.seen.append((kind, max(map(_bytes, [*args, result]))))
-        return result
-
-
-def _bytes(values: Any) -> int:
-    return sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
-
-
 def trained(model: nn.Module, place: int) -> dict[str, Any]:
     """Two steps on the samples of one place among the data ranks."""
     losses = []
-    with Collectives() as collectives:
+    with Messages() as messages:
         # all weights at once: a mixture of plain tensors and DTensors would raise
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=True)
         for step in range(STEPS):
@@ -98,7 +71,7 @@ def trained(model: nn.Module, place: int) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
-    return {"losses": losses, "collectives": sorted(collectives.seen), "keys": list(model.state_dict())}
+    return {"losses": losses, "collectives": sorted(messages.seen), "keys": list(model.state_dict())}
 
 
 def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from emit.divided import VOCABULARY, decoder, llama
+from emit.messages import Messages
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import cross_entropy, linear
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import parastrat
 
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
 
 STEPS = 3
-#: what messages are called, by any of torch's names for them
-KINDS = re.compile(r"all_?reduce|_?all_?gather|_?reduce_scatter|broadcast|send|recv")
 
 
 class Layer(nn.Module):
@@ -104,27 +99,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "tied": tied,
     "vectors": vectors,
 }
-
-
-class Messages(TorchDispatchMode):
-    """Notes the kind of each message of a step with its bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[str, int]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # it comes again as what it is made of
-        result = func(*args, **(kwargs or {}))
-        kind = KINDS.match(str(func).split(".")[1])
-        if "c10d" in func.namespace and kind is not None:
-            self.seen.append((kind[0].replace("_", ""), max(map(_bytes, [*args, result]))))
-        return result
-
-
-def _bytes(values: Any) -> int:
-    return sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
 
 
 def summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
