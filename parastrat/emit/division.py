@@ -19,6 +19,8 @@ class Style(StrEnum):
     EMBEDDING_TO_SHARE = "embedding to a share"
     HEAD = "head"
     HEAD_OF_SHARE = "head of a share"
+    #: its logits stay divided up to the loss
+    HEAD_DIVIDED = "head, divided"
     #: it computes alike on all ranks
     WHOLE = "whole"
     WHOLE_OF_SHARE = "whole, of a share"
@@ -66,3 +68,17 @@ class Division:
         """The module before which positions are counted; empty where they are not divided."""
         starts = (Style.EMBEDDING_TO_SHARE, Style.FIRST_OF_SHARE)
         return next((place.name for place in self.places if place.style in starts), "")
+
+    @property
+    def edges(self) -> tuple[Place, ...]:
+        """The first and the last block of those between which positions are divided, if they are."""
+        return tuple(place for place in self.places if place.style in EDGES)
+
+    @property
+    def divides_logits(self) -> bool:
+        """Whether the loss is given a share of the logits."""
+        return any(place.style is Style.HEAD_DIVIDED for place in self.places)
+
+
+#: of the blocks of each stage, where there are stages
+EDGES = (Style.FIRST_OF_SHARE, Style.LAST_OF_SHARE)

@@ -15,7 +15,7 @@ from parastrat.emit.python_parts import (
     loop,
     sorted_imports,
 )
-from parastrat.emit.python_pipeline import check_staged, emit_staged
+from parastrat.emit.python_pipeline import emit_staged
 from parastrat.emit.python_tensor import check_divided, emit_divided
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
@@ -109,10 +109,8 @@ def check_plan(plan: Plan) -> None:
         raise EmitError(
             f"no plain torch for this plan: {finding.message} ({finding.code})", hint=finding.fix
         )
-    if plan.mesh.tp > 1:
+    if plan.mesh.tp > 1 and plan.mesh.pp == 1:
         check_divided(plan)
-    if plan.mesh.pp > 1:
-        check_staged(plan)
 
 
 def _nearest(plan: Plan) -> str:

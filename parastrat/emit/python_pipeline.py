@@ -18,7 +18,7 @@ from parastrat.emit.python_parts import (
 )
 from parastrat.emit.python_tensor import divided_text, style_imports
 from parastrat.emit.shell import counted
-from parastrat.emit.text_file import EmitError, TextFile
+from parastrat.emit.text_file import TextFile
 from parastrat.plan import Recompute
 from parastrat.schedules import SINGLE, SPLIT, V_SHAPED, rank_of_stage, schedule_of
 from parastrat.workload import Precision
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def emit_staged(case: Case, staging: Staging, division: Division | None) -> tuple[TextFile, ...]:
     """Return ``parallelize.py`` for torch 2.13, whose ``Pipeline`` runs steps; checked already."""
     plan = case.plan
-    divided = [] if division is None else divided_text(division)
+    divided = [] if division is None else divided_text(division, staging)
     recomputing = plan.recompute is not Recompute.NONE
     container = {"container": json.dumps(staging.container), "name": staging.container}
     body = [
@@ -59,11 +59,11 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
         *([tensor_text.WHOLE_GRADIENTS] if divided and not plan.shards_parameters else []),
         *text.RECOMPUTE_DEFINITIONS[plan.recompute],
         pipeline_text.STAGE.format(
-            copied=_copied(plan, staging),
+            copied=_copied(plan, staging, division),
             output=f".{staging.output}" if staging.output else "",
         ),
         *([pipeline_text.AVERAGE.format(local=_local(plan))] if _averages(plan) else []),
-        _pipeline(plan, staging),
+        _pipeline(plan, staging, division),
     ]
     lines = [
         pipeline_text.HEADER.format(title=heading(case), loop=_loop(plan)),
@@ -74,35 +74,11 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
     return (TextFile(path="parallelize.py", text="\n".join(lines)),)
 
 
-def check_staged(plan: Plan) -> None:
-    """Refuse what is not tried beside the stages of a pipeline.
-
-    Raises:
-        EmitError: divided positions or logits, or a loss scale.
-    """
-    refused = {
-        "sequence_parallel = true beside pp": (
-            plan.sequence_parallel,
-            "with sequence_parallel = false in the plan file, and the memory that it takes",
-        ),
-        "loss_parallel = true beside pp": (
-            plan.loss_parallel,
-            "with loss_parallel = false in the plan file, and the memory that it takes",
-        ),
-        "precision = fp16-mixed beside pp": (plan.precision is Precision.FP16_MIXED, "with bf16-mixed"),
-    }
-    for what, (is_so, mend) in refused.items():
-        if is_so:
-            raise EmitError(
-                f"plain torch cannot be emitted for {what}: auto_parallelize does not, or it is not tried",
-                hint=f"plan again {mend}",
-            )
-
-
-def _copied(plan: Plan, staging: Staging) -> str:
+def _copied(plan: Plan, staging: Staging, division: Division | None) -> str:
     if schedule_of(plan) in SPLIT:
         return ".clone()  # weights wait for their gradients"
-    return ".clone()  # torch cannot detach views" if staging.is_view else ""
+    is_view = staging.is_view or (division is not None and bool(division.edges))
+    return ".clone()  # torch cannot detach views" if is_view else ""
 
 
 def _local(plan: Plan) -> str:
@@ -140,8 +116,8 @@ def _parts(stage: StageParts) -> list[str]:
     return [*map(json.dumps, stage.before), *blocks, *map(json.dumps, stage.behind)]
 
 
-def _pipeline(plan: Plan, staging: Staging) -> str:
-    dp = plan.mesh.dp
+def _pipeline(plan: Plan, staging: Staging, division: Division | None) -> str:
+    dp, scaled = plan.mesh.dp, plan.precision is Precision.FP16_MIXED
     holders = [rank_of_stage(plan, stage) for stage, _ in staging.tied]
     apart = 0 < len(holders) < plan.mesh.pp
     setup = (
@@ -168,14 +144,26 @@ def _pipeline(plan: Plan, staging: Staging) -> str:
         dtype="" if staging.dtype == "float32" else f"dtype=torch.{staging.dtype}, ",
         stages="*stages" if schedule_of(plan) in SINGLE else "stages",
         count=plan.gradient_accumulation_steps,
+        positions=pipeline_text.POSITIONS.format(tp=plan.mesh.tp) if division and division.edges else "",
+        local=".to_local()" if division and division.divides_logits else "",
         full=".float()" if plan.precision is not Precision.FP32 else "",
-        scale=f" * {dp}" if dp > 1 else "",
+        scale=(f" * {dp}" if dp > 1 else "") + (" * self.scale" if scaled else ""),
+        set_scale=pipeline_text.SCALE if scaled else "",
+        unscaling=pipeline_text.UNSCALE.format(local=_local(plan)) if scaled else "",
         last=len(staging.stages) - 1,
         sum_targets=pipeline_text.SUM_TARGETS if dp > 1 else "",
-        run=pipeline_text.RUN_DROPPING if staging.drops else pipeline_text.RUN,
-        gradients=ties + (pipeline_text.CALL_AVERAGE if _averages(plan) else ""),
+        run=_run(staging, division),
+        gradients=ties
+        + (pipeline_text.CALL_AVERAGE if _averages(plan) else "")
+        + (pipeline_text.CALL_UNSCALE if scaled else ""),
         sum_loss=pipeline_text.SUM_LOSS if dp > 1 else "",
     )
+
+
+def _run(staging: Staging, division: Division | None) -> str:
+    if division is not None and division.divides_logits:
+        return pipeline_text.RUN_DIVIDED  # what drops is not divided
+    return pipeline_text.RUN_DROPPING if staging.drops else pipeline_text.RUN
 
 
 def _data_group(plan: Plan) -> str:

@@ -91,7 +91,7 @@ class Pipeline:
     def __init__(self, stages: dict[int, Stage], mesh: DeviceMesh, loss_fn) -> None:
         self.stages, self.mesh, self.loss_fn, self.schedules = stages, mesh, loss_fn, {{}}
         self.device = next(self.parameters()).device
-{ties}
+{set_scale}{ties}
     def parameters(self):
         return nn.ModuleList(self.stages.values()).parameters()
 
@@ -110,15 +110,16 @@ class Pipeline:
         return {schedule}({stages}, {count}, loss_fn=self.loss, scale_grads=False)
 
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = self.loss_fn(output{full}, targets) / self.total.clamp(min=1)
+        loss = self.loss_fn(output{full}, targets){local} / self.total.clamp(min=1)
         self.mean += loss.detach()
         return loss{scale}
-
+{unscaling}
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over all targets of the global batch; -100 is none."""
         inputs, targets = inputs.to(self.device), targets.to(self.device)
         if len(inputs) % {count}:
             raise ValueError(f"{{len(inputs)}} samples are not {count} equal micro-batches")
+{positions}\
         if inputs.shape not in self.schedules:
             self.schedules[inputs.shape] = self.schedule(inputs)
         self.total, self.mean = (targets != -100).sum(), torch.zeros((), device=self.device)
@@ -133,6 +134,17 @@ class Pipeline:
 RUN = """\
         schedule = self.schedules[inputs.shape]
         schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
+"""
+
+RUN_DIVIDED = """\
+        schedule = self.schedules[inputs.shape]
+        with loss_parallel():  # cross_entropy of shares of the logits
+            schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
+"""
+
+POSITIONS = """\
+        if inputs.shape[1] % {tp}:
+            raise ValueError(f"pad {{inputs.shape[1]}} positions to a multiple of {tp}")
 """
 
 #: stages that drew from one seed would all drop the same elements
@@ -244,6 +256,29 @@ SUM_TARGETS = """\
 
 CALL_AVERAGE = """\
         average(list(self.parameters()), self.data)
+"""
+
+SCALE = """\
+        self.scale, self.good_steps = 2.0**16, 0
+"""
+
+#: as ``torch.amp.GradScaler`` does, whose scale would differ from rank to rank
+UNSCALE = '''
+    def unscale(self) -> None:
+        """Divide gradients by the scale of the loss; if any overflowed, drop all, and halve it."""
+        gradients = [p.grad{local} for p in self.parameters() if p.grad is not None]
+        overflow, factor = torch.zeros((), device=self.device), torch.tensor(1 / self.scale).to(self.device)
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, factor)
+        dist.all_reduce(overflow, dist.ReduceOp.MAX)
+        self.good_steps = 0 if overflow else self.good_steps + 1
+        for parameter in self.parameters() if overflow else ():
+            parameter.grad = None  # the optimizer leaves it alone
+        if overflow or self.good_steps % 2000 == 0:
+            self.scale *= 0.5 if overflow else 2
+'''
+
+CALL_UNSCALE = """\
+        self.unscale()
 """
 
 SUM_LOSS = """\

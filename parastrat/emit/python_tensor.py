@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.emit import python_shard_text as shard_text
@@ -24,6 +25,7 @@ from parastrat.workload import Precision
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.emit.division import Division, Place
+    from parastrat.emit.staging import Staging
     from parastrat.plan import Plan
 
 
@@ -74,21 +76,37 @@ def check_divided(plan: Plan) -> None:
         )
 
 
-def divided_text(division: Division) -> list[str]:
-    """Return ``divide(model, mesh)``, and before it the style that torch has not."""
-    start = division.start_of_shares
-    places = [f"        {json.dumps(place.name)}: {_style(place)}," for place in division.places]
+def divided_text(division: Division, staging: Staging | None = None) -> list[str]:
+    """Return ``divide(model, mesh)``, and before it the style that torch has not.
+
+    Args:
+        division: of the model.
+        staging: of the model, whose stages pass whole activations on; None: there is one.
+    """
+    start, edges = division.start_of_shares, division.edges if staging else ()
+    inside = [place for place in division.places if place not in edges]
+    places = [f"        {json.dumps(place.name)}: {_style(place)}," for place in inside]
     ties = [
         tensor_text.TIE.format(first=json.dumps(owners[0]), other=json.dumps(other))
         for owners in division.tied
         for other in owners[1:]
     ]
     divide = tensor_text.DIVIDE.format(
-        check=tensor_text.POSITIONS.format(start=json.dumps(start)) if start else "",
+        check=tensor_text.POSITIONS.format(start=json.dumps(start)) if start and not staging else "",
         places="\n".join(places),
+        edges=_stage_edges(edges, staging) if staging and edges else "",
         ties="".join(ties),
     )
     return [*([tensor_text.WHOLE] if "Whole()" in divide else []), divide]
+
+
+def _stage_edges(edges: tuple[Place, ...], staging: Staging) -> str:
+    runs = tensor_text.RUNS.format(count=staging.blocks)
+    has_none = any(stage.first == stage.end for stage in staging.stages)
+    first, last = (_style(replace(place, name="")).replace("\n    ", "\n") for place in edges)
+    return tensor_text.STAGE_EDGES.format(
+        runs=f"filter(None, {runs})" if has_none else runs, first=first, last=last
+    )
 
 
 def _style(place: Place) -> str:
@@ -141,6 +159,7 @@ def style_imports(code: str) -> list[str]:
         "PrepareModuleOutput",
         "RowwiseParallel",
         "SequenceParallel",
+        "loss_parallel",
     )
     used = [name for name in styles if name in code]
     listed = "".join(f"    {name},\n" for name in [*used, "parallelize_module"])

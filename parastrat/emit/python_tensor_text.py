@@ -13,6 +13,7 @@ STYLES = {
     Style.EMBEDDING_TO_SHARE: "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))",
     Style.HEAD: "ColwiseParallel(output_layouts=Replicate())",
     Style.HEAD_OF_SHARE: "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
+    Style.HEAD_DIVIDED: "ColwiseParallel(use_local_output=False)",
     Style.WHOLE: "Whole()",
     Style.WHOLE_OF_SHARE: "SequenceParallel(use_local_output=True)",
     Style.WHOLE_OF_HEADS: "SequenceParallel(sequence_dim=2, use_local_output=True)",
@@ -44,7 +45,18 @@ def divide(model: nn.Module, mesh: DeviceMesh) -> None:
 {places}
     }}
     parallelize_module(model, mesh, plan, src_data_rank=None)  # ranks have equal weights already
-{ties}'''
+{edges}{ties}'''
+
+STAGE_EDGES = """\
+    # positions are divided inside of a stage; what passes to the next is whole
+    first = {first}
+    last = {last}
+    for own in {runs}:
+        parallelize_module(model.get_submodule(own[0]), mesh, first)
+        parallelize_module(model.get_submodule(own[-1]), mesh, last)
+"""
+
+RUNS = "[[name for name in stage if name in blocks(0, {count})] for stage in STAGES]"
 
 #: DTensor would take uneven shares for even ones
 POSITIONS = """\

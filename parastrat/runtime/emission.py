@@ -17,8 +17,9 @@ from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import init_device_mesh
 
 from parastrat.emit import EmitError
-from parastrat.emit.division import Style
+from parastrat.emit.division import EDGES, Style
 from parastrat.emit.python import emit
+from parastrat.emit.staging import StageParts, Staging
 from parastrat.errors import LaunchError, ModelError, ParastratError
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described, load_builder
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.emit import TextFile
     from parastrat.emit.division import Division
-    from parastrat.emit.staging import Staging
     from parastrat.runtime.building import Builder
 
 #: seconds that ranks may take to find and prove a layout
@@ -47,7 +47,7 @@ DEADLINE_S = 300.0
 #: seconds between two looks at whether they live
 POLL_S = 0.5
 #: what returns a whole activation by itself
-_ALONE = (Style.EMBEDDING, Style.HEAD, Style.WHOLE)
+_ALONE = (Style.EMBEDDING, Style.HEAD, Style.HEAD_DIVIDED, Style.WHOLE, *EDGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def proven_staging(ref: str, case: Case, division: Division | None = None) -> St
     made = builder.sample_inputs
     try:
         draft = staged(module, case.plan, None if made is None else made(2, case.workload.sequence_length))
-        _check_places(division)
+        _check_places(division, draft.staging)
         return tried_stages(draft, _defined(emit(case, division, draft.staging)))
     except NotStagedError as error:
         raise EmitError(
@@ -131,10 +131,12 @@ def proven_staging(ref: str, case: Case, division: Division | None = None) -> St
         ) from error
 
 
-def _check_places(division: Division | None) -> None:
-    """Refuse layers divided together that are in no block: a stage may end between them."""
+def _check_places(division: Division | None, staging: Staging) -> None:
+    """Refuse layers divided together that are in no block, where a stage may end; and unknown positions."""
     if division is None:
         return
+    if division.edges and not staging.by_position:
+        raise NotStagedError("positions are divided, and the input has others than what passes the stages")
     for place in division.places:
         if place.style not in _ALONE and not place.name.startswith(f"{division.container}.*."):
             raise NotStagedError(f"{place.name} is divided together with others outside of blocks")
@@ -188,7 +190,7 @@ def _found(rank: int, store: str, ref: str, case: Case) -> Answer:
     """Find the layout, write it, and try what was written; all ranks alike."""
     builder = _builder(ref)
     module, record = build_on_meta(builder.build)
-    ranks = case.plan.mesh.tp
+    ranks, in_stages = case.plan.mesh.tp, case.plan.mesh.pp > 1
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
     mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
     made = builder.sample_inputs
@@ -198,13 +200,16 @@ def _found(rank: int, store: str, ref: str, case: Case) -> Answer:
         record=record,
         device=torch.device("cpu"),
         sequence=case.plan.sequence_parallel,
+        # a loop that calls the model is given whole logits
+        loss=case.plan.loss_parallel and in_stages,
+        stages=in_stages,
     )
     bench = bench_of(source, mesh)
     layout = layout_on(source, bench)
     try:
         given = readings(copy.deepcopy(bench.copy), bench.task.inputs)
         division = written(module, layout, given)
-        tried = written(bench.copy, on_copy(bench, layout), given)
+        tried = written(bench.copy, replace(on_copy(bench, layout), loss=layout.loss), given)
     except NotWrittenError as error:
         return Answer(refused=_refusal(str(error)))
     failure = _apart(bench, case, tried)
@@ -229,9 +234,19 @@ def _builder(ref: str) -> Builder:
 
 def _apart(bench: Bench, case: Case, division: Division) -> str:
     """Return how the emitted code differs from one device on the small copy; nothing if it does not."""
+    staging = None
     if case.plan.mesh.pp > 1:  # stages are tried apart from what is divided inside of them
-        case = replace(case, plan=replace(case.plan, mesh=Mesh(tp=case.plan.mesh.tp), shard=Shard.NONE))
-    names = _defined(emit(case, division))
+        plan = replace(
+            case.plan,
+            mesh=Mesh(pp=division.blocks, tp=case.plan.mesh.tp),
+            gradient_accumulation_steps=division.blocks,
+            shard=Shard.NONE,
+            pp_schedule=None,
+            virtual_stages=1,
+        )
+        case = replace(case, plan=plan)
+        staging = _of_single_blocks(division)
+    names = _defined(emit(case, division, staging))
     verdict = tried(
         bench.copy,
         bench.expected,
@@ -240,6 +255,14 @@ def _apart(bench: Bench, case: Case, division: Division) -> str:
         lambda copied: names["divide"](copied, bench.mesh),
     )
     return "" if verdict else f"tried on a small copy, it is not what one device computes: {verdict}"
+
+
+def _of_single_blocks(division: Division) -> Staging:
+    """Return stages that may begin and end with any block."""
+    stages = tuple(StageParts(first=index, end=index + 1) for index in range(division.blocks))
+    return Staging(
+        container=division.container, blocks=division.blocks, stages=stages, sizes=(), dtype="float32"
+    )
 
 
 def _refusal(reason: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import Blocks, repeated_blocks
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role
+from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role, heads
 from parastrat.runtime.tensor_parallel.sequence import home_of, in_stream
 from parastrat.runtime.tensor_parallel.settle import tied
 
@@ -182,6 +182,8 @@ def _style(draft: _Draft, name: str, part: Part, *, shared: bool, alone: bool, g
         raise NotWrittenError(f"{name} has a padding index, which torch takes for one of each rank's rows")
     if part.role is Role.SUMMED and group.rows:
         return Style.WHOLE_OF_HEADS
+    if draft.layout.loss and name in heads(draft.layout, draft.blocks.names):
+        return Style.HEAD_DIVIDED
     return _STYLES[part.role, shared and (part.role is not Role.COLUMN or alone)]
 
 
