@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,7 +35,7 @@ _LAUNCH_OVERLAP_EXPONENT = 2.3
 _ATTENTION_BACKWARD = 3.3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class BlockTimes:
     """Kernel seconds of one repeat for one micro-batch, and its kernels' launches."""
 
@@ -44,7 +45,7 @@ class BlockTimes:
     traffic_forward: Seconds
     launch_forward: Seconds
 
-    @property
+    @cached_property
     def forward(self) -> Seconds:
         kernels = self.matmul_forward + self.attention_forward + self.traffic_forward
         return _joined(kernels, self.launch_forward)

@@ -65,18 +65,27 @@ def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = N
 
     ``blocks`` are the seconds of the rows' blocks where they are known already.
     """
-    blocks = blocks or block_seconds(facts, columns)
-    of_work = blocks.of_ranks(columns, rank_columns(facts.model, columns).repeats)
-    of_ranks = _rank_steps(facts, columns, of_work, rank_columns)
-    slowest = of_ranks["step"].argmax(axis=0)
-    rows = np.arange(len(columns.pp))
+    of_ranks = _of_ranks(facts, columns, blocks)
+    slowest, rows = of_ranks["step"].argmax(axis=0), np.arange(len(columns.pp))
     out = {
-        part: np.broadcast_to(seconds, of_ranks["step"].shape)[slowest, rows]
-        for part, seconds in of_ranks.items()
+        part: seconds[slowest, rows] if seconds.ndim > 1 else seconds for part, seconds in of_ranks.items()
     }
     spread = time_spread(facts)
     step = out["step"]
     return {**out, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
+
+
+def step_s(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
+    """Return ``step`` of ``time_columns`` for every row, without its parts."""
+    slowest: Seconds = _of_ranks(facts, columns, blocks)["step"].max(axis=0)
+    return slowest
+
+
+def _of_ranks(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
+    """Return the parts of the step if one pipeline rank or another is the slowest, ranks before rows."""
+    blocks = blocks or block_seconds(facts, columns)
+    of_work = blocks.of_ranks(columns, rank_columns(facts.model, columns).repeats)
+    return _rank_steps(facts, columns, of_work, rank_columns)
 
 
 def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:

@@ -41,10 +41,7 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
     peaks = _rank_peaks(facts, columns, _ranks(facts, columns))
     worst, rows = peaks["total"].argmax(axis=0), np.arange(len(columns.pp))
-    parts = {
-        part: np.ceil(np.broadcast_to(peaks[part], peaks["total"].shape)[worst, rows]).astype(np.int64)
-        for part in PARTS
-    }
+    parts = {part: np.ceil(peaks[part][worst, rows]).astype(np.int64) for part in PARTS}
     total = sum(parts.values())
     capacity = facts.hardware.device.usable_memory_bytes
     return {**parts, "margin": memory_margin(facts, total), "capacity": capacity, "total": total}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.cost import time_columns
+from parastrat.cost import step_s
 from parastrat.memory import memory_margin, memory_totals
 from parastrat.plan import Recompute
 from parastrat.rules import rejection_masks
@@ -73,7 +73,7 @@ def judge(rows: Bounded, places: Any, blocks: BlockSeconds | None = None) -> Jud
     kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
     step = np.zeros(0)
     if len(kept.pp):
-        step = time_columns(facts, kept, blocks and blocks.rows(kept.source))["step"]
+        step = step_s(facts, kept, blocks and blocks.rows(kept.source))
     bounded: tuple[Rejected, ...] = ()
     if not may_fit.all():
         misfits = _plans(options, rows.fixed, ~may_fit)
