@@ -31,6 +31,7 @@ _COMMANDS: dict[str, dict[str, bool]] = {
     "probe": {},
     "emit": {},
     "check": {},
+    "verify": {},
     "validate": {},
     "run": {"ignore_unknown_options": True, "allow_interspersed_args": False},
 }

@@ -85,6 +85,18 @@ def gathered_bytes(
     return np.where(shards_parameters(c), gathered * several, element.cast * everything)
 
 
+def waiting_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
+    """Return what waits of a micro-batch's last reduction, the root's, where another micro-batch follows.
+
+    FSDP2 lets go of a unit's whole gradients when the next unit reduces, and waits for the last one only in
+    the last backward (``set_is_last_backward``).
+    """
+    several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
+    return np.where(
+        shards_parameters(c) & several & (c.pp == 1), element.reduce * sum(local(load.root, c)), 0
+    )
+
+
 def unit_parameters(kinds: Kinds, c: Columns) -> Any:
     """Return the parameters of one repeat of each kind of unit on a rank; none of blocks outside units."""
     return sum(local(unit_totals(kinds), c))

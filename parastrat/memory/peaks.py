@@ -18,7 +18,7 @@ import numpy as np
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
-from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters
+from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters, waiting_bytes
 from parastrat.memory.pools import gathering_pool, pooled
 from parastrat.ranks import RankLoad, block_kinds, ranks_of
 from parastrat.ranks.states import (
@@ -73,7 +73,7 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     for gathered, freed in _ways(ranks):
         passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
         np.maximum(peak, (of_held(share * gathered) + of_saved(passing) + gradients).max(axis=0), out=peak)
-    backward = of_held(states) + held + peak
+    backward = of_held(states) + held + peak + of_held(share * ranks.waiting) * _several(columns)
     total = context + (of_held(ranks.pool) + np.maximum(stepping, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)
 
@@ -119,6 +119,8 @@ class _Ranks:
     optimizer_step: Any
     #: what the allocator holds for gathering, by ``held_at``
     pool: Any
+    #: of a micro-batch's gradients what waits while the next one runs, by ``held_at``
+    waiting: Any
     #: what is gathered at each moment at which a rank may peak, by ``held_at``, and, where that differs,
     #: at the end of all
     gathered: tuple[Any, ...]
@@ -155,6 +157,7 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
         pool=gathering_pool(kinds, load, held, element) * pooled(facts),
+        waiting=waiting_bytes(load, held, element),
         gathered=tuple(gathered_bytes(kinds, load, held, element, own, at_end=at_end) for at_end in ends),
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
@@ -190,10 +193,12 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
         }
     )
     later, at_loss = _gradients_held(c, states["gradients"])
+    waiting = ranks.waiting[..., ranks.held_at] * _several(c)
     for gathered, freed in _ways(ranks):
         for moment, present in enumerate(ranks.present):
             activations = held - freed[moment][..., ranks.saved_at]
-            transient = gathered[moment][..., ranks.held_at] + ranks.running[moment][..., ranks.saved_at]
+            running = ranks.running[moment][..., ranks.saved_at]
+            transient = gathered[moment][..., ranks.held_at] + running + waiting
             gradients = np.where(ranks.first[moment][..., ranks.saved_at], at_loss, later)
             # those of the step before are freed, and their memory is kept for the next
             kept = (states["gradients"] - gradients) * pooled(facts)
@@ -206,6 +211,11 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
             }
             peak = _larger(peak, _composition(parts), present[..., ranks.saved_at])
     return peak
+
+
+def _several(c: Columns) -> Any:
+    """Return where a step has several micro-batches."""
+    return c.gradient_accumulation_steps > 1
 
 
 def _gradients_held(c: Columns, gradients: Any) -> tuple[Any, Any]:

@@ -113,7 +113,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
     together(lambda: _check(module, decided))
     agree(decided.plan, module)
     start = Start(record=record, checkpoint=checkpoint, sample_inputs=sample_inputs)
-    wrapped = _wrapped(module, decided.plan, device, start)
+    wrapped = wrap(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
     return wrapped
 
@@ -126,6 +126,8 @@ class Start:
     record: Record | None
     checkpoint: str | Path | None
     sample_inputs: Any = None
+    #: gives meta tensors memory instead of values, where nobody computes with them; None: they get values
+    give_memory: Callable[[nn.Module], None] | None = None
 
 
 def _stated(plan: Plan | str | Path | None) -> tuple[Choice | None, ParastratError | None]:
@@ -156,7 +158,7 @@ def _check(module: nn.Module, choice: Choice) -> None:
     check_optimizers(module, choice.plan)
 
 
-def _wrapped(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> nn.Module:
+def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> nn.Module:
     """Divide, recompute, compile, shard or replicate: each must see what the ones before made."""
     calls: list[str] = []
     wrapping = Wrapping(
@@ -230,7 +232,8 @@ def _in_stages(
 
 
 def _move(module: nn.Module, wrapping: Wrapping) -> None:
-    module.to(wrapping.device)
+    if any(slot.tensor.device != wrapping.device for slot in slots_of(module)):
+        module.to(wrapping.device)
     wrapping.calls.append(f"model.to({str(wrapping.device)!r})")
 
 
@@ -266,6 +269,9 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
 
 def _fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
     """Give meta tensors their values, and all persistent ones those of the checkpoint."""
+    if start.give_memory is not None:
+        start.give_memory(module)
+        return
     absent = None if wrapping.pipeline is None else wrapping.pipeline.absent
     slots = [slot for slot in slots_of(module) if slot.is_meta]
     loaded = start.checkpoint is not None

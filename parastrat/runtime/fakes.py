@@ -113,7 +113,14 @@ def gpu_kernels() -> Iterator[None]:
         if masking is not None and hasattr(masking, "is_tracing"):
             # it takes fake tensors for a graph capture and then builds masks that training does without
             stack.enter_context(patch.object(masking, "is_tracing", _never))
+        if masking is not None and hasattr(masking, "find_packed_sequence_indices"):
+            # it looks at the positions' values, which say nothing here: one sequence a row
+            stack.enter_context(patch.object(masking, "find_packed_sequence_indices", _one_sequence))
         yield
+
+
+def _one_sequence(*_args: object, **_kwargs: object) -> None:
+    return None
 
 
 def _never(_tensor: object = None) -> bool:

@@ -88,7 +88,7 @@ def forward_backward(
                 summed += _through(wrapping.pipeline, shares, total, loss_fn)
             else:
                 for index, share in enumerate(shares):
-                    with _reducing(model, last=index == rounds - 1):
+                    with reducing(model, last=index == rounds - 1):
                         summed += _one(model, share, total, loss_fn)
     finally:
         wrapping.stepping = False
@@ -233,7 +233,7 @@ def _loss_precision(wrapping: Wrapping) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def _reducing(model: nn.Module, *, last: bool) -> Iterator[None]:
+def reducing(model: nn.Module, *, last: bool) -> Iterator[None]:
     """Delay to the last micro-batch what reduction can be delayed."""
     if isinstance(model, FSDPModule):
         model.set_is_last_backward(last)

@@ -229,6 +229,23 @@ def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduce
     assert memory(mixed, **fields).transient - 10**6 == 2 * elements + 4 * reduced
 
 
+@pytest.mark.parametrize("busy", ["layer", "head"])
+def test_the_roots_gradients_wait_while_another_micro_batch_runs(busy: str) -> None:
+    once, more = (
+        memory(chain(busy), **SHARDED, gradient_accumulation_steps=steps).transient for steps in (1, 2)
+    )
+    assert more - once == 4 * ROOT
+    alone = (memory(chain(busy), gradient_accumulation_steps=steps).transient for steps in (1, 2))
+    assert len(set(alone)) == 1
+    # a pipeline reduces once a step
+    staged = {**SHARDED, "pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
+    piped = [
+        memory(chain(busy), **staged, gradient_accumulation_steps=steps, micro_batch_size=4 // steps)
+        for steps in (1, 2)
+    ]
+    assert piped[0].transient - 4 * 10**6 == piped[1].transient - 2 * 10**6
+
+
 def test_the_only_layer_is_prefetched_at_the_loss() -> None:
     layer = keeping(0, parameters=parameters(UNIT))
     head = keeping(0, 10**6, parameters=parameters(200), unit=False)

@@ -1,0 +1,57 @@
+"""``parastrat verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parastrat.cli.completion import hardware_words, model_words
+
+_Plan = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
+_Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="Where the plan file does not say it.", autocompletion=model_words
+    ),
+]
+_On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="HARDWARE",
+        help="Where the plan file does not say it.",
+        autocompletion=hardware_words,
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def verify(plan: _Plan, model: _Model = None, on: _On = None, *, as_json: _AsJson = False) -> None:
+    """Dry-run a plan without its cluster: the real wrapping, true shapes, peak memory, collectives.
+
+    One rank runs two steps on fake tensors among ranks that are not there; no memory is taken for weights.
+    Exits 1 where it does not fit.
+    """
+    from parastrat.assess import assess
+    from parastrat.cli.output import paper, show, show_json
+    from parastrat.cli.plan_case import PlanSource, planned_case
+    from parastrat.errors import UsageError
+    from parastrat.parse import read_plan
+    from parastrat.report.verification import Verification, verification_json, verification_text
+    from parastrat.runtime.dry_run import run_on_fakes
+
+    source = PlanSource(path=plan, parsed=read_plan(plan), model=model, on=on)
+    planned = planned_case(source, whole_model=True)
+    if source.model_ref is None:
+        raise UsageError(f"{plan} does not say for which model it was made", hint="add --model")
+    found = run_on_fakes(source.model_ref, planned.plan, planned.workload)
+    # estimated anew: a plan file keeps the total of the version that wrote it
+    verification = Verification(case=assess(planned.facts, planned.plan), found=found)
+    if as_json:
+        show_json(verification_json(verification))
+    else:
+        show(verification_text(verification, paper()))
+    if not verification.fits:
+        raise typer.Exit(1)

@@ -1,0 +1,66 @@
+"""``parastrat verify`` as a command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from parastrat.cli.main import main
+
+pytestmark = pytest.mark.slow
+
+MODELS = Path(__file__).resolve().parents[1] / "runtime" / "dry_run" / "models.py"
+PLAN = """
+schema = "parastrat.plan/1"
+
+[plan]
+dp_shard = 4
+shard = "parameters"
+micro_batch_size = 2
+gradient_accumulation_steps = 1
+precision = "fp32"
+backend = "nccl"
+"""
+
+
+def ended(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as left:
+        main(["verify", *arguments])
+    return int(left.value.code or 0)
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> Path:
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN, encoding="utf-8")
+    return path
+
+
+def test_memory_collectives_and_the_verdict_are_shown(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 0
+    out = capsys.readouterr().out
+    assert "Dry run of fsdp2 for" in out
+    assert "rank 0 of 4 (dp_shard 4)" in " ".join(out.split())
+    assert "peak of forward and backward" in out
+    assert "reduce_scatter_base" in out
+    assert "\nfits: " in out
+
+
+def test_json_is_one_object(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "parastrat.verification/1"
+    (rank,) = found["ranks"]
+    assert rank["peak"] == max(rank["forward_backward"], rank["optimizer_step"])
+    assert found["needed"] == rank["peak"] + found["overhead"]
+    assert found["fits"] is True
+
+
+def test_a_plan_that_cannot_be_dry_run_exits_2(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan_file.write_text(PLAN.replace("dp_shard = 4", "tp = 4"), encoding="utf-8")
+    assert ended(str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 2
+    assert "dry runs do not know tp yet" in capsys.readouterr().err

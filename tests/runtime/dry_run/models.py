@@ -1,0 +1,44 @@
+"""A chain of equal layers behind tokens, small enough to count by hand."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+WIDTH, LAYERS, WORDS = 32, 3, 64
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(x).relu()
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Looks(Chain):
+    """Its forward needs values."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.sum() > 0:
+            tokens = tokens + 1
+        return super().forward(tokens)
+
+
+def sample_inputs(micro_batch_size: int, sequence_length: int) -> torch.Tensor:
+    return torch.zeros(micro_batch_size, sequence_length, dtype=torch.long)
