@@ -85,6 +85,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("ranks/load", "pipeline_ranks(model, 1, 1) -> pipeline_ranks(model, 1, 2)"): _ONE_RANK,
     ("ranks/pipelines", "default=1 -> default=2"): _NO_PLANS,
     ("ranks/pipelines", "repeat=1 -> repeat=2"): "asks only which blocks are equal",
+    ("ranks/pipelines", "initial=0 -> initial=1"): _NO_PLANS,
+    (
+        "ranks/pipelines",
+        ("int(np.max(c.virtual_stages, initial=0)) + 1 -> int(np.max(c.virtual_stages, initial=0)) + 2"),
+    ): "any number above the virtual stages tells pipelines apart",
+    (
+        "ranks/pipelines",
+        "int(found.max(initial=0)) + 1 -> int(found.max(initial=0)) + 2",
+    ): "a table may be longer than what is read of it",
     ("ranks/moments", "repeats.reshape(-1, len(kinds)) -> repeats.reshape(-2, len(kinds))"): _REST,
     (
         "ranks/moments",

@@ -86,7 +86,7 @@ def _unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gat
     element = element_bytes(facts)
     moved = gathers * element.compute + element.reduce
     parts = local(unit, c)
-    seconds: Seconds = np.zeros(np.shape(parts[0]))
+    seconds: Seconds = np.zeros(np.shape(sum(parts)))
     strides = (c.tp, np.where(c.ep > 1, c.ep, c.tp))
     for held, over, stride in zip(parts, shard_ranks(c), strides, strict=True):
         if np.any(held):
