@@ -38,7 +38,7 @@ def builder_of(ref: str) -> Builder:
         )
     if find_spec("transformers") is None:
         raise ModelError(f"{ref} is built by transformers", hint="pip install 'parastrat[hf]'")
-    return Builder(ref=ref, build=lambda: _llama(preset.architecture))
+    return Builder(ref=ref, build=lambda: llama(preset.architecture))
 
 
 def _is_llama(a: Architecture) -> bool:
@@ -62,7 +62,8 @@ def _is_llama(a: Architecture) -> bool:
     return a.family is Family.DECODER and plain and not any(special)
 
 
-def _llama(a: Architecture) -> nn.Module:
+def llama(a: Architecture) -> nn.Module:
+    """Return Hugging Face's Llama of these sizes."""
     import transformers  # noqa: PLC0415 - an extra
 
     config = transformers.LlamaConfig(

@@ -1,0 +1,86 @@
+"""The closed form's peaks beside dry runs of the same plans: the runtime's own wrapping on fake tensors.
+
+Usage: python benchmarks/dry_runs.py [EVERY]
+
+Models are cut to four blocks. ``EVERY``: take every so many-th combination alone. Compared are bytes of
+tensors: the estimate without its overhead, and the most that lives in a step after the first.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from itertools import product
+from pathlib import Path
+
+from dry_run_models import NAMES, cut
+
+from parastrat.assess import assess
+from parastrat.case import Facts
+from parastrat.plan import Backend, Mesh, Plan, Recompute, Shard
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.runtime.dry_run import run_on_fakes
+from parastrat.units import GIB
+from parastrat.workload import Optimizer, Precision, Workload
+
+MODELS = Path(__file__).with_name("dry_run_models.py")
+LENGTH = 4096
+WAYS = {
+    "fsdp2": {"mesh": Mesh(dp_shard=64)},
+    "fsdp2, kept gathered": {"mesh": Mesh(dp_shard=64), "reshard_after_forward": False},
+    "fsdp2, 2 micro-batches": {"mesh": Mesh(dp_shard=64), "gradient_accumulation_steps": 2},
+    "hsdp": {"mesh": Mesh(dp_replicate=8, dp_shard=8)},
+}
+POLICIES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+SIZES = (1, 2)
+
+
+def compared(name: str, way: str, recompute: Recompute, size: int) -> float:
+    """Return the estimate over the dry run, less 1."""
+    fields = {"gradient_accumulation_steps": 1, **WAYS[way]}
+    plan = Plan(
+        micro_batch_size=size,
+        precision=Precision.BF16_MIXED,
+        backend=Backend.NCCL,
+        shard=Shard.PARAMETERS,
+        recompute=recompute,
+        **fields,
+    )
+    workload = Workload(
+        global_batch_size=plan.global_batch_size,
+        sequence_length=LENGTH,
+        optimizer=Optimizer.ADAMW,
+        precision=plan.precision,
+    )
+    stack = load_stack("torch")
+    job = Facts(
+        model=cut(name).at(LENGTH, plan.precision, stack.kernels),
+        hardware=load_hardware("dgx-h100:8"),
+        workload=workload,
+        stack=stack,
+    )
+    memory = assess(job, plan).estimate.memory
+    found = run_on_fakes(f"{MODELS}:{name.replace('-', '_').replace('.', '_')}", plan, workload)
+    error = (memory.total - memory.overhead) / found.peak - 1
+    print(
+        f"{name}, {way}, recompute {recompute}, micro-batch {size}: dry run {found.peak / GIB:.2f} GiB, "
+        f"{100 * error:+.2f} %",
+        flush=True,
+    )
+    return error
+
+
+def main() -> None:
+    """Print every comparison, and what the errors come to."""
+    every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
+    cases = list(product(NAMES, WAYS, POLICIES, SIZES))[::every]
+    errors = sorted(abs(compared(*case)) for case in cases)
+    within = sum(error <= 0.03 for error in errors)
+    print(
+        f"{len(errors)} combinations: median {100 * statistics.median(errors):.2f} %, {within} within 3 %, "
+        f"worst {100 * errors[-1]:.2f} %"
+    )
+
+
+if __name__ == "__main__":
+    main()
