@@ -96,20 +96,17 @@ def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
 
 def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, Any]:
     """Return the bytes that stay from step to step; what is offloaded is on the host."""
-    ranks = shard_ranks(c)
+    ranks, own = shard_ranks(c), local(load.trainable, c)
 
-    def divided(totals: ParameterTotals, least: Shard) -> Numbers:
+    def divided(parts: tuple[Numbers, Numbers], least: Shard) -> Numbers:
         sharded = c.shard >= code_of(least)
-        return sum(
-            part / np.where(sharded, over, 1) for part, over in zip(local(totals, c), ranks, strict=True)
-        )
+        return sum(part / np.where(sharded, over, 1) for part, over in zip(parts, ranks, strict=True))
 
     trainable = {
-        shard: divided(load.trainable, shard)
-        for shard in (Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER)
+        shard: divided(own, shard) for shard in (Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER)
     }
     parameters_here = c.offload != code_of(Offload.PARAMETERS)
-    frozen = divided(load.frozen, Shard.PARAMETERS)
+    frozen = divided(local(load.frozen, c), Shard.PARAMETERS)
     return {
         "parameters": parameters_here * element.parameter * (trainable[Shard.PARAMETERS] + frozen),
         "gradients": parameters_here * element.gradient * trainable[Shard.GRADIENTS],
