@@ -59,8 +59,7 @@ class Bounded:
         return able & self.may_fit(places, roomy=True).any(axis=0) if roomy else able
 
     def _ask(self, places: Any) -> None:
-        every = np.array_equal(places, np.arange(len(self.asked)))
-        columns = self.columns if every else self.columns.at(places)
+        columns = self._chosen(places)
         memory = memory_floor(self.facts, columns, policies(self.fixed))
         capacity = self.facts.hardware.device.usable_memory_bytes
         judged = columns.joined({"memory_total": memory.min(axis=0), "memory_capacity": capacity})
@@ -72,6 +71,12 @@ class Bounded:
             self.removed[places[entry.rows]] = True
         self.rejected.extend(rejected)
 
+    def _chosen(self, places: Any) -> Columns:
+        # columns that were read are not taken again
+        return (
+            self.columns if np.array_equal(places, np.arange(len(self.asked))) else self.columns.at(places)
+        )
+
     def may_fit(self, places: Any, *, roomy: bool) -> Any:
         """Return for each policy which of some rows may fit under it, with the margin or without."""
         memory = self.memory[:, places]
@@ -80,7 +85,7 @@ class Bounded:
 
     def blocks(self, places: Any) -> BlockSeconds:
         """Return what a micro-batch takes in the blocks of some rows."""
-        return block_seconds(self.facts, self.columns.at(places))
+        return block_seconds(self.facts, self._chosen(places))
 
     def steps(self, places: Any, blocks: BlockSeconds | None, *, roomy: bool) -> Any:
         """Return the floors of some rows' steps, of plans that fit with the margin or without.
@@ -92,12 +97,12 @@ class Bounded:
             return np.zeros(len(places))
         codes = np.array([code_of(policy) for policy in policies(self.fixed)])
         recompute = codes[self.may_fit(places, roomy=roomy).argmax(axis=0)]
-        return time_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}), blocks)
+        return time_floor(self.facts, self._chosen(places).joined({"recompute": recompute}), blocks)
 
     def works(self, places: Any, blocks: BlockSeconds | None) -> Any:
         """Return lower floors of some rows' steps, computed in less time and without their memory."""
         recompute = code_of(policies(self.fixed)[0])
-        return work_floor(self.facts, self.columns.at(places).joined({"recompute": recompute}), blocks)
+        return work_floor(self.facts, self._chosen(places).joined({"recompute": recompute}), blocks)
 
 
 def bounded(facts: Facts, fixed: Constraints, meshes: Columns | None = None) -> Bounded:
