@@ -69,9 +69,10 @@ def visit_many(
     low[first] = False
     floors[first] = raised(first)
     known = _in_order(first[floors[first] < np.inf], floors)
-    few = known[_first_of(groups[known], _FIRST)]
-    np.minimum.at(least, groups[few], judge(few))
-    floors[few] = np.inf
+    if len(known):
+        few = known[_first_of(groups[known], _FIRST)]
+        np.minimum.at(least, groups[few], judge(few))
+        floors[few] = np.inf
     left = _mattering(np.flatnonzero(low), floors, groups, limits(least))
     floors[left] = raised(left)
     visit(floors, groups, judge, limits, least=least)

@@ -17,7 +17,7 @@ from parastrat.plan import Offload, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan
-from parastrat.search.best_first import visit
+from parastrat.search.best_first import visit, visit_many
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
 from parastrat.search.space import every_plan, policies, recompute_columns, reshard_columns
@@ -196,3 +196,38 @@ def test_every_row_is_visited_where_none_has_a_value() -> None:
 
     visit(np.zeros(2000), np.zeros(2000, dtype=np.int64), judge, lambda least: least)
     assert sorted(seen) == list(range(2000))
+
+
+@pytest.mark.parametrize("hopeless", [False, True])
+@pytest.mark.parametrize("seed", range(10))
+def test_of_many_rows_the_best_are_found_by_lower_floors(
+    seed: int, hopeless: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parastrat.search.best_first._RAISED", 40)
+    draw = np.random.default_rng(seed)
+    low, groups = draw.random(1000), draw.integers(0, 4, 1000)
+    values = low + draw.random(1000) * 0.5
+    # some rows cannot run at all, and maybe none of those that are raised first
+    values[draw.random(1000) < 0.2] = np.inf
+    if hopeless:
+        values[low < 0.2] = np.inf
+    asked: list[int] = []
+    judged: list[int] = []
+
+    def raised(rows: Any) -> Any:
+        asked.extend(rows.tolist())
+        return np.where(np.isinf(values), np.inf, (low + values) / 2)[rows]
+
+    def judge(rows: Any) -> Any:
+        assert len(rows)
+        judged.extend(rows.tolist())
+        return values[rows]
+
+    visit_many(low, groups, raised, judge, lambda least: least)
+    for group in range(4):
+        assert values[groups == group].min() in values[judged]
+    assert len(set(asked)) == len(asked)
+    assert len(set(judged)) == len(judged)
+    assert set(judged) <= set(asked)
+    # what is found spares the others
+    assert hopeless or len(asked) < 1000
