@@ -138,7 +138,7 @@ RUN = """\
 
 RUN_DIVIDED = """\
         schedule = self.schedules[inputs.shape]
-        with loss_parallel():  # cross_entropy of shares of the logits
+        with tp.loss_parallel():  # cross_entropy of shares of the logits
             schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
 """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from parastrat.emit import python_shard_text as shard_text
 from parastrat.emit import python_tensor_text as tensor_text
 from parastrat.emit import python_text as text
+from parastrat.emit.division import Style
 from parastrat.emit.python_parts import (
     COMPUTE,
     MESH_IMPORTS,
@@ -110,6 +111,8 @@ def _stage_edges(edges: tuple[Place, ...], staging: Staging) -> str:
 
 
 def _style(place: Place) -> str:
+    if place.style is Style.LAST_OF_SHARE:
+        return _call("tp.PrepareModuleOutput", tensor_text.LAST, beside=len(place.name))
     if place.style not in tensor_text.READERS:
         return tensor_text.STYLES[place.style]
     before, behind, option = tensor_text.READERS[place.style]
@@ -121,15 +124,21 @@ def _style(place: Place) -> str:
     else:
         rest = ", None" * (reading.positional - 1) or ","
         given, got = f"input_layouts=({before}{rest})", f"desired_input_layouts=({behind}{rest})"
-    one_line = f"PrepareModuleInput({given}, {got}{option})"
-    if len(place.name) + len(one_line) < _ONE_LINE:
-        return one_line
-    lines = [given, got, *([option.removeprefix(", ")] if option else [])]
-    return "PrepareModuleInput(\n" + "".join(f"            {line},\n" for line in lines) + "        )"
+    settings = [given, got, *([option] if option else [])]
+    return _call("tp.PrepareModuleInput", settings, beside=len(place.name))
+
+
+def _call(function: str, settings: list[str], *, beside: int) -> str:
+    """Return a call behind a name of so many characters, in one line or several."""
+    together = ", ".join(settings)
+    if beside + len(function) + len(together) < _ONE_LINE:
+        return f"{function}({together})"
+    inside = [together] if len(together) < _ONE_LINE else [f"{setting}," for setting in settings]
+    return f"{function}(\n" + "".join(f"            {line}\n" for line in inside) + "        )"
 
 
 #: characters of a name and its style beside each other
-_ONE_LINE = 92
+_ONE_LINE = 93
 
 
 def _over_data(plan: Plan) -> str:
@@ -152,20 +161,9 @@ def style_imports(code: str) -> list[str]:
     layouts = [name for name in ("DTensor", "Replicate", "Shard") if f"{name}" in code]
     if "distribute_module(" in code:
         layouts.append("distribute_module")
-    styles = (
-        "ColwiseParallel",
-        "ParallelStyle",
-        "PrepareModuleInput",
-        "PrepareModuleOutput",
-        "RowwiseParallel",
-        "SequenceParallel",
-        "loss_parallel",
-    )
-    used = [name for name in styles if name in code]
-    listed = "".join(f"    {name},\n" for name in [*used, "parallelize_module"])
     return [
+        "import torch.distributed.tensor.parallel as tp",
         f"from torch.distributed.tensor import {', '.join(layouts)}",
-        f"from torch.distributed.tensor.parallel import (\n{listed})",
     ]
 
 

@@ -5,30 +5,31 @@ from __future__ import annotations
 from parastrat.emit.division import Style
 
 STYLES = {
-    Style.COLUMN: "ColwiseParallel()",
-    Style.COLUMN_OF_SHARE: "ColwiseParallel(input_layouts=Shard(1))",
-    Style.ROW: "RowwiseParallel()",
-    Style.ROW_TO_SHARE: "RowwiseParallel(output_layouts=Shard(1))",
-    Style.EMBEDDING: "RowwiseParallel(input_layouts=Replicate())",
-    Style.EMBEDDING_TO_SHARE: "RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))",
-    Style.HEAD: "ColwiseParallel(output_layouts=Replicate())",
-    Style.HEAD_OF_SHARE: "ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
-    Style.HEAD_DIVIDED: "ColwiseParallel(use_local_output=False)",
+    Style.COLUMN: "tp.ColwiseParallel()",
+    Style.COLUMN_OF_SHARE: "tp.ColwiseParallel(input_layouts=Shard(1))",
+    Style.ROW: "tp.RowwiseParallel()",
+    Style.ROW_TO_SHARE: "tp.RowwiseParallel(output_layouts=Shard(1))",
+    Style.EMBEDDING: "tp.RowwiseParallel(input_layouts=Replicate())",
+    Style.EMBEDDING_TO_SHARE: "tp.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))",
+    Style.HEAD: "tp.ColwiseParallel(output_layouts=Replicate())",
+    Style.HEAD_OF_SHARE: "tp.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
+    Style.HEAD_DIVIDED: "tp.ColwiseParallel(use_local_output=False)",
     Style.WHOLE: "Whole()",
-    Style.WHOLE_OF_SHARE: "SequenceParallel(use_local_output=True)",
-    Style.WHOLE_OF_HEADS: "SequenceParallel(sequence_dim=2, use_local_output=True)",
-    Style.LAST_OF_SHARE: "PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())",
+    Style.WHOLE_OF_SHARE: "tp.SequenceParallel(use_local_output=True)",
+    Style.WHOLE_OF_HEADS: "tp.SequenceParallel(sequence_dim=2, use_local_output=True)",
 }
+
+LAST = ["output_layouts=Shard(1)", "desired_output_layouts=Replicate()"]
 
 #: what a module is given, and what it gets: layouts before and behind
 READERS = {
     Style.READER: ("Replicate()", "Replicate()", ""),
     Style.READER_OF_SHARE: ("Shard(1)", "Replicate()", ""),
-    Style.FIRST_OF_SHARE: ("Replicate()", "Shard(1)", ", use_local_output=True"),
+    Style.FIRST_OF_SHARE: ("Replicate()", "Shard(1)", "use_local_output=True"),
 }
 
 WHOLE = '''
-class Whole(ParallelStyle):
+class Whole(tp.ParallelStyle):
     """The same on all ranks. Weights are DTensors, since optimizers take no mixture of both."""
 
     def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -44,7 +45,7 @@ def divide(model: nn.Module, mesh: DeviceMesh) -> None:
 {check}    plan = {{
 {places}
     }}
-    parallelize_module(model, mesh, plan, src_data_rank=None)  # ranks have equal weights already
+    tp.parallelize_module(model, mesh, plan, src_data_rank=None)  # ranks have equal weights already
 {edges}{ties}'''
 
 STAGE_EDGES = """\
@@ -52,8 +53,8 @@ STAGE_EDGES = """\
     first = {first}
     last = {last}
     for own in {runs}:
-        parallelize_module(model.get_submodule(own[0]), mesh, first)
-        parallelize_module(model.get_submodule(own[-1]), mesh, last)
+        tp.parallelize_module(model.get_submodule(own[0]), mesh, first)
+        tp.parallelize_module(model.get_submodule(own[-1]), mesh, last)
 """
 
 RUNS = "[[name for name in stage if name in blocks(0, {count})] for stage in STAGES]"

@@ -156,15 +156,15 @@ def test_positions_are_whole_between_stages(first_end: int, case_of: Callable[..
     text = written(case, replace(STAGING, stages=stages), SHARES)
     assert max(text.splitlines(), key=len)[108:] == ""
     assert sum(1 for line in text.splitlines() if line.strip()) <= 180
-    plan, edges = text.split("parallelize_module(model, mesh, plan")
-    assert '"lm_head": ColwiseParallel(use_local_output=False)' in plan
+    plan, edges = text.split("tp.parallelize_module(model, mesh, plan")
+    assert '"lm_head": tp.ColwiseParallel(use_local_output=False)' in plan
     assert '"model.layers.0"' not in plan
     # a stage without blocks has none that is the first
     assert ("in filter(None, [[name for name" in edges) == (first_end == 32)
-    assert "parallelize_module(model.get_submodule(own[-1]), mesh, last)" in edges
+    assert "tp.parallelize_module(model.get_submodule(own[-1]), mesh, last)" in edges
     assert "if inputs.shape[1] % 2:" in edges
     assert "self.sent.clone()" in edges
-    assert "with loss_parallel():" in edges
+    assert "with tp.loss_parallel():" in edges
     assert ".to_local() / self.total" in edges
 
 
