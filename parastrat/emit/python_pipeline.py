@@ -16,7 +16,7 @@ from parastrat.emit.python_parts import (
     heading,
     sorted_imports,
 )
-from parastrat.emit.python_tensor import divided_text, style_imports
+from parastrat.emit.python_tensor import divided_text, left_whole, style_imports
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import TextFile
 from parastrat.plan import Recompute
@@ -34,6 +34,7 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
     """Return ``parallelize.py`` for torch 2.13, whose ``Pipeline`` runs steps; checked already."""
     plan = case.plan
     divided = [] if division is None else divided_text(division, staging)
+    whole = "" if division is None else left_whole(plan, division)
     recomputing = plan.recompute is not Recompute.NONE
     container = {"container": json.dumps(staging.container), "name": staging.container}
     body = [
@@ -66,7 +67,7 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
         _pipeline(plan, staging, division),
     ]
     lines = [
-        pipeline_text.HEADER.format(title=heading(case), loop=_loop(plan)),
+        pipeline_text.HEADER.format(title=heading(case), loop=_loop(plan) + whole),
         sorted_imports(_imports(plan, "".join(definitions + body))),
         *definitions,
         "".join(body),

@@ -55,7 +55,8 @@ def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
     lines = [
         text.HEADER.format(
             title=heading(case),
-            loop=f"{loop(plan)}\nRanks that differ in tp alone take the same samples.",
+            loop=f"{loop(plan)}\nRanks that differ in tp alone take the same samples."
+            + left_whole(plan, division),
         ),
         sorted_imports(_imports(plan, "".join(definitions + body))),
         *definitions,
@@ -75,6 +76,16 @@ def check_divided(plan: Plan) -> None:
             "plain torch cannot be emitted for precision = fp16-mixed beside tp: it is not tried there",
             hint="plan again with bf16-mixed",
         )
+
+
+def left_whole(plan: Plan, division: Division) -> str:
+    """Return what the header says of activations that the plan counts on being divided."""
+    missing = {
+        "positions (sequence_parallel)": plan.sequence_parallel and not division.start_of_shares,
+        "logits (loss_parallel)": plan.loss_parallel and not division.divides_logits,
+    }
+    whole = " and ".join(what for what, is_so in missing.items() if is_so)
+    return f"\nWhole on each tp rank, though the plan counts on shares: {whole}." if whole else ""
 
 
 def divided_text(division: Division, staging: Staging | None = None) -> list[str]:

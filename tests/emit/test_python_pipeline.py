@@ -168,6 +168,26 @@ def test_positions_are_whole_between_stages(first_end: int, case_of: Callable[..
     assert ".to_local() / self.total" in edges
 
 
+@pytest.mark.parametrize(
+    ("division", "options", "said"),
+    [
+        (DIVISION, SHARED, "shares: positions (sequence_parallel) and logits (loss_parallel)."),
+        (DIVISION, {"loss_parallel": True}, "shares: logits (loss_parallel)."),
+        (SHARES, SHARED, ""),
+        (DIVISION, {}, ""),
+    ],
+)
+@pytest.mark.parametrize("pp", [1, 2])
+def test_what_is_not_divided_is_told(
+    pp: int, division: Division, options: dict[str, Any], said: str, case_of: Callable[..., Case]
+) -> None:
+    case = case_of(ranks=2 * pp, mesh=Mesh(pp=pp, tp=2), shard=Shard.NONE, **options)
+    (file,) = emit(case, division, STAGING if pp > 1 else None)
+    heading = file.text.partition('"""\n\n')[0]
+    assert ("though the plan counts on" in heading) == bool(said)
+    assert said in heading
+
+
 def test_positions_of_other_inputs_are_not_known(case_of: Callable[..., Case]) -> None:
     case = case_of(ranks=4, mesh=Mesh(pp=2, tp=2), shard=Shard.NONE, precision=Precision.FP32, **SHARED)
     shares = replace(SHARES, container="", blocks=4, places=SHARES.edges)
