@@ -5,15 +5,18 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.plan import Shard
-from parastrat.ranks.states import local, unit_totals
+from parastrat.ranks.states import local, root_totals, unit_totals
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.columns import Columns
     from parastrat.ranks import RankLoad
     from parastrat.ranks.moments import Moments
@@ -35,6 +38,17 @@ HELD_BY = (
 )
 
 
+class When(Enum):
+    """When in backward a block is looked at."""
+
+    #: it begins to run
+    FIRST = auto()
+    #: it has run once, its gradients are copied, and the next repeat begins
+    COPIED = auto()
+    #: all have run, under a pipeline
+    END = auto()
+
+
 def shards_parameters(c: Columns) -> Any:
     """Return where a plan shards parameters."""
     return c.shard == code_of(Shard.PARAMETERS)
@@ -46,17 +60,18 @@ def gathered_bytes(
     c: Columns,
     element: ElementBytes,
     moments: Moments,
-    *,
-    at_end: bool = False,
+    when: When = When.FIRST,
 ) -> Bytes:
     """Return FSDP2's gathered parameters and unsharded gradients while a block runs, or autocast's casts.
 
     The root unit stays gathered from forward to the end. With resharding two other units are gathered, the
-    running one and the prefetched next; the running one's gradients exist in the compute format and,
-    copied, in the reduction's. The root's are reduced last, when the first block has run; at the loss
-    there are none yet. Under a pipeline torch reduces once a step: gradients stay unsharded, and units stay
-    gathered from their backward on (``torch.distributed.pipelining.stage``); with resharding each forward
-    ends that, so that all are gathered only at the end of a micro-batch's backward.
+    running one and the prefetched next; without, all that have not run yet. The running one's gradients
+    exist in the compute format, and those of the unit before, copied, in the reduction's until the running
+    one's are copied too. Those of the root's blocks stay until they are reduced at the end, when the first
+    block has run; at the loss there are none yet. Under a pipeline torch reduces once a step: gradients
+    stay unsharded, and units stay gathered from their backward on
+    (``torch.distributed.pipelining.stage``); with resharding each forward ends that, so that all are
+    gathered only at the end of a micro-batch's backward.
 
     Args:
         kinds: the model's kinds of block.
@@ -64,7 +79,7 @@ def gathered_bytes(
         c: the plans.
         element: bytes of an element.
         moments: when blocks run backward, of each plan's ranks.
-        at_end: of a micro-batch's backward under a pipeline, instead of when the block first runs in it.
+        when: of a block's repeats in backward.
 
     Returns:
         Bytes with moments before ranks before plans.
@@ -72,17 +87,33 @@ def gathered_bytes(
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
     root = sum(local(load.root, c))
     several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
-    resharded = c.reshard_after_forward & ((c.pp == 1) | (not at_end))
+    alone = c.pp == 1
+    resharded = c.reshard_after_forward & (alone | (when is not When.END))
     units = unit_parameters(kinds, c)
     own, of_unit = units[moments.kinds][:, None], np.array(kinds.units)[moments.kinds][:, None, None]
     # the unit that runs backward next is prefetched; the first block has none behind it
     behind = np.concatenate([units, np.zeros_like(units[:1])])[moments.behind, np.arange(len(c.pp))]
     ahead = np.where(of_unit, 2 * own, behind)
     reduced = np.where(of_unit, own, np.where(moments.last, root, 0.0))
-    whole = np.where(resharded, ahead, everything - root)
-    unreduced = element.reduce * np.where(c.pp > 1, everything, reduced)
-    gathered = element.compute * (root + whole + reduced) + unreduced
+    ran = _that_ran(kinds.units, units, moments) + own * (of_unit & (when is When.COPIED))
+    whole = np.where(resharded, ahead, everything - root - alone * ran)
+    # the first unit of all finds no gradients of another
+    copies = np.where(of_unit & (ran == 0), 0.0, reduced)
+    outside = [not unit for unit in kinds.units]
+    of_root = _that_ran(outside, sum(local(root_totals(kinds), c)), moments)
+    gradients = element.reduce * np.where(alone, copies, everything)
+    gradients = gradients + element.compute * np.where(of_unit & alone, of_root, 0.0)
+    gathered = element.compute * (root + whole + reduced) + gradients
     return np.where(shards_parameters(c), gathered * several, element.cast * everything)
+
+
+def _that_ran(chosen: Sequence[bool], parameters: Any, moments: Moments) -> Any:
+    """Return the parameters of the chosen kinds' blocks that ran backward before each moment."""
+    found: Any = np.zeros(())
+    for kind, wanted in enumerate(chosen):
+        if wanted:
+            found = found + moments.freed[:, kind] * parameters[kind]
+    return found
 
 
 def waiting_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:

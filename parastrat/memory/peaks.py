@@ -18,7 +18,7 @@ import numpy as np
 from parastrat.distinct import distinct
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
-from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters, waiting_bytes
+from parastrat.memory.gathered import HELD_BY, When, gathered_bytes, shards_parameters, waiting_bytes
 from parastrat.memory.pools import gathering_pool, pooled
 from parastrat.ranks import RankLoad, block_kinds, ranks_of
 from parastrat.ranks.states import (
@@ -70,10 +70,12 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
         later, at_loss = _gradients_held(columns, gradients)
         gradients = np.where(of_saved(ranks.first), at_loss, later)
     peak = np.full(held.shape, -np.inf)
-    for gathered, freed in _ways(ranks):
+    waiting = of_held(share * ranks.waiting) * _several(columns)
+    for gathered, freed, unreduced in _ways(ranks):
         passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
-        np.maximum(peak, (of_held(share * gathered) + of_saved(passing) + gradients).max(axis=0), out=peak)
-    backward = of_held(states) + held + peak + of_held(share * ranks.waiting) * _several(columns)
+        most = (of_held(share * gathered) + of_saved(passing) + gradients).max(axis=0)
+        np.maximum(peak, most + waiting * unreduced, out=peak)
+    backward = of_held(states) + held + peak
     total = context + (of_held(ranks.pool) + np.maximum(stepping, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)
 
@@ -121,8 +123,8 @@ class _Ranks:
     pool: Any
     #: of a micro-batch's gradients what waits while the next one runs, by ``held_at``
     waiting: Any
-    #: what is gathered at each moment at which a rank may peak, by ``held_at``, and, where that differs,
-    #: at the end of all
+    #: what is gathered at each moment at which a rank may peak, by ``held_at``; the same when its block has
+    #: run once; and, where that differs, at the end of all
     gathered: tuple[Any, ...]
     held_at: Any
     #: what all blocks of a rank keep, by ``saved_at``
@@ -149,7 +151,9 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     # the end differs where a pipeline gathers unit by unit
     unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
 
-    ends, own = (False, True) if unit_by_unit else (False,), of_held.moments.at(of_held.at)
+    own, ways = of_held.moments.at(of_held.at), [When.FIRST, When.COPIED]
+    if unit_by_unit:
+        ways.append(When.END)
     moments = of_saved.moments.at(of_saved.at)
     freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
     return _Ranks(
@@ -158,7 +162,7 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
         optimizer_step=stepping_bytes(load, held, element),
         pool=gathering_pool(kinds, load, held, element) * pooled(facts),
         waiting=waiting_bytes(load, held, element),
-        gathered=tuple(gathered_bytes(kinds, load, held, element, own, at_end=at_end) for at_end in ends),
+        gathered=tuple(gathered_bytes(kinds, load, held, element, own, when) for when in ways),
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
         running=running_bytes(kinds.blocks, kept, saved)[moments.kinds][:, None],
@@ -170,12 +174,14 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     )
 
 
-def _ways(ranks: _Ranks) -> Iterator[tuple[Any, Any]]:
-    """Yield what is gathered at each moment, and what was freed before, as moments may be met.
+def _ways(ranks: _Ranks) -> Iterator[tuple[Any, Any, bool]]:
+    """Yield what is gathered at each moment, what was freed before, and whether no unit has reduced yet.
 
-    That is as the first repeat of a block in backward, and under a pipeline that reshards as the last.
+    Moments may be met as the first repeat of a block in backward, as the second, and under a pipeline that
+    reshards as the last.
     """
-    return zip(ranks.gathered, (ranks.freed, ranks.one - ranks.kept), strict=False)
+    freed = ranks.freed, ranks.freed + ranks.kept, ranks.one - ranks.kept
+    return zip(ranks.gathered, freed, (True, False, False), strict=False)
 
 
 def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
@@ -194,11 +200,11 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
     )
     later, at_loss = _gradients_held(c, states["gradients"])
     waiting = ranks.waiting[..., ranks.held_at] * _several(c)
-    for gathered, freed in _ways(ranks):
+    for gathered, freed, unreduced in _ways(ranks):
         for moment, present in enumerate(ranks.present):
             activations = held - freed[moment][..., ranks.saved_at]
             running = ranks.running[moment][..., ranks.saved_at]
-            transient = gathered[moment][..., ranks.held_at] + running + waiting
+            transient = gathered[moment][..., ranks.held_at] + running + waiting * unreduced
             gradients = np.where(ranks.first[moment][..., ranks.saved_at], at_loss, later)
             # those of the step before are freed, and their memory is kept for the next
             kept = (states["gradients"] - gradients) * pooled(facts)

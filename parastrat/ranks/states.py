@@ -145,7 +145,17 @@ def block_totals(block: Block) -> ParameterTotals:
 @remembered
 def unit_totals(kinds: Kinds) -> ParameterTotals:
     """Return one repeat's parameters of each kind of block, beside plans; none of blocks outside units."""
-    several = [block_totals(block) if block.unit else ParameterTotals() for block in kinds.blocks]
+    return _totals_where(kinds, units=True)
+
+
+@remembered
+def root_totals(kinds: Kinds) -> ParameterTotals:
+    """Return the parameters of each kind of block outside units, beside plans; none of units."""
+    return _totals_where(kinds, units=False)
+
+
+def _totals_where(kinds: Kinds, *, units: bool) -> ParameterTotals:
+    several = [block_totals(block) if block.unit is units else ParameterTotals() for block in kinds.blocks]
     table = np.array([(each.replicated, each.tensor, each.expert) for each in several], dtype=float)
     replicated, tensor, expert = table.T[..., None]
     return ParameterTotals(replicated=replicated, tensor=tensor, expert=expert)

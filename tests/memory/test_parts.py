@@ -188,7 +188,7 @@ def test_gradients_that_are_not_sharded_are_always_there() -> None:
 
 
 #: a table of 100, three layers of 1,000, a head of 200; the root unit has 300
-ROOT, UNIT, ALL = 300, 1000, 3300
+ROOT, UNIT, ALL, HEAD = 300, 1000, 3300, 200
 
 
 def chain(busy: str, **changes: Any) -> Facts:
@@ -209,15 +209,15 @@ def chain(busy: str, **changes: Any) -> Facts:
 @pytest.mark.parametrize(
     ("busy", "reshard", "elements", "reduced"),
     [
-        # the running unit and the next one, and the running one's gradients
-        ("layer", True, ROOT + 2 * UNIT + UNIT, UNIT),
-        ("layer", False, ROOT + 3 * UNIT + UNIT, UNIT),
+        # the second unit and the next one, its gradients and the head's, and copied those of the first
+        ("layer", True, ROOT + 2 * UNIT + UNIT + HEAD, UNIT),
+        ("layer", False, ROOT + 2 * UNIT + UNIT + HEAD, UNIT),
         # at the loss the last layer is on its way, and no gradients exist
         ("head", True, ROOT + UNIT, 0),
         ("head", False, ROOT + 3 * UNIT, 0),
         # when the first block has run, the root's gradients are reduced
         ("table", True, ROOT + ROOT, ROOT),
-        ("table", False, ROOT + 3 * UNIT + ROOT, ROOT),
+        ("table", False, ROOT + ROOT, ROOT),
     ],
 )
 def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduced: int) -> None:
@@ -229,18 +229,22 @@ def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduce
     assert memory(mixed, **fields).transient - 10**6 == 2 * elements + 4 * reduced
 
 
-@pytest.mark.parametrize("busy", ["layer", "head"])
-def test_the_roots_gradients_wait_while_another_micro_batch_runs(busy: str) -> None:
+def test_the_roots_gradients_wait_while_another_micro_batch_runs() -> None:
     once, more = (
-        memory(chain(busy), **SHARDED, gradient_accumulation_steps=steps).transient for steps in (1, 2)
+        memory(chain("head"), **SHARDED, gradient_accumulation_steps=steps).transient for steps in (1, 2)
     )
     assert more - once == 4 * ROOT
-    alone = (memory(chain(busy), gradient_accumulation_steps=steps).transient for steps in (1, 2))
+    # until the first unit reduces: the second finds that one's instead
+    later = {
+        memory(chain("layer"), **SHARDED, gradient_accumulation_steps=steps).transient for steps in (1, 2)
+    }
+    assert len(later) == 1
+    alone = (memory(chain("head"), gradient_accumulation_steps=steps).transient for steps in (1, 2))
     assert len(set(alone)) == 1
     # a pipeline reduces once a step
     staged = {**SHARDED, "pp": 2, "pp_schedule": PipelineSchedule.GPIPE}
     piped = [
-        memory(chain(busy), **staged, gradient_accumulation_steps=steps, micro_batch_size=4 // steps)
+        memory(chain("head"), **staged, gradient_accumulation_steps=steps, micro_batch_size=4 // steps)
         for steps in (1, 2)
     ]
     assert piped[0].transient - 4 * 10**6 == piped[1].transient - 2 * 10**6
@@ -276,13 +280,14 @@ def test_a_pipeline_keeps_all_gathered_and_unreduced(precision: Precision) -> No
 )
 def test_only_what_is_sharded_is_gathered(fields: dict[str, int], gathers: bool) -> None:
     found = memory(chain("layer"), shard=Shard.PARAMETERS, **fields).transient - 10**6 / fields.get("cp", 1)
-    assert found == (4 * (ROOT + 2 * UNIT + UNIT) + 4 * UNIT if gathers else 0)
+    assert found == (4 * (ROOT + 2 * UNIT + UNIT + HEAD) + 4 * UNIT if gathers else 0)
 
 
 def test_frozen_parameters_are_gathered_too() -> None:
     layer = keeping(0, 10**6, repeat=3, parameters=parameters(600, frozen=400))
     found = memory(holding(layer), **SHARDED, reshard_after_forward=False).transient - 10**6
-    assert found == 4 * (3 * UNIT + UNIT) + 4 * UNIT
+    # the first has run, and is freed
+    assert found == 4 * (2 * UNIT + UNIT) + 4 * UNIT
 
 
 def test_autocast_casts_frozen_weights_as_well() -> None:
@@ -443,3 +448,14 @@ def test_totals_alone_are_those_of_the_parts(fields: dict[str, Any], *, reshard:
     table = Columns({name: np.array([value]) for name, value in columns.known().items()})
     parts, total = memory_columns(facts, table), memory_totals(facts, table)
     assert 0 <= (total - parts["total"]).item() <= 6
+
+
+def test_the_first_unit_of_all_finds_no_copied_gradients() -> None:
+    # what a layer keeps is worth more than a copy: the first one's backward decides
+    layer = keeping(10**5, 10**6, repeat=3, parameters=parameters(UNIT))
+    found = memory(holding(layer), **SHARDED)
+    assert (found.activations, found.transient - 10**6) == (3 * 10**5, 4 * (2 * UNIT + UNIT))
+    # and worth less: the second one's, which finds a copy of the first one's gradients
+    light = keeping(10, 10**6, repeat=3, parameters=parameters(UNIT))
+    later = memory(holding(light), **SHARDED)
+    assert (later.activations, later.transient - 10**6) == (20, 4 * (2 * UNIT + UNIT) + 4 * UNIT)
