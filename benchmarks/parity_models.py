@@ -31,8 +31,6 @@ def difference(gradient: torch.Tensor, expected: torch.Tensor, largest: float) -
         largest: value of all gradients of the model: below a share of it a gradient is zero but for
             rounding, such as that of a key's bias, and its difference is a share of this instead.
     """
-    if not expected.numel():
-        return 0.0
     scale = float(expected.abs().max())
     apart = float((gradient - expected).abs().max())
     return apart / (scale if scale > _ZERO * largest else largest)

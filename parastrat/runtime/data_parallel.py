@@ -65,6 +65,7 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
     from torch.distributed._composable.replicate_with_fsdp import replicate as replicated  # noqa: PLC0415
 
     mesh = wrapping.mesh.data
+    _without_gradients_of_nothing(module, wrapping)
     own = _without_shared(module, units)
     for unit in (*own.values(), module):
         replicated(unit, mesh=mesh)
@@ -83,6 +84,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     """
     plan = wrapping.plan
     check_calls(module, units.values())
+    _without_gradients_of_nothing(module, wrapping)
     # a pipeline's stages keep gathered weights for all micro-batches, as estimates say: zero-bubble
     # schedules find no gradients for those that were freed after the forward
     reshard = plan.reshard_after_forward and plan.mesh.pp == 1
@@ -107,6 +109,20 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     wrapping.calls.append(f"fully_shard(model, reshard_after_forward=False, {said})")
     follow_first_rank(module, wrapping)
     return module
+
+
+def _without_gradients_of_nothing(module: nn.Module, wrapping: Wrapping) -> None:
+    """Ask no gradients of parameters without elements, such as tables of no tokens: FSDP2 reduces none.
+
+    Torch 2.13 fails there: "_chunk_cat expects non-empty tensor".
+    """
+    empty = [name for name, parameter in module.named_parameters() if not parameter.numel()]
+    for name in empty:
+        module.get_parameter(name).requires_grad_(False)
+    if empty:
+        wrapping.calls.append(
+            f"for name in {tuple(empty)}:\n    model.get_parameter(name).requires_grad_(False)"
+        )
 
 
 def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:

@@ -139,7 +139,7 @@ def _loss(output: torch.Tensor, classes: int) -> torch.Tensor:
 
 def compared(expected: Results, got: Results) -> dict[str, float]:
     """Return what differs by more than rounding, and the share by which it does; 1 for what is missing."""
-    largest = max((float(g.abs().max()) for g in expected.gradients.values()), default=0.0)
+    largest = max((float(g.abs().max()) for g in expected.gradients.values() if g.numel()), default=0.0)
     pairs = [
         *((f"output {index}", e, g, 0.0) for index, (e, g) in enumerate(_aligned(expected, got))),
         *((name, e, got.gradients.get(name), FLOOR * largest) for name, e in expected.gradients.items()),
@@ -157,6 +157,8 @@ def _aligned(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.
 def _apart(expected: torch.Tensor, got: torch.Tensor | None, floor: float) -> float:
     if got is None or got.shape != expected.shape:
         return 1.0
+    if not expected.numel():
+        return 0.0
     apart, size = float((expected - got).abs().max()), float(expected.abs().max())
     if apart <= floor:
         return 0.0
