@@ -58,10 +58,10 @@ def repeated_blocks(module: nn.Module) -> Blocks:
     """Return the repeated blocks of ``module``; none if nothing repeats.
 
     A stack is a ModuleList, ModuleDict or Sequential with children of a class that repeats: two children
-    of one container share that class and all parameter shapes. Only outermost stacks count, so the
-    experts inside a layer are not blocks. Several stacks count (encoder and decoder, the stages of a
-    CNN) unless they are small. Hugging Face's ``_no_split_modules`` decides where it names a repeated
-    class. Rows of single layers (a plain MLP) count only where nothing else repeats.
+    of one container share that class and all parameter shapes. Only outermost stacks count. Experts and
+    what is in them are never blocks, even where no layer repeats. Several stacks count (encoder and
+    decoder, the stages of a CNN) unless they are small. Hugging Face's ``_no_split_modules`` decides where
+    it names a repeated class. Rows of single layers (a plain MLP) count only where nothing else repeats.
     """
     classes = _repeated_classes(module)
     hinted = _stacks(module, frozenset(cls for cls in classes if cls.__name__ in _hints(module)))
@@ -110,10 +110,14 @@ def _repeated_classes(module: nn.Module) -> frozenset[type[nn.Module]]:
 def _stacks(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Stack]:
     """Return the outermost containers of these classes."""
     stacks: list[_Stack] = []
+    routed: list[str] = []
     for path, container in module.named_modules():
         if not isinstance(container, _CONTAINERS):
             continue
-        if any(path.startswith(f"{name}.") or path == name for stack in stacks for name in stack.names):
+        if _holds_experts(path, container):
+            routed.append(path)
+        taken = [*routed, *(name for stack in stacks for name in stack.names)]
+        if any(path.startswith(f"{name}.") or path == name for name in taken):
             continue
         if not any(type(child) in classes for child in container.children()):
             continue
@@ -125,6 +129,14 @@ def _stacks(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Sta
         }
         stacks.append(_Stack(container=path, names=tuple(members), modules=tuple(members.values())))
     return stacks
+
+
+def _holds_experts(path: str, container: nn.Module) -> bool:
+    """Return whether tokens choose which of a container's modules run.
+
+    Ranks with other tokens run others: gathered one by one, they would wait for each other for ever.
+    """
+    return "experts" in f"{path.rpartition('.')[2]} {type(container).__name__}".lower()
 
 
 def _is_list(container: nn.Module) -> bool:

@@ -65,6 +65,24 @@ def test_experts_inside_a_layer_are_not_blocks() -> None:
     assert found.names == ("layers.0", "layers.1")
 
 
+class Routed(nn.ModuleDict):
+    """As SwitchTransformersExperts."""
+
+
+class Experts(Routed):
+    """Known by its class."""
+
+
+def test_experts_are_no_blocks_where_no_layer_repeats() -> None:
+    """Ranks whose tokens choose other experts would gather other weights, and wait for ever."""
+    one_mixture = nn.ModuleList([Layer(4), MixtureLayer(4)])
+    assert repeated_blocks(model(embed=nn.Embedding(9, 4), layers=one_mixture)).names == ()
+    deep = nn.ModuleList(nn.ModuleList(Layer(4) for _ in range(2)) for _ in range(2))
+    assert repeated_blocks(model(experts=deep)).names == ()
+    assert repeated_blocks(model(parts=Experts({"a": Layer(4), "b": Layer(4)}))).names == ()
+    assert repeated_blocks(model(parts=Routed({"a": Layer(4), "b": Layer(4)}))).count == 2
+
+
 def test_takes_both_stacks_of_an_encoder_decoder() -> None:
     found = repeated_blocks(
         model(
