@@ -131,6 +131,14 @@ def _stacks(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Sta
     return stacks
 
 
+def has_routed_parts(module: nn.Module) -> bool:
+    """Return whether tokens choose which of a model's modules run, so that some may see none of a batch."""
+    return any(
+        isinstance(container, _CONTAINERS) and len(container) > 1 and _holds_experts(path, container)
+        for path, container in module.named_modules()
+    )
+
+
 def _holds_experts(path: str, container: nn.Module) -> bool:
     """Return whether tokens choose which of a container's modules run.
 

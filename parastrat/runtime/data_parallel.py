@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
+from parastrat.runtime.blocks import has_routed_parts
 from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, norms_with_statistics
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
@@ -34,13 +35,20 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     device_ids = [wrapping.device.index] if wrapping.device.type != "cpu" else None
     group = wrapping.mesh.data_group if wrapping.mesh.data is not wrapping.mesh.whole else None
     # the reducer registers on gradients of the default stream's graph; views of its buckets save a copy
+    # an expert may see no token of a rank
+    unused = has_routed_parts(module)
     wrapped = DistributedDataParallel(
-        module, device_ids=device_ids, gradient_as_bucket_view=True, process_group=group
+        module,
+        device_ids=device_ids,
+        gradient_as_bucket_view=True,
+        process_group=group,
+        find_unused_parameters=unused,
     )
     own_group = "" if group is None else ", process_group=mesh['dp_replicate'].get_group()"
+    finding = ", find_unused_parameters=True" if unused else ""
     wrapping.calls.append(
         f"model = DistributedDataParallel(model, device_ids={device_ids}, "
-        f"gradient_as_bucket_view=True{own_group})"
+        f"gradient_as_bucket_view=True{own_group}{finding})"
     )
     if not has_changing_buffers(module):
         wrapped.broadcast_buffers = False
@@ -107,6 +115,8 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
             f"reshard_after_forward={reshard}, {said})"
         )
     wrapping.calls.append(f"fully_shard(model, reshard_after_forward=False, {said})")
+    if has_routed_parts(module):
+        _reduce_unused(module, wrapping)
     follow_first_rank(module, wrapping)
     return module
 
@@ -123,6 +133,23 @@ def _without_gradients_of_nothing(module: nn.Module, wrapping: Wrapping) -> None
         wrapping.calls.append(
             f"for name in {tuple(empty)}:\n    model.get_parameter(name).requires_grad_(False)"
         )
+
+
+def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
+    """Reduce the gradients of experts that no token of a rank chose, as zeros: all ranks must send alike.
+
+    Raises:
+        WrapError: if this torch cannot; its ranks would wait for each other, or mix gradients up.
+    """
+    reduce_unused = getattr(module, "set_reduce_scatter_unused_params", None)
+    if reduce_unused is None:
+        raise WrapError(
+            f"FSDP2 of torch {version('torch')} leaves out experts that no token of a rank chose, though "
+            "another's may have",
+            hint="use torch 2.13, or plan ddp (shard = none)",
+        )
+    reduce_unused(True)
+    wrapping.calls.append("model.set_reduce_scatter_unused_params(True)")
 
 
 def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:
