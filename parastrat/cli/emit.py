@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from parastrat.cli.completion import hardware_words, model_words, target_words
+from parastrat.cli.completion import target_words
+from parastrat.cli.flags import OtherHardware, OtherModel, PlanFile
 from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _SCHEMA = "parastrat.emit/1"
 
-_Plan = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
 _To = Annotated[
     str,
     typer.Option(
@@ -34,31 +34,16 @@ _Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="DIR", help="Write the files here, not to stdout."),
 ]
-_Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="MODEL", help="Where the plan file does not say it.", autocompletion=model_words
-    ),
-]
-_On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="HARDWARE",
-        help="Where the plan file does not say it.",
-        autocompletion=hardware_words,
-    ),
-]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite files with other contents.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the files.")]
 
 
 def emit(  # noqa: PLR0913 - a parameter is a flag
-    plan: _Plan,
+    plan: PlanFile,
     to: _To,
     output: _Output = None,
-    model: _Model = None,
-    on: _On = None,
+    model: OtherModel = None,
+    on: OtherHardware = None,
     *,
     force: _Force = False,
     as_json: _AsJson = False,

@@ -28,6 +28,25 @@ _Model = typer.Argument(
 )
 
 
+#: a plan file, and what is said in place of what it says
+PlanFile = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
+OtherModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="Where the plan file does not say it.", autocompletion=model_words
+    ),
+]
+OtherHardware = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="HARDWARE",
+        help="Where the plan file does not say it.",
+        autocompletion=hardware_words,
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobFlags:
     """What is trained, on what."""

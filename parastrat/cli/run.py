@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from parastrat.cli.flags import PlanFile
 from parastrat.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from parastrat.cli.plan_case import PlanSource
 
-_Plan = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
 _Script = Annotated[Path, typer.Argument(metavar="script.py", show_default=False)]
 _Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="The script's own.", show_default=False)
@@ -41,7 +41,7 @@ _SCHEMA = "parastrat.run/1"
 
 
 def run(  # noqa: PLR0913 - a parameter is a flag
-    plan: _Plan,
+    plan: PlanFile,
     script: _Script,
     arguments: _Arguments = None,
     nnodes: _Nodes = None,

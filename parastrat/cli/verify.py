@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from parastrat.cli.completion import hardware_words, model_words
+from parastrat.cli.flags import OtherHardware, OtherModel, PlanFile
 
-_Plan = Annotated[Path, typer.Argument(metavar="plan.toml", show_default=False)]
-_Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", metavar="MODEL", help="Where the plan file does not say it.", autocompletion=model_words
-    ),
-]
-_On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="HARDWARE",
-        help="Where the plan file does not say it.",
-        autocompletion=hardware_words,
-    ),
-]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
-def verify(plan: _Plan, model: _Model = None, on: _On = None, *, as_json: _AsJson = False) -> None:
+def verify(
+    plan: PlanFile, model: OtherModel = None, on: OtherHardware = None, *, as_json: _AsJson = False
+) -> None:
     """Dry-run a plan without its cluster: the real wrapping, true shapes, peak memory, collectives.
 
     One rank runs two steps on fake tensors among ranks that are not there; no memory is taken for weights.
