@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from statistics import median
 
-from parastrat.comparison import Compared, Comparison, Quantity, Summary, summary_of
-from parastrat.estimate import Verdict
+from parastrat.comparison import Comparison, Quantity, Summary, summary_of, verdicts_told
 from parastrat.measured import compared, read_rows
 from parastrat.units import GIB
 
@@ -31,7 +30,6 @@ Made by `python benchmarks/accuracy.py --write` from measurements of others (`be
 one default of its stack (`profiles/stacks`), never what fits. An error is predicted / measured - 1.
 """
 _TITLES = {Quantity.PEAK_MEMORY: "Peak memory", Quantity.STEP_TIME: "Step time"}
-_WORST = 10
 
 
 def comparisons() -> dict[Quantity, Comparison]:
@@ -45,7 +43,7 @@ def page(found: dict[Quantity, Comparison]) -> str:
     lines = [_HEAD]
     for quantity, comparison in found.items():
         lines += [f"## {_TITLES[quantity]}", "", *_errors(comparison, quantity), ""]
-        lines += [*_worst(comparison.of(quantity), quantity, explained), ""]
+        lines += [*_worst(comparison, quantity, explained), ""]
         if quantity is Quantity.PEAK_MEMORY:
             lines += [*_verdicts(comparison), ""]
         lines += [*_coverage(comparison), ""]
@@ -53,14 +51,12 @@ def page(found: dict[Quantity, Comparison]) -> str:
 
 
 def _errors(comparison: Comparison, quantity: Quantity) -> list[str]:
-    measured, groups = comparison.of(quantity), defaultdict(list)
-    for row in measured:
-        groups[row.origin, row.stack].append(row)
+    groups = comparison.groups(quantity)
     lines = [
         "| table | stack | rows | median | mean | 90th percentile | bias | within the interval |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
         *(_line(*group, summary_of(own)) for group, own in groups.items()),
-        _line("**all**", "", summary_of(measured)),
+        _line("**all**", "", comparison.summaries[quantity]),
     ]
     spreads = comparison.noise[quantity]
     if spreads:
@@ -77,15 +73,13 @@ def _line(table: str, stack: str, summary: Summary) -> str:
     )
 
 
-def _worst(measured: tuple[Compared, ...], quantity: Quantity, explained: dict[str, str]) -> list[str]:
+def _worst(comparison: Comparison, quantity: Quantity, explained: dict[str, str]) -> list[str]:
     one, unit = (GIB, "GiB") if quantity is Quantity.PEAK_MEMORY else (1.0, "s")
-    known = [(row, row.error) for row in measured if row.error is not None]
-    worst = sorted(known, key=lambda each: -abs(each[1]))[:_WORST]
     lines = [
         f"| worst rows | measured {unit} | predicted {unit} | error | why |",
         "|---|---:|---:|---:|---|",
     ]
-    for row, error in worst:
+    for row, error in comparison.worst(quantity):
         values = f"{(row.measured or 0) / one:.3g} | {row.predicted / one:.3g} | {100 * error:+.1f} %"
         lines.append(f"| {row.id} | {values} | {explained.get(row.id, 'not explained yet')} |")
     return lines
@@ -94,11 +88,9 @@ def _worst(measured: tuple[Compared, ...], quantity: Quantity, explained: dict[s
 def _verdicts(comparison: Comparison) -> list[str]:
     lines = []
     for out_of_memory, title in ((False, "ran"), (True, "ran out of memory")):
-        own = [row for row in comparison.rows if row.out_of_memory is out_of_memory]
-        counts = Counter(row.verdict for row in own)
-        told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
-        wrong = Verdict.FITS if out_of_memory else Verdict.DOES_NOT_FIT
-        names = ", ".join(row.id for row in own if row.verdict is wrong)
+        own = comparison.fates(out_of_memory=out_of_memory)
+        told = verdicts_told(own)
+        names = ", ".join(row.id for row in own if row.is_misjudged)
         lines.append(f"- {len(own)} {title}: {told}" + (f"; wrong: {names}" if names else "") + ".")
     return lines
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from parastrat.estimate import Verdict
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from parastrat.estimate import Verdict
+
+#: so many rows are told as the worst
+_WORST = 10
 
 
 class Quantity(StrEnum):
@@ -42,6 +47,11 @@ class Compared:
     def error(self) -> float | None:
         """``predicted / measured - 1``; None without a measurement."""
         return None if self.measured is None else self.predicted / self.measured - 1
+
+    @property
+    def is_misjudged(self) -> bool:
+        """Whether it ran and was refused, or ran out of memory and was promised."""
+        return self.verdict is (Verdict.FITS if self.out_of_memory else Verdict.DOES_NOT_FIT)
 
     @property
     def origin(self) -> str:
@@ -87,10 +97,33 @@ class Comparison:
         """Return what was measured of a quantity."""
         return tuple(row for row in self.rows if row.quantity is quantity and row.measured is not None)
 
+    def groups(self, quantity: Quantity) -> dict[tuple[str, str], list[Compared]]:
+        """Return what was measured of a quantity by its table and stack."""
+        found: dict[tuple[str, str], list[Compared]] = {}
+        for row in self.of(quantity):
+            found.setdefault((row.origin, row.stack), []).append(row)
+        return found
+
+    def worst(self, quantity: Quantity) -> list[tuple[Compared, float]]:
+        """Return the rows that are most off, with their errors."""
+        known = [(row, row.error) for row in self.of(quantity) if row.error is not None]
+        return sorted(known, key=lambda each: -abs(each[1]))[:_WORST]
+
+    def fates(self, *, out_of_memory: bool) -> tuple[Compared, ...]:
+        """Return the runs whose memory is told, of those that ran or of those that ran out of it."""
+        memory = (row for row in self.rows if row.quantity is Quantity.PEAK_MEMORY)
+        return tuple(row for row in memory if row.out_of_memory is out_of_memory)
+
     @property
     def summaries(self) -> dict[Quantity, Summary]:
         """Each quantity that was measured, summed up."""
         return {quantity: summary_of(rows) for quantity in Quantity if (rows := self.of(quantity))}
+
+
+def verdicts_told(rows: Sequence[Compared]) -> str:
+    """Return the verdicts on some runs, counted."""
+    counts = Counter(row.verdict for row in rows)
+    return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
 
 
 def summary_of(rows: Sequence[Compared]) -> Summary:

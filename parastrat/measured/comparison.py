@@ -10,6 +10,7 @@ from parastrat.assess import assess
 from parastrat.comparison import Compared, Comparison, Quantity, Skipped
 from parastrat.errors import ParastratError
 from parastrat.measured.jobs import job_of
+from parastrat.measured.rows import MEASURED, THROUGHPUT
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.ranks.states import context_bytes
 from parastrat.units import GIB
@@ -20,10 +21,9 @@ if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.measured.rows import MeasuredRow, Table
 
-_THROUGHPUT = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s")
 _OUT_OF_MEMORY = "oom"
 #: columns that do not say what ran
-_NOT_SETTINGS = {"id", "line", "source", "status", "peak_mem_gib", *_THROUGHPUT}
+_NOT_SETTINGS = {"id", "line", "source", "status", *MEASURED}
 
 
 def compared(table: Table) -> Comparison:
@@ -79,7 +79,7 @@ class _Spreads:
 def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterator[Compared]:
     estimate = case.estimate
     out_of_memory = (row.status or "").lower() == _OUT_OF_MEMORY
-    if any(name in columns for name in _THROUGHPUT):
+    if any(name in columns for name in THROUGHPUT):
         yield Compared(
             id=row.id,
             stack=case.stack.name,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 _REQUIRED = ("id", "model", "gpus")
 
 #: columns of which a table of measurements has at least one
-MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s", "peak_mem_gib")
+THROUGHPUT = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s")
+MEASURED = (*THROUGHPUT, "peak_mem_gib")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

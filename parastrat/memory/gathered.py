@@ -54,6 +54,11 @@ def shards_parameters(c: Columns) -> Any:
     return c.shard == code_of(Shard.PARAMETERS)
 
 
+def gathers(c: Columns) -> Any:
+    """Return where a plan shards parameters over several ranks: experts' over those of tp as well."""
+    return shards_parameters(c) & (np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1)
+
+
 def gathered_bytes(
     kinds: Kinds,
     load: RankLoad,
@@ -86,7 +91,6 @@ def gathered_bytes(
     """
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
     root = sum(local(load.root, c))
-    several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
     alone = c.pp == 1
     resharded = c.reshard_after_forward & (alone | (when is not When.END))
     units = unit_parameters(kinds, c)
@@ -104,7 +108,7 @@ def gathered_bytes(
     gradients = element.reduce * np.where(alone, copies, everything)
     gradients = gradients + element.compute * np.where(of_unit & alone, of_root, 0.0)
     gathered = element.compute * (root + whole + reduced) + gradients
-    return np.where(shards_parameters(c), gathered * several, element.cast * everything)
+    return np.where(shards_parameters(c), gathered * gathers(c), element.cast * everything)
 
 
 def _that_ran(chosen: Sequence[bool], parameters: Any, moments: Moments) -> Any:
@@ -122,10 +126,7 @@ def waiting_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
     FSDP2 lets go of a unit's whole gradients when the next unit reduces, and waits for the last one only in
     the last backward (``set_is_last_backward``).
     """
-    several = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
-    return np.where(
-        shards_parameters(c) & several & (c.pp == 1), element.reduce * sum(local(load.root, c)), 0
-    )
+    return np.where(gathers(c) & (c.pp == 1), element.reduce * sum(local(load.root, c)), 0)
 
 
 def unit_parameters(kinds: Kinds, c: Columns) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.hardware import DeviceType
-from parastrat.memory.gathered import shards_parameters, unit_parameters
+from parastrat.memory.gathered import gathers, unit_parameters
 from parastrat.ranks.states import local
 
 if TYPE_CHECKING:
@@ -45,5 +45,4 @@ def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementByt
     for unit, count in zip(unit_parameters(kinds, c), load.repeats, strict=True):
         largest = np.maximum(largest, np.where(count > 0, unit, 0.0))
     root = sum(local(load.root, c))
-    gathered = np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1
-    return np.where(shards_parameters(c) & gathered, element.compute * np.maximum(root, 2 * largest), 0.0)
+    return np.where(gathers(c), element.compute * np.maximum(root, 2 * largest), 0.0)

@@ -6,8 +6,7 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from parastrat.comparison import Quantity, summary_of
-from parastrat.estimate import Verdict
+from parastrat.comparison import Quantity, summary_of, verdicts_told
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, heading, line, rendered, wrapped
 from parastrat.units import GIB
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "parastrat.validation/1"
 
-_WORST = 10
 _NUMBER = Fill.NUMBER
 #: title, unit, and how many of what is compared make one
 _SHOWN = {Quantity.STEP_TIME: ("Step time", "s", 1.0), Quantity.PEAK_MEMORY: ("Peak memory", "GiB", GIB)}
@@ -73,9 +71,7 @@ def validation_text(comparison: Comparison, paper: Paper) -> str:
 def _quantity_lines(comparison: Comparison, quantity: Quantity, paper: Paper) -> list[Line]:
     title, _, _ = _SHOWN[quantity]
     measured = comparison.of(quantity)
-    groups: dict[tuple[str, str], list[Compared]] = {}
-    for row in measured:
-        groups.setdefault((row.origin, row.stack), []).append(row)
+    groups = comparison.groups(quantity)
     table = [_summary_row(*group, summary_of(own)) for group, own in groups.items()]
     if len(groups) > 1:
         table.append(_summary_row("all", "", summary_of(measured)))
@@ -95,7 +91,7 @@ def _quantity_lines(comparison: Comparison, quantity: Quantity, paper: Paper) ->
             f"{100 * median(spreads):.1f} % (median) among themselves"
         )
         found += wrapped(told, paper, first="  ")
-    return [*found, line(), *_worst_lines(measured, quantity, paper)]
+    return [*found, line(), *_worst_lines(comparison, quantity, paper)]
 
 
 def _summary_row(origin: str, stack: str, summary: Summary) -> Row:
@@ -112,10 +108,8 @@ def _summary_row(origin: str, stack: str, summary: Summary) -> Row:
     )
 
 
-def _worst_lines(measured: Sequence[Compared], quantity: Quantity, paper: Paper) -> list[Line]:
+def _worst_lines(comparison: Comparison, quantity: Quantity, paper: Paper) -> list[Line]:
     _, unit, one = _SHOWN[quantity]
-    known = [(row, row.error) for row in measured if row.error is not None]
-    worst = sorted(known, key=lambda each: -abs(each[1]))[:_WORST]
     table = [
         Row(
             cells=(
@@ -126,7 +120,7 @@ def _worst_lines(measured: Sequence[Compared], quantity: Quantity, paper: Paper)
                 f"{100 * error:+.1f}",
             )
         )
-        for row, error in worst
+        for row, error in comparison.worst(quantity)
     ]
     columns = (
         Column(title="worst rows"),
@@ -138,18 +132,14 @@ def _worst_lines(measured: Sequence[Compared], quantity: Quantity, paper: Paper)
 
 def _verdict_lines(comparison: Comparison, paper: Paper) -> list[Line]:
     """Return how the verdicts fare: what ran must not be refused, nor what did not be promised."""
-    memory = [row for row in comparison.rows if row.quantity is Quantity.PEAK_MEMORY]
-    if not memory:
-        return []
-    found = heading("Does it fit", paper)
+    found: list[Line] = []
     for out_of_memory, title in ((False, "ran"), (True, "ran out of memory")):
-        own = [row for row in memory if row.out_of_memory is out_of_memory]
-        counts = Counter(row.verdict for row in own)
-        told = ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
-        if own:
-            found += wrapped(f"{len(own)} {title}: {told}", paper, first="  ")
-        wrong = Verdict.FITS if out_of_memory else Verdict.DOES_NOT_FIT
-        names = [row.id for row in own if row.verdict is wrong]
+        own = comparison.fates(out_of_memory=out_of_memory)
+        if not own:
+            continue
+        found += [] if found else heading("Does it fit", paper)
+        found += wrapped(f"{len(own)} {title}: {verdicts_told(own)}", paper, first="  ")
+        names = [row.id for row in own if row.is_misjudged]
         if names:
             found += wrapped(f"wrong: {', '.join(names)}", paper, first="    ")
     return found

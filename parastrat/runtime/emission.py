@@ -22,16 +22,15 @@ from parastrat.emit.python import emit
 from parastrat.emit.staging import StageParts, Staging
 from parastrat.errors import LaunchError, ModelError, ParastratError
 from parastrat.plan import Mesh, Shard
-from parastrat.runtime.building import described, load_builder
-from parastrat.runtime.hf_models import config_builder
+from parastrat.runtime.building import described
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.pipeline.written import NotStagedError, staged
 from parastrat.runtime.pipeline.written import tried as tried_stages
+from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.proof import tried
 from parastrat.runtime.tensor_parallel.written import NotWrittenError, readings, written
-from parastrat.sources.hub import HUB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -222,14 +221,12 @@ def _builder(ref: str) -> Builder:
     Raises:
         ModelError: MODEL is a preset, of which only sizes are known.
     """
-    if ":" in ref and not ref.startswith(HUB):
-        return load_builder(ref)
-    if not ref.startswith(HUB) and not Path(ref).exists():
+    if ":" not in ref and not Path(ref).exists():
         raise ModelError(
             f"{ref} is known by its sizes alone; how it is divided is found in its code",
             hint="name the model to build: --model path.py:callable, or a config.json",
         )
-    return config_builder(ref)
+    return builder_of(ref)
 
 
 def _apart(bench: Bench, case: Case, division: Division) -> str:
