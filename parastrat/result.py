@@ -48,6 +48,11 @@ class NearestFit:
 
     changes: tuple[str, ...]
     case: Case
+    #: tokens (samples without tokens) per second, of all devices, as a share of those of the fastest plan
+    #: if memory were no limit; None where no such plan obeys the other rules
+    speed: float | None = None
+    #: the same of each device, which tells what more devices pay back
+    speed_each: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +77,8 @@ class SearchResult:
     #: the strategy that the user fixed, with what would have been chosen
     forced_strategy: str | None = None
     unforced: Case | None = None
+    #: where nothing fits, the fastest plan if memory were no limit: what nearest fits are held against
+    memory_aside: Case | None = None
     #: plans that no rule was asked about, because a bound showed that they are slower than what is shown;
     #: counts of ``rejected`` are then the least that rules remove
     bounded: int = 0

@@ -112,6 +112,8 @@ def _changed_flags(case: Case, facts: Facts) -> dict[str, str]:
         flags["--seq-len"] = str(case.workload.sequence_length)
     if case.workload.global_batch_size != facts.workload.global_batch_size:
         flags["--global-batch"] = str(case.workload.global_batch_size)
+    if case.workload.optimizer != facts.workload.optimizer:
+        flags["--optimizer"] = case.workload.optimizer.value
     return flags
 
 

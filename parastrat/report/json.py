@@ -38,6 +38,7 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
         "rungs": [_rung_table(rung) for rung in result.rungs],
         "alternatives": [_outline(case) for case in result.alternatives],
         "rejected": [plain(rejection) for rejection in result.rejected],
+        "memory_aside": _outline(result.memory_aside),
         "nearest_fit": [_nearest_table(fit) for fit in result.nearest_fit],
     }
 
@@ -131,4 +132,5 @@ def _rung_table(rung: Rung) -> dict[str, Any]:
 
 
 def _nearest_table(fit: NearestFit) -> dict[str, Any]:
-    return {"changes": list(fit.changes), **(_outline(fit.case) or {})}
+    speed = {"tokens_per_s": fit.speed, "tokens_per_s_per_gpu": fit.speed_each}
+    return {"changes": list(fit.changes), "speed": speed, **(_outline(fit.case) or {})}

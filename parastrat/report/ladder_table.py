@@ -13,7 +13,7 @@ from parastrat.result import RungStatus
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.report.text import Paper
-    from parastrat.result import NearestFit, Rung, SearchResult
+    from parastrat.result import Rung, SearchResult
 
 _TONES = {
     RungStatus.TAKEN: Tone.GOOD,
@@ -64,37 +64,6 @@ def _figures(case: Case | None) -> tuple[str, str, str]:
     # the time of what cannot run is of no use
     step = duration(estimate.time.step) if estimate.fits else "-"
     return VERDICT_WORDS[estimate.verdict], gib(estimate.memory.total), step
-
-
-def nearest_lines(fits: tuple[NearestFit, ...], paper: Paper) -> list[Line]:
-    """Return what would make a plan fit, cheapest first; said as well where nothing was found."""
-    lines = heading("What would fit", paper)
-    if not fits:
-        return lines + wrapped(
-            "No change that was tried makes it fit: offloading, shorter sequences, more nodes.",
-            paper,
-            first="  ",
-        )
-    columns = (
-        Column(title="change", fill=Fill.REST, most=70),
-        Column(title="strategy", most=16),
-        Column(title="recompute"),
-        Column(title="GiB", fill=Fill.NUMBER),
-        Column(title="step", fill=Fill.NUMBER),
-    )
-    rows = [
-        Row(
-            cells=(
-                "; ".join(fit.changes),
-                fit.case.plan.strategy,
-                fit.case.plan.recompute.value,
-                gib(fit.case.estimate.memory.total),
-                duration(fit.case.estimate.time.step),
-            )
-        )
-        for fit in fits
-    ]
-    return lines + table_lines(columns, rows, paper)
 
 
 def rejected_lines(result: SearchResult, paper: Paper) -> list[Line]:

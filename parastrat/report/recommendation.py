@@ -22,7 +22,8 @@ from parastrat.report.headline import (
     headline_lines,
     recommended_sentence,
 )
-from parastrat.report.ladder_table import ladder_lines, nearest_lines, rejected_lines
+from parastrat.report.ladder_table import ladder_lines, rejected_lines
+from parastrat.report.nearest_fit import nearest_lines
 from parastrat.report.text import Tone, rendered, wrapped
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def recommendation_text(result: SearchResult, context: Context, paper: Paper) ->
     lines = headline_lines(recommended_sentence(result), tone, facts, context, paper)
     lines += wrapped(forced_sentence(result), paper, tone=Tone.CAUTION)
     if chosen is None:
-        lines += nearest_lines(result.nearest_fit, paper)
+        lines += nearest_lines(result, paper)
         lines += ladder_lines(result.rungs, paper, result.forced_strategy)
         lines += rejected_lines(result, paper)
         lines += caveat_lines(facts.model.caveats, paper)

@@ -54,13 +54,15 @@ def find_plan(
     unforced = None
     if fixed.strategy is not None:
         unforced = find_plan(facts, replace(fixed, strategy=None), tolerance=tolerance).chosen
+    near, aside = ((), None) if chosen else nearest_fits(facts, fixed, model_at)
     return SearchResult(
         facts=facts,
         chosen=chosen,
         rungs=rung_reports(standings, taken, tolerance),
         alternatives=tuple(case for case in alternatives if chosen is None or case.plan != chosen.plan),
         rejected=rejected,
-        nearest_fit=() if chosen else nearest_fits(facts, fixed, model_at),
+        nearest_fit=near,
+        memory_aside=aside,
         findings=findings_of(chosen, columns_of(chosen)) if chosen else (),
         tolerance=tolerance,
         considered=judged.considered,

@@ -1,4 +1,9 @@
-"""What would fit if nothing does: the changes, from the cheapest to the dearest."""
+"""What would fit if nothing does: the changes, from the one that costs least speed to the dearest.
+
+What a change costs is told against the fastest plan of the job as it was asked, if memory were no limit.
+Compared are tokens per second of each device: on the same devices that is the order of step times, and more
+devices count for what they pay back.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
 from parastrat.columns import Columns, facts_columns
-from parastrat.plan import Offload
+from parastrat.plan import Offload, Recompute
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
 from parastrat.search.survey import fastest_plan
+from parastrat.workload import Optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +30,8 @@ if TYPE_CHECKING:
 _MOST = 5
 _HALVINGS = 6
 _DOUBLINGS = 10
+#: usable memory, bytes, that nothing reaches
+_NO_LIMIT = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,17 +45,43 @@ class _Fit:
 
 def nearest_fits(
     facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None
-) -> tuple[NearestFit, ...]:
-    """Return up to five plans that fit after a change; those that cost no machines and no tokens first."""
+) -> tuple[tuple[NearestFit, ...], Case | None]:
+    """Return up to five plans that fit after a change, those that cost least speed first.
+
+    Beside them stands the plan that their speed is held against; None where rules forbid it.
+    """
     fits = [fit for fit in _ways(facts, fixed, model_at) if fit is not None][:_MOST]
-    cases = {fit.change: case for fit, case in _assessed(fits)}
-    return tuple(NearestFit(changes=(fit.change,), case=cases[fit.change]) for fit in fits)
+    aside = _memory_aside(facts, fixed) if fits else None
+    cases = dict(_assessed(fits if aside is None else [*fits, aside]))
+    held_against = None if aside is None else cases[aside.change]
+    found = [_against(held_against, fit.change, cases[fit.change]) for fit in fits]
+    found.sort(key=lambda fit: fit.case.estimate.tokens_per_s_per_gpu, reverse=True)
+    return tuple(found), held_against
 
 
-def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[_Fit, Case]]:
-    """Yield the plans as cases; those that differ in the number of nodes alone are estimated together.
+def _memory_aside(facts: Facts, fixed: Constraints) -> _Fit | None:
+    """Return the fastest plan if memory were no limit, on the devices as they are."""
+    device = replace(facts.hardware.device, usable_memory_bytes=_NO_LIMIT)
+    if fixed.recompute is None:
+        # what is kept costs no time
+        fixed = replace(fixed, recompute=Recompute.NONE)
+    plan = fastest_plan(replace(facts, hardware=replace(facts.hardware, device=device)), fixed)
+    return None if plan is None else _Fit(change="memory is no limit", facts=facts, plan=plan)
 
-    Memory and time do not hang on nodes that a plan leaves idle.
+
+def _against(aside: Case | None, change: str, case: Case) -> NearestFit:
+    if aside is None:
+        return NearestFit(changes=(change,), case=case)
+    each = case.estimate.tokens_per_s_per_gpu / aside.estimate.tokens_per_s_per_gpu
+    devices = case.plan.mesh.world_size / aside.plan.mesh.world_size
+    return NearestFit(changes=(change,), case=case, speed=each * devices, speed_each=each)
+
+
+def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[str, Case]]:
+    """Yield the plans as cases by their change.
+
+    Those that differ in the number of nodes alone are estimated together: memory and time do not hang on
+    nodes that a plan leaves idle.
     """
     several: dict[tuple[int, Workload], list[_Fit]] = {}
     for fit in fits:
@@ -57,7 +91,7 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[_Fit, Case]]:
         table = plans_table([fit.plan for fit in alike])
         found = estimated(widest, Columns(facts_columns(widest) | table))
         for row, fit in enumerate(alike):
-            yield fit, cases_of(fit.facts, (fit.plan,), found, row)[0]
+            yield fit.change, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
 def _ways(
@@ -72,13 +106,25 @@ def _ways(
                 break
     freed = _fitting(facts, _unbound(fixed), "") if _unbound(fixed) != fixed else None
     if freed is not None:
-        yield replace(freed, change=f"drop the fixed flags: {freed.plan.strategy} fits")
+        yield replace(freed, change=f"drop the fixed flags, {freed.plan.strategy} fits")
+    yield _smaller_states(facts, fixed)
     yield _shorter(facts, fixed, model_at)
     yield _more_nodes(facts, fixed)
 
 
 def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop)
+
+
+def _smaller_states(facts: Facts, fixed: Constraints) -> _Fit | None:
+    """Return a plan whose optimizer keeps its states in 8 bits."""
+    workload = facts.workload
+    if workload.optimizer is not Optimizer.ADAMW:
+        return None
+    chosen = Optimizer.ADAMW_8BIT
+    assumed = tuple(name for name in workload.assumed if name != "optimizer")
+    changed = replace(facts, workload=replace(workload, optimizer=chosen, assumed=assumed))
+    return _fitting(changed, fixed, f"optimizer {chosen.value} instead of {workload.optimizer.value}")
 
 
 def _shorter(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None) -> _Fit | None:

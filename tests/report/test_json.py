@@ -91,9 +91,11 @@ def test_no_plan_is_null() -> None:
     table = recommendation_json(nothing())
     assert (table["plan"], table["estimate"]) == (None, None)
     assert (table["verdict"], table["fits"]) == ("does_not_fit", False)
-    (nearest,) = table["nearest_fit"]
-    assert set(nearest) == {"changes", "plan", "estimate"}
+    nearest, _ = table["nearest_fit"]
+    assert set(nearest) == {"changes", "speed", "plan", "estimate"}
     assert nearest["changes"] == ["4 nodes instead of 2"]
+    assert nearest["speed"] == {"tokens_per_s": 1.76, "tokens_per_s_per_gpu": 0.88}
+    assert table["memory_aside"]["plan"]["strategy"] == "ddp"
 
 
 def test_what_does_not_fit_says_so() -> None:

@@ -10,12 +10,14 @@ from parastrat.profiles import load_hardware
 from parastrat.report.advice import wrapped_command
 from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.commands import next_steps, plan_flags, steps_to_fit, typed
+from parastrat.report.nearest_fit import nearest_lines
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Paper, rendered, wrapped
 from parastrat.report.wording import hardware_words
 from parastrat.result import NearestFit
 from parastrat.units import GIB, MIB
+from parastrat.workload import Optimizer
 
 
 @pytest.mark.parametrize(
@@ -146,6 +148,11 @@ def test_what_would_fit_is_asked_for_by_its_flags() -> None:
         "parastrat recommend small --on cluster:2 --global-batch 128 --seq-len 512 --tp 2",
         "parastrat recommend small --on cluster:4 --global-batch 64 --tp 2",
     ]
+    states = replace(fsdp2(), workload=replace(fsdp2().workload, optimizer=Optimizer.ADAMW_8BIT))
+    smaller = replace(result, nearest_fit=(NearestFit(changes=("so",), case=states),))
+    assert [step.command for step in steps_to_fit(smaller, CONTEXT)] == [
+        "parastrat recommend small --on cluster:2 --global-batch 64 --optimizer adamw-8bit",
+    ]
     here = replace(CONTEXT, arguments=("small",))
     assert [step.command for step in steps_to_fit(result, here)] == [
         "parastrat recommend small --seq-len 512 --global-batch 128"
@@ -159,3 +166,27 @@ def test_hardware_that_was_probed_is_named_by_what_was_found() -> None:
     assert generic == "h100-sxm5x4:2: 2 nodes of 4 GPUs (h100-sxm5; links are assumed)"
     probed = replace(fsdp2().hardware, name="auto: 2 CPU processes on 2 cores, 23.5 GiB")
     assert hardware_words(probed) == probed.name
+
+
+@pytest.mark.parametrize(
+    ("speed", "words"),
+    [
+        (0.876, "so: costs about 12 % of the tokens per second"),
+        (0.9971, "so: costs no speed"),
+        (1.034, "so: gains about 3.4 % of the tokens per second"),
+        (2.5, "so: makes about 2.50 times the tokens per second"),
+    ],
+)
+def test_what_a_change_costs_is_a_figure(speed: float, words: str) -> None:
+    fit = NearestFit(changes=("so",), case=fsdp2(), speed=speed, speed_each=speed)
+    text = rendered(nearest_lines(replace(nothing(), nearest_fit=(fit,)), Paper(width=100)), Paper())
+    assert f"  - {words}\n" in text
+
+
+def test_a_change_that_nothing_is_held_against_has_no_figure() -> None:
+    result = replace(nothing(), nearest_fit=(NearestFit(changes=("so",), case=fsdp2()),), memory_aside=None)
+    text = rendered(nearest_lines(result, Paper()), Paper())
+    assert "  - so\n" in text
+    assert "Costs are" not in text
+    none = rendered(nearest_lines(replace(result, nearest_fit=()), Paper()), Paper())
+    assert "No change that was tried makes it fit" in none

@@ -1,0 +1,84 @@
+"""Nearest fits: what to change, and what each change costs in speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from search.test_find_plan import facts
+
+from parastrat.plan import Recompute
+from parastrat.result import NearestFit, SearchResult
+from parastrat.search import Constraints, find_plan
+from parastrat.sources import load_source
+from parastrat.workload import Optimizer, Precision
+
+
+def nothing_fits(on: str, fixed: Constraints | None = None, batch: int = 64) -> SearchResult:
+    source, job = load_source("gpt2-xl"), facts("gpt2-xl", on, batch, 1024)
+    assert source is not None
+    result = find_plan(
+        job, fixed, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+    )
+    assert result.chosen is None
+    return result
+
+
+@pytest.fixture(scope="module")
+def result() -> SearchResult:
+    return nothing_fits("h100-sxm5x1:1", Constraints(micro_batch_size=64))
+
+
+def named(result: SearchResult, words: str) -> NearestFit:
+    (fit,) = [fit for fit in result.nearest_fit if words in fit.changes[0]]
+    return fit
+
+
+def test_the_change_that_costs_least_speed_a_device_comes_first(result: SearchResult) -> None:
+    each = [fit.case.estimate.tokens_per_s_per_gpu for fit in result.nearest_fit]
+    assert len(each) == 5
+    assert each == sorted(each, reverse=True)
+    # on the devices as they are that is the order of step times
+    here = [fit.case for fit in result.nearest_fit if fit.case.plan.mesh.world_size == 1]
+    steps = [case.estimate.time.step for case in here]
+    assert len(steps) == 4
+    assert steps == sorted(steps)
+
+
+def test_costs_are_told_against_the_fastest_plan_if_memory_were_no_limit(result: SearchResult) -> None:
+    aside = result.memory_aside
+    assert aside is not None
+    assert not aside.estimate.fits
+    assert aside.plan.micro_batch_size == 64
+    base = 64 * 1024 / aside.estimate.time.step
+    for fit in result.nearest_fit:
+        tokens = fit.case.plan.global_batch_size * (fit.case.workload.sequence_length or 0)
+        assert tokens == 64 * 1024
+        assert fit.speed == pytest.approx(tokens / fit.case.estimate.time.step / base)
+        assert fit.speed_each == pytest.approx(fit.speed / fit.case.plan.mesh.world_size)
+
+
+def test_if_memory_were_no_limit_no_plan_would_be_faster() -> None:
+    source, job = load_source("gpt2-xl"), facts("gpt2-xl", "8x-rtx-4090:1", 64, 1024)
+    assert source is not None
+    short = replace(job.hardware.device, usable_memory_bytes=2 * 2**30)
+    job = replace(job, hardware=replace(job.hardware, device=short))
+    result = find_plan(
+        job, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+    )
+    assert result.memory_aside is not None
+    ample = replace(job, hardware=replace(job.hardware, device=replace(short, usable_memory_bytes=2**60)))
+    best = find_plan(ample).fastest
+    assert best is not None
+    assert result.memory_aside.estimate.time.step <= 1.005 * best.estimate.time.step
+    assert result.memory_aside.plan.recompute is Recompute.NONE
+
+
+def test_states_of_eight_bits_are_tried(result: SearchResult) -> None:
+    fit = named(result, "optimizer adamw-8bit instead of adamw")
+    assert fit.case.workload.optimizer is Optimizer.ADAMW_8BIT
+    assert fit.case.estimate.fits
+
+
+def test_flags_that_may_go_are_named(result: SearchResult) -> None:
+    assert named(result, "drop the fixed flags").case.plan.micro_batch_size < 64
