@@ -140,6 +140,8 @@ class Block:
     tensor_parallel_bytes: float = 0
     #: bytes that every rank sends to the experts in one forward, and gets back
     expert_parallel_bytes: float = 0
+    #: experts that each token goes to, of whose copies those bytes consist
+    experts_per_token: int = 0
     #: keys and values that context parallelism gathers in one forward, bytes for one sample
     context_parallel_bytes: float = 0
     #: one of the model's repeated blocks, an FSDP unit of its own; the others belong to the root unit

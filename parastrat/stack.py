@@ -65,7 +65,10 @@ class Stack:
     #: ZeRO-1 and ZeRO-2
     zero_overlap: float
     fsdp_overlap: float
+    #: of collectives on activations of tensor parallelism
     tp_overlap: float
+    #: of those under asynchronous tensor parallelism
+    async_tp_overlap: float
     pp_overlap: float
     #: share of a link's bus bandwidth that collectives reach inside a training step
     network_efficiency: float
@@ -75,6 +78,8 @@ class Stack:
     launches_per_operator: float
     #: kernels launched per operator that torch dispatches, of which traced blocks consist, forward
     launches_per_dispatch: float
+    #: bytes moved to cast one element of an fp8 product's input, weights or output's gradient
+    fp8_cast_bytes: float
     #: time of a step outside blocks, collectives and optimizer
     step_constant_s: float
     #: what its "selective" activation checkpointing is
@@ -89,6 +94,12 @@ class Stack:
     #: 80 % of measured step times lie within exp(+-this) of the estimate
     time_spread: float
     source: str
+    #: the same of models with experts, where their runs were told apart; None: as time_spread
+    time_spread_with_experts: float | None = None
+    #: whether a token's copies for experts of one scale-up domain cross into it as one
+    dispatch_once_per_domain: bool = False
+    #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all
+    launches_per_expert: float = 0.0
     #: whether attention runs on the kernels made for a device, where others are older
     newest_attention: bool = False
     #: rate of its attention kernels over the device's

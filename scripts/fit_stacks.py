@@ -7,7 +7,7 @@ weakly). One constant is moved at a time, in steps that shrink, until none helps
 in which the loss stays within 2 % of its least. Nothing is written: a constant that moves is put into the
 stack's profile by hand, with what was fitted to what.
 
-Usage: python scripts/fit_stacks.py STACK [--every N] [--tables NAME...]
+Usage: python scripts/fit_stacks.py STACK [--every N] [--tables NAME...] [--dense]
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ PRIORS: Mapping[str, tuple[float, bool]] = {
     "elementwise_factor": (0.35, True),
     "attention_factor": (0.3, True),
     "network_efficiency": (0.15, True),
+    "fp8_cast_bytes": (0.35, True),
     "tp_overlap": (0.2, False),
     "zero_overlap": (0.2, False),
     "fsdp_overlap": (0.2, False),
@@ -54,10 +55,10 @@ class Run:
     seconds: float
 
 
-def runs_of(stack: str, every: int, tables: list[str]) -> list[Run]:
+def runs_of(stack: str, every: int, tables: list[str], *, dense: bool) -> list[Run]:
     """Return the runs of a stack that can be predicted and have a step time."""
     found = []
-    rows = [row for row in read_rows(TABLE).rows if row.stack == stack]
+    rows = [row for row in read_rows(TABLE).rows if row.stack == stack and not (dense and row.moe_experts)]
     for row in rows[::every]:
         table, seconds = row.id.partition("-")[0], step_time(row)
         if seconds is None or (tables and table not in tables):
@@ -145,8 +146,9 @@ def main() -> None:
     parser.add_argument("stack")
     parser.add_argument("--every", type=int, default=1, help="take every N-th row alone")
     parser.add_argument("--tables", nargs="*", default=[])
+    parser.add_argument("--dense", action="store_true", help="leave mixtures of experts out")
     given = parser.parse_args()
-    runs = runs_of(given.stack, given.every, given.tables)
+    runs = runs_of(given.stack, given.every, given.tables, dense=given.dense)
     print(f"before: {told(errors(runs, {}))}")
     best, loss = fitted(runs)
     print(f"after: {told(errors(runs, best))}")

@@ -12,6 +12,7 @@ from parastrat.cost.compute import block_times
 from parastrat.distinct import distinct
 from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
+from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 #: collectives on activations, which nothing hides
 EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
+
+#: half of an all-reduce is an all-gather, which moves casted elements: Transformer Engine casts before it
+#: gathers, as torchao's Float8ColwiseParallel does; what is reduce-scattered stays in bf16
+_FP8_PAYLOAD = 0.75
 
 #: what decides the seconds of one micro-batch in a block, but for what is computed again
 _BLOCKS_BY = ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "async_tp")
@@ -101,8 +106,10 @@ def _tensor_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
     if not count.any():
         return 0.0
     payload = _each(blocks, "tensor_parallel_bytes") * (c.micro_batch_size / c.cp)
+    if facts.workload.precision is Precision.FP8:
+        payload = np.where(_each(blocks, "unit"), _FP8_PAYLOAD, 1.0) * payload
     tensor = all_reduce_s(payload, Group(ranks=c.tp, stride=1), fabric)
-    shown = 1 - np.where(c.async_tp, facts.stack.tp_overlap, 0.0)
+    shown = 1 - np.where(c.async_tp, facts.stack.async_tp_overlap, facts.stack.tp_overlap)
     return 2 * count * tensor * shown
 
 
@@ -115,11 +122,16 @@ def _context_parallel_s(_: Facts, blocks: Sequence[Block], c: Columns, fabric: F
     return (size > 0) * 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
 
 
-def _expert_parallel_s(_: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
+def _expert_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
     size = _each(blocks, "expert_parallel_bytes")
     if not size.any():
         return 0.0
     # ranks of one tp group send a share of the tokens each, as the experts' compute has it
     sent = size * (c.micro_batch_size / c.cp / c.tp)
+    # behind a dispatch tokens are sorted by the expert, before a combine back: read and written once
+    device = facts.hardware.device
+    sorting = 2 * sent * facts.stack.elementwise_factor / device.memory_bytes_per_s * (c.ep > 1)
     # dispatch and combine, each forward and backward
-    return (size > 0) * 4 * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric)
+    once = facts.stack.dispatch_once_per_domain
+    copies = np.maximum(_each(blocks, "experts_per_token"), 1) if once else 1
+    return 4 * (sorting + (size > 0) * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric, copies))

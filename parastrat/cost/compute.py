@@ -89,7 +89,10 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
     table, shares = operator_table(blocks), _shares(c)
     forward, backward = _matmuls_s(facts, table.products, shares, c)
-    launches = _beside(table.launches, c) * each * device.launch_s
+    launches = _beside(table.launches, c) * each
+    if stack.launches_per_expert and facts.model.experts:
+        held = facts.model.experts / c.ep
+        launches = launches + _beside(table.grouped, c) * held * stack.launches_per_expert
     return BlockTimes(
         matmul_forward=table.products.by_block(forward, len(blocks)),
         matmul_backward=table.products.by_block(backward, len(blocks)),
@@ -98,7 +101,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         traffic_forward=_divided(table.traffic, shares)
         * stack.elementwise_factor
         / device.memory_bytes_per_s,
-        launch_forward=launches,
+        launch_forward=launches * device.launch_s,
     )
 
 
@@ -117,11 +120,10 @@ def _matmuls_s(facts: Facts, products: Products, shares: Numbers, c: Columns) ->
 
     Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m).
     """
-    curve, precision = facts.hardware.device.matmul, facts.workload.precision
+    curve = facts.hardware.device.matmul
     m, n, k = _sides(products, c, facts.model.experts)
     flops = _beside(products.flops, c) * shares[products.split]
-    fastest = curve.ceiling * sustained_flops_per_s(facts.hardware.device, precision)
-    ideal = flops / fastest
+    ideal = flops / _beside(_fastest(facts, products), c)
 
     def reached(rows: Numbers, columns: Numbers, depth: Numbers) -> Numbers:
         return rows / (rows + curve.m_half) * (columns / (columns + curve.n_half)) * depth
@@ -130,8 +132,29 @@ def _matmuls_s(facts: Facts, products: Products, shares: Numbers, c: Columns) ->
     k_inside, k_outside = k / (k + curve.k_half), n / (n + curve.k_half)
     forward = ideal / reached(m, n, k_inside)
     of_weights = ideal / reached(n, k, m / (m + curve.k_half))
-    backward = ideal / reached(m, k, k_outside)
-    return forward, backward + _beside(products.weighted, c) * of_weights
+    backward = ideal / reached(m, k, k_outside) + _beside(products.weighted, c) * of_weights
+    if facts.workload.precision is not Precision.FP8:
+        return forward, backward
+    cast_s = _cast_s(facts, products, c) * flops / 2
+    # an element of the input stands in n products, one of the weights in m, one of the output in k
+    return forward + cast_s / n + cast_s / m, backward + cast_s / k
+
+
+def _fastest(facts: Facts, products: Products) -> Any:
+    """Return the rate that large products approach, for each.
+
+    Under fp8 logits stay in bf16, as torchtitan's filter and Megatron-Core's output layer have it.
+    """
+    device, precision = facts.hardware.device, facts.workload.precision
+    outside = Precision.BF16_MIXED if precision is Precision.FP8 else precision
+    rates = (sustained_flops_per_s(device, own) for own in (precision, outside))
+    return device.matmul.ceiling * np.where(products.repeated, *rates)
+
+
+def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
+    """Return the seconds of casting one element to fp8, for each product."""
+    moved = facts.stack.fp8_cast_bytes * facts.stack.elementwise_factor
+    return _beside(products.repeated, c) * moved / facts.hardware.device.memory_bytes_per_s
 
 
 def sustained_flops_per_s(device: Device, precision: Precision) -> float:

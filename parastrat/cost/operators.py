@@ -36,6 +36,8 @@ class Products:
     weighted: Any
     #: one for each expert
     grouped: Any
+    #: in one of the model's repeated blocks
+    repeated: Any
     #: the blocks that have products, with the first of each
     blocks: Any
     starts: Any
@@ -60,8 +62,9 @@ class OperatorTable:
     #: FLOPs of attention, and bytes that all others move, by block and what divides them
     attention: Any
     traffic: Any
-    #: operators of each block
+    #: operators of each block, and the grouped products among them
     launches: Any
+    grouped: Any
 
 
 @remembered
@@ -78,16 +81,22 @@ def operator_table(blocks: tuple[Block, ...]) -> OperatorTable:
             else:
                 traffic[place, SPLITS.index(operator.split)] += operator.bytes * operator.count
     return OperatorTable(
-        products=_products(products),
+        products=_products(products, blocks),
         attention=attention,
         traffic=traffic,
         launches=np.array([sum(operator.count for operator in block.operators) for block in blocks]),
+        grouped=np.array([_grouped(block) for block in blocks]),
     )
 
 
-def _products(several: list[tuple[int, Operator]]) -> Products:
+def _grouped(block: Block) -> int:
+    kind = OperatorKind.GROUPED_MATMUL
+    return sum(operator.count for operator in block.operators if operator.kind is kind)
+
+
+def _products(several: list[tuple[int, Operator]], blocks: tuple[Block, ...]) -> Products:
     owners, operators = [place for place, _ in several], [operator for _, operator in several]
-    blocks = list(dict.fromkeys(owners))
+    having = list(dict.fromkeys(owners))
     return Products(
         flops=np.array([operator.flops * operator.count for operator in operators], dtype=float),
         m=np.array([operator.m for operator in operators], dtype=float),
@@ -98,6 +107,7 @@ def _products(several: list[tuple[int, Operator]]) -> Products:
         divides_k=np.array([operator.split_side == "k" for operator in operators]),
         weighted=np.array([operator.weighted for operator in operators]),
         grouped=np.array([operator.kind is OperatorKind.GROUPED_MATMUL for operator in operators]),
-        blocks=np.array(blocks, dtype=np.int64),
-        starts=np.array([owners.index(place) for place in blocks], dtype=np.int64),
+        repeated=np.array([blocks[place].unit for place in owners]),
+        blocks=np.array(having, dtype=np.int64),
+        starts=np.array([owners.index(place) for place in having], dtype=np.int64),
     )

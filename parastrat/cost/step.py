@@ -164,7 +164,10 @@ def time_spread(facts: Facts) -> float:
         entry.kind is FigureKind.ASSUMED and entry.field.split(".")[0] in _RATE_FIELDS
         for entry in facts.hardware.device.provenance
     )
-    return math.hypot(facts.stack.time_spread, _ASSUMED_SPREAD if assumed else 0.0)
+    of_stack = facts.stack.time_spread
+    if facts.model.experts and facts.stack.time_spread_with_experts is not None:
+        of_stack = facts.stack.time_spread_with_experts
+    return math.hypot(of_stack, _ASSUMED_SPREAD if assumed else 0.0)
 
 
 def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _layer(
     if crossed:
         parts += [norm(setting, added=True), attention(setting, causal=False, memory_tokens=memory_tokens)]
     parts += [mixture(setting) if mixed else feed_forward(setting), dropout_masks(setting)]
-    routed = a.experts.top_k * width if mixed and a.experts else 0
+    routed = a.experts.top_k if mixed and a.experts else 0
     inner = (a.experts.ffn * a.experts.top_k if a.experts and mixed else a.ffn) * setting.tokens
     part = joined(*parts)
     return Block(
@@ -180,6 +180,7 @@ def _layer(
         boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,
         tensor_parallel_bytes=width,
-        expert_parallel_bytes=routed,
+        expert_parallel_bytes=routed * width,
+        experts_per_token=routed,
         context_parallel_bytes=2 * setting.element * setting.tokens * a.kv_heads * a.head_dim,
     )

@@ -64,6 +64,45 @@ def test_backward_products_have_shapes_of_their_own() -> None:
     assert found.matmul_backward == pytest.approx((15 + 63 / 4) / 1.25)
 
 
+def narrow(*operators: Operator, unit: bool = True, cast_bytes: float = 0, **plan: Any) -> BlockTimes:
+    """Times under fp8, at twice the rate of bf16."""
+    own = block(*operators, unit=unit)
+    rates = {"sustained": Rates(bf16=TERA, fp8=2 * TERA)}
+    stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0}
+    return block_times(job(own, device=rates, stack=stack, precision=Precision.FP8), (own,), row(**plan))
+
+
+def test_fp8_multiplies_in_repeated_blocks_alone() -> None:
+    assert narrow(matmul(TERA)).matmul_forward == pytest.approx(1 / 2)
+    assert narrow(matmul(TERA), unit=False).matmul_forward == pytest.approx(1)
+
+
+def test_fp8_casts_inputs_and_weights_forward_and_the_outputs_gradient_backward() -> None:
+    # 100 x 50 by 50 x 20, five times: 2 x 3 bytes moved for each of 5,000 and 1,000 elements, and of 2,000
+    product = matmul(2 * 100 * 20 * 50, m=100, n=20, k=50, count=5)
+    plain, found = narrow(product), narrow(product, cast_bytes=3)
+    assert found.matmul_forward - plain.matmul_forward == pytest.approx(5 * 6 * 6000 / TERA)
+    assert found.matmul_backward - plain.matmul_backward == pytest.approx(5 * 6 * 2000 / TERA)
+    ends = narrow(product, cast_bytes=3, unit=False)
+    assert ends.matmul_forward == narrow(product, unit=False).matmul_forward
+
+
+def test_a_tensor_parallel_rank_casts_its_share_of_the_weights() -> None:
+    product = matmul(2 * 100 * 20 * 50, m=100, n=20, k=50, split=Split.TENSOR, split_side="n")
+    plain, found = narrow(product, tp=2), narrow(product, cast_bytes=3, tp=2)
+    # the input is whole on every rank
+    assert found.matmul_forward - plain.matmul_forward == pytest.approx(6 * (5000 + 500) / TERA)
+    assert found.matmul_backward - plain.matmul_backward == pytest.approx(6 * 1000 / TERA)
+
+
+def test_kernels_may_be_launched_for_each_expert_that_a_rank_holds() -> None:
+    routed = block(matmul(0, kind=OperatorKind.GROUPED_MATMUL, count=2), matmul(0))
+    facts = job(routed, device={"launch_s": 1.0}, stack={"launches_per_expert": 5.0}, model={"experts": 16})
+    # three operators, and two products of 4 experts
+    found = block_times(facts, (routed,), row(dp_shard=4, ep=4))
+    assert found.launch_forward == pytest.approx(3 + 2 * 4 * 5)
+
+
 def test_rows_follow_the_micro_batch_and_context_parallelism() -> None:
     found = times(matmul(TERA, m=100, n=50, k=25), on={"matmul": CURVE}, micro_batch_size=6, cp=2)
     assert found.matmul_forward == pytest.approx(at((300, 50, 25), 3 * TERA))

@@ -62,6 +62,7 @@ def full_model() -> Facts:
             "dp_overlap": 0.6,
             "zero_overlap": 0.3,
             "tp_overlap": 0.5,
+            "async_tp_overlap": 0.75,
             "pp_overlap": 0.1,
             "step_constant_s": 0.01,
             "launches_per_operator": 1.0,
@@ -99,6 +100,13 @@ def test_parts_add_up_to_the_step() -> None:
     assert (low, high) == (pytest.approx(math.exp(-0.2)), pytest.approx(math.exp(0.2)))
 
 
+def test_an_interval_may_be_another_with_experts() -> None:
+    spreads = {"time_spread": 0.1, "time_spread_with_experts": 0.3}
+    for experts, spread in ((None, 0.1), (8, 0.3)):
+        found = step(job(layer(), stack=spreads, model={"experts": experts}))
+        assert found.step_high / found.step == pytest.approx(math.exp(spread))
+
+
 def test_alone_a_rank_only_computes_and_updates() -> None:
     busy = {part for part, seconds in step(full_model()).parts.items() if seconds}
     assert busy == {"compute", "optimizer"}
@@ -118,15 +126,42 @@ def test_tensor_parallel_ranks_and_experts_stand_side_by_side() -> None:
     )
     # all 8 of a node in the group: inside, 15/16 twice at 100 GB/s; between, 8/16 twice over 8 cards
     assert step(facts, tp=16).tp_exposed == pytest.approx(2 * 15 / 16 * GB / (100 * GB) * 2 * 2)
-    # every second message stays inside
-    assert step(facts, dp_shard=16, ep=16).ep_exposed == pytest.approx(4 * 8 / 16 * GB / (10 * GB) * 2)
+    # every second message stays inside; what came is read and written to sort it by experts
+    sent = 8 / 16 * GB / (10 * GB) + 2 * GB / TERA
+    assert step(facts, dp_shard=16, ep=16).ep_exposed == pytest.approx(4 * sent * 2)
 
 
-def test_asynchronous_tensor_parallelism_hides_the_stacks_share() -> None:
-    facts = job(layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB), stack={"tp_overlap": 0.75})
+def test_copies_of_a_token_may_enter_a_domain_as_one() -> None:
+    routed = layer(expert_parallel_bytes=GB, experts_per_token=2)
+    apart, once = (
+        job(routed, num_nodes=4, stack={"dispatch_once_per_domain": chosen}) for chosen in (False, True)
+    )
+    sorting = 2 * GB / TERA
+    expected = 4 * (24 / 32 * GB / (10 * GB) + sorting) * 2
+    assert step(apart, dp_shard=32, ep=32).ep_exposed == pytest.approx(expected)
+    # of two copies at random over four nodes 3 x (1 - 9/16) other nodes have one, each half the bytes
+    expected = 4 * (3 * 7 / 16 * GB / 2 / (10 * GB) + sorting) * 2
+    assert step(once, dp_shard=32, ep=32).ep_exposed == pytest.approx(expected)
+
+
+def test_a_stack_hides_a_share_of_tensor_parallelism_and_another_asynchronously() -> None:
+    overlaps = {"tp_overlap": 0.5, "async_tp_overlap": 0.75}
+    facts = job(layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB), stack=overlaps)
+    # shown is half: all-reduce 2 x 3/4 of the bytes at 100 GB/s; forward and backward, of 2 layers
     plain = step(facts, tp=4)
-    assert step(facts, tp=4, async_tp=True).tp_exposed == pytest.approx(plain.tp_exposed / 4)
+    assert plain.tp_exposed == pytest.approx(0.5 * 2 * 3 / 4 * GB / (100 * GB) * 2 * 2)
+    assert step(facts, tp=4, async_tp=True).tp_exposed == pytest.approx(plain.tp_exposed / 2)
     assert step(facts, tp=4, cp=2).tp_exposed == pytest.approx(plain.tp_exposed / 2)
+
+
+def test_under_fp8_layers_gather_casted_activations_and_scatter_others() -> None:
+    ends = block(tensor_parallel_collectives=1, tensor_parallel_bytes=GB, unit=False)
+    facts = job(ends, layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB))
+    narrow = job(*facts.model.blocks, precision=Precision.FP8)
+    # of two bytes one is gathered and two are scattered, in each of 2 layers; the end stays as it is
+    one = 2 * 3 / 4 * GB / (100 * GB) * 2
+    assert step(facts, tp=4).tp_exposed == pytest.approx(3 * one)
+    assert step(narrow, tp=4).tp_exposed == pytest.approx((2 * 0.75 + 1) * one)
 
 
 def test_context_parallelism_gathers_twice_and_scatters_once() -> None:
@@ -143,12 +178,13 @@ def test_ranks_of_a_sequence_stand_tp_apart() -> None:
 def test_experts_are_reached_four_times() -> None:
     facts = job(layer(expert_parallel_bytes=GB))
     found = step(facts, dp_shard=4, ep=4, micro_batch_size=5, gradient_accumulation_steps=3)
-    # 3/4 of the bytes leave the rank; dispatch and combine, forward and backward
-    assert found.ep_exposed == pytest.approx(4 * 3 / 4 * GB * 5 / (100 * GB) * 2 * 3)
+    # 3/4 of the bytes leave the rank, all are sorted; dispatch and combine, forward and backward
+    one = 3 / 4 * GB / (100 * GB) + 2 * GB / TERA
+    assert found.ep_exposed == pytest.approx(4 * one * 5 * 2 * 3)
     # ranks of one sequence, and of one tensor-parallel group, send their share of its tokens
     for axis in ("cp", "tp"):
         shared = step(facts, dp_shard=2, ep=4, **{axis: 2})
-        assert shared.ep_exposed == pytest.approx(4 * 3 / 4 * GB / 2 / (100 * GB) * 2)
+        assert shared.ep_exposed == pytest.approx(4 * one / 2 * 2)
 
 
 def test_a_byte_costs_a_hop_and_nothing_costs_none() -> None:

@@ -54,8 +54,11 @@ def test_a_stack_is_plausible(name: str) -> None:
     assert 0 < stack.memory_margin < 0.5
     assert 0 < stack.time_spread < 1
     assert stack.elementwise_factor >= 1
-    shares = (stack.dp_overlap, stack.zero_overlap, stack.fsdp_overlap, stack.tp_overlap, stack.pp_overlap)
+    overlaps = ("dp", "zero", "fsdp", "tp", "async_tp", "pp")
+    shares = [getattr(stack, f"{name}_overlap") for name in overlaps]
     assert all(0 <= share <= 1 for share in (*shares, stack.network_efficiency, stack.fragmentation))
+    # at least one byte is read and one written
+    assert stack.fp8_cast_bytes >= 3
 
 
 def test_the_promised_stacks_are_there() -> None:
