@@ -200,6 +200,8 @@ class ModelSpec:
     max_sequence_length: int | None = None
     #: the checkpoint has buffers, which may change from step to step (running statistics)
     changing_buffers: bool | None = None
+    #: tokens choose which of the model's modules run, so that some may see none of a rank's batch
+    routed: bool | None = None
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False
     #: where architecture and parameter count come from

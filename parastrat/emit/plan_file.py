@@ -29,6 +29,7 @@ def plan_toml(case: Case, *, stored_ref: str | None = None) -> str:
         parameters=case.model.parameters,
         blocks=case.model.layers,
         changing_buffers=case.model.changing_buffers,
+        routed=case.model.routed,
     )
     hardware = plain(case.hardware)
     table = {

@@ -82,7 +82,7 @@ def emit(
         *([text.BLOCKS, _count_check(case)] if blocks else []),
         text.RECOMPUTE[plan.recompute],
         _compiled(plan),
-        _sharded(case) if plan.shards_parameters else _whole(plan),
+        _sharded(case) if plan.shards_parameters else _whole(case),
     ]
     lines = [
         text.HEADER.format(title=heading(case), loop=loop(plan)),
@@ -140,9 +140,13 @@ def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
         definitions.append(build_mesh(case))
     else:
         definitions.append(text.BUILD_NO_MESH.format(device=json.dumps(case.launch.device)))
+    may_route = _may_route(case)
+    if may_route and (blocks or mesh.world_size > 1):
+        definitions.append(text.ROUTED)
     if blocks:
         imports.append("from collections import Counter")
-        definitions.append(text.REPEATED_BLOCKS)
+        outermost = text.OUTERMOST.format(taken="names + experts" if may_route else "names")
+        definitions.append(text.REPEATED_BLOCKS + (text.EXPERTS if may_route else "") + outermost)
     imports += text.RECOMPUTE_IMPORTS[plan.recompute]
     definitions += text.RECOMPUTE_DEFINITIONS[plan.recompute]
     if plan.shards_parameters:
@@ -159,6 +163,14 @@ def _buffers_may_change(case: Case) -> bool:
     """Return whether the checkpoint may have running statistics or the like: unless known, it may."""
     try:
         return case.model.changing_buffers is not False
+    except UnknownFactError:
+        return True
+
+
+def _may_route(case: Case) -> bool:
+    """Return whether tokens may choose which modules run: unless known, they may."""
+    try:
+        return case.model.routed is not False
     except UnknownFactError:
         return True
 
@@ -198,7 +210,7 @@ def _count_check(case: Case) -> str:
 
 
 def _sharded(case: Case) -> str:
-    plan, may_change = case.plan, _buffers_may_change(case)
+    plan, may_change, may_route = case.plan, _buffers_may_change(case), _may_route(case)
     compute = COMPUTE.get(plan.precision)
     settings = [f"param_dtype={compute}"] if compute else []
     if plan.precision is not Precision.FP32:
@@ -208,11 +220,15 @@ def _sharded(case: Case) -> str:
         reshard=plan.reshard_after_forward,
         norms=shard_text.NORMS if compute and may_change else "",
         follow=shard_text.FOLLOW if may_change else "",
+        returned="" if may_route else "return ",
+        unused=shard_text.REDUCE_UNUSED if may_route else "",
     )
 
 
-def _whole(plan: Plan) -> str:
-    compute = COMPUTE.get(plan.precision)
+def _whole(case: Case) -> str:
+    compute = COMPUTE.get(case.plan.precision)
     autocast = text.AUTOCAST.format(dtype=compute) if compute else ""
-    is_alone = plan.mesh.world_size == 1
-    return (text.MOVE_ALONE if is_alone else text.MOVE) + autocast + (text.RETURN if is_alone else text.DDP)
+    if case.plan.mesh.world_size == 1:
+        return text.MOVE_ALONE + autocast + text.RETURN
+    arguments = text.DDP_ARGUMENTS_ROUTED if _may_route(case) else text.DDP_ARGUMENTS
+    return text.MOVE + autocast + text.DDP.format(arguments=arguments)

@@ -48,7 +48,14 @@ SHARD = """\
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward={reshard})
     # the rest is one more unit; it stays gathered, because backward begins with it
     from_first_rank(model, mesh.device_type)
-{follow}    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+{follow}    {returned}fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+{unused}"""
+
+REDUCE_UNUSED = """\
+    if routed(model):
+        # with zeros for experts that no token of this rank chose: all ranks must send alike
+        model.set_reduce_scatter_unused_params(True)  # as of torch 2.13
+    return model
 """
 
 FOLLOW = """\

@@ -31,6 +31,16 @@ def build_mesh(device_type: str = {device}) -> torch.device:
     return torch.device(device_type)
 '''
 
+#: where tokens choose modules
+ROUTED = '''
+def routed(model: nn.Module) -> list[str]:
+    """Name the lists of modules of which tokens choose some, such as model.layers.0.experts."""
+    containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    lists = [(path, part) for path, part in model.named_modules() if isinstance(part, containers)]
+    several = [(path, type(part).__name__) for path, part in lists if len(part) > 1]
+    return [path for path, kind in several if "experts" in f"{path.rpartition('.')[2]} {kind}".lower()]
+'''
+
 REPEATED_BLOCKS = '''
 def repeated_blocks(model: nn.Module) -> list[str]:
     """Name the repeated layers, such as model.layers.0: children of a container that are of one class."""
@@ -40,12 +50,20 @@ def repeated_blocks(model: nn.Module) -> list[str]:
     kinds = Counter((path, type(part), tuple(p.shape for p in part.parameters())) for path, part in parts)
     repeated = {kind for (_, kind, shapes), count in kinds.items() if count > 1 and shapes} - {*containers}
     names: list[str] = []
-    for path, stack in stacks:
-        if not any(f"{path}.".startswith(f"{name}.") for name in names):  # experts are inside a layer
-            found = [key for key, layer in stack.named_children() if type(layer) in repeated]
-            names += [f"{path}.{key}" if path else key for key in found]
-    return names
 '''
+
+#: a list of experts is no stack of layers, also where it is in none
+EXPERTS = """\
+    experts = routed(model)
+"""
+
+OUTERMOST = """\
+    for path, stack in stacks:
+        if not any(f"{{path}}.".startswith(f"{{name}}.") for name in {taken}):  # experts are inside a layer
+            found = [key for key, layer in stack.named_children() if type(layer) in repeated]
+            names += [f"{{path}}.{{key}}" if path else key for key in found]
+    return names
+"""
 
 _SELECTIVE = '''
 def selective():
@@ -189,13 +207,22 @@ RETURN = """\
     return model
 """
 
+DDP_ARGUMENTS = """\
+        model, device_ids=None if index is None else [index], gradient_as_bucket_view=True
+"""
+DDP_ARGUMENTS_ROUTED = """\
+        model,
+        device_ids=None if index is None else [index],
+        gradient_as_bucket_view=True,
+        find_unused_parameters=bool(routed(model)),  # an expert may see no token of a rank
+"""
+
 DDP = """\
     # sends rank 0's weights to all ranks; averages gradients while backward runs
     model = DistributedDataParallel(
-        model, device_ids=None if index is None else [index], gradient_as_bucket_view=True
-    )
+{arguments}    )
     # buffers outside the checkpoint are constants: no need to send them before every forward
-    buffers = {name for name, _ in model.module.named_buffers(remove_duplicate=False)}
+    buffers = {{name for name, _ in model.module.named_buffers(remove_duplicate=False)}}
     model.broadcast_buffers = not buffers.isdisjoint(model.module.state_dict(keep_vars=True))
     return model
 """

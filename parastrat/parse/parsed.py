@@ -28,12 +28,14 @@ class ModelFingerprint:
     blocks: int
     #: the checkpoint has buffers, which may change from step to step; None: unknown
     changing_buffers: bool | None = None
+    #: tokens choose which of its modules run; None: unknown
+    routed: bool | None = None
 
 
 class FingerprintedModel(Unknown):
     """Stands for the model of a plan file in a ``Case``; of it only the fingerprint can be read."""
 
-    __slots__ = ("changing_buffers", "layers", "parameters", "ref")
+    __slots__ = ("changing_buffers", "layers", "parameters", "ref", "routed")
 
     def __init__(self, fingerprint: ModelFingerprint) -> None:
         super().__init__("model")
@@ -41,6 +43,7 @@ class FingerprintedModel(Unknown):
         self.parameters = fingerprint.parameters
         self.layers = fingerprint.blocks
         self.changing_buffers = fingerprint.changing_buffers
+        self.routed = fingerprint.routed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

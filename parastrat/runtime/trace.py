@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from parastrat.model import Family, ModelSpec, TrainingDefaults
-from parastrat.runtime.blocks import parameter_count, repeated_blocks
+from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import build_module, load_builder
 from parastrat.runtime.chain import SAMPLES, chain_of
@@ -148,6 +148,7 @@ def _traced(
         vocab=getattr(config, "vocab_size", None) if source.has_tokens else None,
         max_sequence_length=source.max_sequence_length,
         changing_buffers=has_changing_buffers(module),
+        routed=has_routed_parts(module),
         dispatched=True,
         source="traced on fake tensors",
         caveats=(_REPLICATED, *unfused, *inputs.caveats, *chain.caveats),

@@ -84,6 +84,7 @@ def convnext(network: ConvNeXt, precision: Precision, kernels: Kernels, ref: str
         source=network.source,
         caveats=(_CAVEAT,),
         changing_buffers=False,
+        routed=False,
     )
 
 

@@ -110,6 +110,7 @@ def residual_network(
         causal=False,
         layers=sum(network.depths),
         changing_buffers=True,
+        routed=False,
         dispatched=True,
         source=network.source,
     )

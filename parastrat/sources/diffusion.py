@@ -101,6 +101,7 @@ def diffusion_transformer(
         heads=network.heads,
         kv_heads=network.heads,
         changing_buffers=False,
+        routed=False,
         source=network.source,
         caveats=_CAVEATS,
     )

@@ -78,6 +78,7 @@ def transformer(
         experts=architecture.experts.count if architecture.experts else None,
         max_sequence_length=architecture.max_sequence_length,
         changing_buffers=False,
+        routed=architecture.experts is not None,
         source=architecture.source,
         caveats=_caveats(architecture),
     )

@@ -24,13 +24,13 @@ def test_stores_the_path_that_it_is_given(case_of: Callable[..., Case], tmp_path
     path = tmp_path / "plan.toml"
     path.write_text(plan_toml(case_of(), stored_ref="../model.py:build"))
     assert read_plan(path).model == ModelFingerprint(
-        ref="../model.py:build", parameters=8_030_261_248, blocks=32, changing_buffers=False
+        ref="../model.py:build", parameters=8_030_261_248, blocks=32, changing_buffers=False, routed=False
     )
 
 
 def test_a_fingerprint_stands_in_for_an_unknown_model(case_of: Callable[..., Case]) -> None:
     fingerprint = ModelFingerprint(
-        ref="llama-3.1-8b", parameters=8_030_261_248, blocks=32, changing_buffers=False
+        ref="llama-3.1-8b", parameters=8_030_261_248, blocks=32, changing_buffers=False, routed=False
     )
     model = FingerprintedModel(fingerprint)
     case = replace(case_of(), model=model)  # type: ignore[arg-type]

@@ -200,7 +200,8 @@ def test_buffers_that_may_change_are_refused_or_sent(case_of: Callable[..., Case
     with pytest.raises(ValueError, match="buffers in the checkpoint would drift apart"):
         names_in(text_of(case))["parallelize"](model, None)
     for may in (True, None):
-        changing = SimpleNamespace(ref="resnet-50", parameters=1, layers=1, changing_buffers=may)
+        known = {"parameters": 1, "layers": 1, "changing_buffers": may, "routed": False}
+        changing = SimpleNamespace(ref="resnet-50", **known)
         assert "follow_first_rank(model)" in text_of(replace(case, model=changing))  # type: ignore[arg-type]
 
 
@@ -242,6 +243,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "experts": lambda: nn.ModuleDict(
         {"embed": nn.Embedding(4, 8), "h": nn.ModuleList([moe_layer(), moe_layer()])}
     ),
+    "experts in no layer": lambda: nn.ModuleDict(
+        {"h": nn.ModuleList([layer(), layer()]), "experts": nn.ModuleList([layer(), layer()])}
+    ),
     "stages": lambda: nn.Sequential(
         nn.Conv2d(3, 4, 3),
         nn.Sequential(Bottleneck(4, 4), Bottleneck(4, 4)),
@@ -254,7 +258,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_finds_the_blocks_that_the_runtime_finds(name: str, case_of: Callable[..., Case]) -> None:
     model = MODELS[name]()
-    found = names_in(text_of(case_of()))["repeated_blocks"](model)
+    case = case_of()
+    case.model.routed = None  # type: ignore[misc]
+    found = names_in(text_of(case))["repeated_blocks"](model)
     assert found
     assert sorted(found) == sorted(repeated_blocks(model).names)
 
@@ -285,7 +291,7 @@ def test_makes_the_collectives_of_auto_parallelize(
     case = case_of(ranks=ranks, device=cpu_device, **fields)
     # known to have no changing buffers, or not known: two forms of the same thing
     known = False if fields["mesh"].dp_replicate == 1 else None
-    model = SimpleNamespace(ref="gpt", parameters=1, layers=3, changing_buffers=known)
+    model = SimpleNamespace(ref="gpt", parameters=1, layers=3, changing_buffers=known, routed=False)
     case = replace(case, model=model)  # type: ignore[arg-type]
     (tmp_path / "plan.toml").write_text(plan_toml(case))
     (tmp_path / "parallelize.py").write_text(text_of(case))
@@ -337,7 +343,8 @@ def test_recomputes_what_the_runtime_recomputes(
         precision=Precision.FP32,
         recompute=recompute,
     )
-    names = names_in(text_of(replace(case, model=SimpleNamespace(layers=2, changing_buffers=False))))  # type: ignore[arg-type]
+    model = SimpleNamespace(layers=2, changing_buffers=False, routed=False)
+    names = names_in(text_of(replace(case, model=model)))  # type: ignore[arg-type]
     emitted_model, ours = layers(), layers()
     keys = list(emitted_model.state_dict())
     emitted_model = names["parallelize"](emitted_model, names["build_mesh"]())
