@@ -19,13 +19,20 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.plan import Backend, Mesh, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
-from parastrat.runtime.dry_run import run_on_fakes
+from parastrat.runtime.dry_run import preload, run_on_fakes
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
 MODELS = Path(__file__).with_name("dry_run_models.py")
 LENGTH = 4096
 WAYS = {
+    "single": {"mesh": Mesh(), "shard": Shard.NONE},
+    "ddp": {"mesh": Mesh(dp_replicate=8), "shard": Shard.NONE},
+    "ddp, 2 micro-batches": {
+        "mesh": Mesh(dp_replicate=8),
+        "shard": Shard.NONE,
+        "gradient_accumulation_steps": 2,
+    },
     "fsdp2": {"mesh": Mesh(dp_shard=64)},
     "fsdp2, kept gathered": {"mesh": Mesh(dp_shard=64), "reshard_after_forward": False},
     "fsdp2, 2 micro-batches": {"mesh": Mesh(dp_shard=64), "gradient_accumulation_steps": 2},
@@ -37,12 +44,11 @@ SIZES = (1, 2)
 
 def compared(name: str, way: str, recompute: Recompute, size: int) -> float:
     """Return the estimate over the dry run, less 1."""
-    fields = {"gradient_accumulation_steps": 1, **WAYS[way]}
+    fields = {"gradient_accumulation_steps": 1, "shard": Shard.PARAMETERS, **WAYS[way]}
     plan = Plan(
         micro_batch_size=size,
         precision=Precision.BF16_MIXED,
         backend=Backend.NCCL,
-        shard=Shard.PARAMETERS,
         recompute=recompute,
         **fields,
     )
@@ -72,6 +78,7 @@ def compared(name: str, way: str, recompute: Recompute, size: int) -> float:
 
 def main() -> None:
     """Print every comparison, and what the errors come to."""
+    preload("transformers.models.llama.modeling_llama")
     every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
     cases = list(product(NAMES, WAYS, POLICIES, SIZES))[::every]
     errors = sorted(abs(compared(*case)) for case in cases)

@@ -25,12 +25,13 @@ def verify(
     from parastrat.errors import UsageError
     from parastrat.parse import read_plan
     from parastrat.report.verification import Verification, verification_json, verification_text
-    from parastrat.runtime.dry_run import run_on_fakes
+    from parastrat.runtime.dry_run import preload, run_on_fakes
 
     source = PlanSource(path=plan, parsed=read_plan(plan), model=model, on=on)
     planned = planned_case(source, whole_model=True)
     if source.model_ref is None:
         raise UsageError(f"{plan} does not say for which model it was made", hint="add --model")
+    preload()
     found = run_on_fakes(source.model_ref, planned.plan, planned.workload)
     # estimated anew: a plan file keeps the total of the version that wrote it
     verification = Verification(case=assess(planned.facts, planned.plan), found=found)

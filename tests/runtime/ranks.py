@@ -35,13 +35,18 @@ _IMPORTED = (
 )
 
 
+def preload() -> None:
+    """Let processes be copies of one that imported what most need."""
+    torch.multiprocessing.get_context("forkserver").set_forkserver_preload(list(_IMPORTED))
+
+
 def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call ``function(*arguments)`` on every rank; return the results in the order of ranks.
 
     Fails with the first traceback if a rank raises, dies or does not end well.
     """
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_IMPORTED))
+    preload()
     answers = context.SimpleQueue()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

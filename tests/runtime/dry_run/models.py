@@ -6,29 +6,37 @@ import torch
 from torch import nn
 
 WIDTH, LAYERS, WORDS = 32, 3, 64
+WIDE_WIDTH, WIDE_LAYERS = 2048, 2
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.linear = nn.Linear(width, width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.linear(x).relu()
 
 
 class Chain(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.embed = nn.Embedding(WORDS, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+        self.head = nn.Linear(width, WORDS, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens)
         for layer in self.layers:
             x = layer(x)
         return self.head(x)
+
+
+class Wide(Chain):
+    """Its gradients fill several of DDP's buckets."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDE_WIDTH, WIDE_LAYERS)
 
 
 class Looks(Chain):

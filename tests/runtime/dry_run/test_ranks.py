@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime.dry_run.models import LAYERS, WIDTH, WORDS
+from runtime.dry_run.models import LAYERS, WIDE_LAYERS, WIDE_WIDTH, WIDTH, WORDS
 
 from parastrat.assess import assess
 from parastrat.case import Facts
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).with_name("models.py")
 ALL = 2 * WORDS * WIDTH + LAYERS * WIDTH**2
+WIDE = 2 * WORDS * WIDE_WIDTH + WIDE_LAYERS * WIDE_WIDTH**2
 ROOT, UNIT = 2 * WORDS * WIDTH, WIDTH**2
 
 
@@ -63,8 +64,8 @@ def test_a_rank_holds_its_share_and_gathers_units() -> None:
     gathers = 1 + LAYERS + LAYERS
     assert sent(found)["allgather_base", 4] == (gathers, 4 * (ROOT + 2 * LAYERS * UNIT))
     assert sent(found)["reduce_scatter_base", 4] == (1 + LAYERS, 4 * ALL)
-    # share, gradients and two states while AdamW steps
-    assert found.optimizer_step >= 4 * 4 * ALL / 4
+    # share, gradients and two states while AdamW steps, and its temporary copy of all
+    assert found.optimizer_step == pytest.approx(5 * 4 * ALL / 4, abs=1000)
     assert found.forward_backward > found.parameters + 4 * 2 * ALL / 4
 
 
@@ -85,6 +86,23 @@ def test_one_device_sends_nothing_and_holds_all() -> None:
     assert found.traffic == ()
     assert found.parameters == 4 * ALL
     assert found.micro_batches == 1
+
+
+def test_replicas_reduce_buckets_that_gradients_are_views_of() -> None:
+    found = dried("Wide", mesh=Mesh(dp_replicate=4), shard=Shard.NONE)
+    assert found.parameters == 4 * WIDE
+    # a bucket is closed by the parameter that fills it: the first takes 1 MiB, the next ones 25 MiB
+    assert sent(found) == {("allreduce", 4): (2, 4 * WIDE)}
+    # parameters, buckets and two states, and AdamW's temporary copy: gradients take nothing of their own
+    assert found.optimizer_step == pytest.approx(5 * 4 * WIDE, abs=1000)
+
+
+def test_replicas_accumulate_beside_their_buckets() -> None:
+    fields: dict[str, Any] = {"mesh": Mesh(dp_replicate=4), "shard": Shard.NONE}
+    once, more = (dried(**fields, gradient_accumulation_steps=steps) for steps in (1, 2))
+    # without reduction DDP leaves gradients where autograd puts them
+    assert more.forward_backward >= once.forward_backward + 4 * ALL
+    assert sent(more) == sent(once)
 
 
 def test_each_micro_batch_reduces_and_only_the_second_repeats() -> None:
@@ -119,7 +137,6 @@ def test_llama_is_as_the_closed_form_says(changes: dict[str, Any]) -> None:
     ("changes", "said"),
     [
         ({"mesh": Mesh(tp=2), "shard": Shard.NONE}, "dry runs do not know tp yet"),
-        ({"mesh": Mesh(dp_replicate=2), "shard": Shard.NONE}, "do not know DistributedDataParallel"),
         ({"compile": Compile.BLOCK}, "does not compile"),
     ],
 )

@@ -1,0 +1,82 @@
+"""DistributedDataParallel on fake tensors, whose reducer is C++ and reads some tensors' values."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from parastrat.runtime import data_parallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from parastrat.runtime.dry_run.watch import Watch
+
+
+@contextmanager
+def replicas_on_fakes(mode: FakeTensorMode, watch: Watch) -> Iterator[None]:
+    """Let DDP be wrapped and run on fake tensors, its buckets watched, as with real ones.
+
+    Not as with real ones: nothing is compared or sent at the beginning; and a hook sends the buckets,
+    because the fake group's own work has no result, which the reducer asks for.
+    """
+
+    def replicated(module: nn.Module, **keywords: Any) -> DistributedDataParallel:
+        with mode, watch:
+            wrapped = DistributedDataParallel(module, init_sync=False, **keywords)
+        wrapped.register_comm_hook(wrapped.process_group, _sent)
+        return wrapped
+
+    reducers: Any = vars(dist)["Reducer"]  # exported without its type
+    rebuild: Callable[[Any], bool] = reducers._rebuild_buckets  # noqa: SLF001  (DDP's own)
+
+    def rebuilt(reducer: Any) -> bool:
+        # once in a training, it agrees with the other ranks on the order of gradients, which are numbers
+        with _disable_current_modes(), _OnlyFloatsAreFake(mode, watch):
+            return rebuild(reducer)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(data_parallel, "DistributedDataParallel", replicated))
+        stack.enter_context(patch.object(reducers, "_rebuild_buckets", rebuilt))
+        yield
+
+
+class _OnlyFloatsAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Makes new tensors of a floating-point format fake and lets them be watched; others are real."""
+
+    def __init__(self, mode: FakeTensorMode, watch: Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._mode, self._watch = mode, watch
+
+    def __torch_dispatch__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        keywords = kwargs or {}
+        dtype = keywords.get("dtype")
+        if dtype is None or not dtype.is_floating_point:
+            return func(*args, **keywords)
+        with self._mode:
+            result = func(*args, **keywords)
+        self._watch.hold(result)
+        return result
+
+
+def _sent(group: dist.ProcessGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    buffer: torch.Tensor = bucket.buffer()
+    dist.all_reduce(buffer, group=group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
+
+
+# torch reads a hook's annotations, and takes none that are text
+_sent.__annotations__.clear()
