@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
 
+#: when moments of backward are looked at; the last one only where a pipeline gathers unit by unit
+WAYS = (When.FIRST, When.COPIED, When.END)
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
 
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
-    peaks = _rank_peaks(facts, columns, _ranks(facts, columns))
+    peaks = _rank_peaks(facts, columns, ranks_held(facts, columns))
     worst, rows = peaks["total"].argmax(axis=0), np.arange(len(columns.pp))
     parts = {part: np.ceil(peaks[part][worst, rows]).astype(np.int64) for part in PARTS}
     total = sum(parts.values())
@@ -53,7 +55,7 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     In a fraction of the time: what hangs on activations and on states is put together before their rows are
     joined, and no part is told from the others.
     """
-    ranks, context = _ranks(facts, columns), context_bytes(facts)
+    ranks, context = ranks_held(facts, columns), context_bytes(facts)
     share = 1 + facts.stack.fragmentation
 
     def of_held(column: Any) -> Any:
@@ -109,7 +111,7 @@ def _composition(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ranks:
+class RanksHeld:
     """The pipeline ranks of every row, in arrays with ranks before rows.
 
     What hangs on few columns stands for the distinct rows of those, with each row's place among them.
@@ -140,7 +142,8 @@ class _Ranks:
     saved_at: Any
 
 
-def _ranks(facts: Facts, columns: Columns) -> _Ranks:
+def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
+    """Return what the distinct pipeline ranks of every row hold."""
     model, element = facts.model, element_bytes(facts)
     held, held_at = distinct(columns, HELD_BY)
     saved, saved_at = distinct(columns, SAVED_BY)
@@ -151,12 +154,10 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     # the end differs where a pipeline gathers unit by unit
     unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
 
-    own, ways = of_held.moments.at(of_held.at), [When.FIRST, When.COPIED]
-    if unit_by_unit:
-        ways.append(When.END)
+    own, ways = of_held.moments.at(of_held.at), WAYS if unit_by_unit else WAYS[:2]
     moments = of_saved.moments.at(of_saved.at)
     freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
-    return _Ranks(
+    return RanksHeld(
         load=same,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
@@ -174,7 +175,7 @@ def _ranks(facts: Facts, columns: Columns) -> _Ranks:
     )
 
 
-def _ways(ranks: _Ranks) -> Iterator[tuple[Any, Any, bool]]:
+def _ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool]]:
     """Yield what is gathered at each moment, what was freed before, and whether no unit has reduced yet.
 
     Moments may be met as the first repeat of a block in backward, as the second, and under a pipeline that
@@ -184,23 +185,41 @@ def _ways(ranks: _Ranks) -> Iterator[tuple[Any, Any, bool]]:
     return zip(ranks.gathered, freed, (True, False, False), strict=False)
 
 
-def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
+def _rank_peaks(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     """Return the composition at the peak of each pipeline rank."""
+    moments = moments_held(facts, c, ranks)
+    peak = next(moments).parts
+    for moment in moments:
+        peak = _larger(peak, moment.parts, moment.present)
+    return peak
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MomentHeld:
+    """What pipeline ranks hold at one moment at which they may peak, in arrays with ranks before rows."""
+
+    #: place among the moments of backward; None: the optimizer steps
+    moment: int | None
+    #: of the block's repeats in backward
+    when: When
+    #: ``PARTS`` and their total; in backward also the transient's ``gathered``, ``running``, ``waiting``
+    parts: dict[str, Any]
+    #: where a rank has that moment
+    present: Any = True
+
+
+def moments_held(facts: Facts, c: Columns, ranks: RanksHeld) -> Iterator[MomentHeld]:
+    """Yield what each pipeline rank holds in the optimizer step, then at the moments of backward."""
     states = {name: part[..., ranks.held_at] for name, part in ranks.states.items()}
     held = in_flight(c, ranks.load.rank[..., ranks.saved_at]) * ranks.one[..., ranks.saved_at]
     reserve = context_bytes(facts) + ranks.pool[..., ranks.held_at]
-    peak = _composition(
-        {
-            **states,
-            "activations": np.zeros(len(c.pp)),
-            # while a foreach optimizer runs there are no activations, but one temporary copy
-            "transient": ranks.optimizer_step[..., ranks.held_at],
-            "overhead": reserve,
-        }
-    )
+    # while a foreach optimizer runs there are no activations, but one temporary copy
+    temporary = {"activations": np.zeros(len(c.pp)), "transient": ranks.optimizer_step[..., ranks.held_at]}
+    stepping = _composition({**states, **temporary, "overhead": reserve})
+    yield MomentHeld(moment=None, when=When.END, parts=stepping)
     later, at_loss = _gradients_held(c, states["gradients"])
     waiting = ranks.waiting[..., ranks.held_at] * _several(c)
-    for gathered, freed, unreduced in _ways(ranks):
+    for when, (gathered, freed, unreduced) in zip(WAYS, _ways(ranks), strict=False):
         for moment, present in enumerate(ranks.present):
             activations = held - freed[moment][..., ranks.saved_at]
             running = ranks.running[moment][..., ranks.saved_at]
@@ -215,8 +234,13 @@ def _rank_peaks(facts: Facts, c: Columns, ranks: _Ranks) -> dict[str, Any]:
                 "transient": transient,
                 "overhead": reserve + kept + facts.stack.fragmentation * (activations + transient),
             }
-            peak = _larger(peak, _composition(parts), present[..., ranks.saved_at])
-    return peak
+            beside = {"gathered": gathered[moment][..., ranks.held_at], "running": running}
+            yield MomentHeld(
+                moment=moment,
+                when=when,
+                parts={**_composition(parts), **beside, "waiting": waiting * unreduced},
+                present=present[..., ranks.saved_at],
+            )
 
 
 def _several(c: Columns) -> Any:

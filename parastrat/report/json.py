@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.estimate import Estimate
     from parastrat.finding import Finding
+    from parastrat.memory.phases import RankMemory
     from parastrat.model import ModelSpec
     from parastrat.result import NearestFit, Rung, SearchResult
 
@@ -43,9 +44,16 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def estimate_json(case: Case, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the answer of ``estimate``."""
-    return {"schema": ESTIMATE, **_facts_table(case.facts), **_judged(case, findings)}
+def estimate_json(
+    case: Case, findings: Sequence[Finding], ranks: Sequence[RankMemory] = ()
+) -> dict[str, Any]:
+    """Return the answer of ``estimate``, with memory by phase of the ranks that are given."""
+    return {
+        "schema": ESTIMATE,
+        **_facts_table(case.facts),
+        **_judged(case, findings),
+        "memory_phases": [_rank_table(rank) for rank in ranks],
+    }
 
 
 def comparison_json(case: Case, findings: Sequence[Finding], recommended: SearchResult) -> dict[str, Any]:
@@ -112,6 +120,30 @@ def _model_table(model: ModelSpec) -> dict[str, Any]:
 def _finding_table(finding: Finding) -> dict[str, Any]:
     table = plain(finding)
     return {key: table[key] for key in _FINDING_KEYS}
+
+
+def _rank_table(rank: RankMemory) -> dict[str, Any]:
+    """Return a pipeline rank's phases in bytes; one of them is its peak."""
+    peak = rank.peak
+    return {
+        "rank": rank.rank,
+        "blocks": rank.blocks,
+        "micro_batches_in_flight": rank.in_flight,
+        "kept_per_micro_batch": rank.kept,
+        "phases": [
+            {
+                "stage": phase.stage.value,
+                "block": phase.block,
+                "repeat": phase.repeat,
+                **phase.parts,
+                "gathered": phase.gathered,
+                "running": phase.running,
+                "total": phase.total,
+                "peak": phase is peak,
+            }
+            for phase in rank.phases
+        ],
+    }
 
 
 def _outline(case: Case | None) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The reports of ``recommend``, ``estimate`` and ``why-not``, top to bottom."""
+"""The report of ``recommend``, top to bottom."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from parastrat.report.advice import (
     next_lines,
 )
 from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
-from parastrat.report.commands import Step, estimate_command, next_steps, steps_to_fit, typed
+from parastrat.report.commands import next_steps, steps_to_fit, typed
 from parastrat.report.headline import (
-    VERDICT_TONES,
-    estimated_sentence,
     forced_sentence,
     headline_lines,
     recommended_sentence,
@@ -60,24 +58,9 @@ def recommendation_text(result: SearchResult, context: Context, paper: Paper) ->
     return rendered(lines + next_lines(next_steps(chosen, context, command), paper), paper)
 
 
-def estimate_text(case: Case, findings: Sequence[Finding], context: Context, paper: Paper) -> str:
-    """Return the report of ``estimate``."""
-    lines = _estimate_head(case, findings, context, paper)
-    lines += finding_lines(findings, paper)
-    lines += _plan_sections(case, paper)
-    lines += caveat_lines(case.model.caveats, paper)
-    return rendered(lines + next_lines(_after_estimate(case, findings, context), paper), paper)
-
-
 def count_errors(findings: Sequence[Finding]) -> int:
     """Return how many rules the plan breaks; that it does not fit is told apart."""
     return sum(finding.severity is Severity.ERROR and finding.code != _FIT for finding in findings)
-
-
-def _estimate_head(case: Case, findings: Sequence[Finding], context: Context, paper: Paper) -> list[Line]:
-    errors = count_errors(findings)
-    tone = Tone.BAD if errors else VERDICT_TONES[case.estimate.verdict]
-    return headline_lines(estimated_sentence(case, errors), tone, case.facts, context, paper)
 
 
 def _plan_sections(case: Case, paper: Paper) -> list[Line]:
@@ -87,9 +70,3 @@ def _plan_sections(case: Case, paper: Paper) -> list[Line]:
         *time_lines(case, paper),
         *backend_lines(case, paper),
     ]
-
-
-def _after_estimate(case: Case, findings: Sequence[Finding], context: Context) -> list[Step]:
-    if count_errors(findings) or not case.estimate.fits:
-        return [Step(purpose="find a plan that works", command=typed("recommend", context.arguments))]
-    return next_steps(case, context, estimate_command(context, case.plan, "plan.toml"))

@@ -9,6 +9,7 @@ from builders import case
 
 from parastrat.case import Case
 from parastrat.finding import Finding, Severity
+from parastrat.memory.phases import Phase, RankMemory, Stage
 from parastrat.plan import PipelineSchedule, Recompute, Shard
 from parastrat.report.commands import Context
 from parastrat.result import NearestFit, Rejection, Rung, RungStatus, SearchResult
@@ -84,6 +85,43 @@ def pipelined() -> Case:
         ),
         pp_bubble=0.13,
         tp_exposed=0.05,
+    )
+
+
+def ranks() -> tuple[RankMemory, ...]:
+    """What the ranks of ``pipelined`` hold, as if."""
+    return (_rank(0, 4.0, 40), _rank(3, 1.0, 30))
+
+
+def _rank(rank: int, in_flight: float, peak: int) -> RankMemory:
+    rest = {"parameters": 5, "gradients": 0, "optimizer": 10, "overhead": 2}
+    backward = {**rest, "gradients": 5, "activations": peak - 30, "transient": 8}
+
+    def phase(stage: Stage, sizes: dict[str, int], *, block: str = "", repeat: str = "") -> Phase:
+        names = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
+        transient = sizes.get("transient", 0) * GIB
+        return Phase(
+            stage=stage,
+            block=block,
+            repeat=repeat,
+            parts={name: sizes.get(name, 0) * GIB for name in names},
+            gathered=transient // 2,
+            running=transient // 4,
+        )
+
+    return RankMemory(
+        rank=rank,
+        blocks={"layer": 6},
+        in_flight=in_flight,
+        kept={"layer": GIB // 3},
+        phases=(
+            phase(Stage.REST, rest),
+            phase(Stage.FORWARD, {**rest, "activations": peak - 30}, block="layer"),
+            phase(Stage.BACKWARD, backward, block="layer", repeat="1 of 6"),
+            phase(Stage.BACKWARD, {**backward, "activations": 1}, block="layer", repeat="6 of 6"),
+            phase(Stage.REDUCTION, {**rest, "gradients": 5}),
+            phase(Stage.STEP, {**rest, "gradients": 5, "transient": 5}),
+        ),
     )
 
 

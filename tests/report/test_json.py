@@ -4,10 +4,11 @@ import json
 from dataclasses import fields, replace
 
 import pytest
-from report.answers import HEADS, LOGITS, five_way, fsdp2, nothing, pipelined, taken
+from report.answers import HEADS, LOGITS, five_way, fsdp2, nothing, pipelined, ranks, taken
 
 from parastrat.plan import Mesh, Plan
 from parastrat.report.json import comparison_json, estimate_json, recommendation_json
+from parastrat.units import GIB
 
 COMMON = {
     "schema",
@@ -25,7 +26,7 @@ COMMON = {
 
 def test_estimate_has_the_documented_keys() -> None:
     table = estimate_json(fsdp2(), (LOGITS,))
-    assert set(table) == COMMON
+    assert set(table) == COMMON | {"memory_phases"}
     assert table["schema"] == "parastrat.estimate/1"
     assert table["stack"] == "torch"
     assert table["findings"] == [
@@ -38,6 +39,15 @@ def test_estimate_has_the_documented_keys() -> None:
         }
     ]
     assert (table["verdict"], table["fits"]) == ("fits", True)
+
+
+def test_memory_by_phase_marks_one_peak_a_rank() -> None:
+    first, last = estimate_json(pipelined(), (), ranks())["memory_phases"]
+    assert (first["rank"], first["micro_batches_in_flight"], first["blocks"]) == (0, 4.0, {"layer": 6})
+    assert [phase["stage"] for phase in first["phases"] if phase["peak"]] == ["backward"]
+    assert last["phases"][2]["total"] == 30 * GIB
+    for phase in first["phases"]:
+        assert phase["total"] == sum(phase[part] for part in fsdp2().estimate.memory.parts)
 
 
 def test_the_plan_is_flat_and_complete() -> None:

@@ -23,11 +23,13 @@ from report.answers import (
     fsdp2,
     nothing,
     pipelined,
+    ranks,
     taken,
 )
 
 from parastrat.report.comparison import comparison_text
-from parastrat.report.recommendation import estimate_text, recommendation_text
+from parastrat.report.estimation import estimate_text
+from parastrat.report.recommendation import recommendation_text
 from parastrat.report.text import Paper
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,6 +41,7 @@ PAGES: dict[str, Callable[[Paper], str]] = {
     "recommend-forced": lambda paper: recommendation_text(forced(), CONTEXT, paper),
     "estimate-does-not-fit": lambda paper: estimate_text(ddp(), (OUT_OF_MEMORY,), CONTEXT, paper),
     "estimate-broken": lambda paper: estimate_text(five_way(), (HEADS, LOGITS), CONTEXT, paper),
+    "estimate-phases": lambda paper: estimate_text(pipelined(), (), CONTEXT, paper, ranks()),
     "why-not": lambda paper: comparison_text((pipelined(), (LOGITS,)), taken(), CONTEXT, paper),
 }
 

@@ -1,0 +1,52 @@
+"""The report of ``estimate``, top to bottom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from parastrat.report.advice import backend_lines, caveat_lines, finding_lines, next_lines
+from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
+from parastrat.report.commands import Step, estimate_command, next_steps, typed
+from parastrat.report.headline import VERDICT_TONES, estimated_sentence, headline_lines
+from parastrat.report.phases import phase_lines
+from parastrat.report.recommendation import count_errors
+from parastrat.report.room import room_lines
+from parastrat.report.text import Tone, rendered
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.finding import Finding
+    from parastrat.memory.phases import RankMemory
+    from parastrat.report.commands import Context
+    from parastrat.report.text import Line, Paper
+
+
+def estimate_text(
+    case: Case,
+    findings: Sequence[Finding],
+    context: Context,
+    paper: Paper,
+    ranks: Sequence[RankMemory] = (),
+) -> str:
+    """Return the report of ``estimate``, with memory by phase of the ranks that are given."""
+    lines = _estimate_head(case, findings, context, paper)
+    lines += finding_lines(findings, paper)
+    lines += plan_lines(case, paper) + memory_lines(case, paper)
+    if ranks:
+        lines += phase_lines(case, ranks, paper) + room_lines(case, ranks, paper)
+    lines += time_lines(case, paper) + backend_lines(case, paper)
+    lines += caveat_lines(case.model.caveats, paper)
+    return rendered(lines + next_lines(_after_estimate(case, findings, context), paper), paper)
+
+
+def _estimate_head(case: Case, findings: Sequence[Finding], context: Context, paper: Paper) -> list[Line]:
+    errors = count_errors(findings)
+    tone = Tone.BAD if errors else VERDICT_TONES[case.estimate.verdict]
+    return headline_lines(estimated_sentence(case, errors), tone, case.facts, context, paper)
+
+
+def _after_estimate(case: Case, findings: Sequence[Finding], context: Context) -> list[Step]:
+    if count_errors(findings) or not case.estimate.fits:
+        return [Step(purpose="find a plan that works", command=typed("recommend", context.arguments))]
+    return next_steps(case, context, estimate_command(context, case.plan, "plan.toml"))
