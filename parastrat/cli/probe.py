@@ -40,6 +40,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 def probe(output: Output = None, root: Root = None, *, as_json: AsJson = False) -> None:
     """Say what this machine has: accelerators, network, limits, and what is unknown."""
+    from parastrat.cli.hardware_file import write_hardware
     from parastrat.cli.output import paper, show, show_json
     from parastrat.probe import read_machine
 
@@ -50,7 +51,7 @@ def probe(output: Output = None, root: Root = None, *, as_json: AsJson = False) 
     if output is not None:
         if hardware is None:
             raise refusal or ProbeError("this host makes no hardware", hint="name it with --on")
-        _write(hardware, output)
+        write_hardware(hardware, output)
     if as_json:
         show_json(_table(machine, hardware, refusal))
     else:
@@ -97,6 +98,7 @@ def _report(
     root: Path | None,
 ) -> HostReport:
     """Return what the text tells, with the commands that go on from here."""
+    from parastrat.cli.hardware_file import ref_of
     from parastrat.probe.summary import between_nodes, plugin_of
     from parastrat.report.host import HostReport
 
@@ -104,7 +106,7 @@ def _report(
     if hardware is None:
         commands = ("parastrat profiles nodes", "parastrat recommend MODEL --on NAME:N")
     elif output is not None:
-        commands = (f"parastrat recommend MODEL --on {quote(_ref(output))}:N",)
+        commands = (f"parastrat recommend MODEL --on {quote(ref_of(output))}:N",)
     elif root is not None:
         commands = (
             f"parastrat probe --root {quote(str(root))} -o host.toml",
@@ -120,34 +122,3 @@ def _report(
         no_hardware=None if refusal is None else f"{refusal.message}; {refusal.hint}",
         next_commands=commands,
     )
-
-
-def _ref(path: Path) -> str:
-    """Return a file as ``--on`` takes it: a path, not a name."""
-    text = str(path)
-    return text if "/" in text or text.endswith(".toml") else f"./{text}"
-
-
-def _write(hardware: Hardware, path: Path) -> None:
-    """Write a hardware file, whole or not at all; an older one is replaced, nothing else is.
-
-    Raises:
-        UsageError: something else is in the way, or nothing can be written there.
-    """
-    from parastrat.cli.files import write_files
-    from parastrat.emit import TextFile
-    from parastrat.profiles import hardware_toml
-
-    if path.is_file() and not _is_hardware(path):
-        raise UsageError(f"{path} is there and is no hardware file", hint="name another file with -o")
-    write_files((TextFile(path=path.name, text=hardware_toml(hardware)),), path.parent, force=True)
-
-
-def _is_hardware(path: Path) -> bool:
-    try:
-        start = path.read_bytes()[:200]
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}", hint="name another file with -o"
-        ) from error
-    return not start.strip() or b"parastrat.hardware/" in start
