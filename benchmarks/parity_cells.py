@@ -17,7 +17,17 @@ from typing import Any
 import torch
 import torch.multiprocessing
 from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, SUBJECTS
-from parity_ranks import STRATEGIES, Answer, Job, Reference, not_less, reference, serve, subject_of
+from parity_ranks import (
+    STRATEGIES,
+    Answer,
+    Job,
+    Reference,
+    in_double,
+    not_less,
+    reference,
+    serve,
+    subject_of,
+)
 from parity_transformers import recipe_of, said
 
 #: a rank that takes so much processor time, and so many times the run on one device, hangs
@@ -48,6 +58,11 @@ class Cell:
     loss_apart: float = 0.0
     gradient_apart: float = 0.0
     seconds: float = 0.0
+
+    @property
+    def drifted(self) -> bool:
+        """Whether gradients of the first step agree, and only losses of later ones do not."""
+        return self.verdict == "wrong" and self.gradient_apart <= GRADIENT_TOLERANCE
 
 
 class Ranks:
@@ -137,12 +152,24 @@ def outcomes(wanted: Iterable[Job]) -> Iterator[Cell]:
         ranks = Ranks(folder)
         for job in wanted:
             start = time.monotonic()
-            alone = _alone(job.model, folder, job.steps)
-            if isinstance(alone, str):
-                cell = Cell(model=job.model, strategy=job.strategy, verdict="untried", reason=alone)
-            else:
-                cell = judged(job, ranks.run(job, max(DEADLINE_S, _PATIENCE * alone.seconds)), alone)
+            cell = _outcome(job, ranks, folder)
+            if cell.drifted:
+                cell = _in_double(job, cell, _outcome(replace(job, double=True), ranks, folder))
             yield replace(cell, seconds=round(time.monotonic() - start, 2))
+
+
+def _outcome(job: Job, ranks: Ranks, folder: Path) -> Cell:
+    alone = _alone(replace(job, strategy=""), folder)
+    if isinstance(alone, str):
+        return Cell(model=job.model, strategy=job.strategy, verdict="untried", reason=alone)
+    return judged(job, ranks.run(job, max(DEADLINE_S, _PATIENCE * alone.seconds)), alone)
+
+
+def _in_double(job: Job, single: Cell, double: Cell) -> Cell:
+    """Return what a cell is whose losses drifted: wrong, unless it works where rounding moves nothing."""
+    if double.verdict != "works" or job.broken:
+        return single
+    return replace(double, reason=f"in fp64; in fp32 {single.reason}")
 
 
 def judged(job: Job, answers: list[Answer] | str, known: Reference) -> Cell:
@@ -185,22 +212,28 @@ def _moved(run: Reference, beside: Reference) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _alone(model: str, folder: Path, steps: int | None) -> Reference | str:
+def _alone(job: Job, folder: Path) -> Reference | str:
     """Return the model's run on one device, kept for the ranks; or why there is none."""
-    recipe = None if model in SUBJECTS else recipe_of(model)
+    recipe = None if job.model in SUBJECTS else recipe_of(job.model)
     if isinstance(recipe, str):
         return recipe
-    subject = subject_of(model, recipe)
+    subject = subject_of(job.model, recipe)
+    if job.double:
+        subject = in_double(subject)
     try:
-        run = reference(subject, subject.steps if steps is None else steps)
+        run = reference(subject, subject.steps if job.steps is None else job.steps)
     except Exception as error:  # models that nobody chose may raise anything
         if recipe is None:
             raise
         return said(error)
     if not all(math.isfinite(loss) for loss in run.losses):
         return "its loss is not finite on one device"
-    if recipe is not None and _moved(run, reference(subject, len(run.losses), beside=True)):
+    if (
+        recipe is not None
+        and not job.double
+        and _moved(run, reference(subject, len(run.losses), beside=True))
+    ):
         return "the last bit of its weights moves its losses by more than is allowed"
-    replace(run, recipe=recipe).save(folder / f"{model}.pt")
+    replace(run, recipe=recipe).save(folder / job.known)
     # the ranks compare values; here their names do
     return replace(run, gradients=dict.fromkeys(run.gradients, torch.empty(0)))

@@ -22,6 +22,11 @@ _ZERO = 1e-6
 Batch = tuple[Any, Any]
 
 
+def widened(values: torch.Tensor) -> torch.Tensor:
+    """Return what a model gives in fp32, or in fp64 where it computes in that."""
+    return values if values.dtype is torch.float64 else values.float()
+
+
 def difference(gradient: torch.Tensor, expected: torch.Tensor, largest: float) -> float:
     """Return how far a gradient is from what it should be, as a share of its largest value.
 
@@ -101,12 +106,12 @@ def _vectors(step: int, samples: int) -> Batch:
 
 def _token_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
     logits = output if isinstance(output, torch.Tensor) else output.logits
-    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+    return functional.cross_entropy(widened(logits).flatten(0, 1), targets.flatten())
 
 
 def _class_loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
     logits = output if isinstance(output, torch.Tensor) else output.logits
-    return functional.cross_entropy(logits.float(), targets)
+    return functional.cross_entropy(widened(logits), targets)
 
 
 _NO_DROPOUT = {

@@ -16,7 +16,9 @@ _HEAD = f"""\
 Small models trained for 20 steps in fp32 on CPU ranks (Gloo), every micro-batch with another number of
 targets, against one process in plain torch: losses within {LOSS_TOLERANCE:.0e}, gradients of the first step
 within {GRADIENT_TOLERANCE:.0e} of each parameter's largest (of the model's largest where a gradient is zero
-but for rounding). Written by `python benchmarks/parity.py --write`.
+but for rounding). Where those agree and a later loss does not, the run is repeated in fp64 from the same
+weights, where rounding tips no ReLU over: what is wrong stays wrong. Written by
+`python benchmarks/parity.py --write`.
 """
 _BREADTH = """\
 ## Classes of transformers

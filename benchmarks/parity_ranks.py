@@ -7,7 +7,7 @@ import math
 import os
 import time
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from parity_recipes import Recipe, in_the_last_bit
 from parity_transformers import subject as subject_of_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map
 
 import parastrat
 from parastrat.errors import ParastratError
@@ -94,6 +95,13 @@ class Job:
     broken: bool = False
     #: optimizer steps; None takes the model's
     steps: int | None = None
+    #: in fp64, where rounding moves nothing, from weights and inputs in fp32
+    double: bool = False
+
+    @property
+    def known(self) -> str:
+        """Name of the file that holds the run on one device."""
+        return f"{self.model}{'-double' if self.double else ''}.pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +143,19 @@ class Reference:
 def subject_of(name: str, recipe: Recipe | None) -> Subject:
     """Return a model by its name: one of the table's, or a class of transformers with its recipe."""
     return SUBJECTS[name] if recipe is None else subject_of_transformers(name, recipe)
+
+
+def in_double(subject: Subject) -> Subject:
+    """Return a model that begins with the same weights, and gets the same batches, in fp64."""
+
+    def widened(leaf: Any) -> Any:
+        is_real = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.double() if is_real else leaf
+
+    def batch(step: int, samples: int) -> Any:
+        return tree_map(widened, subject.batch(step, samples))
+
+    return replace(subject, build=lambda: subject.build().double(), batch=batch)
 
 
 def reference(subject: Subject, steps: int, *, beside: bool = False) -> Reference:
@@ -193,13 +214,16 @@ def serve(rank: int, job: Job, folder: Path, store: Path, answers: Any) -> None:
 
 
 def _trained(job: Job, folder: Path) -> Answer:
-    known = Reference.load(folder / f"{job.model}.pt")
+    known = Reference.load(folder / job.known)
     subject = subject_of(job.model, known.recipe)
     sample, _ = subject.batch(0, MICRO_BATCH)
     plan = STRATEGIES[job.strategy].plan
     torch.manual_seed(0)
     try:
         module = parastrat.auto_parallelize(subject.build(), plan=plan, sample_inputs=sample)
+        if job.double:
+            subject = in_double(subject)
+            module.double()
         if job.broken:
             _break(module)
         return _steps(module, subject, plan, known)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from parity_inputs import VOCAB
-from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, difference
+from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, difference, widened
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
@@ -208,7 +208,7 @@ def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
     leaf = next(leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad)
     if leaf.shape[:1] != targets.shape:
         raise ValueError(f"the output's first tensor, {tuple(leaf.shape)}, is not one of samples")
-    values = leaf.float().flatten(1)
+    values = widened(leaf).flatten(1)
     waves = torch.arange(values.shape[1], device=values.device).sin()
     return ((values * waves).mean(1) * targets).mean()
 
