@@ -4,5 +4,15 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 # read when torch is imported, here and in every process that a test starts
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def forked() -> None:
+    """Processes that parastrat starts are forked from the tests' own server, which has imported all."""
+    from runtime.ranks import start_server
+
+    start_server()

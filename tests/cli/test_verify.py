@@ -9,7 +9,7 @@ import pytest
 
 from parastrat.cli.main import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 MODELS = Path(__file__).resolve().parents[1] / "runtime" / "dry_run" / "models.py"
 PLAN = """

@@ -43,12 +43,12 @@ SCONTROL = """\
 
 TRAINING = """\
 import os, sys
+if "fail" in sys.argv:
+    raise SystemExit(3)
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 total = torch.tensor(dist.get_rank() + 1.0)
 dist.all_reduce(total)
-if "fail" in sys.argv:
-    raise SystemExit(3)
 line = (dist.get_rank(), dist.get_world_size(), total.item(), sys.argv[1:], os.environ["PARASTRAT_PLAN"],
         os.environ["SOME_VALUE"], os.environ["OMP_NUM_THREADS"], os.environ["MASTER_ADDR"])
 open(f"rank{dist.get_rank()}", "w").write(repr(line))

@@ -384,6 +384,7 @@ def test_gradients_that_overflow_are_dropped_and_the_scale_halved(case_of: Calla
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "cell", [*drawn(list(CELLS), 1), *(DIVIDED if "PARASTRAT_TEST_ALL" in os.environ else ())]
 )

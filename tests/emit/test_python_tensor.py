@@ -167,6 +167,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("cell", drawn(list(CELLS), 1))
 def test_makes_the_collectives_of_auto_parallelize(
     cell: str, case_of: Callable[..., Case], cpu_device: Device
@@ -186,6 +187,7 @@ def test_makes_the_collectives_of_auto_parallelize(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_heads_counted_by_the_code_are_refused(case_of: Callable[..., Case], cpu_device: Device) -> None:
     case = case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2), shard=Shard.NONE)
     with pytest.raises(EmitError, match="own code counts whole heads or features") as refused:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing.forkserver
 import os
 import pickle
 import runpy
@@ -29,8 +30,10 @@ _IMPORTED = (
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "torch.export",
+    "torch.export._trace",
     "parastrat.runtime.apply",
+    "parastrat.runtime.dry_run",
+    "parastrat.runtime.emission",
     "transformers.models.llama.modeling_llama",
 )
 
@@ -40,13 +43,19 @@ def preload() -> None:
     torch.multiprocessing.get_context("forkserver").set_forkserver_preload(list(_IMPORTED))
 
 
+def start_server() -> None:
+    """Start what processes are forked from, unless it is there; whoever starts it says what it imports."""
+    preload()
+    multiprocessing.forkserver.ensure_running()
+
+
 def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Call ``function(*arguments)`` on every rank; return the results in the order of ranks.
 
     Fails with the first traceback if a rank raises, dies or does not end well.
     """
+    start_server()
     context = torch.multiprocessing.get_context("forkserver")
-    preload()
     answers = context.SimpleQueue()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
