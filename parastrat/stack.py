@@ -91,6 +91,8 @@ class Stack:
     fragmentation: float
     #: CUDA context, libraries and communicator buffers of one process, bytes
     context_bytes: int
+    #: interpreter, libraries and the context's host side of one process, bytes of its host's memory
+    host_process_bytes: int
     #: 80 % of measured step times lie within exp(+-this) of the estimate
     time_spread: float
     source: str

@@ -43,6 +43,7 @@ _RENAMED = {
     "network": ("network", "kind"),
     "host_system": ("host", "system"),
     "cores": ("host", "cores"),
+    "host_memory_bytes": ("host", "memory_bytes"),
     "hardware_name": ("hardware", "name"),
     "model_name": ("model", "name"),
     "stack": ("stack", "name"),
@@ -267,6 +268,7 @@ STACK = Stack(
     memory_margin=0.06,
     fragmentation=0.03,
     context_bytes=GIB,
+    host_process_bytes=2 * GIB,
     time_spread=0.2,
     source="made up",
 )

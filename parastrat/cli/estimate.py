@@ -18,24 +18,24 @@ def estimate(job: JobFlags, fixed: FixedFlags, output: OutputFlags) -> None:
     from parastrat.cli.given_plan import given_case
     from parastrat.cli.output import paper, show, show_json, write_plan
     from parastrat.finding import Severity
-    from parastrat.memory.phases import memory_by_phase
+    from parastrat.memory.rooms import rooms_of
     from parastrat.rules import findings_of
 
     found = resolved(job)
     case = given_case(found.facts, fixed)
     findings = findings_of(case, columns_of(case))
-    ranks = memory_by_phase(case.facts, case.plan)
+    rooms = rooms_of(case)
     if output.output is not None:
         write_plan(case, output.output)
     if output.as_json:
         from parastrat.report.json import estimate_json
 
-        show_json(estimate_json(case, findings, ranks))
+        show_json(estimate_json(case, findings, rooms))
     else:
         from parastrat.cli.typed import report_context
         from parastrat.report.estimation import estimate_text
 
         context = report_context(found, job, fixed, output)
-        show(estimate_text(case, findings, context, paper(), ranks))
+        show(estimate_text(case, findings, context, paper(), rooms))
     if not case.estimate.fits or any(finding.severity is Severity.ERROR for finding in findings):
         raise typer.Exit(1)

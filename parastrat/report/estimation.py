@@ -9,6 +9,7 @@ from parastrat.report.advice import backend_lines, caveat_lines, finding_lines, 
 from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
 from parastrat.report.commands import Step, estimate_command, next_steps, typed
 from parastrat.report.headline import VERDICT_TONES, estimated_sentence, headline_lines
+from parastrat.report.host_memory import host_memory_lines
 from parastrat.report.phases import phase_lines
 from parastrat.report.recommendation import count_errors
 from parastrat.report.room import room_lines
@@ -17,7 +18,7 @@ from parastrat.report.text import Tone, rendered
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.finding import Finding
-    from parastrat.memory.phases import RankMemory
+    from parastrat.memory.rooms import Rooms
     from parastrat.report.commands import Context
     from parastrat.report.text import Line, Paper
 
@@ -27,14 +28,15 @@ def estimate_text(
     findings: Sequence[Finding],
     context: Context,
     paper: Paper,
-    ranks: Sequence[RankMemory] = (),
+    rooms: Rooms | None = None,
 ) -> str:
-    """Return the report of ``estimate``, with memory by phase of the ranks that are given."""
+    """Return the report of ``estimate``, with memory phase by phase and that of hosts where it is given."""
     lines = _estimate_head(case, findings, context, paper)
     lines += finding_lines(findings, paper)
     lines += plan_lines(case, paper) + memory_lines(case, paper)
-    if ranks:
-        lines += phase_lines(case, ranks, paper) + room_lines(case, ranks, paper)
+    if rooms is not None:
+        lines += phase_lines(case, rooms.ranks, paper) + room_lines(case, rooms.ranks, paper)
+        lines += [] if rooms.host is None else host_memory_lines(rooms.host, paper)
     lines += time_lines(case, paper) + backend_lines(case, paper)
     lines += caveat_lines(case.model.caveats, paper)
     return rendered(lines + next_lines(_after_estimate(case, findings, context), paper), paper)

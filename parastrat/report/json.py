@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.emit.plan_file import plan_table
 from parastrat.records import plain
+from parastrat.report.host_memory import host_memory_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from parastrat.estimate import Estimate
     from parastrat.finding import Finding
     from parastrat.memory.phases import RankMemory
+    from parastrat.memory.rooms import Rooms
     from parastrat.model import ModelSpec
     from parastrat.result import NearestFit, Rung, SearchResult
 
@@ -44,16 +46,10 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def estimate_json(
-    case: Case, findings: Sequence[Finding], ranks: Sequence[RankMemory] = ()
-) -> dict[str, Any]:
-    """Return the answer of ``estimate``, with memory by phase of the ranks that are given."""
-    return {
-        "schema": ESTIMATE,
-        **_facts_table(case.facts),
-        **_judged(case, findings),
-        "memory_phases": [_rank_table(rank) for rank in ranks],
-    }
+def estimate_json(case: Case, findings: Sequence[Finding], rooms: Rooms | None = None) -> dict[str, Any]:
+    """Return the answer of ``estimate``, with memory phase by phase and that of hosts where it is given."""
+    where = {} if rooms is None else _rooms_table(rooms)
+    return {"schema": ESTIMATE, **_facts_table(case.facts), **_judged(case, findings), **where}
 
 
 def comparison_json(case: Case, findings: Sequence[Finding], recommended: SearchResult) -> dict[str, Any]:
@@ -120,6 +116,13 @@ def _model_table(model: ModelSpec) -> dict[str, Any]:
 def _finding_table(finding: Finding) -> dict[str, Any]:
     table = plain(finding)
     return {key: table[key] for key in _FINDING_KEYS}
+
+
+def _rooms_table(rooms: Rooms) -> dict[str, Any]:
+    return {
+        "memory_phases": [_rank_table(rank) for rank in rooms.ranks],
+        "host_memory": host_memory_table(rooms.host),
+    }
 
 
 def _rank_table(rank: RankMemory) -> dict[str, Any]:

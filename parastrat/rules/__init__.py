@@ -22,6 +22,7 @@ from parastrat.rules import (
     environment,
     experts,
     file_form,
+    host_memory,
     launch_script,
     launcher,
     memory,
@@ -60,6 +61,7 @@ __all__ = [
 #: the modules that hold rules
 FAMILIES: tuple[ModuleType, ...] = (
     memory,
+    host_memory,
     mesh,
     axes,
     runtime_support,

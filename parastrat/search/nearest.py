@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
 from parastrat.columns import Columns, facts_columns
+from parastrat.memory.host import host_memory
 from parastrat.plan import Offload, Recompute
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
@@ -101,7 +102,8 @@ def _ways(
         if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
             change = f"offload the {offload.value} to host memory"
             fit = _fitting(facts, replace(fixed, offload=offload), change)
-            if fit is not None:
+            host = None if fit is None else host_memory(facts, fit.plan)
+            if fit is not None and not (host and host.exceeded):
                 yield fit
                 break
     freed = _fitting(facts, _unbound(fixed), "") if _unbound(fixed) != fixed else None

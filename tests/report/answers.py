@@ -9,7 +9,9 @@ from builders import case
 
 from parastrat.case import Case
 from parastrat.finding import Finding, Severity
+from parastrat.memory.host import HostMemory
 from parastrat.memory.phases import Phase, RankMemory, Stage
+from parastrat.memory.rooms import Rooms
 from parastrat.plan import PipelineSchedule, Recompute, Shard
 from parastrat.report.commands import Context
 from parastrat.result import NearestFit, Rejection, Rung, RungStatus, SearchResult
@@ -88,9 +90,20 @@ def pipelined() -> Case:
     )
 
 
-def ranks() -> tuple[RankMemory, ...]:
-    """What the ranks of ``pipelined`` hold, as if."""
-    return (_rank(0, 4.0, 40), _rank(3, 1.0, 30))
+def rooms() -> Rooms:
+    """Where ``pipelined`` takes memory, as if."""
+    host = HostMemory(
+        ranks=8,
+        processes=16 * GIB,
+        offloaded=64 * GIB,
+        rounding=32 * GIB,
+        loading=4 * GIB,
+        checkpointing=6 * GIB,
+        whole_models=200 * GIB,
+        staged_checkpoint=90 * GIB,
+        capacity=1024 * GIB,
+    )
+    return Rooms(ranks=(_rank(0, 4.0, 40), _rank(3, 1.0, 30)), host=host)
 
 
 def _rank(rank: int, in_flight: float, peak: int) -> RankMemory:

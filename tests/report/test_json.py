@@ -4,7 +4,7 @@ import json
 from dataclasses import fields, replace
 
 import pytest
-from report.answers import HEADS, LOGITS, five_way, fsdp2, nothing, pipelined, ranks, taken
+from report.answers import HEADS, LOGITS, five_way, fsdp2, nothing, pipelined, rooms, taken
 
 from parastrat.plan import Mesh, Plan
 from parastrat.report.json import comparison_json, estimate_json, recommendation_json
@@ -26,7 +26,11 @@ COMMON = {
 
 def test_estimate_has_the_documented_keys() -> None:
     table = estimate_json(fsdp2(), (LOGITS,))
-    assert set(table) == COMMON | {"memory_phases"}
+    assert set(table) == COMMON
+    whole = estimate_json(fsdp2(), (LOGITS,), rooms())
+    assert set(whole) == COMMON | {"memory_phases", "host_memory"}
+    assert whole["host_memory"]["total"] == (16 + 64 + 32 + 6) * GIB
+    assert estimate_json(fsdp2(), (), replace(rooms(), host=None))["host_memory"] is None
     assert table["schema"] == "parastrat.estimate/1"
     assert table["stack"] == "torch"
     assert table["findings"] == [
@@ -42,7 +46,7 @@ def test_estimate_has_the_documented_keys() -> None:
 
 
 def test_memory_by_phase_marks_one_peak_a_rank() -> None:
-    first, last = estimate_json(pipelined(), (), ranks())["memory_phases"]
+    first, last = estimate_json(pipelined(), (), rooms())["memory_phases"]
     assert (first["rank"], first["micro_batches_in_flight"], first["blocks"]) == (0, 4.0, {"layer": 6})
     assert [phase["stage"] for phase in first["phases"] if phase["peak"]] == ["backward"]
     assert last["phases"][2]["total"] == 30 * GIB

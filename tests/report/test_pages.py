@@ -23,7 +23,7 @@ from report.answers import (
     fsdp2,
     nothing,
     pipelined,
-    ranks,
+    rooms,
     taken,
 )
 
@@ -41,7 +41,7 @@ PAGES: dict[str, Callable[[Paper], str]] = {
     "recommend-forced": lambda paper: recommendation_text(forced(), CONTEXT, paper),
     "estimate-does-not-fit": lambda paper: estimate_text(ddp(), (OUT_OF_MEMORY,), CONTEXT, paper),
     "estimate-broken": lambda paper: estimate_text(five_way(), (HEADS, LOGITS), CONTEXT, paper),
-    "estimate-phases": lambda paper: estimate_text(pipelined(), (), CONTEXT, paper, ranks()),
+    "estimate-phases": lambda paper: estimate_text(pipelined(), (), CONTEXT, paper, rooms()),
     "why-not": lambda paper: comparison_text((pipelined(), (LOGITS,)), taken(), CONTEXT, paper),
 }
 

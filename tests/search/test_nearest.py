@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from search.test_find_plan import facts
 
+from parastrat.hardware import Host
 from parastrat.plan import Recompute
 from parastrat.result import NearestFit, SearchResult
 from parastrat.search import Constraints, find_plan
@@ -82,3 +83,13 @@ def test_states_of_eight_bits_are_tried(result: SearchResult) -> None:
 
 def test_flags_that_may_go_are_named(result: SearchResult) -> None:
     assert named(result, "drop the fixed flags").case.plan.micro_batch_size < 64
+
+
+def test_offloading_is_no_way_where_the_host_has_too_little() -> None:
+    source, job = load_source("gpt2-xl"), facts("gpt2-xl", "dgx-h100:1", 64, 1024)
+    assert source is not None
+    device = replace(job.hardware.device, usable_memory_bytes=3 * 2**30)
+    ample = replace(job, hardware=replace(job.hardware, device=device))
+    small = replace(ample, hardware=replace(ample.hardware, host=Host(memory_bytes=17 * 2**30)))
+    ways = [[fit.changes[0] for fit in find_plan(each).nearest_fit] for each in (ample, small)]
+    assert [any("offload" in change for change in changes) for changes in ways] == [True, False]

@@ -1,0 +1,90 @@
+"""The memory of hosts: what is offloaded is exact, what loading and saving take is bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from memory.test_peaks import facts, memory, plan
+
+from parastrat.case import Facts
+from parastrat.memory.host import HostMemory, host_memory
+from parastrat.plan import Mesh, Offload, Plan, Shard
+from parastrat.profiles import load_hardware
+from parastrat.workload import Precision
+
+
+def of(job: Facts, chosen: Plan) -> HostMemory:
+    found = host_memory(job, chosen)
+    assert found is not None
+    return found
+
+
+def test_nothing_is_offloaded_unless_a_plan_says_so() -> None:
+    job = facts()
+    found = of(job, plan())
+    assert (found.ranks, found.offloaded, found.rounding) == (8, 0, 0)
+    assert found.processes == 8 * job.stack.host_process_bytes == found.least
+    assert found.capacity == job.hardware.host.memory_bytes
+    assert found.total == found.processes + max(found.loading, found.checkpointing)
+
+
+@pytest.mark.parametrize(
+    ("offload", "parts"),
+    [
+        (Offload.OPTIMIZER, ("optimizer",)),
+        (Offload.PARAMETERS, ("parameters", "gradients", "optimizer")),
+    ],
+)
+def test_what_leaves_the_devices_is_on_the_host(offload: Offload, parts: tuple[str, ...]) -> None:
+    job, chosen = facts(), plan(gradient_accumulation_steps=2)
+    here = of(job, replace(chosen, offload=offload))
+    states = memory(job, replace(chosen, mesh=Mesh(dp_shard=64))).parts
+    # gradients are the size of the parameters: of a step's peak they are not always a part
+    states["gradients"] = states["parameters"]
+    assert here.offloaded == pytest.approx(8 * sum(states[part] for part in parts), rel=1e-6)
+    pinned = [part for part in parts if part != "optimizer"]
+    assert here.rounding == pytest.approx(8 * sum(states[part] for part in pinned), rel=1e-6)
+
+
+def test_whole_models_are_as_many_as_there_are_processes_of_a_host() -> None:
+    job = facts()
+    assert of(job, plan()).whole_models == 8 * 4 * job.model.parameters
+    assert of(facts(precision=Precision.BF16), plan(precision=Precision.BF16)).whole_models == (
+        8 * 2 * job.model.parameters
+    )
+    alone = plan(mesh=Mesh(), shard=Shard.NONE)
+    assert of(job, alone).whole_models == 4 * job.model.parameters
+
+
+def test_loading_and_saving_take_a_tensor_of_each_process() -> None:
+    job = facts()
+    embedding = 4 * 128_256 * 4096
+    found = of(job, plan())
+    assert found.loading == 8 * embedding
+    assert found.checkpointing == 8 * (embedding / 64 + 10_000_000)
+    split = of(job, plan(mesh=Mesh(dp_shard=8, tp=8)))
+    assert split.checkpointing == found.checkpointing
+    whole = of(job, plan(mesh=Mesh(dp_replicate=64), shard=Shard.NONE))
+    assert whole.checkpointing == 8 * (embedding + 10_000_000)
+
+
+def test_a_staged_checkpoint_is_what_all_ranks_of_the_host_save() -> None:
+    job = facts()
+    parts = memory(job, plan()).parts
+    staged = of(job, plan()).staged_checkpoint
+    assert staged == pytest.approx(8 * (parts["parameters"] + parts["optimizer"]), rel=1e-6)
+
+
+def test_the_memory_of_cpu_hosts_is_their_devices() -> None:
+    job = replace(facts("gpt2"), hardware=load_hardware("cpu:4"))
+    assert host_memory(job, plan(mesh=Mesh(dp_shard=4))) is None
+
+
+def test_a_host_of_unknown_memory_is_never_exceeded() -> None:
+    job = facts(on="h100-sxm5x8:8")
+    found = of(job, plan(offload=Offload.PARAMETERS))
+    assert found.capacity is None
+    assert not found.exceeded
+    assert replace(found, capacity=found.least - 1).exceeded
+    assert not replace(found, capacity=found.least).exceeded
