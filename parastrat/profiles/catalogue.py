@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from parastrat.profiles.files import profiles_root, read_profile
@@ -77,6 +78,7 @@ def why_left_out(name: str) -> str | None:
     return reasons.get(_folded(name))
 
 
+@cache
 def _folded(name: str) -> str:
     words = _BETWEEN.sub(" ", name.lower()).strip()
     return re.sub(r"(?<!\d) | (?!\d)", "", words)

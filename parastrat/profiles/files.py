@@ -107,7 +107,8 @@ def read_profile(folder: str, name: str) -> ProfileFile | None:
         return None
     path = profiles_root() / folder / f"{name}.toml"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        stat = path.stat()
+        table = _parsed(path, (stat.st_mtime_ns, stat.st_size))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -117,6 +118,12 @@ def read_profile(folder: str, name: str) -> ProfileFile | None:
     if not table:
         raise ProfileFile(path=path, table={}).error("is empty")
     return ProfileFile(path=path, table=table)
+
+
+@cache
+def _parsed(path: Path, _version: tuple[int, int]) -> Mapping[str, Any]:
+    """Return a file's table as it was at some time and size: many jobs read the same few profiles."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def read_format(name: str) -> Mapping[str, Any]:

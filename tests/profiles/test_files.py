@@ -71,3 +71,15 @@ def test_a_malformed_stack_names_file_and_key(root: Path, old: str, new: str, fa
         profiles.load_stack("torch")
     assert fault in caught.value.message
     assert "torch.toml" in caught.value.message
+
+
+def test_a_profile_that_changed_is_read_again(root: Path) -> None:
+    before = files.read_profile("stacks", "torch")
+    assert before is not None
+    same = files.read_profile("stacks", "torch")
+    assert same is not None
+    assert same.table is before.table
+    (root / "stacks/torch.toml").write_text("name = 'another'", encoding="utf-8")
+    after = files.read_profile("stacks", "torch")
+    assert after is not None
+    assert after.table == {"name": "another"}
