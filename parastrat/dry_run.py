@@ -32,6 +32,8 @@ class DryRun:
     #: most in the optimizer step
     optimizer_step: int
     traffic: tuple[Traffic, ...]
+    #: what this does not prove, in sentences
+    caveats: tuple[str, ...] = ()
     seconds: float
 
     @property

@@ -84,6 +84,8 @@ def verification_text(verification: Verification, paper: Paper) -> str:
     rows += wrapped(f"the estimate is {100 * verification.error:+.1f} % off", paper, first="  ")
     rows += _traffic_lines(found, paper)
     rows.append(line())
+    for caveat in found.caveats:
+        rows += wrapped(caveat, paper, first="  ")
     rows += wrapped(_verdict(verification), paper, tone=Tone.GOOD if verification.fits else Tone.BAD)
     return rendered(rows, paper)
 

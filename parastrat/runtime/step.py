@@ -101,7 +101,7 @@ def forward_backward(
 def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | None) -> torch.Tensor:
     """Run one micro-batch; return its part of the global mean loss."""
     wrapping = wrapping_of(model)
-    with _logits(wrapping):
+    with dividing_logits(wrapping):
         output = called(model, to_device(share.inputs, wrapping.device))
         loss = _loss(wrapping, share, output, _Mean(total=total, loss_fn=loss_fn))
     loss.objective.backward()  # type: ignore[no-untyped-call]
@@ -146,13 +146,13 @@ def _through(
         summed.add_(loss.part())
         return loss.objective
 
-    with _logits(wrapping):
+    with dividing_logits(wrapping):
         pipeline.step([to_device(share.inputs, wrapping.device) for share in shares], loss_of)
     pipeline.sum_over_stages(summed)  # all but the last stage's rank add nothing
     return summed
 
 
-def _logits(wrapping: Wrapping) -> AbstractContextManager[None]:
+def dividing_logits(wrapping: Wrapping) -> AbstractContextManager[None]:
     """Leave logits divided up to the loss where that was proven."""
     divided = wrapping.layout is not None and wrapping.layout.loss
     return logits_divided() if divided else nullcontext()

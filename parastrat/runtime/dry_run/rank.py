@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from parastrat.dry_run import DryRun
+from parastrat.dry_run import DryRun, Traffic
 from parastrat.runtime.apply import Start, wrap
 from parastrat.runtime.batches import called
+from parastrat.runtime.dry_run.alone import others_agree, pretend
+from parastrat.runtime.dry_run.losses import losses_of_shares
 from parastrat.runtime.dry_run.replicas import replicas_on_fakes
 from parastrat.runtime.dry_run.watch import Watch, resizes_seen
 from parastrat.runtime.example_inputs import example_inputs, made
@@ -25,7 +26,7 @@ from parastrat.runtime.fakes import gpu_kernels
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.step import reducing
+from parastrat.runtime.step import dividing_logits, reducing
 from parastrat.runtime.tracing import explained
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.workload import Optimizer, Precision
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from parastrat.plan import Plan
+    from parastrat.runtime.wrapping import Wrapping
     from parastrat.workload import Workload
 
 #: a step's memory repeats from the second micro-batch on
@@ -61,7 +63,7 @@ def dry_run(task: Task) -> DryRun:
     """Run two optimizer steps of a rank in this process; return what the second one finds."""
     begun = time.perf_counter()
     plan = task.plan
-    _pretend(task.rank, plan.mesh.world_size)
+    pretend(task.rank, plan.mesh.world_size)
     builder = builder_of(task.ref)
     module, record = build_on_meta(builder.build)
     inputs = example_inputs(module, builder.sample_inputs)
@@ -76,20 +78,21 @@ def dry_run(task: Task) -> DryRun:
                     slot.put(slot.allocated(torch.device("cpu")))
 
     start = Start(record=record, checkpoint=None, give_memory=give_memory)
-    with replicas_on_fakes(mode, watch):
+    with others_agree(), replicas_on_fakes(mode, watch):
         model = wrap(module, plan, torch.device("cpu"), start)
         buckets = watch.live
         for slot in slots_of(module):
             watch.hold(slot.current())
         parameters = watch.live - buckets
-        wrapping_of(model).stepping = True  # the loop below is ``forward_backward``'s
+        wrapping = wrapping_of(model)
+        wrapping.stepping = True  # the loop below is ``forward_backward``'s
         optimizer = OPTIMIZERS[task.workload.optimizer](model.parameters())
-        with _watched(module, watch, mode):
+        with _watched(module, watch, mode), losses_of_shares(wrapping.layout):
             batch = tree_map(_fake, batch)
             # the second step: the first one's has no optimizer states in its backward
             for _ in range(2):
                 watch.forget_traffic()
-                after_forward, forward_backward = _micro_batches(model, plan, batch, watch)
+                after_forward, forward_backward = _micro_batches(model, wrapping, batch, watch)
                 watch.peak = watch.live
                 optimizer.step()
                 optimizer.zero_grad()
@@ -102,17 +105,23 @@ def dry_run(task: Task) -> DryRun:
         forward_backward=forward_backward,
         optimizer_step=step,
         traffic=watch.traffic,
+        caveats=_caveats(wrapping),
         seconds=time.perf_counter() - begun,
     )
 
 
-def _pretend(rank: int, ranks: int) -> None:
-    """Join a process group of which there is no other rank; its collectives leave what they are given."""
-    if ranks == 1:
-        return
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  (registers "fake")
+def step_traffic(model: nn.Module, batch: Any) -> tuple[Traffic, ...]:
+    """Return what the third step of a wrapped model sends, which may be on ranks that are there.
 
-    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+    In the second DDP's ranks agree on their buckets.
+    """
+    watch, wrapping = Watch(), wrapping_of(model)
+    wrapping.stepping = True
+    with watch, dividing_logits(wrapping):
+        for _ in range(3):
+            watch.forget_traffic()
+            _micro_batches(model, wrapping, batch, watch)
+    return watch.traffic
 
 
 @contextmanager
@@ -125,18 +134,29 @@ def _fake(leaf: Any) -> Any:
     return torch.empty_like(leaf, device="cpu") if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _micro_batches(model: nn.Module, plan: Plan, batch: Any, watch: Watch) -> tuple[int, int]:
+def _micro_batches(model: nn.Module, wrapping: Wrapping, batch: Any, watch: Watch) -> tuple[int, int]:
     """Run a step's forwards and backwards; return what lives after the last forward, and the most."""
+    plan = wrapping.plan
     in_fp32 = plan.precision not in (Precision.FP32, Precision.BF16)
     count = min(plan.gradient_accumulation_steps, _MICRO_BATCHES)
     after_forward = 0
     watch.peak = watch.live
-    for index in range(count):
-        with reducing(model, last=index == count - 1):
-            # as a training script does, the logits are held while backward runs
-            output = called(model, batch)
-            loss = example_loss(output, in_fp32=in_fp32)
-            after_forward = watch.live
-            loss.backward()  # type: ignore[no-untyped-call]
-            del output, loss
+    with nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end():
+        for index in range(count):
+            with reducing(model, last=index == count - 1):
+                # as a training script does, the logits are held while backward runs
+                output = called(model, batch)
+                loss = example_loss(output, in_fp32=in_fp32)
+                after_forward = watch.live
+                loss.backward()  # type: ignore[no-untyped-call]
+                del output, loss
     return after_forward, watch.peak
+
+
+def _caveats(wrapping: Wrapping) -> tuple[str, ...]:
+    """Return what was not proven, and what stays whole."""
+    layout = wrapping.layout
+    if layout is None:
+        return ()
+    taken = "layers are divided over tp as derived: the proof that training makes needs values"
+    return (taken, *(f"whole on every tp rank: {left}" for left in dict.fromkeys(layout.left)))

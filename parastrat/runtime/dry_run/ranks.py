@@ -82,11 +82,11 @@ def _answered(task: Task) -> DryRun:
 def _check(plan: Plan, workload: Workload) -> None:
     mesh = plan.mesh
     check_plan(plan)
-    unknown = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(mesh, axis) > 1]
+    unknown = [axis for axis in ("pp", "cp", "ep") if getattr(mesh, axis) > 1]
     if unknown:
         raise WrapError(
             f"{plan.strategy}: dry runs do not know {' and '.join(unknown)} yet",
-            hint="they know one device, ddp, fsdp2 and hsdp",
+            hint="they know one device, ddp, fsdp2, hsdp and tp",
         )
     if plan.compile is not Compile.NONE:
         raise WrapError("a dry run does not compile", hint='set compile = "none" in the plan')

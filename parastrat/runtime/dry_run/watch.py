@@ -38,8 +38,10 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self._sent_bytes: Counter[tuple[str, int]] = Counter()
 
     def __torch_dispatch__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if DTensor in types:  # they send and compute by operators of their shares, which come by then
+            return NotImplemented
         result = func(*args, **(kwargs or {}))
         if func.namespace in _COLLECTIVES:
             self._note(func, (args, kwargs), result)

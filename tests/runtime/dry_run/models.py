@@ -39,6 +39,25 @@ class Wide(Chain):
         super().__init__(WIDE_WIDTH, WIDE_LAYERS)
 
 
+class Feeding(nn.Module):
+    """A layer that tensor parallelism divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Fed(Chain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Feeding() for _ in range(LAYERS))
+
+
 class Looks(Chain):
     """Its forward needs values."""
 

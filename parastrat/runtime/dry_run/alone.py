@@ -1,0 +1,47 @@
+"""A rank without the others: what all would agree on is its own, and what values would prove is taken."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+
+from parastrat.runtime import agreement
+from parastrat.runtime.tensor_parallel import proof
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def pretend(rank: int, ranks: int) -> None:
+    """Join a process group of which there is no other rank; its collectives leave what they are given."""
+    if ranks == 1:
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415  (registers "fake")
+
+    dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
+
+
+@contextmanager
+def others_agree() -> Iterator[None]:
+    """Let a rank that pretends find the others of its mind, and values computed with them right."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(dist, "all_gather_object", _all_the_same))
+        stack.enter_context(patch.object(agreement, "from_first", _own))
+        # what raises in the proof is not taken: shapes are true, values are not
+        stack.enter_context(patch.object(proof, "compared", _alike))
+        yield
+
+
+def _all_the_same(values: list[Any], own: object, *_args: Any, **_kwargs: Any) -> None:
+    values[:] = [own] * len(values)
+
+
+def _own(action: Callable[[], Any]) -> Any:
+    return action()
+
+
+def _alike(_expected: Any, _got: Any) -> dict[str, float]:
+    return {}

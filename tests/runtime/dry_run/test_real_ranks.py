@@ -1,0 +1,74 @@
+"""What dry runs say is sent, beside what two ranks that are there send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runtime.dry_run import models
+from runtime.ranks import on_ranks
+
+from parastrat.plan import Backend, Mesh, Plan, Recompute, Shard
+from parastrat.runtime.apply import auto_parallelize
+from parastrat.runtime.dry_run import run_on_fakes
+from parastrat.runtime.dry_run.rank import step_traffic
+from parastrat.workload import Optimizer, Precision, Workload
+
+pytestmark = pytest.mark.slow
+
+LENGTH = 8
+NONE: dict[str, Any] = {"shard": Shard.NONE}
+CASES: dict[str, dict[str, Any]] = {
+    "ddp": {"mesh": Mesh(dp_replicate=2), **NONE},
+    "fsdp2": {"mesh": Mesh(dp_shard=2)},
+    "fsdp2, recomputing, two micro-batches": {
+        "mesh": Mesh(dp_shard=2),
+        "recompute": Recompute.FULL,
+        "gradient_accumulation_steps": 2,
+    },
+    "tp": {"mesh": Mesh(tp=2), **NONE},
+    "tp, sequence and loss": {
+        "mesh": Mesh(tp=2),
+        "sequence_parallel": True,
+        "loss_parallel": True,
+        **NONE,
+    },
+}
+
+
+def plan(changes: dict[str, Any]) -> Plan:
+    fields: dict[str, Any] = {
+        "shard": Shard.PARAMETERS,
+        "micro_batch_size": 2,
+        "gradient_accumulation_steps": 1,
+        "precision": Precision.FP32,
+        "backend": Backend.GLOO,
+    }
+    return Plan(**(fields | changes))
+
+
+def of_real_rank() -> dict[str, Any]:
+    """Train under every plan; return what a step of each sends."""
+    batch = models.sample_inputs(2, LENGTH)
+    found = {}
+    for name, changes in CASES.items():
+        torch.manual_seed(0)
+        model = auto_parallelize(models.Fed(), plan=plan(changes), sample_inputs=batch)
+        found[name] = step_traffic(model, batch)
+    return found
+
+
+def test_collectives_are_those_of_real_ranks() -> None:
+    real = on_ranks(2, of_real_rank)[0]
+    for name, changes in CASES.items():
+        own = plan(changes)
+        workload = Workload(
+            global_batch_size=own.global_batch_size,
+            sequence_length=LENGTH,
+            optimizer=Optimizer.SGD,
+            precision=own.precision,
+        )
+        ref = f"{Path(models.__file__)}:Fed"
+        assert run_on_fakes(ref, own, workload).traffic == real[name], name
