@@ -16,6 +16,7 @@ from statistics import median
 
 from parastrat.comparison import Comparison, Quantity, Summary, summary_of, verdicts_told
 from parastrat.measured import compared, read_rows
+from parastrat.report.validation import ranking_told
 from parastrat.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,8 @@ def _errors(comparison: Comparison, quantity: Quantity) -> list[str]:
     if spreads:
         told = f"{len(spreads)} groups of runs that no column tells apart"
         lines += ["", f"{told} differ by {100 * median(spreads):.1f} % (median) among themselves."]
+    if quantity is Quantity.STEP_TIME and comparison.ranking is not None:
+        lines += ["", f"{ranking_told(comparison.ranking)}."]
     return lines
 
 

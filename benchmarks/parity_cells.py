@@ -154,7 +154,7 @@ def outcomes(wanted: Iterable[Job]) -> Iterator[Cell]:
             start = time.monotonic()
             cell = _outcome(job, ranks, folder)
             if cell.drifted:
-                cell = _in_double(job, cell, _outcome(replace(job, double=True), ranks, folder))
+                cell = _judged_again(job, cell, _outcome(replace(job, double=True), ranks, folder))
             yield replace(cell, seconds=round(time.monotonic() - start, 2))
 
 
@@ -165,11 +165,29 @@ def _outcome(job: Job, ranks: Ranks, folder: Path) -> Cell:
     return judged(job, ranks.run(job, max(DEADLINE_S, _PATIENCE * alone.seconds)), alone)
 
 
-def _in_double(job: Job, single: Cell, double: Cell) -> Cell:
-    """Return what a cell is whose losses drifted: wrong, unless it works where rounding moves nothing."""
-    if double.verdict != "works" or job.broken:
+def _judged_again(job: Job, single: Cell, double: Cell) -> Cell:
+    """Return what a cell is whose losses drifted: wrong, unless it works where rounding moves nothing.
+
+    What does not run in fp64 cannot be judged if gradients that differ as much as its own of the first step
+    did, on one device, let losses drift as far.
+    """
+    if job.broken:
         return single
-    return replace(double, reason=f"in fp64; in fp32 {single.reason}")
+    if double.verdict == "works":
+        return replace(double, reason=f"in fp64; in fp32 {single.reason}")
+    if double.verdict == "untried" and _is_moved_by(job, single.gradient_apart):
+        reason = f"gradients {single.gradient_apart:.1e} apart move its losses by more than is allowed"
+        return replace(single, verdict="untried", reason=reason)
+    return single
+
+
+def _is_moved_by(job: Job, noise: float) -> bool:
+    recipe = None if job.model in SUBJECTS else recipe_of(job.model)
+    if isinstance(recipe, str):
+        return False
+    subject = subject_of(job.model, recipe)
+    steps = subject.steps if job.steps is None else job.steps
+    return _moved(reference(subject, steps), reference(subject, steps, noise=noise))
 
 
 def judged(job: Job, answers: list[Answer] | str, known: Reference) -> Cell:

@@ -37,7 +37,7 @@ _UNTRIED = {
     "asks for a package that is not installed": r"ImportError|ModuleNotFoundError",
     "draws, or keeps a state": r"it draws",
     "takes too long": r"take longer than",
-    "is moved by the last bit of its weights": r"the last bit",
+    "is moved by rounding": r"the last bit|move its losses",
     "is not finite, or has no gradient": r"not finite|gradients are zero",
     "is not called with what the recipes know": r"missing \d+ required|ou must specify|ou have to specify|"
     r"no inputs known|not one of samples|labels must|is required as",

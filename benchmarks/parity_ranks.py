@@ -158,13 +158,14 @@ def in_double(subject: Subject) -> Subject:
     return replace(subject, build=lambda: subject.build().double(), batch=batch)
 
 
-def reference(subject: Subject, steps: int, *, beside: bool = False) -> Reference:
+def reference(subject: Subject, steps: int, *, beside: bool = False, noise: float = 0.0) -> Reference:
     """Train alone: every micro-batch by itself, weighted by its targets.
 
     Args:
         subject: the model and its batches.
         steps: of the optimizer.
         beside: begin with weights that differ in the last bit.
+        noise: every gradient differs by up to this share of its largest element.
     """
     torch.manual_seed(0)
     model = subject.build()
@@ -188,9 +189,20 @@ def reference(subject: Subject, steps: int, *, beside: bool = False) -> Referenc
             # where there is no element there is nothing to compare, and under FSDP2 no gradient
             held = {name: p for name, p in model.named_parameters() if p.grad is not None and p.numel()}
             gradients = {name: p.grad.clone() for name, p in held.items()}
+        _disturb(model, noise, step)
         optimizer.step()
         optimizer.zero_grad()
     return Reference(losses=tuple(losses), gradients=gradients, seconds=time.monotonic() - begun)
+
+
+def _disturb(model: nn.Module, noise: float, step: int) -> None:
+    if not noise:
+        return
+    draw = torch.Generator().manual_seed(step)
+    for parameter in model.parameters():
+        if parameter.grad is not None and parameter.numel():
+            signs = 2 * torch.rand(parameter.shape, generator=draw, dtype=torch.float32) - 1
+            parameter.grad += noise * parameter.grad.abs().max() * signs
 
 
 def serve(rank: int, job: Job, folder: Path, store: Path, answers: Any) -> None:

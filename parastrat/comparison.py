@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from parastrat.estimate import Verdict
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: so many rows are told as the worst
 _WORST = 10
+#: two runs are in order or they are not
+_LEAST_RANKED = 3
 
 
 class Quantity(StrEnum):
@@ -85,6 +88,19 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """How predictions order runs that differ in their parallelism alone, over groups of at least three."""
+
+    groups: int
+    #: mean over groups of Kendall's tau: pairs in the right order less those in the wrong one, over all
+    tau: float
+    #: mean share by which the run that is predicted fastest is slower than the fastest of its group
+    regret: float
+    #: the same of the fastest among the three that are predicted fastest
+    regret_of_three: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Every run of a table is among the compared or among the skipped."""
 
@@ -92,6 +108,8 @@ class Comparison:
     skipped: tuple[Skipped, ...]
     #: spreads, largest over least less one, of runs that no column tells apart
     noise: Mapping[Quantity, tuple[float, ...]]
+    #: of step times; None where no group of runs differs in parallelism alone
+    ranking: Ranking | None = None
 
     def of(self, quantity: Quantity) -> tuple[Compared, ...]:
         """Return what was measured of a quantity."""
@@ -124,6 +142,29 @@ def verdicts_told(rows: Sequence[Compared]) -> str:
     """Return the verdicts on some runs, counted."""
     counts = Counter(row.verdict for row in rows)
     return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
+
+
+def ranking_of(groups: Sequence[Sequence[tuple[float, float]]]) -> Ranking | None:
+    """Return how predictions order groups of (predicted, measured) pairs, those of three and more."""
+    large = [group for group in groups if len(group) >= _LEAST_RANKED]
+    if not large:
+        return None
+    ordered = [[measured for _, measured in sorted(group)] for group in large]
+    return Ranking(
+        groups=len(large),
+        tau=statistics.fmean(map(_tau, large)),
+        regret=statistics.fmean(group[0] / min(group) - 1 for group in ordered),
+        regret_of_three=statistics.fmean(min(group[:3]) / min(group) - 1 for group in ordered),
+    )
+
+
+def _tau(group: Sequence[tuple[float, float]]) -> float:
+    signs = [
+        math.copysign(1, (one[0] - other[0]) * (one[1] - other[1]))
+        for one, other in combinations(group, 2)
+        if one[0] != other[0] and one[1] != other[1]
+    ]
+    return statistics.fmean(signs) if signs else 0.0
 
 
 def summary_of(rows: Sequence[Compared]) -> Summary:

@@ -74,6 +74,10 @@ class TimeEstimate:
     def step(self) -> float:
         return sum(self.parts.values())
 
+    def may_tie(self, other: TimeEstimate) -> bool:
+        """Return whether the 80 % intervals overlap."""
+        return self.step_low <= other.step_high and other.step_low <= self.step_high
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:

@@ -88,5 +88,4 @@ class SearchResult:
         """The 80 % intervals of the chosen and the fastest plan overlap."""
         if self.chosen is None or self.fastest is None or self.chosen == self.fastest:
             return False
-        chosen, fastest = self.chosen.estimate.time, self.fastest.estimate.time
-        return chosen.step_low <= fastest.step_high and fastest.step_low <= chosen.step_high
+        return self.chosen.estimate.time.may_tie(self.fastest.estimate.time)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import fields
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from parastrat.assess import assess
-from parastrat.comparison import Compared, Comparison, Quantity, Skipped
+from parastrat.comparison import Compared, Comparison, Quantity, Skipped, ranking_of
 from parastrat.errors import ParastratError
 from parastrat.measured.jobs import job_of
 from parastrat.measured.rows import MEASURED, THROUGHPUT
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 _OUT_OF_MEMORY = "oom"
 #: columns that do not say what ran
 _NOT_SETTINGS = {"id", "line", "source", "status", *MEASURED}
+#: columns that say how a run was divided among devices and in time
+_PARALLELISM = {
+    *("tp", "pp", "vpp", "cp", "ep", "dp", "fsdp", "sequence_parallel", "async_tp"),
+    *("act_ckpt", "act_ckpt_assumed", "micro_batch"),
+}
 
 
 def compared(table: Table) -> Comparison:
@@ -48,22 +54,41 @@ def compared(table: Table) -> Comparison:
             spreads.add(row, found)
             if not found:
                 skipped.append(Skipped(id=row.id, reason="what was measured is not stated"))
-    return Comparison(rows=tuple(rows), skipped=tuple(skipped), noise=spreads.by_quantity())
+    return Comparison(
+        rows=tuple(rows),
+        skipped=tuple(skipped),
+        noise=spreads.by_quantity(),
+        ranking=ranking_of(spreads.rivals()),
+    )
 
 
 class _Spreads:
-    """Measurements of runs that no column tells apart."""
+    """Measurements of runs that no column tells apart, and of those that only parallelism does."""
 
     def __init__(self) -> None:
         self._alike: dict[tuple[object, ...], list[float]] = defaultdict(list)
+        #: by what was trained on what: predicted step times by parallelism, with where they are measured
+        self._rivals: dict[tuple[object, ...], dict[tuple[object, ...], float]] = defaultdict(dict)
 
     def add(self, row: MeasuredRow, found: Iterable[Compared]) -> None:
-        settings = tuple(
-            getattr(row, field.name) for field in fields(row) if field.name not in _NOT_SETTINGS
-        )
+        named = {
+            field.name: getattr(row, field.name) for field in fields(row) if field.name not in _NOT_SETTINGS
+        }
+        settings = tuple(named.values())
+        job = tuple(value for name, value in named.items() if name not in _PARALLELISM)
         for each in found:
             if each.measured is not None:
-                self._alike[each.quantity, *settings].append(each.measured)
+                own = each.quantity, *settings
+                self._alike[own].append(each.measured)
+                if each.quantity is Quantity.STEP_TIME:
+                    self._rivals[job][own] = each.predicted
+
+    def rivals(self) -> list[list[tuple[float, float]]]:
+        """Return runs that differ in parallelism alone, by job: predicted and mean measured seconds."""
+        return [
+            [(predicted, fmean(self._alike[own])) for own, predicted in group.items()]
+            for group in self._rivals.values()
+        ]
 
     def by_quantity(self) -> dict[Quantity, tuple[float, ...]]:
         return {

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from parastrat.comparison import Quantity, summary_of, verdicts_told
+from parastrat.records import plain
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, heading, line, rendered, wrapped
 from parastrat.units import GIB
@@ -14,7 +15,7 @@ from parastrat.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parastrat.comparison import Compared, Comparison, Summary
+    from parastrat.comparison import Compared, Comparison, Ranking, Summary
     from parastrat.report.text import Paper
 
 SCHEMA = "parastrat.validation/1"
@@ -36,6 +37,7 @@ def validation_json(comparison: Comparison) -> dict[str, Any]:
             }
             for quantity, summary in comparison.summaries.items()
         },
+        "ranking": plain(comparison.ranking),
         "skipped": [{"id": each.id, "reason": each.reason} for each in comparison.skipped],
     }
 
@@ -91,7 +93,19 @@ def _quantity_lines(comparison: Comparison, quantity: Quantity, paper: Paper) ->
             f"{100 * median(spreads):.1f} % (median) among themselves"
         )
         found += wrapped(told, paper, first="  ")
+    if quantity is Quantity.STEP_TIME and comparison.ranking is not None:
+        found += wrapped(ranking_told(comparison.ranking), paper, first="  ")
     return [*found, line(), *_worst_lines(comparison, quantity, paper)]
+
+
+def ranking_told(ranking: Ranking) -> str:
+    """Return how well runs are ordered, in a sentence."""
+    first, three = 100 * ranking.regret, 100 * ranking.regret_of_three
+    return (
+        f"{ranking.groups} groups of runs differ in their parallelism alone: Kendall's tau is "
+        f"{ranking.tau:.2f}, the run predicted fastest is {first:.1f} % slower than the fastest, "
+        f"the best of the first three {three:.1f} % (means)"
+    )
 
 
 def _summary_row(origin: str, stack: str, summary: Summary) -> Row:

@@ -117,4 +117,6 @@ def _judgement(
             RungStatus.SLOWER,
             f"{100 * (1 - ratio):.1f} % faster, less than the tolerance of {100 * tolerance:.0f} %",
         )
+    if chosen is not None and standing.case.estimate.time.may_tie(cases[chosen].estimate.time):
+        return RungStatus.SLOWER, f"maybe a tie: {ratio:.2f} times"
     return RungStatus.SLOWER, f"{ratio:.2f} times the step time"

@@ -10,7 +10,7 @@ import pytest
 from measured.rows import run
 
 from parastrat.assess import assess
-from parastrat.comparison import Compared, Quantity, summary_of
+from parastrat.comparison import Compared, Quantity, Ranking, ranking_of, summary_of
 from parastrat.estimate import Verdict
 from parastrat.measured import MeasuredRow, Table, compared
 from parastrat.measured.jobs import job_of
@@ -97,6 +97,43 @@ def test_the_spread_of_equal_runs_is_noise() -> None:
     noise = compared(Table(rows=rows, columns=COLUMNS)).noise
     assert noise[Quantity.STEP_TIME] == pytest.approx((0.1,))
     assert noise[Quantity.PEAK_MEMORY] == ()
+
+
+def test_runs_are_ranked_where_parallelism_alone_differs() -> None:
+    rows = (
+        run(step_time_s=3.0, tp=1),
+        run(id="here-2", step_time_s=2.0, tp=2, line=2),
+        # measured twice: 2.5 in the mean
+        run(id="here-3", step_time_s=2.25, tp=4, line=3),
+        run(id="here-4", step_time_s=2.75, tp=4, line=4),
+        # another batch is another job, with two runs alone
+        run(id="here-5", step_time_s=1.0, tp=1, global_batch=64, line=5),
+        run(id="here-6", step_time_s=2.0, tp=2, global_batch=64, line=6),
+    )
+    found = compared(Table(rows=rows, columns=COLUMNS))
+    assert found.ranking is not None
+    assert found.ranking.groups == 1
+    predicted = {row.id: row.predicted for row in found.rows}
+    measured = {"here-1": 3.0, "here-2": 2.0, "here-3": 2.5}
+    first = min(measured, key=lambda name: predicted[name])
+    assert found.ranking.regret == pytest.approx(measured[first] / 2.0 - 1)
+
+
+def test_ranking_by_hand() -> None:
+    # of six pairs five are in order; the first of the predicted is the second of the measured
+    swapped = [(1.0, 2.2), (2.0, 2.0), (3.0, 3.0), (4.0, 4.0)]
+    # wholly the wrong way round, and the fastest is the last of four
+    reverse = [(1.0, 8.0), (2.0, 6.0), (3.0, 5.0), (4.0, 4.0)]
+    found = ranking_of([swapped, reverse, [(1.0, 9.0), (2.0, 1.0)]])
+    assert found == Ranking(
+        groups=2,
+        tau=pytest.approx((4 / 6 - 1) / 2),
+        regret=pytest.approx((0.1 + 1.0) / 2),
+        regret_of_three=pytest.approx((0 + 0.25) / 2),
+    )
+    # equal predictions tell no order
+    assert ranking_of([[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]]).tau == 0  # type: ignore[union-attr]
+    assert ranking_of([]) is None
 
 
 def test_summaries_by_hand() -> None:

@@ -84,10 +84,17 @@ def test_nothing_fits() -> None:
     assert second.case is None
 
 
+def test_steps_whose_intervals_overlap_may_be_a_tie() -> None:
+    # 10 is known to 12 at most, 15 to 12 at least
+    near, far = standings(r1=15.0, r2=10.0), standings(r1=15.1, r2=10.0)
+    assert rung_reports(near, 2, 0.05)[0].reason == "maybe a tie: 1.50 times"
+    assert rung_reports(far, 2, 0.05)[0].reason == "1.51 times the step time"
+
+
 def test_every_rung_says_why_it_was_taken_or_left() -> None:
     reports = rung_reports(standings(r1=12.0, r2=10.2, r3=10.0), 2, 0.05)
     assert [(report.status, report.reason) for report in reports] == [
-        (RungStatus.SLOWER, "1.18 times the step time"),
+        (RungStatus.SLOWER, "maybe a tie: 1.18 times"),
         (RungStatus.TAKEN, "2.0 % behind the fastest, tolerance 5 %"),
         (RungStatus.SLOWER, "2.0 % faster, less than the tolerance of 5 %"),
     ]
