@@ -39,6 +39,10 @@ class PlanFileError(ParastratError):
     """A plan file that is unreadable, malformed or incomplete."""
 
 
+class SnapshotError(ParastratError):
+    """A memory snapshot that cannot be read, or that is something else."""
+
+
 class ConfigError(ParastratError):
     """A config file of another tool that is unreadable or malformed."""
 

@@ -32,6 +32,7 @@ _COMMANDS: dict[str, dict[str, bool]] = {
     "emit": {},
     "check": {},
     "verify": {},
+    "diff": {},
     "validate": {},
     "calibrate": {},
     "run": {"ignore_unknown_options": True, "allow_interspersed_args": False},
