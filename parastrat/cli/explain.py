@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,24 +14,31 @@ if TYPE_CHECKING:
     from parastrat.rules import Rule
 
 _SCHEMA = "parastrat.explain/1"
+#: how the name of a plan file ends
+_PLAN = ".toml"
 
 Code = Annotated[
     str | None,
     typer.Argument(
-        metavar="[CODE]", help="Such as PS101; all are listed without it.", autocompletion=rule_words
+        metavar="[CODE]",
+        help="Such as PS101, all are listed without it; or a plan.toml, to see where its memory goes.",
+        autocompletion=rule_words,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 def explain(code: Code = None, *, as_json: AsJson = False) -> None:
-    """Say what a rule demands, why, and where that is written."""
+    """Say what a rule demands, why, and where that is written; or what takes the room of a plan."""
     from parastrat.cli.examples import example_of
     from parastrat.cli.output import paper, show, show_json
     from parastrat.records import plain
     from parastrat.report.rule_page import rule_list_text, rule_text
     from parastrat.rules import RULES
 
+    if code is not None and code.endswith(_PLAN):
+        _explain_plan(Path(code), as_json=as_json)
+        return
     if code is None:
         if as_json:
             show_json({"schema": _SCHEMA, "rules": [_rule_table(rule) for rule in RULES]})
@@ -44,6 +52,26 @@ def explain(code: Code = None, *, as_json: AsJson = False) -> None:
         show_json({"schema": _SCHEMA, **_rule_table(rule), "example": shown})
     else:
         show(rule_text(rule, paper(), example=example))
+
+
+def _explain_plan(path: Path, *, as_json: bool) -> None:
+    """Show where a plan takes memory, and when."""
+    from parastrat.assess import assess, columns_of
+    from parastrat.cli.output import paper, show, show_json
+    from parastrat.cli.plan_case import PlanSource, planned_case
+    from parastrat.memory.rooms import rooms_of
+    from parastrat.parse import read_plan
+    from parastrat.report.estimation import rooms_text
+    from parastrat.report.json import estimate_json
+    from parastrat.rules import findings_of
+
+    planned = planned_case(PlanSource(path=path, parsed=read_plan(path)), whole_model=True)
+    case = assess(planned.facts, planned.plan)
+    rooms, findings = rooms_of(case), findings_of(case, columns_of(case))
+    if as_json:
+        show_json(estimate_json(case, findings, rooms))
+    else:
+        show(rooms_text(case, findings, rooms, paper()))
 
 
 def _named(code: str) -> Rule:

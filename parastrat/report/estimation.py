@@ -13,7 +13,7 @@ from parastrat.report.host_memory import host_memory_lines
 from parastrat.report.phases import phase_lines
 from parastrat.report.recommendation import count_errors
 from parastrat.report.room import room_lines
-from parastrat.report.text import Tone, rendered
+from parastrat.report.text import Tone, rendered, wrapped
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -34,12 +34,24 @@ def estimate_text(
     lines = _estimate_head(case, findings, context, paper)
     lines += finding_lines(findings, paper)
     lines += plan_lines(case, paper) + memory_lines(case, paper)
-    if rooms is not None:
-        lines += phase_lines(case, rooms.ranks, paper) + room_lines(case, rooms.ranks, paper)
-        lines += [] if rooms.host is None else host_memory_lines(rooms.host, paper)
+    lines += [] if rooms is None else _rooms_lines(case, rooms, paper)
     lines += time_lines(case, paper) + backend_lines(case, paper)
     lines += caveat_lines(case.model.caveats, paper)
     return rendered(lines + next_lines(_after_estimate(case, findings, context), paper), paper)
+
+
+def rooms_text(case: Case, findings: Sequence[Finding], rooms: Rooms, paper: Paper) -> str:
+    """Return where a plan takes memory: the report of ``explain`` for a plan file."""
+    errors = count_errors(findings)
+    tone = Tone.BAD if errors else VERDICT_TONES[case.estimate.verdict]
+    lines = wrapped(estimated_sentence(case, errors), paper, tone=tone)
+    lines += memory_lines(case, paper) + _rooms_lines(case, rooms, paper)
+    return rendered(lines, paper)
+
+
+def _rooms_lines(case: Case, rooms: Rooms, paper: Paper) -> list[Line]:
+    lines = phase_lines(case, rooms.ranks, paper) + room_lines(case, rooms.ranks, paper)
+    return lines + ([] if rooms.host is None else host_memory_lines(rooms.host, paper))
 
 
 def _estimate_head(case: Case, findings: Sequence[Finding], context: Context, paper: Paper) -> list[Line]:
