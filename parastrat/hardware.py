@@ -140,6 +140,34 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCurve:
+    """How much longer than its bytes a collective takes inside one scale-up domain.
+
+    t = start + (n-1) * hop + x / (share(n) * rate) + ramp * x / (x + ramp_bytes), where x are the bytes that
+    a rank moves: small messages go by protocols of low latency, large ones wait for that of high bandwidth.
+    """
+
+    start_s: float
+    hop_s: float
+    ramp_s: float = 0.0
+    ramp_bytes: float = 1.0
+    #: of the link's rate that groups of 2, 4, and 8 and more reach; between those by the logarithm
+    shares: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCurves:
+    """One backend's collectives inside a domain."""
+
+    #: all-gather and reduce-scatter
+    gather: CollectiveCurve
+    #: all-reduce
+    reduce: CollectiveCurve
+    #: all-to-all
+    exchange: CollectiveCurve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """What one device sees of a fabric, in one direction: all its links together.
 
@@ -154,6 +182,8 @@ class Link:
     latency_s: float
     #: the collectives' bandwidth relative to ``bytes_per_s`` for all-reduce (in-switch reduction)
     all_reduce_gain: float = 1.0
+    #: None: hops of ``latency_s`` alone
+    curves: CollectiveCurves | None = None
     provenance: tuple[Provenance, ...] = ()
 
 

@@ -21,6 +21,7 @@ Ranks: TypeAlias = Numbers
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+MEGA = 10**6
 GB = 10**9
 TERA = 10**12
 MICRO = 1e-6

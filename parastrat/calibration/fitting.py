@@ -134,13 +134,15 @@ def _link(link: Link, of: Mapping[Operation, list[Timing]], machinery: Machinery
 
     logs, error = _least(errors, [math.log(_HOP_S), math.log(link.bytes_per_s)])
     latency_s, rate = map(math.exp, logs)
-    figures = {"bytes_per_s": rate, "latency_s": latency_s}
+    figures: dict[str, Any] = {"bytes_per_s": rate, "latency_s": latency_s}
     whole = max(of[Operation.ALL_REDUCE], key=lambda each: each.wanted.bytes, default=None)
     if whole is not None:
         figures["all_reduce_gain"] = 2 * ring_s(0.0, rate, whole) / whole.seconds
     found = replace(
         link,
         **figures,
+        # fitted without them
+        curves=None,
         nominal_bytes_per_s=max(link.nominal_bytes_per_s, rate),
         provenance=_provenance(link.provenance, tuple(figures), machinery),
     )

@@ -1,5 +1,8 @@
 """Seconds of collectives over groups that may cross scale-up domains.
 
+Inside a domain a link's curves tell what comes on top of the bytes, where somebody fitted them
+(``profiles/collectives``), else hops of its latency.
+
 Sources: nccl-tests doc/PERFORMANCE.md (bus bandwidth: a ring all-gather or reduce-scatter moves (n-1)/n
 of the buffer, an all-reduce twice that). That rings leave a domain through all its members' network cards
 at once is how NCCL builds them; the latency terms count hops and are ours.
@@ -13,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.errors import ProfileError
+from parastrat.hardware import CollectiveCurve, CollectiveCurves
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -30,6 +34,16 @@ class Fabric:
     domain: int
     #: share of the bus bandwidth that is left in a training step
     efficiency: float
+
+    @property
+    def curves(self) -> CollectiveCurves:
+        """What collectives inside a domain take on top of their bytes."""
+        hop_s = self.scale_up.latency_s
+        return self.scale_up.curves or CollectiveCurves(
+            gather=CollectiveCurve(start_s=0.0, hop_s=hop_s),
+            reduce=CollectiveCurve(start_s=0.0, hop_s=2 * hop_s),
+            exchange=CollectiveCurve(start_s=hop_s, hop_s=0.0),
+        )
 
 
 def fabric_of(facts: Facts) -> Fabric:
@@ -63,6 +77,18 @@ def _first(link: Link | None, other: Link | None, hardware: Hardware) -> Link:
     return found
 
 
+def _reached(curve: CollectiveCurve, here: Numbers) -> Numbers:
+    """Return the share of a link's rate that so many ranks of a domain reach."""
+    if curve.shares == (1.0, 1.0, 1.0):
+        return 1.0
+    # numpy's does not say what it returns
+    return np.interp(np.log2(here), (1.0, 2.0, 3.0), curve.shares)
+
+
+def _ramp_s(curve: CollectiveCurve, moved: Bytes) -> Seconds:
+    return curve.ramp_s * moved / (moved + curve.ramp_bytes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Groups of ``ranks`` members, neighbours ``stride`` ranks apart; numbers or arrays."""
@@ -92,22 +118,26 @@ def ring_of(group: Group, fabric: Fabric) -> Ring:
 
     Each domain must take in what its members do not hold, through as many cards as it has members in the
     group; inside, each rank's link carries (n-1)/n of the buffer. The slower of the two decides. One rank
-    alone takes no time.
+    alone takes no time. The buffer is taken to be large, as units of parameters are: the whole ramp counts.
     """
     n, here = group.ranks, group.inside(fabric.domain)
-    domains = n / here
+    domains, curve = n / here, fabric.curves.gather
     up, out = fabric.scale_up, fabric.scale_out
-    within = (n - 1) / (n * up.bytes_per_s * fabric.efficiency) * (here > 1)
+    rate = up.bytes_per_s * _reached(curve, here)
+    within = (n - 1) / (n * rate * fabric.efficiency) * (here > 1)
     between = (n - here) / (n * here * out.bytes_per_s * fabric.efficiency)
+    begins = (here > 1) * (curve.start_s + curve.ramp_s)
     return Ring(
         byte_s=np.maximum(within, between),
-        hops_s=domains * (here - 1) * up.latency_s + (domains - 1) * out.latency_s,
+        hops_s=begins + domains * (here - 1) * curve.hop_s + (domains - 1) * out.latency_s,
     )
 
 
 def ring_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
     """Return the time of one all-gather or reduce-scatter of ``payload`` bytes, the whole buffer."""
-    return ring_of(group, fabric).of(payload)
+    n, curve = group.ranks, fabric.curves.gather
+    spared = curve.ramp_s - _ramp_s(curve, (n - 1) / n * payload)
+    return ring_of(group, fabric).of(payload) - spared * (group.inside(fabric.domain) > 1)
 
 
 def all_reduce_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
@@ -116,13 +146,14 @@ def all_reduce_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
     Latency is a tree's across domains; inside one, the switch may reduce (``all_reduce_gain``).
     """
     n, here = group.ranks, group.inside(fabric.domain)
-    domains = n / here
+    domains, curve = n / here, fabric.curves.reduce
     up, out = fabric.scale_up, fabric.scale_out
-    gain = np.where(domains == 1, up.all_reduce_gain, 1.0)
-    within = 2 * (n - 1) / n * payload / (up.bytes_per_s * gain * fabric.efficiency) * (here > 1)
+    moved = 2 * (n - 1) / n * payload / np.where(domains == 1, up.all_reduce_gain, 1.0)
+    within = moved / (up.bytes_per_s * _reached(curve, here) * fabric.efficiency) * (here > 1)
     between = 2 * (n - here) / n * payload / (here * out.bytes_per_s * fabric.efficiency)
-    hops = 2 * (here - 1) * up.latency_s + 2 * np.ceil(np.log2(np.maximum(domains, 1))) * out.latency_s
-    return np.where(n > 1, np.maximum(within, between) + hops, 0.0)
+    begins = (here > 1) * (curve.start_s + _ramp_s(curve, moved))
+    hops = (here - 1) * curve.hop_s + 2 * np.ceil(np.log2(np.maximum(domains, 1))) * out.latency_s
+    return np.where(n > 1, np.maximum(within, between) + begins + hops, 0.0)
 
 
 def all_to_all_s(payload: Bytes, group: Group, fabric: Fabric, copies: Numbers = 1) -> Seconds:
@@ -135,12 +166,14 @@ def all_to_all_s(payload: Bytes, group: Group, fabric: Fabric, copies: Numbers =
     ai-dynamo/aiconfigurator @095f58a), so one hop of each kind counts.
     """
     n, here = group.ranks, group.inside(fabric.domain)
-    up, out = fabric.scale_up, fabric.scale_out
-    within = (here - 1) / n * payload / (up.bytes_per_s * fabric.efficiency)
+    up, out, curve = fabric.scale_up, fabric.scale_out, fabric.curves.exchange
+    moved = (here - 1) / n * payload
+    within = moved / (up.bytes_per_s * _reached(curve, here) * fabric.efficiency)
     domains = n / here
     crossing = (domains - 1) * (1 - (1 - 1 / domains) ** copies) / copies
     between = crossing * payload / (out.bytes_per_s * fabric.efficiency)
-    latency = (here > 1) * up.latency_s + (n > here) * out.latency_s
+    begins = (here > 1) * (curve.start_s + (here - 1) * curve.hop_s + _ramp_s(curve, moved))
+    latency = begins + (n > here) * out.latency_s
     return np.where(n > 1, np.maximum(within, between) + latency, 0.0)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import cache
 
 from parastrat.errors import ProfileError
 from parastrat.hardware import (
+    CollectiveCurve,
+    CollectiveCurves,
     Device,
     FabricKind,
     FigureKind,
@@ -19,7 +22,7 @@ from parastrat.hardware import (
 )
 from parastrat.profiles.devices import Fields, read_device, read_values
 from parastrat.profiles.files import ProfileFile, read_profile
-from parastrat.units import GB, GIB, MICRO
+from parastrat.units import GB, GIB, MEGA, MICRO
 
 LINK: Fields = {
     "nominal_gb_per_s": ("nominal_bytes_per_s", GB),
@@ -27,6 +30,9 @@ LINK: Fields = {
     "latency_us": ("latency_s", MICRO),
     "all_reduce_gain": ("all_reduce_gain", 1.0),
 }
+#: what the collectives were measured over
+_NVLINKS = (FabricKind.NVSWITCH, FabricKind.NVLINK, FabricKind.NVLINK_DOMAIN)
+_OF_A_CURVE = ("start_us", "hop_us", "ramp_us", "ramp_mb", "share_of_two", "share_of_four", "share_of_eight")
 _HOST_COUNTS: Fields = {
     "cores": ("cores", 1),
     "memory_gib": ("memory_bytes", GIB),
@@ -80,17 +86,44 @@ def read_node(file: ProfileFile, device: Device, num_nodes: int) -> Hardware:
     if not (isinstance(devices_per_node, int) and isinstance(scale_up_devices, int)):
         raise file.error("devices_per_node and scale_up.devices must be whole numbers")
     name = file.text("name")
+    kind = FabricKind(file.section("scale_up").get("kind", "unstated"))
+    scale_up = read_link(file, "scale_up")
+    if scale_up is not None and kind in _NVLINKS:
+        scale_up = replace(scale_up, curves=_curves_of_nccl())
     return Hardware(
         name=named(name, num_nodes),
         device=device,
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
         scale_up_devices=scale_up_devices,
-        scale_up_kind=FabricKind(file.section("scale_up").get("kind", "unstated")),
-        scale_up=read_link(file, "scale_up"),
+        scale_up_kind=kind,
+        scale_up=scale_up,
         scale_out=read_link(file, "scale_out"),
         host=read_host(file),
         network=read_network(file),
+    )
+
+
+@cache
+def _curves_of_nccl() -> CollectiveCurves:
+    """Return how NCCL's collectives go over NVLink, as ``scripts/fit_collectives.py`` wrote it."""
+    file = read_profile("collectives", "nccl")
+    if file is None:
+        raise ProfileError("the installation lacks profiles/collectives/nccl.toml", hint="reinstall parastrat")
+    return CollectiveCurves(**{field.name: _curve(file, field.name) for field in fields(CollectiveCurves)})
+
+
+def _curve(file: ProfileFile, section: str) -> CollectiveCurve:
+    values = file.section(section)
+    absent = [name for name in _OF_A_CURVE if not isinstance(values.get(name), int | float)]
+    if absent:
+        raise file.error(f"{section}.{absent[0]} is missing")
+    return CollectiveCurve(
+        start_s=values["start_us"] * MICRO,
+        hop_s=values["hop_us"] * MICRO,
+        ramp_s=values["ramp_us"] * MICRO,
+        ramp_bytes=values["ramp_mb"] * MEGA,
+        shares=(values["share_of_two"], values["share_of_four"], values["share_of_eight"]),
     )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parastrat.cost.communication import Fabric, Group, all_reduce_s, all_to_all_s, ring_s, send_s
-from parastrat.hardware import Link
+from parastrat.cost.communication import (
+    Fabric,
+    Group,
+    all_reduce_s,
+    all_to_all_s,
+    ring_of,
+    ring_s,
+    send_s,
+)
+from parastrat.hardware import CollectiveCurve, CollectiveCurves, Link
 
 GB = 1e9
 
@@ -85,6 +94,59 @@ def test_copies_for_one_domain_cross_into_it_once() -> None:
 def test_a_message_takes_the_link_between_its_ends(stride: int, rate: float) -> None:
     latency = 1e-6 if rate == 400 else 5e-6
     assert send_s(4 * GB, stride, fabric()) == pytest.approx(4 / rate + latency)
+
+
+#: 10 us to start, 1 a hop, up to 20 for large ones, half of them at 1 MB; pairs reach half of the rate
+CURVE = CollectiveCurve(start_s=10e-6, hop_s=1e-6, ramp_s=20e-6, ramp_bytes=1e6, shares=(0.5, 0.8, 0.9))
+
+
+def curved(which: str, domain: int = 8) -> Fabric:
+    """A fabric where one kind of collective has this curve, and the others take nothing but their bytes."""
+    plain = CollectiveCurve(start_s=0.0, hop_s=0.0)
+    curves = {"gather": plain, "reduce": plain, "exchange": plain} | {which: CURVE}
+    made = fabric(domain)
+    return replace(made, scale_up=replace(made.scale_up, curves=CollectiveCurves(**curves)))
+
+
+def test_a_curve_adds_start_hops_and_ramp_to_the_bytes_of_a_ring() -> None:
+    group = Group(ranks=8, stride=1)
+    # 7/8 of 8 MB at nine tenths of 400 GB/s; of 7 MB 7/8 of the ramp
+    expected = 7e6 / (0.9 * 400 * GB) + 10e-6 + 7e-6 + 7 / 8 * 20e-6
+    assert ring_s(8e6, group, curved("gather")) == pytest.approx(expected)
+    # units of parameters are large: the whole ramp
+    whole = ring_of(group, curved("gather")).of(8e6)
+    assert whole == pytest.approx(expected + 1 / 8 * 20e-6)
+    pair = Group(ranks=2, stride=1)
+    expected = 1e6 / (0.5 * 400 * GB) + 10e-6 + 1e-6 + 1 / 2 * 20e-6
+    assert ring_s(2e6, pair, curved("gather")) == pytest.approx(expected)
+
+
+def test_a_curve_counts_what_an_all_reduce_moves() -> None:
+    # 2 x 3/4 of 4 MB is 6 MB
+    expected = 6e6 / (0.8 * 400 * GB) + 10e-6 + 3e-6 + 6 / 7 * 20e-6
+    assert all_reduce_s(4e6, Group(ranks=4, stride=1), curved("reduce")) == pytest.approx(expected)
+
+
+def test_a_curve_counts_what_leaves_a_rank_in_an_exchange() -> None:
+    expected = 3e6 / (0.8 * 400 * GB) + 10e-6 + 3e-6 + 3 / 4 * 20e-6
+    assert all_to_all_s(4e6, Group(ranks=4, stride=1), curved("exchange")) == pytest.approx(expected)
+
+
+def test_groups_between_powers_of_two_reach_what_lies_between() -> None:
+    three, large = Group(ranks=3, stride=1), Group(ranks=16, stride=1)
+    share = 0.5 + 0.3 * (np.log2(3) - 1)
+    expected = 2e6 / (share * 400 * GB) + 10e-6 + 2e-6 + 2 / 3 * 20e-6
+    assert ring_s(3e6, three, curved("gather")) == pytest.approx(expected)
+    expected = 15e6 / (0.9 * 400 * GB) + 10e-6 + 15e-6 + 15 / 16 * 20e-6
+    assert ring_s(16e6, large, curved("gather", domain=16)) == pytest.approx(expected)
+
+
+def test_a_curve_holds_inside_domains_alone() -> None:
+    # one member a node: nothing inside begins
+    apart = Group(ranks=4, stride=8)
+    assert ring_s(4 * GB, apart, curved("gather")) == pytest.approx(3 / 4 * 4 / 40 + 3 * 5e-6)
+    assert all_reduce_s(4 * GB, apart, curved("reduce")) == pytest.approx(2 * 3 / 4 * 4 / 40 + 2 * 2 * 5e-6)
+    assert all_to_all_s(4 * GB, apart, curved("exchange")) == pytest.approx(3 / 4 * 4 / 40 + 5e-6)
 
 
 def test_a_group_of_one_costs_nothing() -> None:

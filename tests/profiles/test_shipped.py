@@ -194,3 +194,17 @@ def test_p4d_shares_400_gigabits_among_eight() -> None:
 def test_what_nobody_stated_is_unknown() -> None:
     network = profiles.load_hardware("dgx-h100").network
     assert (network.plugin, network.ipoib, network.socket_ifname) == (None, None, None)
+
+
+def test_collectives_over_nvlink_follow_their_curves_and_others_hops() -> None:
+    h100, pcie, cpu = (profiles.load_hardware(ref) for ref in ("dgx-h100:1", "8x-rtx-4090:1", "cpu:1"))
+    assert h100.scale_up is not None
+    curves = h100.scale_up.curves
+    assert curves is not None
+    for curve in (curves.gather, curves.reduce, curves.exchange):
+        # kernels start within microseconds, groups of eight reach most of the rate and pairs less
+        assert 1e-6 < curve.start_s < 2e-5
+        assert 0 < curve.hop_s < 5e-6
+        assert 0.4 < curve.shares[0] < curve.shares[1] < curve.shares[2] <= 1
+    for other in (pcie, cpu):
+        assert other.scale_up is None or other.scale_up.curves is None
