@@ -143,8 +143,9 @@ class Device:
 class CollectiveCurve:
     """How much longer than its bytes a collective takes inside one scale-up domain.
 
-    t = start + (n-1) * hop + x / (share(n) * rate) + ramp * x / (x + ramp_bytes), where x are the bytes that
-    a rank moves: small messages go by protocols of low latency, large ones wait for that of high bandwidth.
+    t = start + (n-1) * hop + x / (share(n) * rate) + ramp * x / (x + ramp_bytes), where x are the bytes
+    that a rank moves: small messages go by protocols of low latency, large ones wait for that of high
+    bandwidth.
     """
 
     start_s: float
