@@ -25,8 +25,8 @@ class DryRun:
     micro_batches: int
     #: parameters, their shares, and buffers, before the step
     parameters: int
-    #: at the end of the forward of the last micro-batch
-    after_forward: int
+    #: at the end of the forward of the last micro-batch; None under a pipeline, which mixes them
+    after_forward: int | None
     #: most in forwards and backwards, optimizer states among them
     forward_backward: int
     #: most in the optimizer step

@@ -16,7 +16,8 @@ def verify(
 ) -> None:
     """Dry-run a plan without its cluster: the real wrapping, true shapes, peak memory, collectives.
 
-    One rank runs two steps on fake tensors among ranks that are not there; no memory is taken for weights.
+    One rank of each kind runs two steps on fake tensors among ranks that are not there; no memory is taken
+    for weights. A pipeline has a kind for each place that holds other blocks.
     Exits 1 where it does not fit.
     """
     from parastrat.assess import assess
@@ -25,14 +26,17 @@ def verify(
     from parastrat.errors import UsageError
     from parastrat.parse import read_plan
     from parastrat.report.verification import Verification, verification_json, verification_text
-    from parastrat.runtime.dry_run import preload, run_on_fakes
+    from parastrat.runtime.dry_run import preload, ranks_to_run, run_on_fakes
 
     source = PlanSource(path=plan, parsed=read_plan(plan), model=model, on=on)
     planned = planned_case(source, whole_model=True)
     if source.model_ref is None:
         raise UsageError(f"{plan} does not say for which model it was made", hint="add --model")
     preload()
-    found = run_on_fakes(source.model_ref, planned.plan, planned.workload)
+    found = tuple(
+        run_on_fakes(source.model_ref, planned.plan, planned.workload, rank)
+        for rank in ranks_to_run(planned.facts.model, planned.plan)
+    )
     # estimated anew: a plan file keeps the total of the version that wrote it
     verification = Verification(case=assess(planned.facts, planned.plan), found=found)
     if as_json:

@@ -11,6 +11,8 @@ from parastrat.report.text import Line, Paper, Tone, heading, line, rendered, wr
 from parastrat.units import GIB
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parastrat.case import Case
     from parastrat.dry_run import DryRun
 
@@ -22,7 +24,13 @@ class Verification:
     """What a dry run found, and what was estimated."""
 
     case: Case
-    found: DryRun
+    #: one rank of each kind
+    found: tuple[DryRun, ...]
+
+    @property
+    def worst(self) -> DryRun:
+        """The rank that needs most."""
+        return max(self.found, key=lambda each: each.peak)
 
     @property
     def estimated(self) -> int:
@@ -33,12 +41,12 @@ class Verification:
     @property
     def error(self) -> float:
         """The estimate over the dry run, less 1."""
-        return self.estimated / self.found.peak - 1
+        return self.estimated / self.worst.peak - 1
 
     @property
     def needed(self) -> int:
         """The dry run's peak with the estimate's overhead."""
-        return self.found.peak + self.case.estimate.memory.overhead
+        return self.worst.peak + self.case.estimate.memory.overhead
 
     @property
     def fits(self) -> bool:
@@ -51,7 +59,7 @@ def verification_json(verification: Verification) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "strategy": verification.case.plan.strategy,
-        "ranks": [{**plain(verification.found), "peak": verification.found.peak}],
+        "ranks": [{**plain(each), "peak": each.peak} for each in verification.found],
         "estimated": verification.estimated,
         "error": verification.error,
         "overhead": memory.overhead,
@@ -63,31 +71,49 @@ def verification_json(verification: Verification) -> dict[str, Any]:
 
 def verification_text(verification: Verification, paper: Paper) -> str:
     """Return memory by phase beside the estimate, what is sent, and whether it fits."""
-    case, found = verification.case, verification.found
+    case, worst = verification.case, verification.worst
     mesh = case.plan.mesh
+    ranks = ", ".join(str(each.rank) for each in verification.found)
     told = (
-        f"Dry run of {case.plan.strategy} for {case.model.ref}: rank {found.rank} of {mesh.world_size} "
-        f"({mesh}), one step on fake tensors"
+        f"Dry run of {case.plan.strategy} for {case.model.ref}: rank{'s' * (len(verification.found) > 1)} "
+        f"{ranks} of {mesh.world_size} ({mesh}), one step on fake tensors"
     )
     rows = wrapped(told, paper, tone=Tone.STRONG)
-    phases = (
-        ("parameters and buffers", found.parameters),
-        ("after the forward", found.after_forward),
-        ("peak of forward and backward", found.forward_backward),
-        ("peak of the optimizer step", found.optimizer_step),
-        ("peak", found.peak),
-        ("estimated", verification.estimated),
-    )
-    rows += heading("Memory, GiB of tensors", paper)
-    columns = (Column(title="when"), Column(title="GiB", fill=Fill.NUMBER))
-    rows += table_lines(columns, [Row(cells=(name, f"{size / GIB:,.2f}")) for name, size in phases], paper)
-    rows += wrapped(f"the estimate is {100 * verification.error:+.1f} % off", paper, first="  ")
-    rows += _traffic_lines(found, paper)
+    rows += _memory_lines(verification, paper)
+    rows += _traffic_lines(worst, paper)
     rows.append(line())
-    for caveat in found.caveats:
+    for caveat in worst.caveats:
         rows += wrapped(caveat, paper, first="  ")
     rows += wrapped(_verdict(verification), paper, tone=Tone.GOOD if verification.fits else Tone.BAD)
     return rendered(rows, paper)
+
+
+def _memory_lines(verification: Verification, paper: Paper) -> list[Line]:
+    """Return each rank's memory by phase, and the estimate of the worst."""
+    phases: tuple[tuple[str, Callable[[DryRun], int | None]], ...] = (
+        ("parameters and buffers", lambda each: each.parameters),
+        ("after the forward", lambda each: each.after_forward),
+        ("peak of forward and backward", lambda each: each.forward_backward),
+        ("peak of the optimizer step", lambda each: each.optimizer_step),
+        ("peak", lambda each: each.peak),
+    )
+    found = verification.found
+    titles = [f"rank {each.rank}" for each in found] if len(found) > 1 else ["GiB"]
+    columns = (Column(title="when"), *(Column(title=title, fill=Fill.NUMBER) for title in titles))
+    rows = []
+    for name, size_of in phases:
+        sizes = [size_of(each) for each in found]
+        if None not in sizes:
+            rows.append(Row(cells=(name, *(f"{(size or 0) / GIB:,.2f}" for size in sizes))))
+    told = (
+        f"the worst rank is estimated at {verification.estimated / GIB:,.2f} GiB, "
+        f"{100 * verification.error:+.1f} % off"
+    )
+    return [
+        *heading("Memory, GiB of tensors", paper),
+        *table_lines(columns, rows, paper),
+        *wrapped(told, paper, first="  "),
+    ]
 
 
 def _traffic_lines(found: DryRun, paper: Paper) -> list[Line]:
@@ -104,7 +130,10 @@ def _traffic_lines(found: DryRun, paper: Paper) -> list[Line]:
         for each in found.traffic
     ]
     several = "" if found.micro_batches == 1 else f" of {found.micro_batches} micro-batches"
-    return [*heading(f"Sent in a step{several}", paper), *table_lines(columns, table, paper)]
+    return [
+        *heading(f"Sent in a step{several}, rank {found.rank}", paper),
+        *table_lines(columns, table, paper),
+    ]
 
 
 def _verdict(verification: Verification) -> str:

@@ -61,6 +61,6 @@ def test_json_is_one_object(plan_file: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_plan_that_cannot_be_dry_run_exits_2(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan_file.write_text(PLAN.replace("dp_shard = 4", "tp = 4"), encoding="utf-8")
+    plan_file.write_text(PLAN.replace("dp_shard = 4", 'dp_shard = 4\ncompile = "block"'), encoding="utf-8")
     assert ended(str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 2
-    assert "dry runs do not know tp yet" in capsys.readouterr().err
+    assert "a dry run does not compile" in capsys.readouterr().err

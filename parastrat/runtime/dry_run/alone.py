@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch.distributed as dist
+from torch.distributed.pipelining import schedules
 
 from parastrat.runtime import agreement
+from parastrat.runtime.pipeline import pipelined, ties
 from parastrat.runtime.tensor_parallel import proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from torch import nn
 
 
 def pretend(rank: int, ranks: int) -> None:
@@ -32,6 +36,15 @@ def others_agree() -> Iterator[None]:
         stack.enter_context(patch.object(agreement, "from_first", _own))
         # what raises in the proof is not taken: shapes are true, values are not
         stack.enter_context(patch.object(proof, "compared", _alike))
+        # numbers that a pipeline reads of tensors: micro-batches are alike, and so are ranks
+        stack.enter_context(patch.object(pipelined, "index_of", lambda _: 0))
+        stack.enter_context(patch.object(pipelined, "check_same_batches", lambda *_: None))
+        stack.enter_context(patch.object(pipelined, "own_draws", nullcontext))
+        stack.enter_context(patch.object(ties, "have_gradients", _own_gradients))
+        # once in a training, neighbours tell each other whether they know their shapes; torch 2.13 began it
+        if hasattr(schedules, "InferenceMode"):
+            for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+                stack.enter_context(patch.object(kind, "_warmup_p2p", _shapes_known))
         yield
 
 
@@ -45,3 +58,12 @@ def _own(action: Callable[[], Any]) -> Any:
 
 def _alike(_expected: Any, _got: Any) -> dict[str, float]:
     return {}
+
+
+def _own_gradients(trained: list[nn.Parameter], _mesh: object) -> list[bool]:
+    return [parameter.grad is not None for parameter in trained]
+
+
+def _shapes_known(_schedule: object, stages: list[Any], *_args: object) -> None:
+    for stage in stages:
+        stage._inference_mode = vars(schedules)["InferenceMode"].STATIC  # noqa: SLF001  (torch's own does it)

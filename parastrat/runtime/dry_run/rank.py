@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from parastrat.dry_run import DryRun, Traffic
+from parastrat.plan import PipelineSchedule
 from parastrat.runtime.apply import Start, wrap
 from parastrat.runtime.batches import called
 from parastrat.runtime.dry_run.alone import others_agree, pretend
@@ -29,6 +30,7 @@ from parastrat.runtime.slots import slots_of
 from parastrat.runtime.step import dividing_logits, reducing
 from parastrat.runtime.tracing import explained
 from parastrat.runtime.wrapping import wrapping_of
+from parastrat.schedules import schedule_of
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Task:
 def dry_run(task: Task) -> DryRun:
     """Run two optimizer steps of a rank in this process; return what the second one finds."""
     begun = time.perf_counter()
-    plan = task.plan
+    plan = with_few_micro_batches(task.plan)
     pretend(task.rank, plan.mesh.world_size)
     builder = builder_of(task.ref)
     module, record = build_on_meta(builder.build)
@@ -86,6 +88,8 @@ def dry_run(task: Task) -> DryRun:
         parameters = watch.live - buckets
         wrapping = wrapping_of(model)
         wrapping.stepping = True  # the loop below is ``forward_backward``'s
+        if wrapping.pipeline is not None:
+            wrapping.pipeline.route(batch)  # traces the whole, which is not this rank's memory
         optimizer = OPTIMIZERS[task.workload.optimizer](model.parameters())
         with _watched(module, watch, mode), losses_of_shares(wrapping.layout):
             batch = tree_map(_fake, batch)
@@ -99,7 +103,7 @@ def dry_run(task: Task) -> DryRun:
                 step = watch.peak
     return DryRun(
         rank=task.rank,
-        micro_batches=min(plan.gradient_accumulation_steps, _MICRO_BATCHES),
+        micro_batches=plan.gradient_accumulation_steps,
         parameters=parameters,
         after_forward=after_forward,
         forward_backward=forward_backward,
@@ -108,6 +112,19 @@ def dry_run(task: Task) -> DryRun:
         caveats=_caveats(wrapping),
         seconds=time.perf_counter() - begun,
     )
+
+
+def with_few_micro_batches(plan: Plan) -> Plan:
+    """Return the plan with no more micro-batches than the memory of a step hangs on.
+
+    Under GPipe these are all; schedules that hold few are full after two for each rank and chunk.
+    """
+    steps, pp = plan.gradient_accumulation_steps, plan.mesh.pp
+    if pp == 1:
+        return replace(plan, gradient_accumulation_steps=min(steps, _MICRO_BATCHES))
+    if schedule_of(plan) is PipelineSchedule.GPIPE or steps % pp:
+        return plan
+    return replace(plan, gradient_accumulation_steps=min(steps, 2 * pp * plan.virtual_stages))
 
 
 def step_traffic(model: nn.Module, batch: Any) -> tuple[Traffic, ...]:
@@ -134,16 +151,24 @@ def _fake(leaf: Any) -> Any:
     return torch.empty_like(leaf, device="cpu") if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _micro_batches(model: nn.Module, wrapping: Wrapping, batch: Any, watch: Watch) -> tuple[int, int]:
-    """Run a step's forwards and backwards; return what lives after the last forward, and the most."""
+def _micro_batches(
+    model: nn.Module, wrapping: Wrapping, batch: Any, watch: Watch
+) -> tuple[int | None, int]:
+    """Run a step's forwards and backwards; return what lives after the last forward, and the most.
+
+    A pipeline's schedule mixes them: there is no last forward.
+    """
     plan = wrapping.plan
     in_fp32 = plan.precision not in (Precision.FP32, Precision.BF16)
-    count = min(plan.gradient_accumulation_steps, _MICRO_BATCHES)
-    after_forward = 0
+    after_forward = None
     watch.peak = watch.live
+    if wrapping.pipeline is not None:
+        batches = [batch] * plan.gradient_accumulation_steps
+        wrapping.pipeline.step(batches, lambda _, output: example_loss(output, in_fp32=in_fp32).float())
+        return None, watch.peak
     with nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end():
-        for index in range(count):
-            with reducing(model, last=index == count - 1):
+        for index in range(plan.gradient_accumulation_steps):
+            with reducing(model, last=index == plan.gradient_accumulation_steps - 1):
                 # as a training script does, the logits are held while backward runs
                 output = called(model, batch)
                 loss = example_loss(output, in_fp32=in_fp32)

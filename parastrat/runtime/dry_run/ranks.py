@@ -10,6 +10,7 @@ import torch
 
 from parastrat.errors import LaunchError, ParastratError, WrapError
 from parastrat.plan import Compile
+from parastrat.ranks import pipeline_ranks
 from parastrat.runtime.building import described
 from parastrat.runtime.dry_run.rank import OPTIMIZERS, Task, dry_run
 from parastrat.runtime.preset_models import builder_of
@@ -17,6 +18,7 @@ from parastrat.runtime.refusals import check_plan
 
 if TYPE_CHECKING:
     from parastrat.dry_run import DryRun
+    from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.workload import Workload
 
@@ -30,17 +32,18 @@ class Refusal:
     hint: str
 
 
-def run_on_fakes(ref: str, plan: Plan, workload: Workload) -> DryRun:
-    """Run one optimizer step of a plan's first rank, without the others and without memory.
+def run_on_fakes(ref: str, plan: Plan, workload: Workload, rank: int = 0) -> DryRun:
+    """Run one optimizer step of one of a plan's ranks, without the others and without memory.
 
     The model is wrapped by what ``auto_parallelize`` wraps with, on as many ranks as the plan has; all
-    ranks of a plan without a pipeline hold and send the same.
+    ranks of a plan without a pipeline hold and send the same, and all of one place in it.
 
     Args:
         ref: MODEL: ``path.py:callable``, ``package.module:callable``, a Hugging Face config, or a preset
             that transformers can build.
         plan: of any number of ranks.
         workload: its sequence length and optimizer.
+        rank: of the plan's ranks; those of a pipeline's first place come first, then the second's.
 
     Raises:
         WrapError: the plan has an axis or an option that a dry run does not know yet.
@@ -49,7 +52,14 @@ def run_on_fakes(ref: str, plan: Plan, workload: Workload) -> DryRun:
     """
     _check(plan, workload)
     builder_of(ref)  # what cannot be built is told before anything starts
-    return _answered(Task(ref=ref, plan=plan, workload=workload))
+    return _answered(Task(ref=ref, plan=plan, workload=workload, rank=rank))
+
+
+def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
+    """Return one rank of each kind: places in a pipeline that hold other blocks; its first and its last."""
+    pp = plan.mesh.pp
+    places = {0, pp - 1} | {int(load.rank) for load in pipeline_ranks(model, pp, plan.virtual_stages)}
+    return tuple(place * (plan.mesh.world_size // pp) for place in sorted(places))
 
 
 def preload(*modules: str) -> None:
@@ -82,11 +92,11 @@ def _answered(task: Task) -> DryRun:
 def _check(plan: Plan, workload: Workload) -> None:
     mesh = plan.mesh
     check_plan(plan)
-    unknown = [axis for axis in ("pp", "cp", "ep") if getattr(mesh, axis) > 1]
+    unknown = [axis for axis in ("cp", "ep") if getattr(mesh, axis) > 1]
     if unknown:
         raise WrapError(
             f"{plan.strategy}: dry runs do not know {' and '.join(unknown)} yet",
-            hint="they know one device, ddp, fsdp2, hsdp and tp",
+            hint="they know one device, ddp, fsdp2, hsdp, tp and pp",
         )
     if plan.compile is not Compile.NONE:
         raise WrapError("a dry run does not compile", hint='set compile = "none" in the plan')

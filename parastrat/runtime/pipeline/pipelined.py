@@ -91,22 +91,22 @@ class Pipeline:
 
     def step(self, batches: list[Any], loss_of: LossOf) -> None:
         """Run the schedule over one step's micro-batches; gradients are complete afterwards."""
-        job = Job(batches=batches, routes=[self._route(batch) for batch in batches], loss_of=loss_of)
+        job = Job(batches=batches, routes=[self.route(batch) for batch in batches], loss_of=loss_of)
         key = tuple(_signature(batch) for batch in batches)
         if self._run is None or self._run[0] != key:
-            self._check_same_batches(batches)
+            check_same_batches(batches, self.group)
             ends = {stage: _ends(self.cut.spans[stage], job) for stage in self.modules}
             self._run = key, Run(self.wrapping.plan, self.modules, ends, self.group, self.wrapping.device)
         self._follow_mode()
         with gradients_added(self.ties):
-            with self._working(job), self._own_draws():
+            with self._working(job), own_draws(self):
                 self._run[1].step()
             if not self.sharded:
                 average_over_data(self.modules.values(), self.wrapping.mesh)
 
     def evaluate(self, batch: Any) -> Any:
         """Return the model's output on the rank of the last stage, None elsewhere; one batch at a time."""
-        job = Job(batches=[batch], routes=[self._route(batch)], loss_of=lambda _index, output: output)
+        job = Job(batches=[batch], routes=[self.route(batch)], loss_of=lambda _index, output: output)
         index = torch.zeros(1, dtype=torch.int64)
         self._follow_mode()
         result: Any = ()
@@ -164,7 +164,7 @@ class Pipeline:
         border = Border(self.wrapping.device, split=schedule_of(self.wrapping.plan) in SPLIT)
 
         def forward(*received: torch.Tensor, micro_batch: torch.Tensor) -> Any:
-            job, index = self.job, int(micro_batch)
+            job, index = self.job, index_of(micro_batch)
             route = job.routes[index]
             came = (
                 job.parcel(span.begin).unpacked(index, received, route.crossing(span.begin))
@@ -179,7 +179,7 @@ class Pipeline:
 
         return forward
 
-    def _route(self, batch: Any) -> Route:
+    def route(self, batch: Any) -> Route:
         """Return the way that the forward takes for a batch.
 
         Raises:
@@ -219,36 +219,42 @@ class Pipeline:
         finally:
             self._job = None
 
-    @contextmanager
-    def _own_draws(self) -> Iterator[None]:
-        """Draw other random numbers than the other stages, without touching the caller's generator.
 
-        Stages that began with one seed would all drop the same elements.
-        """
-        seed = int(torch.randint(2**62, (1,)).item())
-        device = self.wrapping.device
-        devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices=devices, device_type="cuda" if not devices else device.type):
-            torch.manual_seed(seed + dist.get_rank(self.group))
-            yield
+@contextmanager
+def own_draws(pipeline: Pipeline) -> Iterator[None]:
+    """Draw other random numbers than the other stages, without touching the caller's generator.
 
-    def _check_same_batches(self, batches: list[Any]) -> None:
-        """Refuse different batches on the ranks of one pipeline.
+    Stages that began with one seed would all drop the same elements.
+    """
+    seed = int(torch.randint(2**62, (1,)).item())
+    device = pipeline.wrapping.device
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices=devices, device_type="cuda" if not devices else device.type):
+        torch.manual_seed(seed + dist.get_rank(pipeline.group))
+        yield
 
-        Raises:
-            MismatchError: if they differ in shapes or contents.
-        """
-        own = [
-            (_signature(batch), [float(leaf.double().sum()) for leaf in _tensors(batch)])
-            for batch in batches
-        ]
-        every: list[Any] = [own] * dist.get_world_size(self.group)
-        dist.all_gather_object(every, own, group=self.group)
-        if any(str(other) != str(own) for other in every):
-            raise MismatchError(
-                "the stages of one pipeline were given different batches",
-                hint="give all ranks of a pipeline the same batch, as parastrat.shard_dataloader does",
-            )
+
+def check_same_batches(batches: list[Any], group: dist.ProcessGroup) -> None:
+    """Refuse different batches on the ranks of one pipeline.
+
+    Raises:
+        MismatchError: if they differ in shapes or contents.
+    """
+    own = [
+        (_signature(batch), [float(leaf.double().sum()) for leaf in _tensors(batch)]) for batch in batches
+    ]
+    every: list[Any] = [own] * dist.get_world_size(group)
+    dist.all_gather_object(every, own, group=group)
+    if any(str(other) != str(own) for other in every):
+        raise MismatchError(
+            "the stages of one pipeline were given different batches",
+            hint="give all ranks of a pipeline the same batch, as parastrat.shard_dataloader does",
+        )
+
+
+def index_of(micro_batch: torch.Tensor) -> int:
+    """Return the index of a micro-batch, which schedules hand on as a tensor of one element."""
+    return int(micro_batch)
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:

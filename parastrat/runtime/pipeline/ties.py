@@ -84,17 +84,22 @@ def average_over_data(modules: Iterable[nn.Module], mesh: RankMesh) -> None:
     """
     if mesh.data_group is None:
         return
-    trained = {p: None for module in modules for p in module.parameters() if p.requires_grad}
-    device = next(iter(trained)).device
-    has = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=device)
-    mesh.sum_over_data(has, dist.ReduceOp.MAX)
+    trained = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
     gradients = []
-    for parameter, some in zip(trained, has.tolist(), strict=True):
+    for parameter, some in zip(trained, have_gradients(trained, mesh), strict=True):
         if some:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(local_tensor(parameter.grad))
     in_messages(gradients, lambda message: mesh.sum_over_data(message, dist.ReduceOp.AVG))
+
+
+def have_gradients(trained: list[nn.Parameter], mesh: RankMesh) -> list[int]:
+    """Return for each parameter whether a rank that sees other samples, or this one, has a gradient."""
+    has = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=trained[0].device)
+    mesh.sum_over_data(has, dist.ReduceOp.MAX)
+    found: list[int] = has.tolist()
+    return found
 
 
 def _group(ranks: tuple[int, ...], whole: DeviceMesh, pp: DeviceMesh) -> dist.ProcessGroup | None:

@@ -13,7 +13,7 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.dry_run import DryRun
 from parastrat.errors import ModelError, ParastratError, WrapError
-from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.plan import Backend, Compile, Mesh, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.runtime.dry_run import run_on_fakes
 from parastrat.sources import load_source
@@ -136,15 +136,6 @@ def test_llama_is_as_the_closed_form_says(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {
-                "mesh": Mesh(pp=2),
-                "shard": Shard.NONE,
-                "pp_schedule": PipelineSchedule.GPIPE,
-                "gradient_accumulation_steps": 2,
-            },
-            "dry runs do not know pp yet",
-        ),
         ({"compile": Compile.BLOCK}, "does not compile"),
     ],
 )
