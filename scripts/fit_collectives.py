@@ -6,8 +6,8 @@
 where x are the bytes that a rank moves ((n-1)/n of the buffer; of an all-reduce twice that, over the gain
 of its switch) and ``rate`` is what the node's profile states. Small messages take start and hops, in NCCL's
 protocols for low latency; large ones the ramp as well, which the protocol for bandwidth takes to begin. The
-constants are one set for all hardware; the Huber loss of the times' logarithms is minimised, one constant
-moved at a time. Printed are median errors, of all rows and of each device by constants that never saw it.
+constants are one set for all hardware, with the least Huber loss of the times' logarithms. Printed are
+median errors, of all rows and of each device by constants that never saw it.
 
 Usage: python scripts/fit_collectives.py collectives.csv
 The table's columns: hardware, nodes, gpus, collective, bytes (whole buffer), latency_us.
@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from parastrat.calibration.fitting import least
 from parastrat.hardware import Link
 from parastrat.profiles import load_hardware
 from parastrat.units import MEGA, MICRO
@@ -47,8 +48,6 @@ KINDS = {
 }
 NAMES = ("start_us", "hop_us", "ramp_us", "ramp_mb", "share_of_two", "share_of_four", "share_of_eight")
 BEGIN = (8.0, 1.0, 20.0, 1.0, 0.7, 0.85, 1.0)
-HUBER = 0.1
-STEPS = tuple(2.0**-power for power in range(8))
 #: of so many rows one is fitted to: sizes are powers of two on few devices
 EVERY = 3
 
@@ -98,22 +97,12 @@ def error(constants: Sequence[float], row: Row) -> float:
 def fitted(rows: Sequence[Row]) -> list[float]:
     """Return the constants of the least loss."""
 
-    def loss(logs: Sequence[float]) -> float:
-        errors = [abs(error([math.exp(log) for log in logs], row)) for row in rows]
-        return sum(e**2 / 2 if e < HUBER else HUBER * (e - HUBER / 2) for e in errors) / len(rows)
+    def errors(logs: Sequence[float]) -> list[float]:
+        constants = [math.exp(log) for log in logs]
+        return [error(constants, row) for row in rows]
 
-    best = [math.log(value) for value in BEGIN]
-    least = loss(best)
-    for step in STEPS:
-        improved = True
-        while improved:
-            improved = False
-            for place in range(len(best)):
-                for moved in (best[place] - step, best[place] + step):
-                    tried = [*best[:place], moved, *best[place + 1 :]]
-                    if (found := loss(tried)) < least - 1e-7:
-                        best, least, improved = tried, found, True
-    return [math.exp(log) for log in best]
+    logs, _ = least(errors, [math.log(value) for value in BEGIN])
+    return [math.exp(log) for log in logs]
 
 
 def median_error(constants: Sequence[float], rows: Sequence[Row]) -> float:

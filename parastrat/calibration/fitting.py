@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _HUBER = 0.05
 #: by how much logarithms of what is fitted are moved, from e down to a thousandth
 _STEPS = tuple(2.0**-power for power in range(11))
+#: a step is worth so much of the mean loss
+_WORTH = 1e-9
 #: sides at which half of the rate is reached are looked for around this
 _HALF = 32.0
 #: a hop of a ring is looked for around this, seconds
@@ -132,7 +134,7 @@ def _link(link: Link, of: Mapping[Operation, list[Timing]], machinery: Machinery
         latency_s, rate = map(math.exp, logs)
         return [math.log(ring_s(latency_s, rate, each) / each.seconds) for each in rings]
 
-    logs, error = _least(errors, [math.log(_HOP_S), math.log(link.bytes_per_s)])
+    logs, error = least(errors, [math.log(_HOP_S), math.log(link.bytes_per_s)])
     latency_s, rate = map(math.exp, logs)
     figures: dict[str, Any] = {"bytes_per_s": rate, "latency_s": latency_s}
     whole = max(of[Operation.ALL_REDUCE], key=lambda each: each.wanted.bytes, default=None)
@@ -161,26 +163,30 @@ def _curve(products: Sequence[Timing]) -> tuple[float, MatmulCurve, float]:
             for each in products
         ]
 
-    logs, error = _least(errors, [math.log(fastest), *[math.log(_HALF)] * 3])
+    logs, error = least(errors, [math.log(fastest), *[math.log(_HALF)] * 3])
     rate, m_half, n_half, k_half = map(math.exp, logs)
     return rate, MatmulCurve(ceiling=1.0, m_half=m_half, n_half=n_half, k_half=k_half), error
 
 
-def _least(
-    errors: Callable[[Sequence[float]], list[float]], start: Sequence[float]
+def least(
+    errors: Callable[[Sequence[float]], Sequence[float]], start: Sequence[float]
 ) -> tuple[list[float], float]:
     """Return the values with the least Huber loss of their errors, and the mean error there.
 
     One value is moved at a time, by steps that halve when none helps.
+
+    Args:
+        errors: of some values, which are logarithms of what is fitted.
+        start: values to begin with.
     """
 
     def loss(values: Sequence[float]) -> float:
-        return sum(
+        return statistics.fmean(
             error**2 / 2 if abs(error) < _HUBER else _HUBER * (abs(error) - _HUBER / 2)
             for error in errors(values)
         )
 
-    best, least = list(start), loss(start)
+    best, lowest = list(start), loss(start)
     for step in _STEPS:
         improved = True
         while improved:
@@ -188,8 +194,8 @@ def _least(
             for place in range(len(best)):
                 for moved in (best[place] - step, best[place] + step):
                     tried = [*best[:place], moved, *best[place + 1 :]]
-                    if (found := loss(tried)) < least:
-                        best, least, improved = tried, found, True
+                    if (found := loss(tried)) < lowest - _WORTH:
+                        best, lowest, improved = tried, found, True
     return best, statistics.fmean(map(abs, errors(best)))
 
 

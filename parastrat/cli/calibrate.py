@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from parastrat.cli.flags import MOST_RANKS
+from parastrat.cli.hardware_file import HardwareOutput, check_target, ref_of, write_hardware
 from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
 
     from parastrat.calibration import Wanted
 
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write a hardware file, for --on FILE:N of N such hosts.",
-        show_default=False,
-    ),
-]
 On = Annotated[
     str,
     typer.Option("--on", metavar="auto|cpu", help="What is found here, or its processors alone."),
@@ -42,7 +32,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 
 def calibrate(
-    output: Output = None, on: On = "auto", ranks_per_node: RanksPerNode = None, *, as_json: AsJson = False
+    output: HardwareOutput = None,
+    on: On = "auto",
+    ranks_per_node: RanksPerNode = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Measure products, memory and collectives here, and write a hardware file that plans can rest on.
 
@@ -51,7 +45,6 @@ def calibrate(
     """
     from parastrat.calibration import calibrated, wanted
     from parastrat.cli.facts import hardware_of
-    from parastrat.cli.hardware_file import check_target, ref_of, write_hardware
     from parastrat.cli.output import paper, show, show_json
     from parastrat.report.calibration import calibration_json, calibration_text
     from parastrat.runtime.measuring import measure

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from parastrat.emit import TextFile
 
 
+#: bytes within which a file says what it is
+_SCHEMA_WITHIN = 200
+
+
 def write_files(files: Sequence[TextFile], directory: Path, *, force: bool = False) -> tuple[Path, ...]:
     """Write the files under ``directory``, made where it is missing; return their paths.
 
@@ -41,6 +45,29 @@ def write_files(files: Sequence[TextFile], directory: Path, *, force: bool = Fal
             f"cannot write {place}: {error.strerror}", hint="name a folder that you can write to with -o"
         ) from error
     return tuple(targets)
+
+
+def refuse_others(path: Path, schema: str, what: str) -> None:
+    """Refuse a file that is there and is none of those that a command may replace.
+
+    Args:
+        path: what is to be written.
+        schema: what stands near the beginning of a file of its kind.
+        what: the kind in words, such as ``plan file``.
+
+    Raises:
+        UsageError: it is another file, or it cannot be read.
+    """
+    if not path.is_file():
+        return
+    try:
+        start = path.read_bytes()[:_SCHEMA_WITHIN]
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", hint="name another file with -o"
+        ) from error
+    if start.strip() and schema.encode() not in start:
+        raise UsageError(f"{path} is there and is no {what}", hint="name another file with -o")
 
 
 def _holds(path: Path, file: TextFile) -> bool:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from parastrat.errors import UsageError
+import typer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from parastrat.hardware import Hardware
+
+HardwareOutput = Annotated[
+    Path | None,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write a hardware file, for --on FILE:N of N such hosts.",
+        show_default=False,
+    ),
+]
 
 
 def write_hardware(hardware: Hardware, path: Path) -> None:
@@ -32,21 +42,12 @@ def check_target(path: Path) -> None:
     Raises:
         UsageError: so it is, or it cannot be read.
     """
-    if path.is_file() and not _is_hardware(path):
-        raise UsageError(f"{path} is there and is no hardware file", hint="name another file with -o")
+    from parastrat.cli.files import refuse_others
+
+    refuse_others(path, "parastrat.hardware/", "hardware file")
 
 
 def ref_of(path: Path) -> str:
     """Return a file as ``--on`` takes it: a path, not a name."""
     text = str(path)
     return text if "/" in text or text.endswith(".toml") else f"./{text}"
-
-
-def _is_hardware(path: Path) -> bool:
-    try:
-        start = path.read_bytes()[:200]
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}", hint="name another file with -o"
-        ) from error
-    return not start.strip() or b"parastrat.hardware/" in start

@@ -82,21 +82,10 @@ def write_plan(case: Case, path: Path) -> None:
     Raises:
         UsageError: something else is in the way, or nothing can be written there.
     """
-    from parastrat.cli.files import write_files
+    from parastrat.cli.files import refuse_others, write_files
     from parastrat.emit import TextFile, plan_toml
     from parastrat.parse import relative_ref
 
     text = plan_toml(case, stored_ref=relative_ref(case.model.ref, path))
-    if path.is_file() and not _is_plan(path):
-        raise UsageError(f"{path} is there and is no plan file", hint="name another file with -o")
+    refuse_others(path, "parastrat.plan/", "plan file")
     write_files((TextFile(path=path.name, text=text),), path.parent, force=True)
-
-
-def _is_plan(path: Path) -> bool:
-    try:
-        start = path.read_bytes()[:200]
-    except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {error.strerror}", hint="name another file with -o"
-        ) from error
-    return not start.strip() or b"parastrat.plan/" in start

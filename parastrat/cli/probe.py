@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from parastrat.cli.hardware_file import HardwareOutput, ref_of, write_hardware
 from parastrat.errors import ProbeError, ProfileError, UsageError
 
 if TYPE_CHECKING:
@@ -17,16 +18,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "parastrat.probe/1"
 
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="Write a hardware file, for --on FILE:N of N such hosts.",
-        show_default=False,
-    ),
-]
 Root = Annotated[
     Path | None,
     typer.Option(
@@ -38,9 +29,8 @@ Root = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
-def probe(output: Output = None, root: Root = None, *, as_json: AsJson = False) -> None:
+def probe(output: HardwareOutput = None, root: Root = None, *, as_json: AsJson = False) -> None:
     """Say what this machine has: accelerators, network, limits, and what is unknown."""
-    from parastrat.cli.hardware_file import write_hardware
     from parastrat.cli.output import paper, show, show_json
     from parastrat.probe import read_machine
 
@@ -98,7 +88,6 @@ def _report(
     root: Path | None,
 ) -> HostReport:
     """Return what the text tells, with the commands that go on from here."""
-    from parastrat.cli.hardware_file import ref_of
     from parastrat.probe.summary import between_nodes, plugin_of
     from parastrat.report.host import HostReport
 
