@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -58,10 +59,10 @@ def _families() -> dict[str, dict[str, str]]:
     return found
 
 
-def recipe_of(name: str) -> Recipe | str:
-    """Return how to build and call a class, or why nothing that was tried does."""
+def recipe_of(name: str, shrinks: Iterable[str] = tuple(SHRINKS)) -> Recipe | str:
+    """Return how to build, in one of these ways, and call a class, or why nothing that was tried does."""
     reasons: list[str] = []
-    for shrink in SHRINKS:
+    for shrink in shrinks:
         try:
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in _built(name, shrink).parameters())

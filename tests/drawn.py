@@ -17,8 +17,16 @@ def drawn(items: Sequence[Item], count: int) -> list[Item]:
     """Return ``count`` of the items, in their order; all of them where PARASTRAT_TEST_ALL is set."""
     if "PARASTRAT_TEST_ALL" in os.environ or count >= len(items):
         return list(items)
+    return [items[place] for place in sorted(_draw().sample(range(len(items)), count))]
+
+
+def shuffled(items: Sequence[Item]) -> list[Item]:
+    """Return all items in an order that is drawn: to take from it until there are enough of some kind."""
+    return _draw().sample(items, len(items))
+
+
+def _draw() -> random.Random:
     git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     done = subprocess.run(git, capture_output=True, text=True, check=False)
     # outside of a checkout: always the same
-    places = random.Random(done.stdout).sample(range(len(items)), count)  # noqa: S311 - can be repeated
-    return [items[place] for place in sorted(places)]
+    return random.Random(done.stdout)  # noqa: S311 - can be repeated
