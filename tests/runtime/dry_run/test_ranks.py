@@ -15,7 +15,7 @@ from parastrat.dry_run import DryRun
 from parastrat.errors import ModelError, ParastratError, WrapError
 from parastrat.plan import Backend, Compile, Mesh, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
-from parastrat.runtime.dry_run import run_on_fakes
+from parastrat.runtime.dry_run import ranks_to_run, run_on_fakes
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -143,6 +143,19 @@ def test_what_it_does_not_know_is_refused(changes: dict[str, Any], said: str) ->
     with pytest.raises(WrapError) as refused:
         dried(**changes)
     assert said in refused.value.message
+
+
+def test_a_pipeline_has_a_rank_of_each_kind() -> None:
+    source = load_source("llama-3.1-8b")
+    assert source is not None
+    model = source.at(2048, Precision.FP32, load_stack("torch").kernels)
+    assert ranks_to_run(model, plan()) == (0,)
+    # those between hold neither the embedding nor the head
+    found = ranks_to_run(model, plan(mesh=Mesh(pp=4, dp_shard=2)))
+    assert found[0] == 0
+    assert found[-1] == 6
+    assert set(found) <= {0, 2, 4, 6}
+    assert len(found) > 2
 
 
 def test_optimizers_without_torchs_own_are_refused() -> None:
