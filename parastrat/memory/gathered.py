@@ -17,6 +17,7 @@ from parastrat.ranks.states import local, root_totals, unit_totals
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.ranks import RankLoad
     from parastrat.ranks.moments import Moments
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 HELD_BY = (
     "pp",
     "virtual_stages",
+    "dp_replicate",
     "dp_shard",
     "cp",
     "tp",
@@ -120,13 +122,19 @@ def _that_ran(chosen: Sequence[bool], parameters: Any, moments: Moments) -> Any:
     return found
 
 
-def waiting_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
-    """Return what waits of a micro-batch's last reduction, the root's, where another micro-batch follows.
+def waiting_bytes(facts: Facts, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
+    """Return what gradients take beside those that stay, where a micro-batch follows another.
 
-    FSDP2 lets go of a unit's whole gradients when the next unit reduces, and waits for the last one only in
-    the last backward (``set_is_last_backward``).
+    FSDP2 lets go of a unit's whole gradients when the next unit reduces, and waits for the last one, the
+    root's, only in the last backward (``set_is_last_backward``). torch's DDP accumulates beside its buckets
+    (``no_sync``) and copies into them in the last backward (torch/csrc/distributed/c10d/reducer.cpp,
+    ``copy_bucket_with_grad``); Megatron's accumulates in them.
     """
-    return np.where(gathers(c) & (c.pp == 1), element.reduce * sum(local(load.root, c)), 0)
+    root = np.where(gathers(c) & (c.pp == 1), element.reduce * sum(local(load.root, c)), 0)
+    if facts.stack.kernels.fused:
+        return root
+    beside = (c.dp > 1) & (c.shard == code_of(Shard.NONE))
+    return root + np.where(beside, element.gradient * sum(local(load.trainable, c)), 0)
 
 
 def unit_parameters(kinds: Kinds, c: Columns) -> Any:

@@ -162,7 +162,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
         pool=gathering_pool(kinds, load, held, element) * pooled(facts),
-        waiting=waiting_bytes(load, held, element),
+        waiting=waiting_bytes(facts, load, held, element),
         gathered=tuple(gathered_bytes(kinds, load, held, element, own, when) for when in ways),
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),

@@ -23,6 +23,7 @@ from parastrat.model import Activations, Block, Parameters, Saved, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.states import block_totals, element_bytes, local, shard_ranks
+from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
 
 #: the constant, for blocks that compute nothing
@@ -248,6 +249,22 @@ def test_the_roots_gradients_wait_while_another_micro_batch_runs() -> None:
         for steps in (1, 2)
     ]
     assert piped[0].transient - 4 * 10**6 == piped[1].transient - 2 * 10**6
+
+
+def test_ddp_accumulates_beside_its_buckets() -> None:
+    def transient(facts: Facts, steps: int, **mesh: Any) -> int:
+        return memory(facts, **mesh, gradient_accumulation_steps=steps).transient
+
+    facts = chain("head")
+    everything = ROOT + 3 * UNIT
+    # 4 bytes of each gradient, at the loss of all micro-batches but the first
+    assert transient(facts, 2, dp_replicate=2) - transient(facts, 1, dp_replicate=2) == 4 * everything
+    # one device has no buckets, ZeRO's are not torch's, and Megatron's gradients stand in them
+    assert transient(facts, 2) == transient(facts, 1)
+    zero = {"dp_shard": 2, "shard": Shard.OPTIMIZER}
+    assert transient(facts, 2, **zero) == transient(facts, 1, **zero)
+    megatron = replace(facts, stack=replace(facts.stack, kernels=Kernels.FUSED))
+    assert transient(megatron, 2, dp_replicate=2) == transient(megatron, 1, dp_replicate=2)
 
 
 def test_the_only_layer_is_prefetched_at_the_loss() -> None:
