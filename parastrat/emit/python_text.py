@@ -34,11 +34,13 @@ def build_mesh(device_type: str = {device}) -> torch.device:
 #: where tokens choose modules
 ROUTED = '''
 def routed(model: nn.Module) -> list[str]:
-    """Name the lists of modules of which tokens choose some, such as model.layers.0.experts."""
+    """Name the modules that hold experts, of which tokens choose some, such as model.layers.0.experts."""
     containers = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-    lists = [(path, part) for path, part in model.named_modules() if isinstance(part, containers)]
-    several = [(path, type(part).__name__) for path, part in lists if len(part) > 1]
-    return [path for path, kind in several if "experts" in f"{path.rpartition('.')[2]} {kind}".lower()]
+    parts = [(path, part, type(part).__name__) for path, part in model.named_modules()]
+    several = [part for part in parts if isinstance(part[1], containers) and len(part[1]) > 1]
+    stacked = [part for part in parts if [*part[1].parameters(recurse=False)]]
+    found = [(path, kind) for path, _, kind in (*several, *stacked)]
+    return [path for path, kind in found if "experts" in f"{path.rpartition('.')[2]} {kind}".lower()]
 '''
 
 REPEATED_BLOCKS = '''

@@ -132,7 +132,20 @@ def _stacks(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Sta
 
 
 def has_routed_parts(module: nn.Module) -> bool:
-    """Return whether tokens choose which of a model's modules run, so that some may see none of a batch."""
+    """Return whether tokens choose which of a model's weights work, so that some may see none of a batch.
+
+    Those are lists of experts, or stacks of all experts' weights: beside experts without weights, as
+    LongCat-Flash has them, no token of a batch may choose any.
+    """
+    stacked = (
+        any(True for _ in part.parameters(recurse=False)) and _holds_experts(path, part)
+        for path, part in module.named_modules()
+    )
+    return has_lists_of_experts(module) or any(stacked)
+
+
+def has_lists_of_experts(module: nn.Module) -> bool:
+    """Return whether experts are modules of their own, of which some see no token of a small batch."""
     return any(
         isinstance(container, _CONTAINERS) and len(container) > 1 and _holds_experts(path, container)
         for path, container in module.named_modules()

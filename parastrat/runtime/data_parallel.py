@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
-from parastrat.runtime.blocks import has_routed_parts
+from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
 from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, norms_with_statistics
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
@@ -139,9 +139,12 @@ def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
     """Reduce the gradients of experts that no token of a rank chose, as zeros: all ranks must send alike.
 
     Raises:
-        WrapError: if this torch cannot; its ranks would wait for each other, or mix gradients up.
+        WrapError: if this torch cannot, and some will be unused; its ranks would wait for each other, or
+            mix gradients up.
     """
     reduce_unused = getattr(module, "set_reduce_scatter_unused_params", None)
+    if reduce_unused is None and not has_lists_of_experts(module):
+        return
     if reduce_unused is None:
         raise WrapError(
             f"FSDP2 of torch {version('torch')} leaves out experts that no token of a rank chose, though "
