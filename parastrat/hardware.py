@@ -153,7 +153,14 @@ class CollectiveCurve:
     ramp_s: float = 0.0
     ramp_bytes: float = 1.0
     #: of the link's rate that groups of 2, 4, and 8 and more reach; between those by the logarithm
-    shares: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    share_of_two: float = 1.0
+    share_of_four: float = 1.0
+    share_of_eight: float = 1.0
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The shares of groups of 2, 4 and 8."""
+        return self.share_of_two, self.share_of_four, self.share_of_eight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

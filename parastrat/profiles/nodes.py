@@ -123,7 +123,9 @@ def _curve(file: ProfileFile, section: str) -> CollectiveCurve:
         hop_s=values["hop_us"] * MICRO,
         ramp_s=values["ramp_us"] * MICRO,
         ramp_bytes=values["ramp_mb"] * MEGA,
-        shares=(values["share_of_two"], values["share_of_four"], values["share_of_eight"]),
+        share_of_two=values["share_of_two"],
+        share_of_four=values["share_of_four"],
+        share_of_eight=values["share_of_eight"],
     )
 
 

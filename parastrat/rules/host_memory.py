@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType
-from parastrat.memory.host import host_memory, processes_bytes, whole_models_bytes
 from parastrat.plan import Offload
 from parastrat.rules.rule import case_rule
 from parastrat.units import GIB
@@ -27,6 +26,8 @@ def host_memory_is_too_small(case: Case) -> Hit | None:
     every process takes about two gigabytes of it before it has a model. Where that is more than there is,
     the kernel ends a process, mostly without a word in the job's own log.
     """
+    from parastrat.memory.host import host_memory, processes_bytes  # noqa: PLC0415 - numpy; rules load without
+
     capacity = case.hardware.host.memory_bytes
     if capacity is None or case.hardware.device.type is DeviceType.CPU:
         return None
@@ -53,6 +54,8 @@ def whole_models_exceed_the_host(case: Case) -> Hit | None:
     anything is sharded. Eight processes with a model of 70 billion fp32 parameters need 2.2 TB. On the meta
     device a model takes no memory until each rank makes its own shards.
     """
+    from parastrat.memory.host import processes_bytes, whole_models_bytes  # noqa: PLC0415 - as above
+
     capacity = case.hardware.host.memory_bytes
     if capacity is None or case.hardware.device.type is DeviceType.CPU:
         return None

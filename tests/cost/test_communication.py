@@ -96,8 +96,9 @@ def test_a_message_takes_the_link_between_its_ends(stride: int, rate: float) -> 
     assert send_s(4 * GB, stride, fabric()) == pytest.approx(4 / rate + latency)
 
 
+SHARES = {"share_of_two": 0.5, "share_of_four": 0.8, "share_of_eight": 0.9}
 #: 10 us to start, 1 a hop, up to 20 for large ones, half of them at 1 MB; pairs reach half of the rate
-CURVE = CollectiveCurve(start_s=10e-6, hop_s=1e-6, ramp_s=20e-6, ramp_bytes=1e6, shares=(0.5, 0.8, 0.9))
+CURVE = CollectiveCurve(start_s=10e-6, hop_s=1e-6, ramp_s=20e-6, ramp_bytes=1e6, **SHARES)
 
 
 def curved(which: str, domain: int = 8) -> Fabric:
