@@ -34,6 +34,12 @@ _HELD_S = 3.0
 #: lines of a traceback, or of a log without one, that are shown
 _LINES = 60
 _LAST_LINES = 15
+#: what a collective, or the store, says to a rank whose peer is gone (Gloo's transport, NCCL,
+#: c10d's TCPStore)
+_PEER_GONE = re.compile(
+    r"Connection (?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exited|ncclRemoteError|"
+    r"Connection was likely closed|failed to recv, got 0 bytes"
+)
 #: exit codes of a rank that the agent stopped: asked to end (SIGTERM), or killed as it did not
 _STOPPED = (-15, -9)
 
@@ -137,8 +143,8 @@ def _show(watch: Watch, log: Path, end: int) -> None:
 def first_to_fail(failed: Mapping[int, int], watch: Watch, restart: int) -> int:
     """Return the rank that began it.
 
-    Ranks that the agent stopped come last; it stops them once another has failed. Of the others the first
-    has gone silent first: when a rank dies, its peers still write that their connection closed.
+    Ranks that the agent stopped come last; it stops them once another has failed. Before them come those
+    whose last error is that a peer is gone. Of the others the first has gone silent first.
 
     Args:
         failed: ranks and their exit codes; negative: killed by that signal.
@@ -149,10 +155,11 @@ def first_to_fail(failed: Mapping[int, int], watch: Watch, restart: int) -> int:
     gone = {rank: watch.gone.get(log.parent, watch.looks) for rank, log in logs.items()}
     first = min(gone.values())
 
-    def order(rank: int) -> tuple[bool, bool, int, int]:
+    def order(rank: int) -> tuple[bool, bool, bool, int, int]:
         was_stopped = failed[rank] in _STOPPED and gone[rank] > first
+        blames_a_peer = _PEER_GONE.search(last_error(last_words(logs[rank]))) is not None
         silent_since = logs[rank].stat().st_mtime_ns if logs[rank].exists() else 0
-        return was_stopped, failed[rank] == _STOPPED[0], silent_since, rank
+        return was_stopped, failed[rank] == _STOPPED[0], blames_a_peer, silent_since, rank
 
     return min(failed, key=order)
 

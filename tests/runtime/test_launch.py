@@ -411,6 +411,22 @@ def test_the_first_to_fail_went_silent_first(tmp_path: Path) -> None:
     assert first_to_fail({0: 1, 2: -15}, Watch(tmp_path), 0) == 0
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:3411",
+        "torch.distributed.DistBackendError: NCCL error: remote process exited or so",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+    ],
+)
+def test_a_rank_whose_peer_is_gone_did_not_begin_it(tmp_path: Path, error: str) -> None:
+    head = "Traceback (most recent call last):\n"
+    written(tmp_path, 0, f"{head}{error}\n", age_s=9)
+    # what ends last may have written last
+    written(tmp_path, 1, f"{head}ValueError: no such shard: 17\n", age_s=1)
+    assert first_to_fail({0: 1, 1: 1}, Watch(tmp_path), 0) == 1
+
+
 def test_a_rank_killed_after_another_had_gone_did_not_begin_it(tmp_path: Path) -> None:
     for rank, age_s in enumerate((1, 9)):
         written(tmp_path, rank, "", age_s=age_s)
