@@ -77,6 +77,8 @@ class SearchResult:
     #: the strategy that the user fixed, with what would have been chosen
     forced_strategy: str | None = None
     unforced: Case | None = None
+    #: plans that no other beats in both memory and time, the fastest first; empty where nobody asked
+    front: tuple[Case, ...] = ()
     #: where nothing fits, the fastest plan if memory were no limit: what nearest fits are held against
     memory_aside: Case | None = None
     #: plans that no rule was asked about, because a bound showed that they are slower than what is shown;

@@ -104,7 +104,8 @@ class Stack:
     launches_per_expert: float = 0.0
     #: whether attention runs on the kernels made for a device, where others are older
     newest_attention: bool = False
-    #: rate of its attention kernels over the device's
+    #: rate of its matrix products, and of its attention kernels, over the device's
+    matmul_factor: float = 1.0
     attention_factor: float = 1.0
     #: bytes of one gradient element under fp16-mixed, where they are others; None: the same
     fp16_gradient_bytes: int | None = None

@@ -83,7 +83,7 @@ class JobFlags:
         str,
         typer.Option(
             metavar="NAME",
-            help="The software that runs it: torch, torch-compile, ...",
+            help="The software that runs it: torch, torch-compile, ..., or a file of validate -o.",
             autocompletion=stack_words,
         ),
     ] = "torch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,16 +25,30 @@ Tolerance = Annotated[
 ]
 
 
-def recommend(job: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: Tolerance = 0.05) -> None:
+Front = Annotated[
+    bool, typer.Option("--front", help="Show as well what less memory costs in time, plan by plan.")
+]
+
+
+def recommend(
+    job: JobFlags,
+    fixed: FixedFlags,
+    output: OutputFlags,
+    tolerance: Tolerance = 0.05,
+    *,
+    front: Front = False,
+) -> None:
     """Find the plan for a model on some hardware, and say why."""
     from parastrat.cli.facts import resolved
     from parastrat.cli.output import paper, show, show_json, write_plan
-    from parastrat.search import find_plan
+    from parastrat.search import find_plan, memory_front
 
     check_tolerance(tolerance)
     found = resolved(job)
     constraints = constraints_of(fixed, found.facts)
     result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
+    if front:
+        result = replace(result, front=memory_front(found.facts, constraints))
     if output.output is not None and result.chosen is not None:
         write_plan(result.chosen, output.output)
     if output.as_json:

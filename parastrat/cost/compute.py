@@ -148,7 +148,8 @@ def _fastest(facts: Facts, products: Products) -> Any:
     device, precision = facts.hardware.device, facts.workload.precision
     outside = Precision.BF16_MIXED if precision is Precision.FP8 else precision
     rates = (sustained_flops_per_s(device, own) for own in (precision, outside))
-    return device.matmul.ceiling * np.where(products.repeated, *rates)
+    reached = device.matmul.ceiling * facts.stack.matmul_factor
+    return reached * np.where(products.repeated, *rates)
 
 
 def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:

@@ -103,7 +103,7 @@ class _Spreads:
 
 def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterator[Compared]:
     estimate = case.estimate
-    out_of_memory = (row.status or "").lower() == _OUT_OF_MEMORY
+    out_of_memory = ran_out_of_memory(row)
     if any(name in columns for name in THROUGHPUT):
         yield Compared(
             id=row.id,
@@ -129,6 +129,11 @@ def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterato
             verdict=estimate.verdict,
             out_of_memory=out_of_memory,
         )
+
+
+def ran_out_of_memory(row: MeasuredRow) -> bool:
+    """Return whether a run ended out of memory."""
+    return (row.status or "").lower() == _OUT_OF_MEMORY
 
 
 def step_time(row: MeasuredRow) -> float | None:

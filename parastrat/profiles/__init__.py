@@ -14,6 +14,7 @@ from typing import Any
 from parastrat.errors import ProfileError
 from parastrat.hardware import DeviceType, Hardware
 from parastrat.parse.hardware_file import hardware_toml, read_hardware_file
+from parastrat.parse.stack_file import read_stack_file
 from parastrat.profiles.catalogue import ProfileKind, aliases_of, all_names, profile_names
 from parastrat.profiles.cpu import cpu_hardware, this_host
 from parastrat.profiles.details import MARK, with_detail
@@ -106,12 +107,22 @@ def load_hardware(ref: str, *, ranks_per_node: int | None = None) -> Hardware:
     return hardware if ranks_per_node is None else with_ranks(hardware, ranks_per_node)
 
 
-def load_stack(name: str) -> Stack:
-    """Return a software stack by its name.
+def load_stack(ref: str) -> Stack:
+    """Return a software stack by its name, or by the path of a file that ``validate -o`` wrote.
 
     Raises:
-        ProfileError: for an unknown name (the hint has the nearest), or a malformed profile.
+        ProfileError: for an unknown name (the hint has the nearest), and a profile or file that is
+            unreadable or malformed.
     """
+    if not _is_path(ref):
+        return _stack(ref)
+    change = read_stack_file(Path(ref))
+    constants: dict[str, Any] = dict(change.constants)
+    # by the path it is found again, where a plan file names it
+    return replace(_stack(change.base), name=ref, source=change.source, **constants)
+
+
+def _stack(name: str) -> Stack:
     file = _read("stacks", name)
     if file is None:
         raise ProfileError(f"unknown stack {name!r}", hint=_did_you_mean(name, stack_names()))

@@ -39,6 +39,7 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
         "forced_strategy": result.forced_strategy,
         "unforced": _outline(result.unforced),
         "rungs": [_rung_table(rung) for rung in result.rungs],
+        "front": [_outline(case) for case in result.front],
         "alternatives": [_outline(case) for case in result.alternatives],
         "rejected": [plain(rejection) for rejection in result.rejected],
         "memory_aside": _outline(result.memory_aside),

@@ -15,6 +15,7 @@ from parastrat.report.advice import (
 )
 from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
 from parastrat.report.commands import next_steps, steps_to_fit, typed
+from parastrat.report.front import front_lines
 from parastrat.report.headline import (
     forced_sentence,
     headline_lines,
@@ -50,6 +51,7 @@ def recommendation_text(result: SearchResult, context: Context, paper: Paper) ->
         return rendered(lines + next_lines(steps_to_fit(result, context), paper), paper)
     lines += ladder_lines(result.rungs, paper, result.forced_strategy)
     lines += _plan_sections(chosen, paper)
+    lines += front_lines(result.front, paper)
     lines += finding_lines(result.findings, paper)
     lines += change_lines(result, context, paper)
     lines += rejected_lines(result, paper)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.comparison import Quantity, summary_of, verdicts_told
 from parastrat.records import plain
+from parastrat.report.correction import correction_json, correction_lines
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, heading, line, rendered, wrapped
 from parastrat.units import GIB
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.comparison import Compared, Comparison, Ranking, Summary
+    from parastrat.correction import StackFit
     from parastrat.report.text import Paper
 
 SCHEMA = "parastrat.validation/1"
@@ -25,7 +27,7 @@ _NUMBER = Fill.NUMBER
 _SHOWN = {Quantity.STEP_TIME: ("Step time", "s", 1.0), Quantity.PEAK_MEMORY: ("Peak memory", "GiB", GIB)}
 
 
-def validation_json(comparison: Comparison) -> dict[str, Any]:
+def validation_json(comparison: Comparison, fit: StackFit | None = None) -> dict[str, Any]:
     """Return the answer of ``validate``: every run is among ``rows`` or ``skipped``."""
     return {
         "schema": SCHEMA,
@@ -39,6 +41,7 @@ def validation_json(comparison: Comparison) -> dict[str, Any]:
         },
         "ranking": plain(comparison.ranking),
         "skipped": [{"id": each.id, "reason": each.reason} for each in comparison.skipped],
+        "correction": None if fit is None else correction_json(fit),
     }
 
 
@@ -60,13 +63,17 @@ def _noise_table(spreads: Sequence[float]) -> dict[str, Any]:
     return {"groups": len(spreads), "median_spread": median(spreads) if spreads else None}
 
 
-def validation_text(comparison: Comparison, paper: Paper) -> str:
-    """Return the errors by table and stack, the worst rows, and what was not predicted and why."""
+def validation_text(comparison: Comparison, paper: Paper, fit: StackFit | None = None) -> str:
+    """Return the errors by table and stack, the worst rows, and what was not predicted and why.
+
+    Last comes what the runs correct, where that was asked for.
+    """
     rows: list[Line] = []
     for quantity in comparison.summaries:
         rows += _quantity_lines(comparison, quantity, paper)
     rows += _verdict_lines(comparison, paper)
     rows += _skipped_lines(comparison, paper)
+    rows += [] if fit is None else correction_lines(fit, paper)
     return rendered(rows, paper)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from parastrat.cli.main import main
+from parastrat.profiles import load_stack
 
 HEADER = (
     "id,model,gpus,stack,hardware,precision,fsdp,act_ckpt,micro_batch,global_batch,seq_len,status,"
@@ -72,3 +74,60 @@ def test_json_has_every_run_once_and_its_quantities(
 def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(str(tmp_path / "absent.csv")) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_a_stack_is_corrected_and_used(
+    cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine.toml"
+    cases.write_text(RUNS.replace("jax", "torch").replace(",3.5,", ",5.5,").replace(",3.6,", ",5.6,"))
+    assert ended(str(cases), "-o", str(mine)) == 0
+    out = capsys.readouterr().out
+    assert "Stack torch, corrected by these runs\n" in out
+    assert re.search(r"median error of 3 runs: \d+\.\d % before, \d+\.\d % after", out)
+    stack = load_stack(str(mine))
+    assert stack.matmul_factor < 1
+    job, plan = ["recommend", "llama-3-8b", "--on", "dgx-h100", "--json"], tmp_path / "plan.toml"
+    with pytest.raises(SystemExit) as left:
+        main([*job, "--stack", str(mine), "-o", str(plan)])
+    assert left.value.code == 0
+    slower = json.loads(capsys.readouterr().out)["estimate"]["time"]["step"]
+    with pytest.raises(SystemExit):
+        main(job)
+    assert slower > json.loads(capsys.readouterr().out)["estimate"]["time"]["step"]
+    # the plan file names the stack by its path, and so it is found again
+    with pytest.raises(SystemExit) as left:
+        main(["explain", str(plan), "--json"])
+    assert left.value.code == 0
+    assert json.loads(capsys.readouterr().out)["estimate"]["time"]["step"] == pytest.approx(slower)
+
+
+def test_json_has_the_correction(cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases.write_text(RUNS.replace("jax", "torch"))
+    assert ended(str(cases), "-o", str(tmp_path / "mine.toml"), "--json") == 0
+    found = json.loads(capsys.readouterr().out)["correction"]
+    assert (found["stack"], found["runs"]) == ("torch", 3)
+    assert {constant["name"] for constant in found["constants"]} >= {"matmul_factor", "overlap"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (RUNS.replace("jax", "fsdp1"), "cases.csv has runs of 2 stacks: fsdp1, torch"),
+        (HEADER, "no run can be predicted and says how long it took"),
+    ],
+)
+def test_what_cannot_be_corrected_is_refused(
+    cases: Path, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases.write_text(text)
+    mine = tmp_path / "mine.toml"
+    assert ended(str(cases), "-o", str(mine)) == 2
+    assert message in capsys.readouterr().err
+    assert not mine.exists()
+
+
+def test_no_other_file_is_replaced(cases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(str(cases), "-o", str(cases)) == 2
+    assert "is there and is no stack file" in capsys.readouterr().err
+    assert cases.read_text() == RUNS

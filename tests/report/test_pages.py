@@ -37,6 +37,9 @@ ESCAPE = re.compile(r"\033\[[0-9;]*m")
 
 PAGES: dict[str, Callable[[Paper], str]] = {
     "recommend": lambda paper: recommendation_text(taken(), CONTEXT, paper),
+    "recommend-front": lambda paper: recommendation_text(
+        replace(taken(), front=(pipelined(), fsdp2())), CONTEXT, paper
+    ),
     "recommend-nothing-fits": lambda paper: recommendation_text(nothing(), CONTEXT, paper),
     "recommend-forced": lambda paper: recommendation_text(forced(), CONTEXT, paper),
     "estimate-does-not-fit": lambda paper: estimate_text(ddp(), (OUT_OF_MEMORY,), CONTEXT, paper),

@@ -1,0 +1,229 @@
+"""A stack's constants, corrected by step times that were measured on it.
+
+Constants move away from what they are where runs ask for it: what is minimised is the mean size of the
+runs' errors, in logarithms, beside the squares of how far each constant has gone, in units of how well it
+was known. Errors of one table go together, because its runs share a recipe, so a table of many runs does
+not count as many times as one run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.assess import plans_table
+from parastrat.columns import Columns, facts_columns
+from parastrat.correction import Corrected, StackFit
+from parastrat.cost import step_s
+from parastrat.errors import ParastratError
+from parastrat.measured.comparison import ran_out_of_memory, step_time
+from parastrat.measured.jobs import job_of
+from parastrat.measured.skipped import CannotPredictError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from parastrat.measured.jobs import MeasuredJob
+    from parastrat.measured.rows import MeasuredRow
+    from parastrat.stack import Stack
+
+#: mean size of the error, in logarithms, of a run whose stack is known: runs that no column tells apart
+#: differ by 2 to 3 %, and the best fits of single tables are off by 3 to 6 % (docs/accuracy.md)
+_SCATTER = 0.06
+#: how far errors of one table go together; assumed
+_CORRELATION = 0.1
+#: of a constant's range 80 % lie within so many sigmas
+_WITHIN_80 = 1.2816
+#: errors below this count as squares
+_SMALL = 0.003
+#: derivatives are taken over so many sigmas
+_STEP = 0.25
+_ROUNDS = 4
+_GAIN = 1e-6
+_REWEIGHTED = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """What may be fitted: fields of ``Stack`` that move together, and how well they are known."""
+
+    name: str
+    fields: tuple[str, ...]
+    #: one standard deviation, of the logarithm or of a share
+    sigma: float
+    is_share: bool = False
+
+    def moved(self, stack: Stack, sigmas: float) -> dict[str, float]:
+        """Return the fields so many sigmas further than they are in a stack; shares stay within 0 and 1."""
+        own = {field: float(getattr(stack, field)) for field in self.fields}
+        if self.is_share:
+            return {field: min(1.0, max(0.0, value + sigmas * self.sigma)) for field, value in own.items()}
+        return {field: value * math.exp(sigmas * self.sigma) for field, value in own.items()}
+
+
+#: what published runs identify. Sigmas: a kernel library differs by a few percent from another, what a
+#: compiler or a framework adds in launches and traffic by tens of percent; overlaps are known least
+CONSTANTS = (
+    Constant(name="matmul_factor", fields=("matmul_factor",), sigma=0.05),
+    Constant(name="attention_factor", fields=("attention_factor",), sigma=0.2),
+    Constant(name="elementwise_factor", fields=("elementwise_factor",), sigma=0.3),
+    Constant(
+        name="launches_per_operator", fields=("launches_per_operator", "launches_per_dispatch"), sigma=0.7
+    ),
+    Constant(name="network_efficiency", fields=("network_efficiency",), sigma=0.15),
+    Constant(
+        name="overlap", fields=("dp_overlap", "zero_overlap", "fsdp_overlap"), sigma=0.2, is_share=True
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A job that was measured."""
+
+    #: runs of one table share a recipe
+    table: str
+    stack: str
+    job: MeasuredJob
+    seconds: float
+
+
+def runs_of(rows: Iterable[MeasuredRow]) -> tuple[Run, ...]:
+    """Return the runs that ended, say how long they took, and can be predicted."""
+    found = []
+    for row in rows:
+        seconds = step_time(row)
+        if seconds is None or ran_out_of_memory(row) or row.stack is None:
+            continue
+        try:
+            job = job_of(row)
+        except (CannotPredictError, ParastratError):
+            continue
+        table = row.id.partition("-")[0]
+        found.append(Run(table=table, stack=row.stack, job=job, seconds=seconds))
+    return tuple(found)
+
+
+def predicted(run: Run, stack: Stack) -> float:
+    """Return the seconds of a run's step on a stack; which kernels run is the run's own."""
+    facts = run.job.facts
+    facts = replace(facts, stack=replace(stack, kernels=facts.stack.kernels))
+    columns = Columns({**facts_columns(facts), **plans_table([run.job.plan])})
+    return float(step_s(facts, columns)[0])
+
+
+def fitted(
+    runs: Sequence[Run],
+    stack: Stack,
+    constants: Sequence[Constant] = CONSTANTS,
+    *,
+    predict: Callable[[Run, Stack], float] = predicted,
+) -> StackFit:
+    """Return a stack whose constants were corrected by runs; without runs, the stack as it is.
+
+    How errors change with constants is taken at the stack as it is; the least mean size under that is found
+    by squares weighed anew, and corrected by the errors that are really there.
+
+    Args:
+        runs: of that stack.
+        stack: what was known before.
+        constants: what may move.
+        predict: the seconds of a run on a stack; for whoever asks for the same ones often.
+    """
+
+    def at(sigmas: Any) -> Stack:
+        moved: dict[str, Any] = {}
+        for constant, own in zip(constants, sigmas, strict=True):
+            moved |= constant.moved(stack, float(own))
+        return replace(stack, **moved)
+
+    def errors_at(sigmas: Any) -> Any:
+        own = at(sigmas)
+        return np.array([math.log(predict(run, own) / run.seconds) for run in runs])
+
+    weights, best = _weights(runs), np.zeros(len(constants))
+    before = errors = errors_at(best)
+    deviations = np.ones(len(constants))
+    if runs:
+        slopes = _slopes(errors_at, best, errors)
+        for _ in range(_ROUNDS):
+            tried = _least(errors - slopes @ best, slopes, weights)
+            found = errors_at(tried)
+            if _loss(found, tried, weights) >= _loss(errors, best, weights) - _GAIN:
+                break
+            best, errors = tried, found
+        deviations = _deviations(slopes, weights, float(np.abs(errors).mean()))
+    return StackFit(
+        stack=at(best),
+        constants=tuple(
+            _corrected(constant, stack, (own, deviation))
+            for constant, own, deviation in zip(constants, best, deviations, strict=True)
+        ),
+        fields=tuple(field for constant in constants for field in constant.fields),
+        before=tuple(before.tolist()),
+        after=tuple(errors.tolist()),
+    )
+
+
+def _weights(runs: Sequence[Run]) -> Any:
+    """Return what each run's error counts, in units of the prior: less the more its table has."""
+    counts = Counter(run.table for run in runs)
+    shares = {table: 1 / (1 + (count - 1) * _CORRELATION) for table, count in counts.items()}
+    return np.array([shares[run.table] / _SCATTER for run in runs])
+
+
+def _loss(errors: Any, sigmas: Any, weights: Any) -> float:
+    return float(weights @ np.abs(errors) + sigmas @ sigmas / 2)
+
+
+def _slopes(errors_at: Callable[[Any], Any], sigmas: Any, errors: Any) -> Any:
+    """Return by how much each error changes with each constant, a sigma of it."""
+    columns = []
+    for place in range(len(sigmas)):
+        changed = sigmas.copy()
+        changed[place] += _STEP
+        columns.append((errors_at(changed) - errors) / _STEP)
+    return np.stack(columns, axis=1)
+
+
+def _least(offsets: Any, slopes: Any, weights: Any) -> Any:
+    """Return where ``|offsets + slopes x|``, weighed, and half of the square of ``x`` are least together.
+
+    A size is a square over itself: squares are weighed by the sizes of the round before.
+    """
+    sigmas = np.zeros(slopes.shape[1])
+    for _ in range(_REWEIGHTED):
+        scale = weights / np.maximum(np.abs(offsets + slopes @ sigmas), _SMALL)
+        curvature = slopes.T @ (scale[:, None] * slopes) + np.eye(len(sigmas))
+        sigmas = np.linalg.solve(curvature, -slopes.T @ (scale * offsets))
+    return sigmas
+
+
+def _deviations(slopes: Any, weights: Any, scatter: float) -> Any:
+    """Return how well each constant is known after the runs, in sigmas of how well it was before.
+
+    Errors that are distributed by exp(-|error| / scatter) tell 1 / scatter^2 each.
+    """
+    told = weights / max(scatter, _SCATTER)
+    return np.sqrt(np.diag(np.linalg.inv(slopes.T @ (told[:, None] * slopes) + np.eye(slopes.shape[1]))))
+
+
+def _corrected(constant: Constant, stack: Stack, found: tuple[float, float]) -> Corrected:
+    sigmas, deviation = map(float, found)
+    field = constant.fields[-1] if constant.is_share else constant.fields[0]
+
+    def value(of: float) -> float:
+        return constant.moved(stack, of)[field]
+
+    within = _WITHIN_80 * deviation
+    return Corrected(
+        name=constant.name,
+        before=float(getattr(stack, field)),
+        after=value(sigmas),
+        low=value(sigmas - within),
+        high=value(sigmas + within),
+    )

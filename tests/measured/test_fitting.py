@@ -1,0 +1,105 @@
+"""A stack's constants, corrected by runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from measured.rows import run as row_of
+
+from parastrat.correction import StackFit
+from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of
+from parastrat.measured.jobs import job_of
+from parastrat.profiles import load_stack
+from parastrat.stack import Stack
+
+STACK = load_stack("torch")
+#: runs that wait for other things: products, attention, small kernels, the network
+SHAPES = (
+    {"model": "llama-3.1-8b", "micro_batch": 4, "global_batch": 32},
+    {"model": "llama-3.1-8b", "micro_batch": 1, "global_batch": 8, "seq_len": 65536, "cp": 8, "dp": 1},
+    {"model": "gpt2", "micro_batch": 1, "global_batch": 8, "seq_len": 512},
+    {"model": "gpt2-xl", "micro_batch": 2, "global_batch": 16, "seq_len": 1024},
+    {"model": "llama-3.1-8b", "micro_batch": 1, "global_batch": 64, "gpus": 64, "dp": 64},
+    {"model": "llama-2-13b", "micro_batch": 1, "global_batch": 64, "gpus": 64, "dp": 64, "seq_len": 1024},
+)
+
+
+def on(stack: Stack, table: str | None = None, times: int = 1) -> list[Run]:
+    """Return runs that take what the model says of this stack, each shape a table or all in one."""
+    runs = []
+    for number, shape in enumerate(SHAPES):
+        job = job_of(row_of(**{"dp": 8, **shape}))
+        one = Run(table=table or f"table{number}", stack="torch", job=job, seconds=1.0)
+        runs += [replace(one, seconds=predicted(one, stack))] * times
+    return runs
+
+
+def after(fit: StackFit) -> dict[str, float]:
+    return {each.name: each.after for each in fit.constants}
+
+
+def test_runs_of_the_stack_as_it_is_change_nothing() -> None:
+    fit = fitted(on(STACK), STACK)
+    assert fit.stack == STACK
+    assert max(map(abs, fit.after)) == pytest.approx(0, abs=1e-12)
+
+
+def test_without_runs_the_stack_stays_and_ranges_are_those_of_before() -> None:
+    fit = fitted([], STACK)
+    assert fit.stack == STACK
+    matmul = fit.constants[0]
+    # 80 % of a normal distribution of the logarithm, sigma 0.05
+    assert (matmul.low, matmul.high) == (pytest.approx(0.938, abs=1e-3), pytest.approx(1.066, abs=1e-3))
+
+
+@pytest.mark.parametrize(("name", "value"), [("attention_factor", 0.7), ("launches_per_operator", 8.0)])
+def test_what_only_one_constant_explains_is_found(name: str, value: float) -> None:
+    changed = replace(STACK, **{name: value})
+    if name == "launches_per_operator":
+        changed = replace(changed, launches_per_dispatch=2.0)
+    fit = fitted(on(changed, times=8), STACK)
+    found = next(each for each in fit.constants if each.name == name)
+    assert found.after == pytest.approx(value, rel=0.05)
+    assert found.low < value < found.high
+    assert sum(map(abs, fit.after)) < 0.1 * sum(map(abs, fit.before))
+
+
+@pytest.mark.parametrize(("name", "value"), [("matmul_factor", 0.9), ("elementwise_factor", 1.9)])
+def test_what_others_explain_too_is_found_where_they_are_known(name: str, value: float) -> None:
+    constant = next(each for each in CONSTANTS if each.name == name)
+    fit = fitted(on(replace(STACK, **{name: value}), times=8), STACK, [constant])
+    assert fit.changes == {name: pytest.approx(value, rel=0.01)}
+
+
+def test_one_run_moves_constants_less_than_many() -> None:
+    runs = on(replace(STACK, matmul_factor=0.8), times=8)
+    one, all_of_them = after(fitted(runs[:1], STACK)), after(fitted(runs, STACK))
+    assert STACK.matmul_factor > one["matmul_factor"] > all_of_them["matmul_factor"]
+
+
+def test_overlaps_move_together_and_stay_shares() -> None:
+    hidden = replace(STACK, fsdp_overlap=0.9, dp_overlap=0.8, zero_overlap=0.4)
+    overlap = next(each for each in CONSTANTS if each.is_share)
+    moved = fitted(on(hidden, times=8), STACK, [overlap]).changes
+    assert moved["fsdp_overlap"] > STACK.fsdp_overlap
+    assert all(0 <= moved[field] <= 1 for field in ("dp_overlap", "zero_overlap", "fsdp_overlap"))
+    assert moved["zero_overlap"] - STACK.zero_overlap == pytest.approx(
+        moved["fsdp_overlap"] - STACK.fsdp_overlap, abs=1e-3
+    )
+
+
+def test_a_table_of_many_runs_does_not_drown_another() -> None:
+    slow, fast = replace(STACK, matmul_factor=0.8), replace(STACK, matmul_factor=1.1)
+    both = fitted([*on(slow, "slow"), *on(fast, "fast", times=30)], STACK)
+    alone = fitted(on(fast, "fast", times=30), STACK)
+    assert after(both)["matmul_factor"] < after(alone)["matmul_factor"]
+
+
+def test_runs_out_of_memory_or_without_a_time_are_left_out() -> None:
+    rows = [row_of(step_time_s=4.0), row_of(), row_of(step_time_s=4.0, status="OOM"), row_of(stack="jax")]
+    assert [run.seconds for run in runs_of(rows)] == [4.0]
+
+
+def test_every_constant_is_a_field_of_a_stack() -> None:
+    assert all(hasattr(STACK, field) for constant in CONSTANTS for field in constant.fields)
