@@ -263,7 +263,7 @@ def main() -> None:
     """Print or write the page."""
     runs, all_of = published()
     fitter = Fitter()
-    lines = [_HEAD, ""]
+    lines = [_HEAD]
     for experts in (False, True):
         own = [each for each in runs if each.experts is experts and each.language]
         counts = {source: all_of[source][experts] for source in {each.source for each in own}}
