@@ -27,6 +27,10 @@ class ModelError(ParastratError):
     """A model that is unknown, cannot be read or cannot be built."""
 
 
+class ValuesError(ModelError):
+    """A forward that depends on values, where shapes alone are known."""
+
+
 class ProfileError(ParastratError):
     """A hardware, stack or model profile that is unknown or malformed."""
 

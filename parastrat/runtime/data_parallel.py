@@ -81,6 +81,7 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
         "from torch.distributed._composable.replicate_with_fsdp import replicate\n"
         f"for name in {(*own, '')}:\n    replicate(model.get_submodule(name), mesh=mesh['dp_replicate'])"
     )
+    _reduce_unused(module, wrapping)
     follow_first_rank(module, wrapping)
     return module
 
@@ -115,8 +116,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
             f"reshard_after_forward={reshard}, {said})"
         )
     wrapping.calls.append(f"fully_shard(model, reshard_after_forward=False, {said})")
-    if has_routed_parts(module):
-        _reduce_unused(module, wrapping)
+    _reduce_unused(module, wrapping)
     follow_first_rank(module, wrapping)
     return module
 
@@ -138,18 +138,22 @@ def _without_gradients_of_nothing(module: nn.Module, wrapping: Wrapping) -> None
 def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
     """Reduce the gradients of experts that no token of a rank chose, as zeros: all ranks must send alike.
 
+    Args:
+        module: sharded by FSDP2, or replicated by what is built on it.
+        wrapping: of the model.
+
     Raises:
         WrapError: if this torch cannot, and some will be unused; its ranks would wait for each other, or
             mix gradients up.
     """
     reduce_unused = getattr(module, "set_reduce_scatter_unused_params", None)
-    if reduce_unused is None and not has_lists_of_experts(module):
+    if not has_routed_parts(module) or (reduce_unused is None and not has_lists_of_experts(module)):
         return
     if reduce_unused is None:
         raise WrapError(
             f"FSDP2 of torch {version('torch')} leaves out experts that no token of a rank chose, though "
             "another's may have",
-            hint="use torch 2.13, or plan ddp (shard = none)",
+            hint="use torch 2.13, or plan ddp without tp (shard = none)",
         )
     reduce_unused(True)
     wrapping.calls.append("model.set_reduce_scatter_unused_params(True)")

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_map
 
-from parastrat.errors import ModelError
+from parastrat.errors import ModelError, ValuesError
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.example_loss import example_loss
@@ -116,7 +116,7 @@ def explained(module: nn.Module) -> Iterator[None]:
     except ModelError:
         raise
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ModelError(
+        raise ValuesError(
             f"{name}.forward depends on values at {error.func}: {_place(error)}",
             hint="tracing knows shapes only: replace `if tensor`, .item(), .tolist(), nonzero and "
             "tensor[mask] by torch.where or a mask that multiplies, or estimate a preset of the same size",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-import torch.distributed as dist
 from runtime.models import plan
 from runtime.ranks import on_ranks
 from torch import nn
@@ -13,10 +14,14 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.runtime.blocks import has_routed_parts
+from parastrat.runtime.wrapping import wrapping_of
 
 
 class Routed(nn.Module):
     """Each sample goes to one of three experts; the last one never sees any."""
+
+    #: as models of transformers say it; what is left whole is not followed, as it depends on values
+    tp_plan = {"first": "colwise_gather_output"}  # noqa: RUF012  (a dict there, too)
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,24 +34,6 @@ class Routed(nn.Module):
         return torch.stack([self.experts[place](row) for place, row in zip(chosen, x, strict=True)])
 
 
-def gradients(fields: dict[str, int], kind: str) -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    model = parastrat.auto_parallelize(MODELS[kind](), plan=plan(**fields))
-    x, y = torch.tensor([[1.0, 2, 3, 4], [-4, -3, -2, -1]]), torch.arange(2)
-    if dist.is_initialized():
-        own = slice(dist.get_rank(), dist.get_rank() + 1)
-        x, y = x[own], y[own]
-    parastrat.forward_backward(model, x, y, loss_fn=functional.cross_entropy)
-    found = {
-        name.removeprefix("module."): parameter.grad.full_tensor()
-        if isinstance(parameter.grad, DTensor)
-        else parameter.grad
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-    return {name: gradient for name, gradient in found.items() if gradient.any()}
-
-
 class Stack(nn.Module):
     """The weights of all experts in one parameter."""
 
@@ -57,6 +44,8 @@ class Stack(nn.Module):
 
 class Idle(nn.Module):
     """A sample goes to an expert with weights, or to one without, which changes nothing."""
+
+    tp_plan = {"first": "colwise_gather_output"}  # noqa: RUF012  (as above)
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,20 +60,112 @@ class Idle(nn.Module):
         return self.last(torch.stack(rows))
 
 
-MODELS = {"listed": Routed, "stacked": Idle}
+class Choosing(nn.Module):
+    """As Mixtral does it: each expert that any token chose is given those tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x.mean(-1) > 0).long()
+        for place in range(3):
+            rows = (chosen == place).nonzero()[:, 0]
+            if len(rows):
+                x = x.index_add(0, rows, self.experts[place](self.first(x[rows])).tanh() / 2)
+        return x
+
+
+class Chain(nn.Module):
+    """Layers of which stages can be made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Choosing() for _ in range(2))
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+
+
+#: with weights of which one rank's samples use each, or one rank's alone
+MODELS: dict[str, tuple[type[nn.Module], set[str]]] = {
+    "listed": (Routed, {"experts.0.weight", "experts.1.weight"}),
+    "stacked": (Idle, {"experts.weight"}),
+    "chain": (Chain, {"layers.0.experts.0.weight", "layers.1.experts.1.weight"}),
+}
+#: data axes of two, with a second axis of two or none
+AXES: dict[str, dict[str, Any]] = {
+    "fsdp2": {"dp_shard": 2},
+    "ddp": {"dp_replicate": 2},
+    "fsdp2+tp": {"dp_shard": 2, "tp": 2},
+    "ddp+tp": {"dp_replicate": 2, "tp": 2},
+    "fsdp2+pp": {"dp_shard": 2, "pp": 2, "gradient_accumulation_steps": 2},
+    "ddp+pp": {"dp_replicate": 2, "pp": 2, "gradient_accumulation_steps": 2},
+}
+#: by ranks
+CELLS = {
+    2: [(axes, kind) for axes in ("fsdp2", "ddp") for kind in ("listed", "stacked")],
+    4: [
+        *((axes, kind) for axes in ("fsdp2+tp", "ddp+tp") for kind in ("listed", "stacked")),
+        *((axes, "chain") for axes in ("fsdp2+pp", "ddp+pp")),
+    ],
+}
+Gradients = dict[str, torch.Tensor]
+
+
+def samples_of(place: int) -> torch.Tensor:
+    """Return the two samples of one data rank."""
+    return torch.tensor([-4.0, -3, -2, 1] if place else [1.0, 2, 3, 5]).repeat(2, 1)
+
+
+def gradients(kind: str, fields: dict[str, Any]) -> Gradients:
+    """Return what this rank holds of the gradients of both data ranks' samples."""
+    torch.manual_seed(0)
+    chosen = plan(**{"micro_batch_size": 2 // fields.get("pp", 1), **fields})
+    model = parastrat.auto_parallelize(MODELS[kind][0](), plan=chosen, sample_inputs=samples_of(0))
+    places = [wrapping_of(model).mesh.dp_rank] if fields else [0, 1]
+    for place in places:
+        parastrat.forward_backward(
+            model, samples_of(place), torch.full((2,), place), loss_fn=functional.cross_entropy
+        )
+    found = {
+        name.removeprefix("module."): parameter.grad.full_tensor()
+        if isinstance(parameter.grad, DTensor)
+        else parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    return {name: gradient / len(places) for name, gradient in found.items() if gradient.any()}
+
+
+def of_cells(ranks: int) -> list[Gradients]:
+    return [gradients(kind, dict(AXES[axes])) for axes, kind in CELLS[ranks]]
+
+
+@pytest.fixture(scope="module", params=CELLS)
+def cells(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Gradients]]:
+    """Return the gradients of each rank, by axes and kind; one start of the processes runs many."""
+    ranks: int = request.param
+    found = on_ranks(ranks, of_cells, ranks)
+    return {cell: [rank[index] for rank in found] for index, cell in enumerate(CELLS[ranks])}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", MODELS)
-@pytest.mark.parametrize("fields", [{"dp_shard": 2}, {"dp_replicate": 2}])
-def test_ranks_that_chose_other_experts_reduce_alike(fields: dict[str, int], kind: str) -> None:
-    alone = gradients({}, kind)
-    expected = {"listed": {"experts.0.weight", "experts.1.weight"}, "stacked": {"experts.weight"}}
-    assert expected[kind] <= alone.keys()
-    for rank in on_ranks(2, gradients, fields, kind):
-        assert rank.keys() == alone.keys()
-        for name, gradient in rank.items():
-            torch.testing.assert_close(gradient, alone[name])
+def test_ranks_that_chose_other_experts_reduce_alike(
+    cells: dict[tuple[str, str], list[Gradients]],
+) -> None:
+    for (axes, kind), ranks in cells.items():
+        alone = gradients(kind, {})
+        assert MODELS[kind][1] <= alone.keys()
+        assert set().union(*ranks) == alone.keys()
+        for rank in ranks:
+            assert "pp" in AXES[axes] or rank.keys() == alone.keys()
+            for name, gradient in rank.items():
+                torch.testing.assert_close(gradient, alone[name])
 
 
 def test_experts_are_told_from_other_lists() -> None:

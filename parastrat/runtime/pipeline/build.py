@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from parastrat.errors import ModelError, WrapError
+from parastrat.errors import ModelError, ValuesError, WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import Blocks
 from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
@@ -179,9 +179,11 @@ def _lengths(sample_inputs: Any, inputs: ExampleInputs) -> tuple[int | None, ...
 
 
 def _untraced(error: ModelError) -> WrapError:
+    hint = "pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it"
+    if isinstance(error, ValuesError):
+        hint = "let shapes alone decide what runs, or plan without pp: parastrat recommend --pp 1"
     return WrapError(
-        f"a pipeline is cut along the forward, which cannot be followed: {error.message}",
-        hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
+        f"a pipeline is cut along the forward, which cannot be followed: {error.message}", hint=hint
     )
 
 

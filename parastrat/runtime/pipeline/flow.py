@@ -187,6 +187,8 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
 _ATEN = torch.ops.aten
 #: reading one value, which fake tensors have not
 _TO_NUMBER = _ATEN._local_scalar_dense.default  # noqa: SLF001  (operators have no public names)
+#: finding places, whose number hangs on values, such as those of the tokens that chose an expert
+_PLACES = _ATEN.nonzero.default
 _GROUPED = _ATEN._grouped_mm.default  # noqa: SLF001
 
 
@@ -194,6 +196,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run an operator on fake tensors, also where torch knows less of its shapes than its kernel takes."""
     if func is _TO_NUMBER:
         return _concrete(args)
+    if func is _PLACES:
+        return _every_place(args[0])
     if func is _GROUPED and args[0].dtype is torch.float32:
         # the rule knows bf16 only; the kernel takes fp32 too
         return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).float()
@@ -206,6 +210,11 @@ def _concrete(args: tuple[Any, ...]) -> bool | int | float:
     if dtype is torch.bool:
         return True
     return 1.0 if dtype.is_floating_point else 1
+
+
+def _every_place(mask: torch.Tensor) -> torch.Tensor:
+    """Answer with as many places as there can be; of what passes to the next stage, shapes are watched."""
+    return mask.new_empty(mask.ndim, mask.numel(), dtype=torch.int64).t()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

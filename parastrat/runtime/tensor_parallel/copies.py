@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from parastrat.errors import ModelError, WrapError
+from parastrat.runtime.batches import to_device
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.example_inputs import example_inputs, made, resized
 from parastrat.runtime.initialise import Recipe, initialise
@@ -101,7 +102,7 @@ def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
     length = degree * max(TOKENS // degree, 2)
     given = source.sample_inputs
     if given is not None:
-        return tree_map(lambda leaf: leaf.to(source.device), _cut(given, length))
+        return to_device(_cut(given, length), source.device)
     try:
         example = example_inputs(few, None)
         batch = made(example.make, SAMPLES, length)

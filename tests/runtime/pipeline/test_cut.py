@@ -9,6 +9,7 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
+from parastrat.runtime.pipeline.build import traced
 from parastrat.runtime.pipeline.cut import owners_of, spans_of
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.route import Route, route_of
@@ -93,6 +94,21 @@ def test_what_blocks_leave_behind_is_not_cut_off() -> None:
     assert firsts(Collected(), 2) == ["embed", "layers.0"]
     with pytest.raises(WrapError, match=r"what layers\.0 computes inside is used by later blocks"):
         firsts(Collected(), 3)
+
+
+class Distinct(Gpt):
+    """How many tokens pass hangs on their values."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return super().forward(tokens.unique()[None])
+
+
+def test_a_forward_that_depends_on_values_is_not_followed() -> None:
+    with pytest.raises(
+        WrapError, match=r"cannot be followed: Distinct\.forward depends on values"
+    ) as caught:
+        traced(Distinct().to("meta"), TOKENS, FP32)
+    assert "plan without pp" in caught.value.hint
 
 
 def test_places_of_stages() -> None:

@@ -9,7 +9,7 @@ from runtime.tensor_parallel.models import Perceptron, llama
 from torch import nn
 
 from parastrat.runtime.blocks import parameter_count
-from parastrat.runtime.tensor_parallel.copies import Source, small_copy
+from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
 
 
@@ -48,3 +48,12 @@ def test_small_models_keep_their_sizes() -> None:
 def test_models_without_a_config_are_not_built_anew() -> None:
     assert shrunk(Gpt(), 2) is None
     assert shrunk(Perceptron(), 2) is None
+
+
+def test_values_beside_tensors_are_handed_on() -> None:
+    model = Gpt()
+    given = {"tokens": torch.ones(4, 3, dtype=torch.long), "task": 1}
+    source = Source(module=model, sample_inputs=given, record=None, device=torch.device("cpu"))
+    batch = batch_for(source, model, 2)
+    assert batch["task"] == 1
+    assert batch["tokens"].shape == (2, 8)
