@@ -62,6 +62,8 @@ class Division:
     places: tuple[Place, ...]
     #: modules that share their weight; each after the first takes the first's
     tied: tuple[tuple[str, ...], ...] = ()
+    #: tokens choose experts, of which some may see none of a rank's
+    routed: bool = False
 
     @property
     def start_of_shares(self) -> str:

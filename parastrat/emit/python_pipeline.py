@@ -191,7 +191,12 @@ def _over_data(plan: Plan, staging: Staging) -> str:
     if plan.precision is not Precision.FP32:
         settings.append("reduce_dtype=torch.float32")
     axes = '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
-    return pipeline_text.SHARD.format(axes=axes, policy=", ".join(settings), count=staging.blocks)
+    return pipeline_text.SHARD.format(
+        axes=axes,
+        policy=", ".join(settings),
+        count=staging.blocks,
+        unused=pipeline_text.REDUCE_UNUSED if staging.routed else "",
+    )
 
 
 def _imports(plan: Plan, code: str) -> list[str]:

@@ -234,6 +234,11 @@ SHARD = """\
             block = stage.model.get_submodule(name)
             fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=False)
         fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
+{unused}"""
+
+REDUCE_UNUSED = """\
+        # with zeros for experts that no token of this rank chose: all ranks must send alike
+        stage.set_reduce_scatter_unused_params(True)
 """
 
 #: moving a DTensor to a device loses its hooks

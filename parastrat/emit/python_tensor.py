@@ -43,7 +43,7 @@ def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
         tensor_text.APPLY,
         tensor_text.NAMES.format(container=division.container, count=division.blocks) if blocks else "",
         text.RECOMPUTE[plan.recompute],
-        _over_data(plan),
+        _over_data(plan, routed=division.routed),
     ]
     definitions = [
         build_mesh(case),
@@ -152,18 +152,22 @@ def _call(function: str, settings: list[str], *, beside: int) -> str:
 _ONE_LINE = 93
 
 
-def _over_data(plan: Plan) -> str:
+def _over_data(plan: Plan, *, routed: bool) -> str:
     compute = COMPUTE.get(plan.precision)
     settings = [f"param_dtype={compute}"] if compute else []
     if plan.precision is not Precision.FP32:
         settings.append("reduce_dtype=torch.float32")
+    returned = "" if routed else "return "
+    unused = tensor_text.REDUCE_UNUSED + text.RETURN if routed else ""
     if plan.shards_parameters:
         axes = '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
-        return tensor_text.SHARD.format(
-            axes=axes, policy=", ".join(settings), reshard=plan.reshard_after_forward
+        sharded = tensor_text.SHARD.format(
+            axes=axes, policy=", ".join(settings), reshard=plan.reshard_after_forward, returned=returned
         )
+        return sharded + unused
     autocast = text.AUTOCAST.format(dtype=compute).replace("device.type", "mesh.device_type")
-    end = tensor_text.REPLICATE if plan.mesh.dp > 1 else tensor_text.GRADIENTS + text.RETURN
+    replicated = tensor_text.REPLICATE.format(returned=returned) + unused
+    end = replicated if plan.mesh.dp > 1 else tensor_text.GRADIENTS + text.RETURN
     return (autocast if compute else "") + end
 
 

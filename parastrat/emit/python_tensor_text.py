@@ -106,13 +106,17 @@ SHARD = """\
     for block in map(model.get_submodule, names):
         fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward={reshard})
     # the rest is one more unit; it stays gathered, because backward begins with it
-    return fully_shard(model, mesh=data, mp_policy=policy, reshard_after_forward=False)
+    {returned}fully_shard(model, mesh=data, mp_policy=policy, reshard_after_forward=False)
 """
 
 REPLICATE = """\
     # DDP takes no DTensors; this is torch's replication that does
     for block in map(model.get_submodule, names):
         replicate(block, mesh=mesh["dp_replicate"])
-    return replicate(model, mesh=mesh["dp_replicate"])
+    {returned}replicate(model, mesh=mesh["dp_replicate"])
+"""
+REDUCE_UNUSED = """\
+    # with zeros for experts that no token of this rank chose: all ranks must send alike
+    model.set_reduce_scatter_unused_params(True)
 """
 REPLICATE_IMPORT = "from torch.distributed._composable.replicate_with_fsdp import replicate"

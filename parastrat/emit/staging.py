@@ -42,3 +42,5 @@ class Staging:
     caches: bool = False
     #: one weight by its name in each stage that holds it, where they are on several ranks
     tied: tuple[tuple[int, str], ...] = ()
+    #: tokens choose experts, of which some may see none of a rank's
+    routed: bool = False

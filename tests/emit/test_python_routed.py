@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from parastrat.emit import EMITTERS, Target
+from parastrat.emit.division import Division
+from parastrat.emit.python import emit
+from parastrat.emit.staging import StageParts, Staging
 from parastrat.plan import Mesh, Shard
+from parastrat.runtime.emission import proven_division, proven_staging
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -53,6 +60,45 @@ class Routed(nn.Module):
         return x
 
 
+class Choosing(nn.Module):
+    """A part that tp divides, and experts that are given the tokens that chose them, as Mixtral's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        chosen = (x.flatten(0, 1)[:, 0] > 0).long()
+        flat = (x + self.down(self.up(x).tanh()).tanh()).flatten(0, 1)
+        for place in range(3):
+            rows = (chosen == place).nonzero()[:, 0]
+            if len(rows):
+                flat = flat.index_add(0, rows, self.experts[place](flat[rows]).tanh())
+        return flat.view_as(x)
+
+
+class Chain(nn.Module):
+    """Tokens above 3 choose one expert of each layer, the others another; the last sees none."""
+
+    tp_plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}  # noqa: RUF012  (as of transformers)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+        self.layers = nn.ModuleList([Choosing(), Choosing()])
+        self.head = nn.Linear(4, 8)
+        with torch.no_grad():
+            # more than what two layers add
+            self.embed.weight[:, 0] = torch.tensor([-9.0] * 4 + [9.0] * 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
 def gradients(text: str) -> dict[str, torch.Tensor]:
     """Return what emitted code leaves of two samples, one on each rank; without code, of both here."""
     torch.manual_seed(0)
@@ -65,6 +111,10 @@ def gradients(text: str) -> dict[str, torch.Tensor]:
         own = slice(dist.get_rank(), dist.get_rank() + 1)
         x, y = x[own], y[own]
     functional.cross_entropy(model(x), y).backward()
+    return whole(model)
+
+
+def whole(model: nn.Module) -> dict[str, torch.Tensor]:
     found = {
         name.removeprefix("module."): parameter.grad.full_tensor()
         if isinstance(parameter.grad, DTensor)
@@ -73,6 +123,43 @@ def gradients(text: str) -> dict[str, torch.Tensor]:
         if parameter.grad is not None
     }
     return {name: gradient for name, gradient in found.items() if gradient.any()}
+
+
+def of_chain(names: dict[str, Any], place: int | None) -> dict[str, torch.Tensor]:
+    """Return what emitted code leaves of the tokens of one place of two; without code, of both here."""
+    torch.manual_seed(0)
+    tokens = torch.tensor([[0, 3, 1], [2, 1, 0], [4, 7, 5], [6, 6, 4]])
+    own = slice(None) if place is None else slice(2 * place, 2 * place + 2)
+    inputs, targets = tokens[own], tokens[own].roll(1, 1)
+    model: nn.Module = Chain()
+    if "Pipeline" in names:
+        summed = partial(functional.cross_entropy, reduction="sum")
+        pipeline = names["parallelize"](
+            model,
+            names["build_mesh"](),
+            lambda logits, targets: summed(logits.flatten(0, 1), targets.flatten()),
+        )
+        pipeline.step(inputs, targets)
+        return {
+            name: gradient
+            for stage in pipeline.stages.values()
+            for name, gradient in whole(stage.model).items()
+        }
+    if names:
+        model = names["parallelize"](model, names["build_mesh"]())
+    functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+    return whole(model)
+
+
+def of_chains(texts: dict[str, str]) -> dict[str, dict[str, torch.Tensor]]:
+    """Run one text after the other."""
+    found = {}
+    for cell, text in texts.items():
+        names: dict[str, Any] = {}
+        exec(compile(text, "parallelize.py", "exec"), names)  # noqa: S102 - the emitted code is what is tested
+        rank = int(os.environ["RANK"])
+        found[cell] = of_chain(names, rank % 2 if "Pipeline" in names else rank // 2)
+    return found
 
 
 def text_of(case: Case, **known: Any) -> str:
@@ -104,3 +191,56 @@ def test_says_it_where_tokens_choose_or_nobody_knows(
     assert texts[True] == texts[None]
     assert any(word in texts[True] for word in said)
     assert not any(word in texts[False] for word in (*said, "expert(", "routed"))
+
+
+MIXTURES: dict[str, dict[str, Any]] = {
+    "fsdp2+tp": {"mesh": Mesh(dp_shard=2, tp=2)},
+    "ddp+tp": {"mesh": Mesh(dp_replicate=2, tp=2), "shard": Shard.NONE},
+    "fsdp2+pp": {"mesh": Mesh(pp=2, dp_shard=2), "reshard_after_forward": False},
+    "ddp+pp": {"mesh": Mesh(pp=2, dp_replicate=2), "shard": Shard.NONE},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_divided_and_staged_ranks_reduce_alike(case_of: Callable[..., Case], cpu_device: Device) -> None:
+    ref, texts, division = f"{Path(__file__)}:Chain", {}, None
+    for cell, fields in MIXTURES.items():
+        steps = {"gradient_accumulation_steps": fields["mesh"].pp, "micro_batch_size": 1}
+        case = case_of(ranks=4, device=cpu_device, precision=Precision.FP32, **fields, **steps)
+        if case.plan.mesh.pp > 1:
+            (file,) = emit(case, staging=proven_staging(ref, case))
+        else:
+            division = division or proven_division(ref, case)
+            (file,) = emit(case, division)
+        texts[cell] = file.text
+    alone = of_chain({}, None)
+    assert {"layers.0.experts.0.weight", "layers.1.experts.1.weight"} <= alone.keys()
+    ranks = on_ranks(4, of_chains, texts)
+    for cell in texts:
+        assert set().union(*(rank[cell] for rank in ranks)) == alone.keys()
+        for rank in ranks:
+            assert "pp" in cell or rank[cell].keys() == alone.keys()
+            for name, gradient in rank[cell].items():
+                torch.testing.assert_close(gradient, alone[name])
+
+
+def test_divided_and_staged_code_says_it_where_tokens_choose(case_of: Callable[..., Case]) -> None:
+    division = Division(container="layers", blocks=2, places=())
+    staging = Staging(
+        container="layers",
+        blocks=2,
+        stages=(StageParts(first=0, end=1), StageParts(first=1, end=2)),
+        sizes=(4,),
+        dtype="float32",
+    )
+    for cell, fields in MIXTURES.items():
+        said = []
+        for routed in (True, False):
+            case = case_of(ranks=4, gradient_accumulation_steps=2, **fields)
+            staged = replace(staging, routed=routed) if fields["mesh"].pp > 1 else None
+            divided = replace(division, routed=routed) if fields["mesh"].tp > 1 else None
+            (file,) = emit(case, divided, staged)
+            said.append("set_reduce_scatter_unused_params(True)" in file.text)
+        # a pipeline of replicas averages all that any rank has
+        assert said == [cell != "ddp+pp", False]

@@ -16,7 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parastrat.emit.staging import StageParts, Staging
-from parastrat.runtime.blocks import Blocks, repeated_blocks
+from parastrat.runtime.blocks import Blocks, has_routed_parts, repeated_blocks
 from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import described
 from parastrat.runtime.fakes import constant_names, fake_module, gpu_kernels
@@ -100,6 +100,7 @@ def staged(module: nn.Module, plan: Plan, sample_inputs: Any) -> Draft:
         drops=drops(module),
         caches=caches,
         tied=_tied(slots_of(module), cut, names, plan),
+        routed=has_routed_parts(module),
     )
     return Draft(
         staging=staging, module=module, setting=setting, inputs=inputs, numbers=numbers, expected=expected

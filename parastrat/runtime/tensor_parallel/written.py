@@ -11,7 +11,7 @@ from torch import nn
 
 from parastrat.emit.division import Division, Place, Reading, Style
 from parastrat.runtime.batches import called
-from parastrat.runtime.blocks import Blocks, repeated_blocks
+from parastrat.runtime.blocks import Blocks, has_routed_parts, repeated_blocks
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role, heads
@@ -132,7 +132,11 @@ def written(module: nn.Module, layout: Layout, given: Mapping[str, Reading | Non
     _note_rest(draft)
     ties = [tuple(dict.fromkeys(path for path, _ in owners)) for owners in tied(module)]
     return Division(
-        container=blocks.containers[0], blocks=blocks.count, places=_places(draft), tied=tuple(ties)
+        container=blocks.containers[0],
+        blocks=blocks.count,
+        places=_places(draft),
+        tied=tuple(ties),
+        routed=has_routed_parts(module),
     )
 
 
