@@ -62,6 +62,8 @@ class Division:
     places: tuple[Place, ...]
     #: modules that share their weight; each after the first takes the first's
     tied: tuple[tuple[str, ...], ...] = ()
+    #: its class, such as ``LlamaForCausalLM of transformers``; empty where nobody says it
+    model: str = ""
     #: tokens choose experts, of which some may see none of a rank's
     routed: bool = False
 

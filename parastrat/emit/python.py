@@ -20,7 +20,7 @@ from parastrat.emit.python_tensor import check_divided, emit_divided
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.errors import UnknownFactError
-from parastrat.plan import Compile, Recompute, Shard
+from parastrat.plan import Compile, Recompute
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.workload import Precision
 
@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from parastrat.emit.division import Division
     from parastrat.emit.staging import Staging
     from parastrat.plan import Plan
-
-STRATEGIES = (
-    *("single", "ddp", "fsdp2", "hsdp", "tp", "ddp+tp", "fsdp2+tp", "hsdp+tp"),
-    *("pp", "ddp+pp", "fsdp2+pp", "hsdp+pp", "tp+pp", "ddp+tp+pp", "fsdp2+tp+pp", "hsdp+tp+pp"),
-)
-
 
 _BUILT = "name a model that can be built here, with --model path.py:callable or a config.json"
 
@@ -50,8 +44,8 @@ def emit(
         staging: of the model, which plans with pp need.
 
     Raises:
-        EmitError: the plan is none of ``STRATEGIES``, asks for offload or fp8, or lacks its division or
-            staging.
+        EmitError: ``auto_parallelize`` refuses the plan (cp, ep, offload, fp8, ...), or its division or
+            staging is lacking.
     """
     plan = case.plan
     check_plan(plan)
@@ -94,33 +88,17 @@ def emit(
 
 
 def check_plan(plan: Plan) -> None:
-    """Refuse plans that are not emitted for any model, or that ``auto_parallelize`` refuses itself.
+    """Refuse plans that ``auto_parallelize`` refuses itself, and what is not emitted for any model.
 
     Raises:
         EmitError: with the nearest that is.
     """
-    if plan.strategy not in STRATEGIES:
-        raise EmitError(
-            f"plain torch can be emitted for {', '.join(STRATEGIES)}; this plan is {plan.strategy}",
-            hint=f"plan again with {_nearest(plan)}, or emit for torchrun or slurm: their scripts run this "
-            "plan through auto_parallelize",
-        )
     for finding in refusals_of(plan):
         raise EmitError(
             f"no plain torch for this plan: {finding.message} ({finding.code})", hint=finding.fix
         )
     if plan.mesh.tp > 1 and plan.mesh.pp == 1:
         check_divided(plan)
-
-
-def _nearest(plan: Plan) -> str:
-    """Return the flags of the nearest plan on as many ranks that can be emitted."""
-    ranks, copies = plan.mesh.world_size, plan.mesh.dp_replicate
-    if plan.shard is Shard.NONE and copies > 1:
-        return f"--strategy ddp (dp_replicate {ranks})"
-    if copies > 1:
-        return f"--strategy hsdp (dp_replicate {copies}, dp_shard {ranks // copies})"
-    return f"--strategy fsdp2 (dp_shard {ranks})"
 
 
 def _has_blocks(plan: Plan) -> bool:

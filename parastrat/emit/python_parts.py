@@ -28,6 +28,11 @@ def heading(case: Case) -> str:
     return title(case).replace("\\", "/").replace('"', "'")
 
 
+def named_as(model: str) -> str:
+    """Return what the header says of the model that was built; nothing where its class is not known."""
+    return f"\nModel: {model}, or another whose modules have the same names." if model else ""
+
+
 def build_mesh(case: Case) -> str:
     """Return the function that lays the ranks out by the axes that the plan uses."""
     mesh = case.plan.mesh

@@ -14,12 +14,12 @@ from parastrat.emit.python_parts import (
     MESH_IMPORTS,
     build_mesh,
     heading,
+    named_as,
     sorted_imports,
 )
 from parastrat.emit.python_tensor import divided_text, left_whole, style_imports
 from parastrat.emit.shell import counted
 from parastrat.emit.text_file import TextFile
-from parastrat.plan import Recompute
 from parastrat.schedules import SINGLE, SPLIT, V_SHAPED, rank_of_stage, schedule_of
 from parastrat.workload import Precision
 
@@ -35,7 +35,6 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
     plan = case.plan
     divided = [] if division is None else divided_text(division, staging)
     whole = "" if division is None else left_whole(plan, division)
-    recomputing = plan.recompute is not Recompute.NONE
     container = {"container": json.dumps(staging.container), "name": staging.container}
     body = [
         pipeline_text.SIGNATURE.format(count=counted(plan.mesh.world_size, "rank")),
@@ -45,17 +44,15 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
         pipeline_text.NO_CACHES if staging.caches else "",
         pipeline_text.APPLY,
         pipeline_text.DIVIDE if divided else "",
-        pipeline_text.NAMES.format(count=staging.blocks) if recomputing else "",
-        text.RECOMPUTE[plan.recompute],
+        text.RECOMPUTE[plan.recompute].replace(" names", " BLOCKS"),
         _own_stages(plan),
         _over_data(plan, staging),
         pipeline_text.GRADIENTS if divided and not plan.shards_parameters else "",
         pipeline_text.RETURN,
     ]
     definitions = [
-        build_mesh(case),
         _stages(staging),
-        pipeline_text.FROM_FIRST_RANK,
+        build_mesh(case),
         *divided,
         *([tensor_text.WHOLE_GRADIENTS] if divided and not plan.shards_parameters else []),
         *text.RECOMPUTE_DEFINITIONS[plan.recompute],
@@ -67,7 +64,9 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
         _pipeline(plan, staging, division),
     ]
     lines = [
-        pipeline_text.HEADER.format(title=heading(case), loop=_loop(plan) + whole),
+        pipeline_text.HEADER.format(
+            title=heading(case), loop=_loop(plan) + whole + named_as(staging.model)
+        ),
         sorted_imports(_imports(plan, "".join(definitions + body))),
         *definitions,
         "".join(body),
@@ -107,14 +106,16 @@ def _stages(staging: Staging) -> str:
     tied = ", ".join(f"{stage}: {json.dumps(name)}" for stage, name in staging.tied)
     return pipeline_text.STAGES.format(
         container=prefix,
-        stages="\n".join(f"    [{', '.join(_parts(stage))}]," for stage in staging.stages),
+        count=staging.blocks,
+        stages="\n".join(f"    [{', '.join(_parts(stage, staging.blocks))}]," for stage in staging.stages),
         tied=pipeline_text.TIED.format(names=tied) if tied else "",
     )
 
 
-def _parts(stage: StageParts) -> list[str]:
-    blocks = [f"*blocks({stage.first}, {stage.end})"] if stage.end > stage.first else []
-    return [*map(json.dumps, stage.before), *blocks, *map(json.dumps, stage.behind)]
+def _parts(stage: StageParts, blocks: int) -> list[str]:
+    own = f"*BLOCKS[{stage.first or ''}:{stage.end if stage.end < blocks else ''}]"
+    inside = [own] if stage.end > stage.first else []
+    return [*map(json.dumps, stage.before), *inside, *map(json.dumps, stage.behind)]
 
 
 def _pipeline(plan: Plan, staging: Staging, division: Division | None) -> str:
@@ -194,7 +195,6 @@ def _over_data(plan: Plan, staging: Staging) -> str:
     return pipeline_text.SHARD.format(
         axes=axes,
         policy=", ".join(settings),
-        count=staging.blocks,
         unused=pipeline_text.REDUCE_UNUSED if staging.routed else "",
     )
 

@@ -25,11 +25,8 @@ SCHEDULES = {
     PipelineSchedule.DUAL_PIPE_V: "ScheduleDualPipeV",
 }
 
-STAGES = """
-def blocks(first: int, end: int) -> list[str]:
-    return [f"{container}{{index}}" for index in range(first, end)]
-
-
+STAGES = """\
+BLOCKS = [f"{container}{{index}}" for index in range({count})]
 # the parts that each stage runs, in the order of the forward
 STAGES = [
 {stages}
@@ -40,15 +37,6 @@ TIED = """\
 # one weight that several stages hold, by its name in each
 TIED = {{{names}}}
 """
-
-FROM_FIRST_RANK = '''
-def from_first_rank(model: nn.Module, device: str) -> None:
-    """Give all ranks rank 0's values, one tensor on the device at a time: ranks may have drawn others."""
-    for tensor in [*model.parameters(), *model.buffers()]:
-        values = tensor.detach().to(device).contiguous()
-        dist.broadcast(values, src=0)
-        tensor.data.copy_(values)
-'''
 
 STAGE = '''
 class Elsewhere(nn.Module):
@@ -191,7 +179,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, loss_fn) -> Pipeline:
 '''
 
 APPLY = """\
-    from_first_rank(model, mesh.device_type)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        values = tensor.detach().to(mesh.device_type).contiguous()  # one at a time
+        dist.broadcast(values, src=0)  # ranks may have drawn others
+        tensor.data.copy_(values)
 """
 
 DIVIDE = """\
@@ -200,10 +191,6 @@ DIVIDE = """\
 
 NO_CACHES = """\
     model.config.use_cache = False
-"""
-
-NAMES = """\
-    names = blocks(0, {count})
 """
 
 ONE_STAGE = """\
@@ -226,14 +213,13 @@ AUTOCAST = """\
 """
 
 SHARD = """\
-    data = mesh[{axes}]
     policy = MixedPrecisionPolicy({policy})
+    options = {{"mesh": mesh[{axes}], "mp_policy": policy}}
     for index, stage in stages.items():
         # each block is a unit, gathered for all micro-batches of a step; the rest is one more
-        for name in [name for name in STAGES[index] if name in blocks(0, {count})]:
-            block = stage.model.get_submodule(name)
-            fully_shard(block, mesh=data, mp_policy=policy, reshard_after_forward=False)
-        fully_shard(stage, mesh=data, mp_policy=policy, reshard_after_forward=False)
+        for name in [name for name in STAGES[index] if name in BLOCKS]:
+            fully_shard(stage.model.get_submodule(name), **options, reshard_after_forward=False)
+        fully_shard(stage, **options, reshard_after_forward=False)
 {unused}"""
 
 REDUCE_UNUSED = """\

@@ -16,6 +16,7 @@ from parastrat.emit.python_parts import (
     build_mesh,
     heading,
     loop,
+    named_as,
     sorted_imports,
 )
 from parastrat.emit.shell import counted
@@ -56,7 +57,8 @@ def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
         text.HEADER.format(
             title=heading(case),
             loop=f"{loop(plan)}\nRanks that differ in tp alone take the same samples."
-            + left_whole(plan, division),
+            + left_whole(plan, division)
+            + named_as(division.model),
         ),
         sorted_imports(_imports(plan, "".join(definitions + body))),
         *definitions,
@@ -113,11 +115,10 @@ def divided_text(division: Division, staging: Staging | None = None) -> list[str
 
 
 def _stage_edges(edges: tuple[Place, ...], staging: Staging) -> str:
-    runs = tensor_text.RUNS.format(count=staging.blocks)
     has_none = any(stage.first == stage.end for stage in staging.stages)
     first, last = (_style(replace(place, name="")).replace("\n    ", "\n") for place in edges)
     return tensor_text.STAGE_EDGES.format(
-        runs=f"filter(None, {runs})" if has_none else runs, first=first, last=last
+        runs=f"filter(None, {tensor_text.RUNS})" if has_none else tensor_text.RUNS, first=first, last=last
     )
 
 

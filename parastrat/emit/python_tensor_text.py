@@ -57,7 +57,7 @@ STAGE_EDGES = """\
         tp.parallelize_module(model.get_submodule(own[-1]), mesh, last)
 """
 
-RUNS = "[[name for name in stage if name in blocks(0, {count})] for stage in STAGES]"
+RUNS = "[[name for name in stage if name in BLOCKS] for stage in STAGES]"
 
 #: DTensor would take uneven shares for even ones
 POSITIONS = """\

@@ -42,5 +42,7 @@ class Staging:
     caches: bool = False
     #: one weight by its name in each stage that holds it, where they are on several ranks
     tied: tuple[tuple[int, str], ...] = ()
+    #: its class, such as ``LlamaForCausalLM of transformers``; empty where nobody says it
+    model: str = ""
     #: tokens choose experts, of which some may see none of a rank's
     routed: bool = False

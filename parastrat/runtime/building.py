@@ -88,6 +88,12 @@ def build_module(builder: Builder) -> nn.Module:
     return module
 
 
+def class_name(module: nn.Module) -> str:
+    """Return a module's class with its package, such as ``LlamaForCausalLM of transformers``."""
+    name, package = type(module).__name__, type(module).__module__.partition(".")[0]
+    return name if package.startswith(_FILE_MODULE) else f"{name} of {package}"
+
+
 @contextmanager
 def _meta() -> Iterator[None]:
     """Build without memory; what needs values says how to do without."""

@@ -20,7 +20,7 @@ from parastrat.emit import EmitError
 from parastrat.emit.division import EDGES, Style
 from parastrat.emit.python import emit
 from parastrat.emit.staging import StageParts, Staging
-from parastrat.errors import LaunchError, ModelError, ParastratError
+from parastrat.errors import LaunchError, ParastratError
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described
 from parastrat.runtime.initialise import build_on_meta
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.emit import TextFile
     from parastrat.emit.division import Division
-    from parastrat.runtime.building import Builder
 
 #: seconds that ranks may take to find and prove a layout
 DEADLINE_S = 300.0
@@ -67,7 +66,8 @@ def proven_division(ref: str, case: Case) -> Division:
     tp ranks, and compared with what the copy computes alone.
 
     Args:
-        ref: MODEL: ``path.py:callable``, ``package.module:callable`` or a Hugging Face config.
+        ref: MODEL: ``path.py:callable``, ``package.module:callable``, a Hugging Face config, or a preset
+            that transformers builds.
         case: the plan, with tp.
 
     Raises:
@@ -75,7 +75,7 @@ def proven_division(ref: str, case: Case) -> Division:
         EmitError: torch's own styles do not say what is divided, or code in them computes something else.
         LaunchError: a rank failed, or did not answer.
     """
-    _builder(ref)  # what cannot be built is told before anything starts
+    builder_of(ref)  # what cannot be built is told before anything starts
     ranks = case.plan.mesh.tp
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["parastrat.runtime.emission"])
@@ -116,7 +116,7 @@ def proven_staging(ref: str, case: Case, division: Division | None = None) -> St
         WrapError: it cannot be cut into the plan's stages.
         EmitError: a few lines do not say the cut, or compute something else.
     """
-    builder = _builder(ref)
+    builder = builder_of(ref)
     module, _ = build_on_meta(builder.build)
     made = builder.sample_inputs
     try:
@@ -187,7 +187,7 @@ def _rank(rank: int, store: str, answers: Any, ref: str, case: Case) -> None:
 
 def _found(rank: int, store: str, ref: str, case: Case) -> Answer:
     """Find the layout, write it, and try what was written; all ranks alike."""
-    builder = _builder(ref)
+    builder = builder_of(ref)
     module, record = build_on_meta(builder.build)
     ranks, in_stages = case.plan.mesh.tp, case.plan.mesh.pp > 1
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
@@ -213,20 +213,6 @@ def _found(rank: int, store: str, ref: str, case: Case) -> Answer:
         return Answer(refused=_refusal(str(error)))
     failure = _apart(bench, case, tried)
     return Answer(refused=_refusal(failure)) if failure else Answer(division=division)
-
-
-def _builder(ref: str) -> Builder:
-    """Return what builds MODEL.
-
-    Raises:
-        ModelError: MODEL is a preset, of which only sizes are known.
-    """
-    if ":" not in ref and not Path(ref).exists():
-        raise ModelError(
-            f"{ref} is known by its sizes alone; how it is divided is found in its code",
-            hint="name the model to build: --model path.py:callable, or a config.json",
-        )
-    return builder_of(ref)
 
 
 def _apart(bench: Bench, case: Case, division: Division) -> str:

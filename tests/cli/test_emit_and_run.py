@@ -50,6 +50,17 @@ def test_layers_of_a_preset_are_not_known(typed: Typed, tmp_path: Path) -> None:
     assert "--model path.py:callable" in done.err
 
 
+def test_what_is_not_written_in_plain_torch_is_told_with_what_to_change(
+    typed: Typed, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.toml"
+    assert typed("estimate", "llama-3.1-8b", "--on", "dgx-h100:1", "--cp", "2", "-o", path).code == 0
+    done = typed("emit", path, "--to", "python")
+    assert (done.code, done.out) == (2, "")
+    assert "auto_parallelize does not apply cp 2 yet (fsdp2+cp)" in done.err
+    assert "--cp 1 --ep 1, such as fsdp2 over dp_shard 8" in done.err
+
+
 def test_files_and_the_plan_go_to_a_folder(typed: Typed, plan: Path, tmp_path: Path) -> None:
     done = typed("emit", plan, "--to", "slurm", "-o", tmp_path / "job")
     assert (done.code, done.out) == (0, "")

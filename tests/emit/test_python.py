@@ -133,7 +133,9 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
             {"mesh": Mesh(pp=2, dp_replicate=4), "shard": Shard.NONE},
             r"this plan is ddp\+pp, and where its stages are cut",
         ),
-        ({"shard": Shard.OPTIMIZER}, "this plan is zero1"),
+        ({"shard": Shard.OPTIMIZER}, "shards the optimizer alone .ZeRO-1. over 8 ranks .PS291"),
+        ({"mesh": Mesh(dp_shard=4, cp=2)}, r"does not apply cp 2 yet .fsdp2\+cp. .PS290"),
+        ({"mesh": Mesh(dp_shard=8, ep=2)}, r"does not apply ep 2 yet .fsdp2\+ep. .PS290"),
         ({"offload": Offload.PARAMETERS}, "does not apply offload = parameters yet .PS292"),
         ({"precision": Precision.FP8}, "precision = fp8 yet .PS293"),
         (
@@ -152,12 +154,11 @@ def test_refuses_what_it_cannot_express(
 @pytest.mark.parametrize(
     ("fields", "nearest"),
     [
-        ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, r"--strategy fsdp2 (dp_shard 8),"),
-        ({"mesh": Mesh(dp_shard=4, cp=2)}, r"--strategy fsdp2 (dp_shard 8),"),
-        ({"mesh": Mesh(dp_replicate=4, cp=2), "shard": Shard.NONE}, "--strategy ddp (dp_replicate 8),"),
+        ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, "--cp 1 --ep 1, such as fsdp2 over dp_shard 8"),
+        ({"mesh": Mesh(dp_shard=4, cp=2)}, "--cp 1 --ep 1, such as fsdp2 over dp_shard 8"),
         (
             {"mesh": Mesh(cp=2, dp_replicate=2, dp_shard=2)},
-            "--strategy hsdp (dp_replicate 2, dp_shard 4),",
+            "--cp 1 --ep 1, such as hsdp over dp_replicate 2 x dp_shard 4",
         ),
     ],
 )

@@ -51,6 +51,7 @@ STAGING = Staging(
     dtype="float32",
     output="logits",
     caches=True,
+    model="LlamaForCausalLM of transformers",
 )
 DIVISION = Division(
     container="model.layers",
@@ -133,7 +134,7 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
     [
         (Mesh(pp=2, tp=2), ["divide(model, mesh", "register_post_accumulate_grad_hook"]),
         (Mesh(pp=2, dp_replicate=2, tp=2), ["packed.append(parameter.grad.to_local())"]),
-        (Mesh(pp=2, dp_shard=2, tp=2), ["divide(model, mesh", "fully_shard(stage, mesh=data"]),
+        (Mesh(pp=2, dp_shard=2, tp=2), ["divide(model, mesh", "fully_shard(stage, **options"]),
     ],
 )
 def test_layers_are_divided_before_stages_drop_any(
@@ -242,9 +243,17 @@ def test_a_plan_file_alone_does_not_say_where_to_cut(case_of: Callable[..., Case
     assert "--model path.py:callable" in refused.value.hint
 
 
-def test_a_preset_is_not_built(case_of: Callable[..., Case]) -> None:
-    with pytest.raises(ModelError, match="known by its sizes alone"):
-        proven_staging("llama-3.1-8b", case_of(ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE))
+def test_a_preset_is_staged_as_transformers_builds_it(case_of: Callable[..., Case]) -> None:
+    case = case_of(ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE, precision=Precision.BF16)
+    case = replace(case, model=SimpleNamespace(ref="llama-3.2-1b"))  # type: ignore[arg-type]
+    staging = proven_staging("llama-3.2-1b", case)
+    assert (staging.blocks, staging.sizes, staging.model) == (16, (2048,), STAGING.model)
+    assert "Model: LlamaForCausalLM of transformers, or another" in written(case, staging)
+
+
+def test_a_preset_that_is_no_llama_is_not_built(case_of: Callable[..., Case]) -> None:
+    with pytest.raises(ModelError, match="gpt2 is known by its sizes alone, and is no Llama"):
+        proven_staging("gpt2", case_of(ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE))
 
 
 @pytest.mark.parametrize(

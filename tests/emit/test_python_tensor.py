@@ -54,6 +54,7 @@ DIVISION = Division(
         Place(name="lm_head", style=Style.HEAD),
     ),
     tied=(("model.embed_tokens", "lm_head"),),
+    model="LlamaForCausalLM of transformers",
 )
 
 
@@ -145,9 +146,22 @@ def test_what_stands_beside_layers_is_told() -> None:
         written(whole, Layout(groups=(EMBEDDING,)), {})
 
 
-def test_a_preset_is_not_built(case_of: Callable[..., Case], cpu_device: Device) -> None:
-    with pytest.raises(ModelError, match="known by its sizes alone"):
-        proven_division("llama-3.1-8b", case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2)))
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_a_preset_is_divided_as_transformers_builds_it(
+    case_of: Callable[..., Case], cpu_device: Device
+) -> None:
+    case = case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2), shard=Shard.NONE)
+    division = proven_division("llama-3.2-1b", case)
+    assert (division.blocks, division.model) == (16, DIVISION.model)
+    (file,) = emit(case, division)
+    assert '"model.layers.*.self_attn.q_proj": tp.ColwiseParallel(),' in file.text
+    assert "Model: LlamaForCausalLM of transformers, or another" in file.text
+
+
+def test_a_preset_that_is_no_llama_is_not_built(case_of: Callable[..., Case], cpu_device: Device) -> None:
+    with pytest.raises(ModelError, match="gpt2 is known by its sizes alone, and is no Llama"):
+        proven_division("gpt2", case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2)))
 
 
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from parastrat.emit.staging import StageParts, Staging
 from parastrat.runtime.blocks import Blocks, has_routed_parts, repeated_blocks
 from parastrat.runtime.buffers import has_changing_buffers
-from parastrat.runtime.building import described
+from parastrat.runtime.building import class_name, described
 from parastrat.runtime.fakes import constant_names, fake_module, gpu_kernels
 from parastrat.runtime.pipeline.build import cut_of, traced
 from parastrat.runtime.pipeline.flow import Flow
@@ -100,6 +100,7 @@ def staged(module: nn.Module, plan: Plan, sample_inputs: Any) -> Draft:
         drops=drops(module),
         caches=caches,
         tied=_tied(slots_of(module), cut, names, plan),
+        model=class_name(module),
         routed=has_routed_parts(module),
     )
     return Draft(

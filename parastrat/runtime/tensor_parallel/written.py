@@ -12,6 +12,7 @@ from torch import nn
 from parastrat.emit.division import Division, Place, Reading, Style
 from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import Blocks, has_routed_parts, repeated_blocks
+from parastrat.runtime.building import class_name
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role, heads
@@ -136,6 +137,7 @@ def written(module: nn.Module, layout: Layout, given: Mapping[str, Reading | Non
         blocks=blocks.count,
         places=_places(draft),
         tied=tuple(ties),
+        model=class_name(module),
         routed=has_routed_parts(module),
     )
 
