@@ -1,8 +1,7 @@
-"""What was made of the last few values, so that it is not made again for the same one."""
+"""What was made of values, so that it is not made again for the same one."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar
@@ -10,24 +9,27 @@ from typing import TypeVar
 Key = TypeVar("Key")
 Made = TypeVar("Made")
 
-#: a job has one model, at most at several sequence lengths
-_MOST = 16
+#: a job has one model, at most at several sequence lengths; a process that plans many has all presets
+_MOST = 512
 
 
 def remembered(make: Callable[[Key], Made]) -> Callable[[Key], Made]:
-    """Let a function of one value return what it made of that very object before, the last few times.
+    """Let a function of one value return what it made of that very object before, of the last few hundred.
 
     Values are told apart by identity: to compare or hash a model takes as long as what is saved.
     """
-    recent: deque[tuple[Key, Made]] = deque(maxlen=_MOST)
+    # the value is kept with what was made of it, so that no other can have its identity
+    known: dict[int, tuple[Key, Made]] = {}
 
     @wraps(make)
     def found(value: Key) -> Made:
-        for known, made in recent:
-            if known is value:
-                return made
+        entry = known.get(id(value))
+        if entry is not None:
+            return entry[1]
         made = make(value)
-        recent.appendleft((value, made))
+        if len(known) >= _MOST:
+            del known[next(iter(known))]
+        known[id(value)] = value, made
         return made
 
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from parastrat.errors import ModelError
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
     from parastrat.model import ModelSpec
     from parastrat.stack import Kernels
     from parastrat.workload import Precision
+
+#: closed forms that are kept, for processes that plan many jobs; what is known of a model's blocks is known
+#: of the same object alone
+_KEPT = 512
+
+_transformer = lru_cache(maxsize=_KEPT)(transformer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +48,10 @@ class TransformerSource:
 
     def at(self, sequence_length: int | None, precision: Precision, kernels: Kernels) -> ModelSpec:
         """Return the closed form at a sequence length."""
-        return transformer(self.architecture, sequence_length, precision, kernels, self.ref)
+        return _transformer(self.architecture, sequence_length, precision, kernels, self.ref)
 
 
-class ImageNetwork(Protocol):
+class ImageNetwork(Hashable, Protocol):
     """A network on images, or on their latents, of one size."""
 
     @property
@@ -82,7 +90,12 @@ class ImageSource:
         """Return the closed form; images have no sequence."""
         if sequence_length is not None:
             raise ModelError(f"{self.network.name} takes images, not sequences", hint="leave --seq-len out")
-        return self.network.at(precision, kernels, self.ref)
+        return _of_network(self.network, precision, kernels, self.ref)
+
+
+@lru_cache(maxsize=_KEPT)
+def _of_network(network: ImageNetwork, precision: Precision, kernels: Kernels, ref: str) -> ModelSpec:
+    return network.at(precision, kernels, ref)
 
 
 def load_preset(name: str) -> ModelSource | None:

@@ -47,6 +47,13 @@ def test_blocks_hold_what_the_model_counts(name: str) -> None:
     assert sum(block.repeat for block in model.blocks if block.unit) == model.layers
 
 
+@pytest.mark.parametrize("name", ["gpt2", "resnet-50"])
+def test_the_same_model_is_the_same_object(name: str) -> None:
+    """What is computed of a model is kept with the object, over all jobs of a process."""
+    assert spec(name) is spec(name)
+    assert spec(name) is not spec(name, kernels=Kernels.FUSED)
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-405b", "gpt3-175b"])
 def test_flops_are_six_n_and_attention(name: str) -> None:
     length = 2048
