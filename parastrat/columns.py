@@ -133,6 +133,10 @@ class Columns:
         """Return whether a column is known."""
         return any(table.get(name) is not None for table, _ in self._tables)
 
+    def was_read(self, name: str) -> bool:
+        """Return whether a column was read, of rows that were taken with ``at``."""
+        return name in self.__dict__
+
     def known(self) -> Mapping[str, Any]:
         """Return the columns by name; unknown ones are absent."""
         return {name: getattr(self, name) for name in self._named()}

@@ -12,9 +12,9 @@ from parastrat.finding import Severity
 from parastrat.rules import findings_of
 from parastrat.search import Constraints
 from parastrat.search.alone import single_device
+from parastrat.search.fastest import fastest_plan
 from parastrat.search.rows import plan_at
 from parastrat.search.space import every_plan
-from parastrat.search.survey import fastest_plan
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts

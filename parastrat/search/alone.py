@@ -59,6 +59,7 @@ class Alone:
             rejected=(*self.allowed.rejected, *rejected),
             considered=self.allowed.considered,
             bounded=0,
+            allowed=self.allowed,
             nearest=nearest_of(rejected),
         )
 

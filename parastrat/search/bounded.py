@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from parastrat.cost import BlockSeconds, block_seconds, time_floor, work_floor
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor
 from parastrat.rules import rejection_masks
-from parastrat.search.obeying import Obeying, Rejected, attributed, obeying
+from parastrat.search.obeying import Obeying, Rejected, attributed
 from parastrat.search.rows import Constraints
 from parastrat.search.space import option_counts, policies
 
@@ -38,6 +38,8 @@ class Bounded:
     removed: Any
     #: by rule
     rejected: list[Rejected]
+    #: whether memory is a limit
+    limited: bool = True
 
     @property
     def columns(self) -> Columns:
@@ -105,9 +107,8 @@ class Bounded:
         return work_floor(self.facts, self._chosen(places).joined({"recompute": recompute}), blocks)
 
 
-def bounded(facts: Facts, fixed: Constraints, meshes: Columns | None = None) -> Bounded:
-    """Return the rows that rules leave of a space, of chosen meshes if any are."""
-    allowed = obeying(facts, fixed, meshes)
+def bounded(facts: Facts, fixed: Constraints, allowed: Obeying) -> Bounded:
+    """Return the rows that rules leave of a space."""
     count = len(allowed.columns.pp)
     return Bounded(
         facts=facts,
@@ -118,3 +119,9 @@ def bounded(facts: Facts, fixed: Constraints, meshes: Columns | None = None) -> 
         removed=np.zeros(count, dtype=bool),
         rejected=[],
     )
+
+
+def without_limit(facts: Facts, fixed: Constraints, allowed: Obeying) -> Bounded:
+    """Return the rows that rules leave of a space if every plan fitted."""
+    rows = bounded(facts, fixed, allowed)
+    return replace(rows, asked=np.ones_like(rows.asked), limited=False)

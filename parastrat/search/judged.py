@@ -68,7 +68,10 @@ def judge(rows: Bounded, places: Any, blocks: BlockSeconds | None = None) -> Jud
     options = options.joined({"option": np.arange(len(options.pp))})
     floors = rows.memory[:, places[options.source]]
     may_fit = floors <= facts.hardware.device.usable_memory_bytes
-    columns = _undominated(facts, rows.fixed, options, may_fit)
+    if rows.limited:
+        columns = _undominated(facts, rows.fixed, options, may_fit)
+    else:
+        columns = _fitting(options, rows.fixed)
     able, rejected = attributed(columns, dict(rejection_masks(columns, asked)))
     kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
     step = np.zeros(0)
@@ -98,6 +101,16 @@ def _plans(options: Columns, fixed: Constraints, chosen: Any) -> Columns:
     """Return the plans of rows with resharding that are chosen of each recompute policy."""
     rows = [np.flatnonzero(own) for own in chosen]
     return recompute_columns(options, dict(zip(policies(fixed), rows, strict=True)))
+
+
+def _fitting(options: Columns, fixed: Constraints) -> Columns:
+    """Return the plans that may win of rows with resharding if memory is no limit.
+
+    What is kept costs no time: those of the policy that computes least again.
+    """
+    memory = dict.fromkeys(("memory_total", "memory_margin", "memory_capacity"), 0)
+    chosen = recompute_columns(options, {policies(fixed)[0]: options.option})
+    return chosen.joined({**memory, "roomy": np.ones(len(chosen.pp), dtype=bool)})
 
 
 def _undominated(facts: Facts, fixed: Constraints, options: Columns, may_fit: Any) -> Columns:

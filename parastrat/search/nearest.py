@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from parastrat.assess import cases_of, estimated, plans_table
 from parastrat.columns import Columns, facts_columns
 from parastrat.memory.host import host_memory
-from parastrat.plan import Offload, Recompute
+from parastrat.plan import Offload
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
-from parastrat.search.survey import fastest_plan
+from parastrat.search.bounded import without_limit
+from parastrat.search.fastest import fastest_fitting, fastest_of, fastest_plan
+from parastrat.search.obeying import offloading
 from parastrat.workload import Optimizer
 
 if TYPE_CHECKING:
@@ -25,14 +27,13 @@ if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
+    from parastrat.search.obeying import Obeying
     from parastrat.search.rows import Constraints
     from parastrat.workload import Workload
 
 _MOST = 5
 _HALVINGS = 6
 _DOUBLINGS = 10
-#: usable memory, bytes, that nothing reaches
-_NO_LIMIT = 2**60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +46,23 @@ class _Fit:
 
 
 def nearest_fits(
-    facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None
+    facts: Facts,
+    fixed: Constraints,
+    allowed: Obeying,
+    model_at: Callable[[int], ModelSpec] | None,
 ) -> tuple[tuple[NearestFit, ...], Case | None]:
     """Return up to five plans that fit after a change, those that cost least speed first.
 
     Beside them stands the plan that their speed is held against; None where rules forbid it.
+
+    Args:
+        facts: the job.
+        fixed: what the user settled beforehand.
+        allowed: the rows of the job that rules leave. They are those of a change that alters memory alone.
+        model_at: the model at another sequence length.
     """
-    fits = [fit for fit in _ways(facts, fixed, model_at) if fit is not None][:_MOST]
-    aside = _memory_aside(facts, fixed) if fits else None
+    fits = [fit for fit in _ways(facts, fixed, allowed, model_at) if fit is not None][:_MOST]
+    aside = _memory_aside(facts, fixed, allowed) if fits else None
     cases = dict(_assessed(fits if aside is None else [*fits, aside]))
     held_against = None if aside is None else cases[aside.change]
     found = [_against(held_against, fit.change, cases[fit.change]) for fit in fits]
@@ -60,13 +70,9 @@ def nearest_fits(
     return tuple(found), held_against
 
 
-def _memory_aside(facts: Facts, fixed: Constraints) -> _Fit | None:
+def _memory_aside(facts: Facts, fixed: Constraints, allowed: Obeying) -> _Fit | None:
     """Return the fastest plan if memory were no limit, on the devices as they are."""
-    device = replace(facts.hardware.device, usable_memory_bytes=_NO_LIMIT)
-    if fixed.recompute is None:
-        # what is kept costs no time
-        fixed = replace(fixed, recompute=Recompute.NONE)
-    plan = fastest_plan(replace(facts, hardware=replace(facts.hardware, device=device)), fixed)
+    plan = fastest_of(without_limit(facts, fixed, allowed))
     return None if plan is None else _Fit(change="memory is no limit", facts=facts, plan=plan)
 
 
@@ -96,12 +102,15 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[str, Case]]:
 
 
 def _ways(
-    facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None
+    facts: Facts,
+    fixed: Constraints,
+    allowed: Obeying,
+    model_at: Callable[[int], ModelSpec] | None,
 ) -> Iterator[_Fit | None]:
     for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
         if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
             change = f"offload the {offload.value} to host memory"
-            fit = _fitting(facts, replace(fixed, offload=offload), change)
+            fit = _fitting_of(facts, replace(fixed, offload=offload), offloading(allowed, offload), change)
             host = None if fit is None else host_memory(facts, fit.plan)
             if fit is not None and not (host and host.exceeded):
                 yield fit
@@ -109,7 +118,7 @@ def _ways(
     freed = _fitting(facts, _unbound(fixed), "") if _unbound(fixed) != fixed else None
     if freed is not None:
         yield replace(freed, change=f"drop the fixed flags, {freed.plan.strategy} fits")
-    yield _smaller_states(facts, fixed)
+    yield _smaller_states(facts, fixed, allowed)
     yield _shorter(facts, fixed, model_at)
     yield _more_nodes(facts, fixed)
 
@@ -118,7 +127,7 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop)
 
 
-def _smaller_states(facts: Facts, fixed: Constraints) -> _Fit | None:
+def _smaller_states(facts: Facts, fixed: Constraints, allowed: Obeying) -> _Fit | None:
     """Return a plan whose optimizer keeps its states in 8 bits."""
     workload = facts.workload
     if workload.optimizer is not Optimizer.ADAMW:
@@ -126,7 +135,8 @@ def _smaller_states(facts: Facts, fixed: Constraints) -> _Fit | None:
     chosen = Optimizer.ADAMW_8BIT
     assumed = tuple(name for name in workload.assumed if name != "optimizer")
     changed = replace(facts, workload=replace(workload, optimizer=chosen, assumed=assumed))
-    return _fitting(changed, fixed, f"optimizer {chosen.value} instead of {workload.optimizer.value}")
+    change = f"optimizer {chosen.value} instead of {workload.optimizer.value}"
+    return _fitting_of(changed, fixed, allowed, change)
 
 
 def _shorter(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None) -> _Fit | None:
@@ -168,6 +178,12 @@ def _more_nodes(facts: Facts, fixed: Constraints) -> _Fit | None:
 def _fitting(facts: Facts, fixed: Constraints, change: str) -> _Fit | None:
     """Return the fastest plan that fits, with its margin where one does."""
     plan = fastest_plan(facts, fixed) if _may_fit(facts, fixed) else None
+    return _Fit(change=change, facts=facts, plan=plan) if plan is not None else None
+
+
+def _fitting_of(facts: Facts, fixed: Constraints, allowed: Obeying, change: str) -> _Fit | None:
+    """Return the fastest plan of known rows that fits, with its margin where one does."""
+    plan = fastest_fitting(facts, fixed, allowed) if _may_fit(facts, fixed) else None
     return _Fit(change=change, facts=facts, plan=plan) if plan is not None else None
 
 

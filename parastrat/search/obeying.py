@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import Columns
+from parastrat.columns import Columns, code_of
 from parastrat.distinct import NUMBERED, distinct
 from parastrat.rules import rejection_masks
 from parastrat.search.rows import Constraints, plan_at, rungs_of, strategies_of, with_facts
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
     from parastrat.case import Facts
-    from parastrat.plan import Plan
+    from parastrat.plan import Offload, Plan
     from parastrat.rules import PlanRule
     from parastrat.units import Mask
 
@@ -109,6 +109,21 @@ def obeying(facts: Facts, fixed: Constraints, chosen: Columns | None = None) -> 
 def meshes_of(facts: Facts, fixed: Constraints) -> Columns:
     """Return the meshes that the constraints allow, of whatever strategy."""
     return with_facts(facts, fixed, mesh_columns(facts, fixed))
+
+
+def offloading(allowed: Obeying, offload: Offload) -> Obeying:
+    """Return the rows that rules leave if states are kept elsewhere: those that read it are asked again."""
+    columns = allowed.columns.joined({"offload": code_of(offload)})
+    others = {rule for rule in allowed.judged if not _reads(rule, columns, "offload")}
+    kept, rejected = attributed(columns, dict(rejection_masks(columns, others)))
+    return replace(allowed, columns=kept, rejected=(*allowed.rejected, *rejected))
+
+
+def _reads(rule: PlanRule, columns: Columns, name: str) -> bool:
+    """Return whether a rule reads a column."""
+    row = columns.at(np.arange(len(columns.pp))[:1])
+    rule.mask(row)
+    return row.was_read(name)
 
 
 def _told(fixed: Constraints, columns: Columns) -> Columns:

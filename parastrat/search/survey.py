@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.memory.floors import mesh_floor
 from parastrat.rules import rejection_masks
 from parastrat.search.best_first import visit, visit_many
 from parastrat.search.bounded import Bounded, bounded
 from parastrat.search.judged import Judged, judge, with_memory
-from parastrat.search.obeying import Rejected, attributed, meshes_of
+from parastrat.search.obeying import Obeying, Rejected, attributed, obeying
 from parastrat.search.rows import AXES, Constraints, plan_at, stacked
 from parastrat.search.space import option_columns, option_counts
 
@@ -53,6 +52,8 @@ class Survey:
     considered: int
     #: plans that were not judged, because a floor of their step lies above what was found
     bounded: int
+    #: the rows that it went through
+    allowed: Obeying
     #: by rung, where no plan can run, the one that comes nearest to fitting
     nearest: Mapping[int, Plan] = field(default_factory=dict)
 
@@ -63,33 +64,33 @@ class Survey:
 
 def best(columns: Columns, rows: Any) -> int:
     """Return the fastest of some rows; of plans within 0.5 % the simplest."""
-    near = rows[columns.step[rows] <= NEAR * columns.step[rows].min()]
-    if len(near) == 1:
-        return int(near[0])
+    close = rows[columns.step[rows] <= NEAR * columns.step[rows].min()]
+    if len(close) == 1:
+        return int(close[0])
     recompute, chunks, *degrees = (
-        getattr(columns, name)[near] for name in ("recompute", "virtual_stages", *AXES)
+        getattr(columns, name)[close] for name in ("recompute", "virtual_stages", *AXES)
     )
     axes = (np.stack(degrees) > 1).sum(axis=0)
     pp, _, _, cp, tp, ep = degrees
     # the last key sorts first
-    order = np.lexsort((columns.step[near], ep, pp, cp, tp, chunks, recompute, axes))
-    return int(near[order[0]])
+    order = np.lexsort((columns.step[close], ep, pp, cp, tp, chunks, recompute, axes))
+    return int(close[order[0]])
 
 
 def survey(facts: Facts, fixed: Constraints) -> Survey:
     """Return the best plans of every rung and strategy that the constraints allow."""
-    rows = bounded(facts, fixed)
+    rows = bounded(facts, fixed, obeying(facts, fixed))
     strategies, rungs = _numbered(rows.columns.strategy), rows.columns.rung
     limits = limits_of_strategies(strategies, rungs)
     everything = np.arange(len(rungs))
-    found, waiting = _visited(rows, (everything, strategies), limits, roomy=True)
+    found, waiting = visited(rows, (everything, strategies), limits, roomy=True)
     # plans without the margin count where a rung has no other
     poor = np.ones(_RUNGS, dtype=bool)
     for each in found:
         poor[each.columns.rung[each.columns.roomy]] = False
     tight = np.flatnonzero(waiting & poor[rungs] & ~rows.removed)
-    more, late = _visited(rows, (tight, rungs), _near, roomy=False)
-    fits = _in_order([each.columns for each in (*found, *more)], rows.columns)
+    more, late = visited(rows, (tight, rungs), near, roomy=False)
+    fits = in_order([each.columns for each in (*found, *more)], rows.columns)
     empty = np.ones(_RUNGS, dtype=bool)
     empty[fits.rung] = False
     left = waiting & late & ~rows.removed
@@ -102,28 +103,12 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
         ),
         considered=rows.allowed.considered,
         bounded=int(option_counts(fixed, rows.columns)[left].sum()),
+        allowed=rows.allowed,
         nearest=_nearest(rows, (empty, waiting & late), (*found, *more)),
     )
 
 
-def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
-    """Return the fastest plan that fits, with its margin where one does; None where none does."""
-    meshes = meshes_of(facts, fixed)
-    able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
-    if not able.any():
-        return None
-    rows = bounded(facts, fixed, meshes.at(np.flatnonzero(able)))
-    together = np.zeros(len(rows.columns.pp), dtype=np.int64)
-    found, waiting = _visited(rows, (np.arange(len(together)), together), _near, roomy=True)
-    if not any(each.columns.roomy.any() for each in found):
-        tight = np.flatnonzero(waiting & ~rows.removed)
-        found += _visited(rows, (tight, together), _near, roomy=False)[0]
-    fits = _in_order([each.columns for each in found], rows.columns)
-    able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
-    return plan_at(fits, best(fits, able)) if len(able) else None
-
-
-def _visited(
+def visited(
     rows: Bounded, chosen: tuple[Any, Any], limits: Callable[[Any], Any], *, roomy: bool
 ) -> tuple[list[Judged], Any]:
     """Judge those of the chosen rows that may be the best of their groups; return also which wait."""
@@ -155,7 +140,8 @@ def _visited(
     return found, waiting
 
 
-def _near(least: Any) -> Any:
+def near(least: Any) -> Any:
+    """Return the limits of groups of which the best plan alone is shown."""
     return NEAR * least
 
 
@@ -184,7 +170,7 @@ def _numbered(codes: Any) -> Any:
     return (np.cumsum(np.bincount(codes) > 0) - 1)[codes]
 
 
-def _in_order(parts: Sequence[Columns], rows: Columns) -> Columns:
+def in_order(parts: Sequence[Columns], rows: Columns) -> Columns:
     """Return plans in the order of their places, as ties are told."""
     if not parts:
         nothing = np.zeros(0, dtype=np.int64)

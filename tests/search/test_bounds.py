@@ -18,10 +18,11 @@ from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan
 from parastrat.search.best_first import visit, visit_many
+from parastrat.search.fastest import fastest_plan
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
 from parastrat.search.space import every_plan, policies, recompute_columns, reshard_columns
-from parastrat.search.survey import best, fastest_plan, limits_of_strategies, survey
+from parastrat.search.survey import best, limits_of_strategies, survey
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 

@@ -7,10 +7,14 @@ from dataclasses import replace
 import pytest
 from search.test_find_plan import facts
 
+from parastrat.case import Facts
 from parastrat.hardware import Host
-from parastrat.plan import Recompute
+from parastrat.plan import Offload, Recompute
 from parastrat.result import NearestFit, SearchResult
 from parastrat.search import Constraints, find_plan
+from parastrat.search.bounded import without_limit
+from parastrat.search.fastest import fastest_fitting, fastest_of, fastest_plan
+from parastrat.search.obeying import obeying, offloading
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision
 
@@ -93,3 +97,52 @@ def test_offloading_is_no_way_where_the_host_has_too_little() -> None:
     small = replace(ample, hardware=replace(ample.hardware, host=Host(memory_bytes=17 * 2**30)))
     ways = [[fit.changes[0] for fit in find_plan(each).nearest_fit] for each in (ample, small)]
     assert [any("offload" in change for change in changes) for changes in ways] == [True, False]
+
+
+SHORT_OF_MEMORY = [
+    ("gpt2-xl", "8x-rtx-4090:1", 4 * 2**30),
+    ("gpt2-xl", "8x-rtx-4090:8", 3 * 2**29),
+    ("mixtral-8x7b", "dgx-h100:1", 60 * 2**30),
+    ("mixtral-8x7b", "dgx-h100:8", 8 * 2**30),
+]
+
+
+def short_of_memory(model: str, on: str, memory: int) -> Facts:
+    job = facts(model, on, 256, 1024)
+    device = replace(job.hardware.device, usable_memory_bytes=memory)
+    return replace(job, hardware=replace(job.hardware, device=device))
+
+
+@pytest.mark.parametrize("job", SHORT_OF_MEMORY)
+def test_changes_of_memory_alone_find_the_plan_of_their_own_search(
+    job: tuple[str, str, int],
+) -> None:
+    """The rows of the first search serve them."""
+    given = short_of_memory(*job)
+    allowed = obeying(given, Constraints())
+    for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
+        fixed = Constraints(offload=offload)
+        plan = fastest_fitting(given, fixed, offloading(allowed, offload))
+        assert plan == fastest_plan(given, fixed)
+        assert plan is None or plan.offload is offload
+    small = replace(given, workload=replace(given.workload, optimizer=Optimizer.ADAMW_8BIT))
+    assert fastest_fitting(small, Constraints(), allowed) == fastest_plan(small, Constraints())
+
+
+@pytest.mark.parametrize("job", SHORT_OF_MEMORY)
+@pytest.mark.parametrize("fixed", [Constraints(), Constraints(recompute=Recompute.FULL, tp=2)])
+def test_without_a_limit_the_plan_is_that_of_devices_with_any_memory(
+    job: tuple[str, str, int], fixed: Constraints
+) -> None:
+    given, ample = short_of_memory(*job), short_of_memory(*job[:2], 2**60)
+    aside = fastest_of(without_limit(given, fixed, obeying(given, fixed)))
+    assert aside == fastest_plan(ample, replace(fixed, recompute=fixed.recompute or Recompute.NONE))
+
+
+def test_rules_that_read_where_states_are_kept_are_asked_again() -> None:
+    given = facts("gpt2-xl", "cpu:1", 64, 1024)
+    allowed = obeying(given, Constraints())
+    changed = offloading(allowed, Offload.OPTIMIZER)
+    assert len(allowed.columns.pp)
+    assert not len(changed.columns.pp)
+    assert [entry.rule.code for entry in changed.rejected[len(allowed.rejected) :]] == ["PS217"]
