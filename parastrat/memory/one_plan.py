@@ -9,13 +9,15 @@ import numpy as np
 
 from parastrat.columns import Columns, facts_columns, plan_columns
 from parastrat.memory.activations import kept_bytes
-from parastrat.memory.peaks import moments_held, ranks_held
+from parastrat.memory.held import ranks_held
+from parastrat.memory.peaks import moments_held
 from parastrat.ranks import block_kinds
 from parastrat.ranks.states import local, root_totals, unit_totals
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
-    from parastrat.memory.peaks import MomentHeld, RanksHeld
+    from parastrat.memory.held import RanksHeld
+    from parastrat.memory.peaks import MomentHeld
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.ranks.pipelines import Kinds

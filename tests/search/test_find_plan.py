@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from search.brute_force import brute_force, runnable
 
@@ -155,3 +157,13 @@ def test_prime_and_odd_worlds_are_searched() -> None:
         chosen = find_plan(facts("llama-3.1-8b", on, world, 2048)).chosen
         assert chosen is not None
         assert chosen.plan.mesh.world_size == world
+
+
+def test_where_no_plan_exists_the_answer_says_so() -> None:
+    """In a loop without accumulation no micro-batch gives one device, or any data axis, such a batch."""
+    given = facts("llama-3.1-405b", "dgx-a100:1", 4096, 2048)
+    # a model of which nothing was computed yet
+    result = find_plan(replace(given, model=replace(given.model)), Constraints(plain_loop=True))
+    assert result.chosen is None
+    assert result.considered == 0
+    assert {rung.status for rung in result.rungs} == {RungStatus.NOT_APPLICABLE}
