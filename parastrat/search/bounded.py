@@ -10,7 +10,7 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.cost import BlockSeconds, block_seconds, time_floor, work_floor
 from parastrat.memory import memory_margin
-from parastrat.memory.floors import memory_floor
+from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Obeying, Rejected, attributed
 from parastrat.search.rows import Constraints
@@ -19,6 +19,9 @@ from parastrat.search.space import option_counts, policies
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
+
+#: share of meshes that must not fit before it saves time to leave their rows out at once
+_MOST = 0.5
 
 #: rows that are judged sooner than bounded
 _FEW = 600
@@ -33,7 +36,7 @@ class Bounded:
     allowed: Obeying
     #: for each recompute policy that is searched, a row of bytes; 0 where nobody asked
     memory: Any
-    #: the rows whose memory was asked for, and of these those that a rule of memory removed
+    #: the rows whose memory was asked for, and those that a rule of memory removed, maybe by their mesh
     asked: Any
     removed: Any
     #: by rule
@@ -60,15 +63,33 @@ class Bounded:
         able = ~self.removed[places]
         return able & self.may_fit(places, roomy=True).any(axis=0) if roomy else able
 
+    def ask_of_meshes(self) -> None:
+        """Remove the rows of meshes that do not fit whatever else is chosen."""
+        floors, mesh = mesh_floor(self.facts, self.allowed.meshes), self.columns.mesh
+        misfits = floors > self.facts.hardware.device.usable_memory_bytes
+        if misfits.mean() > _MOST:
+            places = np.flatnonzero(misfits[mesh])
+            self.memory[:, places] = floors[mesh[places]]
+            self._remove(places)
+
     def _ask(self, places: Any) -> None:
+        self.refine(places)
+        self._remove(places)
+
+    def refine(self, places: Any) -> None:
+        """Find floors of memory of some rows, higher than those of their meshes."""
         columns = self._chosen(places)
-        memory = memory_floor(self.facts, columns, policies(self.fixed))
-        capacity = self.facts.hardware.device.usable_memory_bytes
-        judged = columns.joined({"memory_total": memory.min(axis=0), "memory_capacity": capacity})
+        self.memory[:, places] = memory_floor(self.facts, columns, policies(self.fixed))
+        self.asked[places] = True
+
+    def _remove(self, places: Any) -> None:
+        """Remove those of some rows whose floors of memory a rule forbids."""
+        columns, capacity = self._chosen(places), self.facts.hardware.device.usable_memory_bytes
+        least = self.memory[:, places].min(axis=0)
+        judged = columns.joined({"memory_total": least, "memory_capacity": capacity})
         # a rule of memory that fires on the floor fires on every plan of the row
         masks = dict(rejection_masks(judged, self.allowed.judged))
         _, rejected = attributed(judged, masks, option_counts(self.fixed, columns))
-        self.memory[:, places], self.asked[places] = memory, True
         for entry in rejected:
             self.removed[places[entry.rows]] = True
         self.rejected.extend(rejected)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.distinct import distinct
 from parastrat.memory.floors import mesh_floor
 from parastrat.search.bounded import Bounded, bounded
 from parastrat.search.obeying import Obeying, meshes_of, obeying
@@ -31,11 +30,11 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
 
 def fastest_fitting(facts: Facts, fixed: Constraints, allowed: Obeying) -> Plan | None:
     """Return the same of the rows that rules leave of a space."""
-    meshes, at = distinct(allowed.columns, ("mesh",))
-    able = (mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes)[at]
-    if not able.any():
+    able = mesh_floor(facts, allowed.meshes) <= facts.hardware.device.usable_memory_bytes
+    rows = np.flatnonzero(able[allowed.columns.mesh])
+    if not len(rows):
         return None
-    columns = allowed.columns if able.all() else allowed.columns.at(np.flatnonzero(able))
+    columns = allowed.columns if able.all() else allowed.columns.at(rows)
     return fastest_of(bounded(facts, fixed, replace(allowed, columns=columns)))
 
 

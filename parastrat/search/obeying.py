@@ -73,6 +73,8 @@ class Obeying:
 
     #: meshes with micro-batch and schedule, and with ``rung`` and ``strategy`` as numbers
     columns: Columns
+    #: all meshes, among which ``mesh`` is each row's place
+    meshes: Columns
     rejected: tuple[Rejected, ...]
     #: the rules that had all they read
     judged: frozenset[PlanRule]
@@ -100,6 +102,7 @@ def obeying(facts: Facts, fixed: Constraints, chosen: Columns | None = None) -> 
     columns, more = _interleaved(columns, on_meshes, first, len(policies(fixed)))
     return Obeying(
         columns=columns,
+        meshes=meshes,
         rejected=(*rejected, *more),
         judged=frozenset([*on_meshes, *on_batches]),
         considered=considered,
@@ -113,10 +116,11 @@ def meshes_of(facts: Facts, fixed: Constraints) -> Columns:
 
 def offloading(allowed: Obeying, offload: Offload) -> Obeying:
     """Return the rows that rules leave if states are kept elsewhere: those that read it are asked again."""
-    columns = allowed.columns.joined({"offload": code_of(offload)})
+    changed = {"offload": code_of(offload)}
+    columns, meshes = allowed.columns.joined(changed), allowed.meshes.joined(changed)
     others = {rule for rule in allowed.judged if not _reads(rule, columns, "offload")}
     kept, rejected = attributed(columns, dict(rejection_masks(columns, others)))
-    return replace(allowed, columns=kept, rejected=(*allowed.rejected, *rejected))
+    return replace(allowed, columns=kept, meshes=meshes, rejected=(*allowed.rejected, *rejected))
 
 
 def _reads(rule: PlanRule, columns: Columns, name: str) -> bool:

@@ -82,8 +82,9 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
     rows = bounded(facts, fixed, obeying(facts, fixed))
     strategies, rungs = _numbered(rows.columns.strategy), rows.columns.rung
     limits = limits_of_strategies(strategies, rungs)
-    everything = np.arange(len(rungs))
-    found, waiting = visited(rows, (everything, strategies), limits, roomy=True)
+    if len(rungs) > _MANY:
+        rows.ask_of_meshes()
+    found, waiting = visited(rows, (np.flatnonzero(~rows.removed), strategies), limits, roomy=True)
     # plans without the margin count where a rung has no other
     poor = np.ones(_RUNGS, dtype=bool)
     for each in found:
@@ -207,7 +208,15 @@ def _nearest(rows: Bounded, chosen: tuple[Any, Any], found: Sequence[Judged]) ->
                 _keep_nearest(nearest, misfits)
         return least
 
-    visit(floors[left], rungs[left], least_memory, lambda least: least)
+    def refined(some: Any) -> Any:
+        unasked = left[some][~rows.asked[left[some]]]
+        rows.refine(unasked)
+        return rows.memory[:, left[some]].min(axis=0)
+
+    if rows.asked[left].all():
+        visit(floors[left], rungs[left], least_memory, lambda least: least)
+    else:
+        visit_many(floors[left], rungs[left], refined, least_memory, lambda least: least)
     return {rung: plan for rung, (_, _, plan) in nearest.items()}
 
 

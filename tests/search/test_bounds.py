@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,26 @@ def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
     assert piece_by_piece.rungs == at_once.rungs
     assert piece_by_piece.alternatives == at_once.alternatives
     assert fastest_plan(given, Constraints()) == fastest
+
+
+@pytest.mark.parametrize("memory", [2**29, 2**31, 2**33])
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
+def test_rows_of_meshes_that_do_not_fit_are_left_out_at_once(
+    job: Any, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = facts(*job)
+    device = replace(given.hardware.device, usable_memory_bytes=memory)
+    given = replace(given, hardware=replace(given.hardware, device=device))
+    row_by_row = find_plan(given)
+    monkeypatch.setattr("parastrat.search.survey._MANY", 8)
+    monkeypatch.setattr("parastrat.search.bounded._MOST", 0.0)
+    at_once = find_plan(given)
+    assert at_once.rungs == row_by_row.rungs
+    assert at_once.alternatives == row_by_row.alternatives
+    assert at_once.nearest_fit == row_by_row.nearest_fit
+    if row_by_row.chosen is None:
+        counts = [{entry.code: entry.count for entry in each.rejected} for each in (at_once, row_by_row)]
+        assert counts[0] == counts[1]
 
 
 def test_a_strategy_matters_while_it_may_be_shown() -> None:
