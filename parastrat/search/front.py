@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.assess import assess
-from parastrat.search.survey import fastest_plan
+from parastrat.search.fastest import fastest_fitting
+from parastrat.search.obeying import obeying
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -23,8 +24,8 @@ def memory_front(facts: Facts, fixed: Constraints, *, apart: float = APART) -> t
     fast, within 0.5 %, the simplest, as everywhere. Empty where nothing fits.
     """
     found: list[Case] = []
-    within = facts
-    while (plan := fastest_plan(within, fixed)) is not None:
+    within, allowed = facts, obeying(facts, fixed)
+    while (plan := fastest_fitting(within, fixed, allowed)) is not None:
         found.append(assess(facts, plan))
         within = _limited(facts, int((1 - apart) * found[-1].estimate.memory.total))
     # a plan that is simpler than a faster one may be slower than what needs less
