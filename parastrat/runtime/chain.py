@@ -130,7 +130,7 @@ def _recompute_caveats(calls: list[Call]) -> list[str]:
     if OperatorKind.ATTENTION not in kinds:
         caveats.append("no scaled_dot_product_attention in the forward: recompute attention saves nothing")
     if OperatorKind.RECURRENT in kinds:
-        caveats.append("what recurrent kernels keep for backward is not in the trace")
+        caveats.append("what recurrent kernels keep for backward is that of CPUs; cuDNN's keep less")
     return caveats
 
 

@@ -13,14 +13,17 @@ from parastrat.errors import ModelError
 
 
 def example_loss(output: Any, *, in_fp32: bool) -> torch.Tensor:
-    """Return a scalar to begin backward from.
+    """Return a scalar to begin backward from, as ``loss_of`` makes it of ``read_by_loss``."""
+    return loss_of(read_by_loss(output), in_fp32=in_fp32)
 
-    The output's ``loss``; an output that is a scalar; cross entropy on the last dimension of logits; the
-    mean of anything else, such as images.
+
+def read_by_loss(output: Any) -> torch.Tensor:
+    """Return what a loss reads of an output.
+
+    The output's ``loss``; an output that is a scalar; its ``logits``; its first tensor with a gradient.
 
     Args:
         output: what the forward returned.
-        in_fp32: compute cross entropy in fp32, as autocast does.
 
     Raises:
         ModelError: if nothing in the output depends on a trainable parameter.
@@ -38,13 +41,21 @@ def example_loss(output: Any, *, in_fp32: bool) -> torch.Tensor:
             "the forward returned nothing that depends on a trainable parameter",
             hint="return a tensor, a tuple or dict of them, or an object with .loss",
         )
-    scalar = next((leaf for leaf in found if leaf.ndim == 0), None)
-    if scalar is not None:
-        return scalar
-    first = found[0]
-    if first.ndim not in {2, 3}:
-        return first.float().mean() if in_fp32 else first.mean()
-    rows = (first.float() if in_fp32 else first).flatten(0, -2)
+    return next((leaf for leaf in found if leaf.ndim == 0), found[0])
+
+
+def loss_of(read: torch.Tensor, *, in_fp32: bool) -> torch.Tensor:
+    """Return a scalar: itself, cross entropy on the last dimension of logits, or the mean of anything else.
+
+    Args:
+        read: what the loss reads.
+        in_fp32: compute cross entropy in fp32, as autocast does.
+    """
+    if read.ndim == 0:
+        return read
+    if read.ndim not in {2, 3}:
+        return read.float().mean() if in_fp32 else read.mean()
+    rows = (read.float() if in_fp32 else read).flatten(0, -2)
     targets = torch.zeros(rows.shape[0], dtype=torch.long)
     return functional.cross_entropy(rows, targets)
 

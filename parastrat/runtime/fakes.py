@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import nn
+from torch import _meta_registrations, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -109,6 +109,8 @@ def gpu_kernels() -> Iterator[None]:
         # calls from inside of torch (multi-head attention, nn.Dropout) are out of a function mode's sight
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", flash_attention))
         stack.enter_context(patch.object(functional, "dropout", byte_mask_dropout))
+        if _checked_product is not None and _product is not None:
+            stack.enter_context(patch.object(_meta_registrations, _CHECKED, _grouped))
         masking = sys.modules.get("transformers.masking_utils")
         if masking is not None and hasattr(masking, "is_tracing"):
             # it takes fake tensors for a graph capture and then builds masks that training does without
@@ -117,6 +119,18 @@ def gpu_kernels() -> Iterator[None]:
             # it looks at the positions' values, which say nothing here: one sequence a row
             stack.enter_context(patch.object(masking, "find_packed_sequence_indices", _one_sequence))
         yield
+
+
+_CHECKED = "_meta_grouped_mm_common"
+_checked_product: Any = getattr(_meta_registrations, _CHECKED, None)
+_product: Any = getattr(_meta_registrations, "_create_grouped_mm_output_tensor", None)
+
+
+def _grouped(mat_a: torch.Tensor, mat_b: torch.Tensor, **others: Any) -> Any:
+    """Return a grouped product; of fake tensors torch takes bf16 alone, of real ones all formats."""
+    if others.get("scale_a") is not None or mat_a.dtype is torch.bfloat16:
+        return _checked_product(mat_a, mat_b, **others)
+    return _product(mat_a, mat_b, others.get("offs"), others.get("out_dtype"))
 
 
 def _one_sequence(*_args: object, **_kwargs: object) -> None:

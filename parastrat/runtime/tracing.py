@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from parastrat.errors import ModelError, ValuesError
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
-from parastrat.runtime.example_loss import example_loss
+from parastrat.runtime.example_loss import loss_of, read_by_loss
 from parastrat.runtime.fakes import fake_module, gpu_kernels
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tracker import Tracker
@@ -66,9 +66,12 @@ def watched_step(module: nn.Module, inputs: Any, setting: Setting) -> Tracker:
             batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
         hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
         with _segments(module, tracker), mode, tracker, explained(module), hooks:
-            loss = example_loss(_called(module, batch), in_fp32=setting.loss_in_fp32)
-            tracker.begin_backward()
+            # a training loop's variable holds the logits while backward runs
+            logits = read_by_loss(_called(module, batch))
+            loss = loss_of(logits, in_fp32=setting.loss_in_fp32)
+            tracker.begin_backward(logits)
             torch.autograd.backward(loss)
+            del logits
         gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
         tracker.end(gradients)
     return tracker

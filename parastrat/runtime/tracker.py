@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime.operators import FLASH, Call, call_of
+from parastrat.runtime.operators import FLASH, Call, call_of, with_workspace
 from parastrat.runtime.recompute import KEPT, MATMULS
 
 #: operators that torch asks about devices and the like
@@ -94,7 +94,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = with_workspace(func, func(*args, **(kwargs or {})))
         if func.namespace == _QUERIES:
             return result
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -140,10 +140,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.current = packed[0]
         return packed[1]
 
-    def begin_backward(self) -> None:
-        """The forward is over and its outputs are gone."""
+    def begin_backward(self, held: torch.Tensor) -> None:
+        """The forward is over and its outputs are gone, but for one that a variable holds."""
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
+        logits = self.allocation(held)
+        # it is there while backward runs, not kept for it
+        logits.kept = logits.kept and logits.savers.total() > 0
         self._backward = True
 
     def end(self, gradients: list[torch.Tensor]) -> None:

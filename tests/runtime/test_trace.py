@@ -462,3 +462,26 @@ def test_a_recurrent_network_is_traced() -> None:
     recurrent = [o for block in model.blocks for o in block.operators if o.kind is OperatorKind.RECURRENT]
     assert [operator.flops for operator in recurrent] == [2 * weights * LENGTH]
     assert any("recurrent kernels" in caveat for caveat in model.caveats)
+
+    def step(module: nn.Module) -> torch.Tensor:
+        ids = torch.zeros(8, LENGTH, dtype=torch.long)
+        return functional.cross_entropy(module(ids).flatten(0, 1), ids.flatten())
+
+    assert 8 * kept(model) == pytest.approx(really_saved(Tagger(), step), rel=0.02)
+
+
+def test_routed_experts_are_traced_in_every_format() -> None:
+    transformers = importlib.import_module("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=4,
+    )
+    source = traced_module(on_meta(lambda: transformers.MixtralForCausalLM(config)), ref="it")
+    whole, short = spec(source, Precision.FP32), spec(source, Precision.BF16_MIXED)
+    assert unit_flops(whole) == unit_flops(short) > 0
+    assert kept(short) < kept(whole)
