@@ -107,15 +107,17 @@ def _stages(staging: Staging) -> str:
     return pipeline_text.STAGES.format(
         container=prefix,
         count=staging.blocks,
-        stages="\n".join(f"    [{', '.join(_parts(stage, staging.blocks))}]," for stage in staging.stages),
+        stages="\n".join(f"    {_parts(stage, staging.blocks)}," for stage in staging.stages),
         tied=pipeline_text.TIED.format(names=tied) if tied else "",
     )
 
 
-def _parts(stage: StageParts, blocks: int) -> list[str]:
-    own = f"*BLOCKS[{stage.first or ''}:{stage.end if stage.end < blocks else ''}]"
-    inside = [own] if stage.end > stage.first else []
-    return [*map(json.dumps, stage.before), *inside, *map(json.dumps, stage.behind)]
+def _parts(stage: StageParts, blocks: int) -> str:
+    own = f"BLOCKS[{stage.first or ''}:{stage.end if stage.end < blocks else ''}]"
+    if not stage.before and not stage.behind:
+        return own
+    inside = [f"*{own}"] if stage.end > stage.first else []
+    return f"[{', '.join([*map(json.dumps, stage.before), *inside, *map(json.dumps, stage.behind)])}]"
 
 
 def _pipeline(plan: Plan, staging: Staging, division: Division | None) -> str:
