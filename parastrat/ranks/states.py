@@ -102,9 +102,11 @@ def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, 
         sharded = c.shard >= code_of(least)
         return sum(part / np.where(sharded, over, 1) for part, over in zip(parts, ranks, strict=True))
 
-    trainable = {
-        shard: divided(own, shard) for shard in (Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER)
-    }
+    whole = divided(own, Shard.PARAMETERS)
+    trainable = dict.fromkeys((Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER), whole)
+    if np.any((c.shard > code_of(Shard.NONE)) & (c.shard < code_of(Shard.PARAMETERS))):
+        # what is searched shards all or nothing
+        trainable |= {shard: divided(own, shard) for shard in (Shard.GRADIENTS, Shard.OPTIMIZER)}
     parameters_here = c.offload != code_of(Offload.PARAMETERS)
     frozen = divided(local(load.frozen, c), Shard.PARAMETERS)
     return {
