@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.case import Facts
-    from parastrat.estimate import TimeEstimate
+    from parastrat.estimate import MemoryEstimate, TimeEstimate
     from parastrat.hardware import Device, Hardware
     from parastrat.plan import Plan
     from parastrat.rules.backend import BackendDecision
@@ -65,7 +65,7 @@ def estimated(facts: Facts, columns: Columns) -> Estimated:
 
 def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int = 0) -> tuple[Case, ...]:
     """Return plans with their estimates, which begin at the row ``first``."""
-    decision = decide_backend(facts.hardware)
+    decision, flops = decide_backend(facts.hardware), facts.model.flops
     return tuple(
         Case(
             model=facts.model,
@@ -74,7 +74,7 @@ def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int =
             stack=facts.stack,
             plan=plan,
             estimate=_estimate(
-                facts, plan, time_estimate(found.time, row), memory_estimate(found.memory, row)
+                facts, flops, plan, time_estimate(found.time, row), memory_estimate(found.memory, row)
             ),
             launch=_launch(facts.hardware, plan, decision),
         )
@@ -127,17 +127,20 @@ def peak_flops_per_s(device: Device, precision: Precision) -> float | None:
     return device.peak.fp16 if precision is Precision.FP16_MIXED else device.peak.bf16
 
 
-def _estimate(facts: Facts, plan: Plan, time: TimeEstimate, memory: Any) -> Estimate:
-    samples = plan.global_batch_size
+def _estimate(
+    facts: Facts, flops: float, plan: Plan, time: TimeEstimate, memory: MemoryEstimate
+) -> Estimate:
+    """Return a plan's estimate; ``flops`` are the model's, of the forward of one sample."""
+    samples, step = plan.global_batch_size, time.step
     units = samples * (facts.model.sequence_length or 1)
     world = plan.mesh.world_size
     # backward computes twice the forward's products
-    model_flops_per_s = 3 * facts.model.flops * samples / time.step / world
+    model_flops_per_s = 3 * flops * samples / step / world
     peak = peak_flops_per_s(facts.hardware.device, plan.precision)
     return Estimate(
         memory=memory,
         time=time,
-        tokens_per_s_per_gpu=units / time.step / world,
+        tokens_per_s_per_gpu=units / step / world,
         model_tflops_per_gpu=model_flops_per_s / TERA,
         mfu=model_flops_per_s / peak if peak else None,
     )

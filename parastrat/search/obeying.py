@@ -64,7 +64,7 @@ class Rejected:
     def example(self) -> Plan:
         """The first of the plans, with the simplest options where none were chosen yet."""
         row = self.columns.at(self.rows[:1])
-        return plan_at(row.joined({**PLAIN, **row.known()}), 0)
+        return plan_at(row.joined({name: value for name, value in PLAIN.items() if not row.has(name)}), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
