@@ -70,6 +70,8 @@ class Pipelines:
     ties: tuple[tuple[tuple[int, Any], ...], ...]
     #: the places of pipelines, told by their ranks and virtual stages, in the lists and tables below
     known: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: by number of stages, the stage of each repeat of each block
+    stages: dict[int, list[int]] = field(default_factory=dict)
     #: a row for each distinct rank
     cuts: list[Any] = field(default_factory=list)
     #: all of these, in the last entry
@@ -118,7 +120,9 @@ class Pipelines:
         blocks of the same kinds in the same order; the first of them, which holds most in flight, is told.
         """
         stages, blocks = pp * virtual_stages, len(self.kinds.of)
-        filled = np.array(cut_chain(self.flops, stages)) * blocks + self.chain
+        if stages not in self.stages:
+            self.stages[stages] = cut_chain(self.flops, stages)
+        filled = np.array(self.stages[stages]) * blocks + self.chain
         counts = np.bincount(filled, minlength=stages * blocks).astype(float)
         repeats = counts.reshape(virtual_stages, pp, blocks).sum(axis=0)
         # later ranks are overwritten by earlier ones

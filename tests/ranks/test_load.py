@@ -7,6 +7,7 @@ from chains import block, chain, decoder
 from parastrat.columns import Columns
 from parastrat.model import Parameters, Split
 from parastrat.ranks import ParameterTotals, RankLoad, mean_ranks, pipeline_ranks, rank_columns, ranks_of
+from parastrat.ranks.stages import cut_chain
 
 DIVIDED = ("replicated", "tensor", "expert")
 
@@ -117,3 +118,17 @@ def numbers_of(load: RankLoad, plan: tuple[int, ...]) -> list[float]:
 def test_no_plans_have_no_ranks() -> None:
     nothing = np.array([], dtype=int)
     assert rank_columns(decoder(4, 1.0), Columns({"pp": nothing, "virtual_stages": nothing})).rank.size == 0
+
+
+def test_pipelines_of_as_many_stages_are_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut: list[int] = []
+
+    def counted(flops: list[float], stages: int) -> list[int]:
+        cut.append(stages)
+        return cut_chain(flops, stages)
+
+    monkeypatch.setattr("parastrat.ranks.pipelines.cut_chain", counted)
+    model = decoder(16, 0.01)
+    alike = [pipeline_ranks(model, *shape) for shape in ((8, 1), (4, 2), (2, 4))]
+    assert cut == [8]
+    assert [len(ranks) for ranks in alike] == [3, 3, 2]
