@@ -2,46 +2,126 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from parastrat.cli.flags import OtherHardware, OtherModel, PlanFile
+from parastrat.cli.flags import OtherHardware, OtherModel
+from parastrat.errors import UsageError
 
-_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="plan.toml | -- COMMAND",
+        help="A plan, or the command line by which a script is launched: torchrun, python, parastrat run.",
+        show_default=False,
+    ),
+]
 
 
-def verify(
-    plan: PlanFile, model: OtherModel = None, on: OtherHardware = None, *, as_json: _AsJson = False
-) -> None:
-    """Dry-run a plan without its cluster: the real wrapping, true shapes, peak memory, collectives.
+@dataclass(frozen=True, kw_only=True)
+class VerifyFlags:
+    """Of what, and how much is run."""
+
+    model: OtherModel = None
+    on: OtherHardware = None
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            "--rank", metavar="N,...", help="Which ranks [default: of a plan one of each kind, else 0]."
+        ),
+    ] = None
+    steps: Annotated[
+        int,
+        typer.Option(
+            "--steps",
+            metavar="N",
+            min=1,
+            help="Optimizer steps of a script; the last one counts, and the first has no states yet.",
+        ),
+    ] = 2
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
+
+
+def verify(words: _Words, flags: VerifyFlags) -> None:
+    """Dry-run a plan or a script without its cluster: true shapes, peak memory, collectives.
 
     One rank of each kind runs two steps on fake tensors among ranks that are not there; no memory is taken
     for weights. A pipeline has a kind for each place that holds other blocks.
     Exits 1 where it does not fit.
     """
+    is_plan = len(words) == 1
+    fits = _plan(Path(words[0]), flags) if is_plan else _script(words, flags)
+    if fits is False:
+        raise typer.Exit(1)
+
+
+def _plan(path: Path, flags: VerifyFlags) -> bool:
     from parastrat.assess import assess
     from parastrat.cli.output import paper, show, show_json
     from parastrat.cli.plan_case import PlanSource, planned_case
-    from parastrat.errors import UsageError
     from parastrat.parse import read_plan
     from parastrat.report.verification import Verification, verification_json, verification_text
     from parastrat.runtime.dry_run import preload, ranks_to_run, run_on_fakes
 
-    source = PlanSource(path=plan, parsed=read_plan(plan), model=model, on=on)
+    source = PlanSource(path=path, parsed=read_plan(path), model=flags.model, on=flags.on)
     planned = planned_case(source, whole_model=True)
     if source.model_ref is None:
-        raise UsageError(f"{plan} does not say for which model it was made", hint="add --model")
+        raise UsageError(f"{path} does not say for which model it was made", hint="add --model")
+    ranks = _ranks(flags.rank, planned.plan.mesh.world_size)
     preload()
     found = tuple(
         run_on_fakes(source.model_ref, planned.plan, planned.workload, rank)
-        for rank in ranks_to_run(planned.facts.model, planned.plan)
+        for rank in ranks or ranks_to_run(planned.facts.model, planned.plan)
     )
     # estimated anew: a plan file keeps the total of the version that wrote it
     verification = Verification(case=assess(planned.facts, planned.plan), found=found)
-    if as_json:
+    if flags.as_json:
         show_json(verification_json(verification))
     else:
         show(verification_text(verification, paper()))
-    if not verification.fits:
-        raise typer.Exit(1)
+    return verification.fits
+
+
+def _script(words: Sequence[str], flags: VerifyFlags) -> bool | None:
+    from parastrat.cli.facts import hardware_of
+    from parastrat.cli.output import paper, show, show_json
+    from parastrat.report.script_run import ScriptRun, script_json, script_text
+    from parastrat.runtime.dry_run import command_of, run_script
+
+    command = command_of(words)
+    ranks = _ranks(flags.rank, command.world_size) or (0,)
+    capacity = None if flags.on is None else hardware_of(flags.on, None).device.usable_memory_bytes
+    run = ScriptRun(
+        command=tuple(words),
+        world_size=command.world_size,
+        steps=flags.steps,
+        found=tuple(run_script(command, rank, flags.steps) for rank in ranks),
+        capacity=capacity,
+    )
+    if flags.as_json:
+        show_json(script_json(run))
+    else:
+        show(script_text(run, paper()))
+    return run.fits
+
+
+def _ranks(text: str | None, world_size: int) -> tuple[int, ...]:
+    """Return the ranks that were asked for; none where nobody asked.
+
+    Raises:
+        UsageError: they are no numbers of ranks of this job.
+    """
+    if text is None:
+        return ()
+    words = text.split(",")
+    if not all(word.strip().isdigit() and int(word) < world_size for word in words):
+        raise UsageError(
+            f"--rank {text} names no ranks of {world_size}", hint=f"0 to {world_size - 1}, as in 0,1"
+        )
+    return tuple(int(word) for word in words)

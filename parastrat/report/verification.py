@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parastrat.records import plain
-from parastrat.report.tables import Column, Fill, Row, table_lines
-from parastrat.report.text import Line, Paper, Tone, heading, line, rendered, wrapped
+from parastrat.report.dry_run import memory_lines, traffic_lines
+from parastrat.report.text import Paper, Tone, line, rendered, wrapped
 from parastrat.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parastrat.case import Case
     from parastrat.dry_run import DryRun
 
@@ -79,61 +77,18 @@ def verification_text(verification: Verification, paper: Paper) -> str:
         f"{ranks} of {mesh.world_size} ({mesh}), one step on fake tensors"
     )
     rows = wrapped(told, paper, tone=Tone.STRONG)
-    rows += _memory_lines(verification, paper)
-    rows += _traffic_lines(worst, paper)
+    rows += memory_lines(verification.found, paper)
+    estimated = (
+        f"the worst rank is estimated at {verification.estimated / GIB:,.2f} GiB, "
+        f"{100 * verification.error:+.1f} % off"
+    )
+    rows += wrapped(estimated, paper, first="  ")
+    rows += traffic_lines(worst, paper)
     rows.append(line())
     for caveat in worst.caveats:
         rows += wrapped(caveat, paper, first="  ")
     rows += wrapped(_verdict(verification), paper, tone=Tone.GOOD if verification.fits else Tone.BAD)
     return rendered(rows, paper)
-
-
-def _memory_lines(verification: Verification, paper: Paper) -> list[Line]:
-    """Return each rank's memory by phase, and the estimate of the worst."""
-    phases: tuple[tuple[str, Callable[[DryRun], int | None]], ...] = (
-        ("parameters and buffers", lambda each: each.parameters),
-        ("after the forward", lambda each: each.after_forward),
-        ("peak of forward and backward", lambda each: each.forward_backward),
-        ("peak of the optimizer step", lambda each: each.optimizer_step),
-        ("peak", lambda each: each.peak),
-    )
-    found = verification.found
-    titles = [f"rank {each.rank}" for each in found] if len(found) > 1 else ["GiB"]
-    columns = (Column(title="when"), *(Column(title=title, fill=Fill.NUMBER) for title in titles))
-    rows = []
-    for name, size_of in phases:
-        sizes = [size_of(each) for each in found]
-        if None not in sizes:
-            rows.append(Row(cells=(name, *(f"{(size or 0) / GIB:,.2f}" for size in sizes))))
-    told = (
-        f"the worst rank is estimated at {verification.estimated / GIB:,.2f} GiB, "
-        f"{100 * verification.error:+.1f} % off"
-    )
-    return [
-        *heading("Memory, GiB of tensors", paper),
-        *table_lines(columns, rows, paper),
-        *wrapped(told, paper, first="  "),
-    ]
-
-
-def _traffic_lines(found: DryRun, paper: Paper) -> list[Line]:
-    if not found.traffic:
-        return []
-    columns = (
-        Column(title="collective"),
-        Column(title="ranks", fill=Fill.NUMBER),
-        Column(title="times", fill=Fill.NUMBER),
-        Column(title="GiB together", fill=Fill.NUMBER),
-    )
-    table = [
-        Row(cells=(each.name, f"{each.ranks:,}", f"{each.count:,}", f"{each.bytes / GIB:,.2f}"))
-        for each in found.traffic
-    ]
-    several = "" if found.micro_batches == 1 else f" of {found.micro_batches} micro-batches"
-    return [
-        *heading(f"Sent in a step{several}, rank {found.rank}", paper),
-        *table_lines(columns, table, paper),
-    ]
 
 
 def _verdict(verification: Verification) -> str:

@@ -12,6 +12,7 @@ from parastrat.cli.main import main
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 MODELS = Path(__file__).resolve().parents[1] / "runtime" / "dry_run" / "models.py"
+SCRIPT = str(MODELS.with_name("training_script.py"))
 PLAN = """
 schema = "parastrat.plan/1"
 
@@ -58,6 +59,38 @@ def test_json_is_one_object(plan_file: Path, capsys: pytest.CaptureFixture[str])
     assert rank["peak"] == max(rank["forward_backward"], rank["optimizer_step"])
     assert found["needed"] == rank["peak"] + found["overhead"]
     assert found["fits"] is True
+
+
+def test_ranks_can_be_chosen(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("--rank", "1,3", str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 0
+    assert "ranks 1, 3 of 4" in " ".join(capsys.readouterr().out.split())
+    assert ended("--rank", "4", str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 2
+    assert "names no ranks of 4" in capsys.readouterr().err
+
+
+def test_a_script_is_run_as_it_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
+    launch = ("torchrun", "--nproc", "4", SCRIPT, "fsdp2", "--read")
+    assert ended("--on", "h100-sxm5x4", "--", *launch) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rank 0 of 4, up to optimizer step 2 on fake tensors" in out
+    assert "reduce_scatter_base 4 4" in out
+    assert "reads a value of the device, which is not there: taken as 1.0" in out
+    assert "fits: 0.00 of 79." in out
+
+
+def test_a_scripts_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    launch = ("torchrun", "--nproc", "4", SCRIPT, "fsdp2")
+    assert ended("--json", "--rank", "0,2", "--steps", "1", "--", *launch) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "parastrat.script_run/1"
+    assert [each["rank"] for each in found["ranks"]] == [0, 2]
+    assert found["peak"] == max(each["peak"] for each in found["ranks"])
+    assert (found["world_size"], found["steps"], found["fits"]) == (4, 1, None)
+
+
+def test_a_script_that_does_not_train_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("--", "python", SCRIPT, "fsdp2", "--nothing") == 2
+    assert "ended without an optimizer step" in capsys.readouterr().err
 
 
 def test_a_plan_that_cannot_be_dry_run_exits_2(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

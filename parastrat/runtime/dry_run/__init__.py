@@ -1,5 +1,8 @@
-"""A plan's own wrapping and one step of it without the cluster: fake ranks, fake tensors, true shapes."""
+"""A step of a plan or of a script without the cluster: fake ranks, fake tensors, true shapes."""
 
-from parastrat.runtime.dry_run.ranks import preload, ranks_to_run, run_on_fakes
+from parastrat.runtime.dry_run.apart import preload
+from parastrat.runtime.dry_run.command import Command, command_of
+from parastrat.runtime.dry_run.ranks import ranks_to_run, run_on_fakes
+from parastrat.runtime.dry_run.script import run_script
 
-__all__ = ["preload", "ranks_to_run", "run_on_fakes"]
+__all__ = ["Command", "command_of", "preload", "ranks_to_run", "run_on_fakes", "run_script"]

@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
+
+    from parastrat.runtime.mesh import RankMesh
 
 
 def pretend(rank: int, ranks: int) -> None:
@@ -60,8 +63,10 @@ def _alike(_expected: Any, _got: Any) -> dict[str, float]:
     return {}
 
 
-def _own_gradients(trained: list[nn.Parameter], _mesh: object) -> list[bool]:
-    return [parameter.grad is not None for parameter in trained]
+def _own_gradients(trained: list[nn.Parameter], mesh: RankMesh) -> list[bool]:
+    own = [parameter.grad is not None for parameter in trained]
+    mesh.sum_over_data(torch.tensor(own, dtype=torch.uint8), dist.ReduceOp.MAX)
+    return own
 
 
 def _shapes_known(_schedule: object, stages: list[Any], *_args: object) -> None:

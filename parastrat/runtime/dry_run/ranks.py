@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from parastrat.errors import LaunchError, ParastratError, WrapError
+from parastrat.errors import WrapError
 from parastrat.plan import Compile
 from parastrat.ranks import pipeline_ranks
-from parastrat.runtime.building import described
+from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.rank import OPTIMIZERS, Task, dry_run
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.refusals import check_plan
@@ -21,15 +17,6 @@ if TYPE_CHECKING:
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.workload import Workload
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """An error on its way between processes, which errors with a hint do not survive."""
-
-    kind: type[ParastratError]
-    message: str
-    hint: str
 
 
 def run_on_fakes(ref: str, plan: Plan, workload: Workload, rank: int = 0) -> DryRun:
@@ -52,7 +39,7 @@ def run_on_fakes(ref: str, plan: Plan, workload: Workload, rank: int = 0) -> Dry
     """
     _check(plan, workload)
     builder_of(ref)  # what cannot be built is told before anything starts
-    return _answered(Task(ref=ref, plan=plan, workload=workload, rank=rank))
+    return apart(dry_run, Task(ref=ref, plan=plan, workload=workload, rank=rank))
 
 
 def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
@@ -60,33 +47,6 @@ def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
     pp = plan.mesh.pp
     places = {0, pp - 1} | {int(load.rank) for load in pipeline_ranks(model, pp, plan.virtual_stages)}
     return tuple(place * (plan.mesh.world_size // pp) for place in sorted(places))
-
-
-def preload(*modules: str) -> None:
-    """Let the processes of dry runs be copies of one that imported torch and these modules: for several."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__, *modules])
-
-
-def _answered(task: Task) -> DryRun:
-    """Run a rank in a process of its own: groups leave traces in torch, and patches would reach others."""
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(theirs, task))
-    process.start()
-    theirs.close()
-    try:
-        answer = ours.recv()
-    except EOFError as error:
-        process.join()
-        raise LaunchError(
-            f"the dry run ended with exit code {process.exitcode}",
-            hint="a negative code is a signal, -9 mostly for want of memory; else see above",
-        ) from error
-    process.join()
-    if isinstance(answer, Refusal):
-        raise answer.kind(answer.message, hint=answer.hint)
-    found: DryRun = answer
-    return found
 
 
 def _check(plan: Plan, workload: Workload) -> None:
@@ -105,19 +65,3 @@ def _check(plan: Plan, workload: Workload) -> None:
         raise WrapError(
             f"dry runs do not know the optimizer {workload.optimizer}", hint=f"they know {known}"
         )
-
-
-def _answer(pipe: Any, task: Task) -> None:
-    torch.set_num_threads(1)
-    try:
-        answer: Any = dry_run(task)
-    except ParastratError as error:
-        answer = Refusal(kind=type(error), message=error.message, hint=error.hint)
-    except Exception as error:  # noqa: BLE001  (the model's code may raise anything; the message quotes it)
-        answer = Refusal(
-            kind=WrapError,
-            message=f"the dry run raised {described(error)}",
-            hint="see whether the model trains on one device",
-        )
-    pipe.send(answer)
-    pipe.close()

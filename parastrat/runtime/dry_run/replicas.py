@@ -12,8 +12,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from parastrat.runtime import data_parallel
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -29,12 +27,13 @@ def replicas_on_fakes(mode: FakeTensorMode, watch: Watch) -> Iterator[None]:
     Not as with real ones: nothing is compared or sent at the beginning; and a hook sends the buckets,
     because the fake group's own work has no result, which the reducer asks for.
     """
+    begin = DistributedDataParallel.__init__
 
-    def replicated(module: nn.Module, **keywords: Any) -> DistributedDataParallel:
+    def begun(wrapped: DistributedDataParallel, module: nn.Module, *_: Any, **keywords: Any) -> None:
+        alone = {"device_ids": None, "output_device": None, "init_sync": False}  # fakes are on the host
         with mode, watch:
-            wrapped = DistributedDataParallel(module, init_sync=False, **keywords)
+            begin(wrapped, module, **keywords | alone)
         wrapped.register_comm_hook(wrapped.process_group, _sent)
-        return wrapped
 
     reducers: Any = vars(dist)["Reducer"]  # exported without its type
     rebuild: Callable[[Any], bool] = reducers._rebuild_buckets  # noqa: SLF001  (DDP's own)
@@ -45,7 +44,7 @@ def replicas_on_fakes(mode: FakeTensorMode, watch: Watch) -> Iterator[None]:
             return rebuild(reducer)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(data_parallel, "DistributedDataParallel", replicated))
+        stack.enter_context(patch.object(DistributedDataParallel, "__init__", begun))
         stack.enter_context(patch.object(reducers, "_rebuild_buckets", rebuilt))
         yield
 

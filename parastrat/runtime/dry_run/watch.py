@@ -21,14 +21,19 @@ from parastrat.dry_run import Traffic
 _QUERIES = "prim"
 _COLLECTIVES = ("c10d", "_c10d_functional")
 #: messages that carry nothing of a model
-_SILENT = ("barrier", "wait_tensor", "monitored_barrier_")
+_SILENT = ("barrier", "wait_tensor", "wrap_tensor_autograd", "monitored_barrier_")
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """Counts the bytes of storages from the operator that makes them to their end, and collectives."""
+    """Counts the bytes of storages from the operator that makes them to their end, and collectives.
 
-    def __init__(self) -> None:
+    Args:
+        kind: of the tensors that are counted, where others are beside them.
+    """
+
+    def __init__(self, kind: type[torch.Tensor] = torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._kind = kind
         self.live = 0
         #: most that lived since it was last set to ``live``
         self.peak = 0
@@ -47,7 +52,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             self._note(func, (args, kwargs), result)
         if func.namespace != _QUERIES:
             for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
+                if isinstance(leaf, self._kind):
                     self.hold(leaf)
         return result
 

@@ -1,4 +1,4 @@
-"""What dry runs say is sent, beside what two ranks that are there send."""
+"""What dry runs say is sent, beside what ranks that are there send."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from runtime.dry_run import models
 from runtime.ranks import on_ranks
 
+from parastrat.dry_run import Traffic
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.runtime.apply import auto_parallelize
 from parastrat.runtime.dry_run import run_on_fakes
@@ -49,6 +50,30 @@ CASES: dict[str, dict[str, Any]] = {
         **NONE,
     },
 }
+PIPELINED: dict[str, Any] = {
+    "reshard_after_forward": False,
+    "gradient_accumulation_steps": 4,
+    "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
+}
+#: on eight ranks
+OF_EIGHT: dict[str, dict[str, Any]] = {
+    "pp x fsdp2": {"mesh": Mesh(pp=2, dp_shard=4), **PIPELINED},
+    "pp x fsdp2, two stages a rank": {
+        "mesh": Mesh(pp=2, dp_shard=4),
+        **PIPELINED,
+        "pp_schedule": PipelineSchedule.INTERLEAVED,
+        "virtual_stages": 2,
+    },
+    "3d": {"mesh": Mesh(pp=2, dp_shard=2, tp=2), **PIPELINED},
+    "3d, sequence and loss, recomputing": {
+        "mesh": Mesh(pp=2, dp_shard=2, tp=2),
+        **PIPELINED,
+        "sequence_parallel": True,
+        "loss_parallel": True,
+        "recompute": Recompute.FULL,
+    },
+    "3d of replicas": {"mesh": Mesh(pp=2, dp_replicate=2, tp=2), **PIPELINED, **NONE},
+}
 
 
 def plan(changes: dict[str, Any]) -> Plan:
@@ -62,28 +87,38 @@ def plan(changes: dict[str, Any]) -> Plan:
     return Plan(**(fields | changes))
 
 
-def of_real_rank() -> dict[str, Any]:
+def of_real_rank(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Train under every plan; return what a step of each sends."""
     batch = models.sample_inputs(2, LENGTH)
     found = {}
-    for name, changes in CASES.items():
+    for name, changes in cases.items():
         torch.manual_seed(0)
         model = auto_parallelize(models.Fed(), plan=plan(changes), sample_inputs=batch)
         found[name] = step_traffic(model, batch)
     return found
 
 
+def sent_by(rank: int, changes: dict[str, Any]) -> set[Traffic]:
+    """Return what a dry run says that a rank sends; of messages of as many bytes either may be first."""
+    own = plan(changes)
+    workload = Workload(
+        global_batch_size=own.global_batch_size,
+        sequence_length=LENGTH,
+        optimizer=Optimizer.SGD,
+        precision=own.precision,
+    )
+    return set(run_on_fakes(f"{Path(models.__file__)}:Fed", own, workload, rank).traffic)
+
+
 def test_collectives_are_those_of_real_ranks() -> None:
     rank = 1  # a pipeline's last; the others' ranks are alike
-    real = on_ranks(2, of_real_rank)[rank]
+    real = on_ranks(2, of_real_rank, CASES)[rank]
     for name, changes in CASES.items():
-        own = plan(changes)
-        workload = Workload(
-            global_batch_size=own.global_batch_size,
-            sequence_length=LENGTH,
-            optimizer=Optimizer.SGD,
-            precision=own.precision,
-        )
-        ref = f"{Path(models.__file__)}:Fed"
-        # of messages of as many bytes either may be told first
-        assert set(run_on_fakes(ref, own, workload, rank).traffic) == set(real[name]), name
+        assert sent_by(rank, changes) == set(real[name]), name
+
+
+def test_those_of_pipelines_over_data_and_tensor_axes_are_too() -> None:
+    real = on_ranks(8, of_real_rank, OF_EIGHT)
+    for name, changes in OF_EIGHT.items():
+        for rank in (0, 7):  # a first and a last stage
+            assert sent_by(rank, changes) == set(real[rank][name]), (name, rank)
