@@ -31,6 +31,8 @@ class DryRun:
     forward_backward: int
     #: most in the optimizer step
     optimizer_step: int
+    #: most that an allocator reserved for them, with what it lost; None on fake tensors
+    reserved: int | None = None
     traffic: tuple[Traffic, ...]
     #: what this does not prove, in sentences
     caveats: tuple[str, ...] = ()

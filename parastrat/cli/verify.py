@@ -45,6 +45,16 @@ class VerifyFlags:
             help="Optimizer steps of a script; the last one counts, and the first has no states yet.",
         ),
     ] = 2
+    real: Annotated[
+        bool,
+        typer.Option(
+            "--real",
+            help="Of a plan: real tensors on an accelerator here, and what its allocator holds.",
+        ),
+    ] = False
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="KIND", help="Of --real: cuda (the default) or cpu.")
+    ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False
 
 
@@ -56,6 +66,10 @@ def verify(words: _Words, flags: VerifyFlags) -> None:
     Exits 1 where it does not fit.
     """
     is_plan = len(words) == 1
+    if flags.device is not None and not flags.real:
+        raise UsageError("--device is of --real", hint="without it tensors are fake and take no device")
+    if flags.real and not is_plan:
+        raise UsageError("--real is of plans, not of scripts", hint="run the script there, on one device")
     fits = _plan(Path(words[0]), flags) if is_plan else _script(words, flags)
     if fits is False:
         raise typer.Exit(1)
@@ -67,20 +81,32 @@ def _plan(path: Path, flags: VerifyFlags) -> bool:
     from parastrat.cli.plan_case import PlanSource, planned_case
     from parastrat.parse import read_plan
     from parastrat.report.verification import Verification, verification_json, verification_text
-    from parastrat.runtime.dry_run import preload, ranks_to_run, run_on_fakes
+    from parastrat.runtime.dry_run import (
+        preload,
+        ranks_to_run,
+        real_device,
+        run_on_device,
+        run_on_fakes,
+    )
 
+    device = real_device(flags.device) if flags.real else None
     source = PlanSource(path=path, parsed=read_plan(path), model=flags.model, on=flags.on)
     planned = planned_case(source, whole_model=True)
     if source.model_ref is None:
         raise UsageError(f"{path} does not say for which model it was made", hint="add --model")
     ranks = _ranks(flags.rank, planned.plan.mesh.world_size)
     preload()
+    task = (source.model_ref, planned.plan, planned.workload)
     found = tuple(
-        run_on_fakes(source.model_ref, planned.plan, planned.workload, rank)
+        run_on_fakes(*task, rank) if device is None else run_on_device(*task, rank, device)
         for rank in ranks or ranks_to_run(planned.facts.model, planned.plan)
     )
     # estimated anew: a plan file keeps the total of the version that wrote it
-    verification = Verification(case=assess(planned.facts, planned.plan), found=found)
+    verification = Verification(
+        case=assess(planned.facts, planned.plan),
+        found=found,
+        device=None if device is None else str(device),
+    )
     if flags.as_json:
         show_json(verification_json(verification))
     else:

@@ -22,6 +22,7 @@ def memory_lines(found: tuple[DryRun, ...], paper: Paper) -> list[Line]:
         ("peak of forward and backward", lambda each: each.forward_backward),
         ("peak of the optimizer step", lambda each: each.optimizer_step),
         ("peak", lambda each: each.peak),
+        ("reserved by the allocator", lambda each: each.reserved),
     )
     titles = [f"rank {each.rank}" for each in found] if len(found) > 1 else ["GiB"]
     columns = (Column(title="when"), *(Column(title=title, fill=Fill.NUMBER) for title in titles))

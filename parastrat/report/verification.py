@@ -24,6 +24,8 @@ class Verification:
     case: Case
     #: one rank of each kind
     found: tuple[DryRun, ...]
+    #: of real tensors; None: they were fake
+    device: str | None = None
 
     @property
     def worst(self) -> DryRun:
@@ -57,6 +59,7 @@ def verification_json(verification: Verification) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "strategy": verification.case.plan.strategy,
+        "device": verification.device,
         "ranks": [{**plain(each), "peak": each.peak} for each in verification.found],
         "estimated": verification.estimated,
         "error": verification.error,
@@ -74,7 +77,8 @@ def verification_text(verification: Verification, paper: Paper) -> str:
     ranks = ", ".join(str(each.rank) for each in verification.found)
     told = (
         f"Dry run of {case.plan.strategy} for {case.model.ref}: rank{'s' * (len(verification.found) > 1)} "
-        f"{ranks} of {mesh.world_size} ({mesh}), one step on fake tensors"
+        f"{ranks} of {mesh.world_size} ({mesh}), one step on "
+        f"{'fake tensors' if verification.device is None else f'real tensors of {verification.device}'}"
     )
     rows = wrapped(told, paper, tone=Tone.STRONG)
     rows += memory_lines(verification.found, paper)

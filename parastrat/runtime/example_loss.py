@@ -56,7 +56,7 @@ def loss_of(read: torch.Tensor, *, in_fp32: bool) -> torch.Tensor:
     if read.ndim not in {2, 3}:
         return read.float().mean() if in_fp32 else read.mean()
     rows = (read.float() if in_fp32 else read).flatten(0, -2)
-    targets = torch.zeros(rows.shape[0], dtype=torch.long)
+    targets = torch.zeros(rows.shape[0], dtype=torch.long, device=rows.device)
     return functional.cross_entropy(rows, targets)
 
 

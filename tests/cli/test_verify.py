@@ -68,6 +68,16 @@ def test_ranks_can_be_chosen(plan_file: Path, capsys: pytest.CaptureFixture[str]
     assert "names no ranks of 4" in capsys.readouterr().err
 
 
+def test_real_tensors_on_the_host(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = (str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4")
+    assert ended("--real", "--device", "cpu", *given) == 0
+    assert "one step on real tensors of cpu" in " ".join(capsys.readouterr().out.split())
+    assert ended("--device", "cpu", *given) == 2
+    assert "--device is of --real" in capsys.readouterr().err
+    assert ended("--real", "--", "python", SCRIPT, "fsdp2") == 2
+    assert "--real is of plans" in capsys.readouterr().err
+
+
 def test_a_script_is_run_as_it_is_launched(capsys: pytest.CaptureFixture[str]) -> None:
     launch = ("torchrun", "--nproc", "4", SCRIPT, "fsdp2", "--read")
     assert ended("--on", "h100-sxm5x4", "--", *launch) == 0

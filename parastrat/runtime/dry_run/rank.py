@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from parastrat.dry_run import DryRun, Traffic
@@ -18,25 +17,23 @@ from parastrat.plan import PipelineSchedule
 from parastrat.runtime.apply import Start, wrap
 from parastrat.runtime.batches import called
 from parastrat.runtime.dry_run.alone import others_agree, pretend
-from parastrat.runtime.dry_run.losses import losses_of_shares
-from parastrat.runtime.dry_run.replicas import replicas_on_fakes
-from parastrat.runtime.dry_run.watch import Watch, resizes_seen
+from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
+from parastrat.runtime.dry_run.watch import Watch
 from parastrat.runtime.example_inputs import example_inputs, made
 from parastrat.runtime.example_loss import example_loss
-from parastrat.runtime.fakes import gpu_kernels
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.step import dividing_logits, reducing
-from parastrat.runtime.tracing import explained
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.schedules import schedule_of
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from parastrat.plan import Plan
+    from parastrat.runtime.dry_run.ground import Meter
     from parastrat.runtime.wrapping import Wrapping
     from parastrat.workload import Workload
 
@@ -59,48 +56,39 @@ class Task:
     plan: Plan
     workload: Workload
     rank: int = 0
+    #: of real tensors; None: they are fake
+    device: str | None = None
 
 
 def dry_run(task: Task) -> DryRun:
-    """Run two optimizer steps of a rank in this process; return what the second one finds."""
+    """Run a few optimizer steps of a rank in this process; return what the last one finds."""
     begun = time.perf_counter()
+    ground: Ground = Fakes() if task.device is None else Real(torch.device(task.device))
     plan = with_few_micro_batches(task.plan)
     pretend(task.rank, plan.mesh.world_size)
     builder = builder_of(task.ref)
     module, record = build_on_meta(builder.build)
     inputs = example_inputs(module, builder.sample_inputs)
     batch = made(inputs.make, plan.micro_batch_size, task.workload.sequence_length)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    watch = Watch()
-
-    def give_memory(whole: nn.Module) -> None:
-        with mode:
-            for slot in slots_of(whole):
-                if slot.is_meta:
-                    slot.put(slot.allocated(torch.device("cpu")))
-
-    start = Start(record=record, checkpoint=None, give_memory=give_memory)
-    with others_agree(), replicas_on_fakes(mode, watch):
-        model = wrap(module, plan, torch.device("cpu"), start)
-        buckets = watch.live
-        for slot in slots_of(module):
-            watch.hold(slot.current())
-        parameters = watch.live - buckets
+    start = Start(record=record, checkpoint=None, give_memory=ground.give_memory)
+    with others_agree(), ground.wrapping():
+        model = wrap(module, plan, ground.device, start)
+        parameters = _held(module, ground.watch)
         wrapping = wrapping_of(model)
         wrapping.stepping = True  # the loop below is ``forward_backward``'s
         if wrapping.pipeline is not None:
             wrapping.pipeline.route(batch)  # traces the whole, which is not this rank's memory
         optimizer = OPTIMIZERS[task.workload.optimizer](model.parameters())
-        with _watched(module, watch, mode), losses_of_shares(wrapping.layout):
-            batch = tree_map(_fake, batch)
-            # the second step: the first one's has no optimizer states in its backward
-            for _ in range(2):
-                watch.forget_traffic()
-                after_forward, forward_backward = _micro_batches(model, wrapping, batch, watch)
-                watch.peak = watch.live
+        with ground.running(module, wrapping):
+            batch = tree_map(ground.batch, batch)
+            for _ in range(ground.steps):
+                ground.watch.forget_traffic()
+                after_forward, forward_backward = _micro_batches(model, wrapping, batch, ground.meter)
+                reserved = ground.reserved()
+                ground.meter.peak = ground.meter.live
                 optimizer.step()
                 optimizer.zero_grad()
-                step = watch.peak
+                step = ground.meter.peak
     return DryRun(
         rank=task.rank,
         micro_batches=plan.gradient_accumulation_steps,
@@ -108,10 +96,19 @@ def dry_run(task: Task) -> DryRun:
         after_forward=after_forward,
         forward_backward=forward_backward,
         optimizer_step=step,
-        traffic=watch.traffic,
+        reserved=None if reserved is None else max(reserved, ground.reserved() or 0),
+        traffic=ground.watch.traffic,
         caveats=_caveats(wrapping),
         seconds=time.perf_counter() - begun,
     )
+
+
+def _held(module: nn.Module, watch: Watch) -> int:
+    """Let the watch count a module's tensors; return their bytes, without what it counted before."""
+    buckets = watch.live
+    for slot in slots_of(module):
+        watch.hold(slot.current())
+    return watch.live - buckets
 
 
 def with_few_micro_batches(plan: Plan) -> Plan:
@@ -141,18 +138,8 @@ def step_traffic(model: nn.Module, batch: Any) -> tuple[Traffic, ...]:
     return watch.traffic
 
 
-@contextmanager
-def _watched(module: nn.Module, watch: Watch, mode: FakeTensorMode) -> Iterator[None]:
-    with gpu_kernels(), resizes_seen(watch), mode, explained(module), watch:
-        yield
-
-
-def _fake(leaf: Any) -> Any:
-    return torch.empty_like(leaf, device="cpu") if isinstance(leaf, torch.Tensor) else leaf
-
-
 def _micro_batches(
-    model: nn.Module, wrapping: Wrapping, batch: Any, watch: Watch
+    model: nn.Module, wrapping: Wrapping, batch: Any, meter: Meter
 ) -> tuple[int | None, int]:
     """Run a step's forwards and backwards; return what lives after the last forward, and the most.
 
@@ -161,21 +148,21 @@ def _micro_batches(
     plan = wrapping.plan
     in_fp32 = plan.precision not in (Precision.FP32, Precision.BF16)
     after_forward = None
-    watch.peak = watch.live
+    meter.peak = meter.live
     if wrapping.pipeline is not None:
         batches = [batch] * plan.gradient_accumulation_steps
         wrapping.pipeline.step(batches, lambda _, output: example_loss(output, in_fp32=in_fp32).float())
-        return None, watch.peak
+        return None, meter.peak
     with nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end():
         for index in range(plan.gradient_accumulation_steps):
             with reducing(model, last=index == plan.gradient_accumulation_steps - 1):
                 # as a training script does, the logits are held while backward runs
                 output = called(model, batch)
                 loss = example_loss(output, in_fp32=in_fp32)
-                after_forward = watch.live
+                after_forward = meter.live
                 loss.backward()  # type: ignore[no-untyped-call]
                 del output, loss
-    return after_forward, watch.peak
+    return after_forward, meter.peak
 
 
 def _caveats(wrapping: Wrapping) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.refusals import check_plan
 
 if TYPE_CHECKING:
+    import torch
+
     from parastrat.dry_run import DryRun
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
@@ -37,9 +39,18 @@ def run_on_fakes(ref: str, plan: Plan, workload: Workload, rank: int = 0) -> Dry
         ModelError: the model cannot be built, or its forward needs values.
         LaunchError: the process ended without an answer.
     """
-    _check(plan, workload)
-    builder_of(ref)  # what cannot be built is told before anything starts
-    return apart(dry_run, Task(ref=ref, plan=plan, workload=workload, rank=rank))
+    return _run(Task(ref=ref, plan=plan, workload=workload, rank=rank))
+
+
+def run_on_device(ref: str, plan: Plan, workload: Workload, rank: int, device: torch.device) -> DryRun:
+    """Run the step of ``run_on_fakes`` with real tensors on a device: of a GPU, what its allocator held."""
+    return _run(Task(ref=ref, plan=plan, workload=workload, rank=rank, device=str(device)))
+
+
+def _run(task: Task) -> DryRun:
+    _check(task.plan, task.workload)
+    builder_of(task.ref)  # what cannot be built is told before anything starts
+    return apart(dry_run, task)
 
 
 def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:

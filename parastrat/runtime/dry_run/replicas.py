@@ -27,14 +27,6 @@ def replicas_on_fakes(mode: FakeTensorMode, watch: Watch) -> Iterator[None]:
     Not as with real ones: nothing is compared or sent at the beginning; and a hook sends the buckets,
     because the fake group's own work has no result, which the reducer asks for.
     """
-    begin = DistributedDataParallel.__init__
-
-    def begun(wrapped: DistributedDataParallel, module: nn.Module, *_: Any, **keywords: Any) -> None:
-        alone = {"device_ids": None, "output_device": None, "init_sync": False}  # fakes are on the host
-        with mode, watch:
-            begin(wrapped, module, **keywords | alone)
-        wrapped.register_comm_hook(wrapped.process_group, _sent)
-
     reducers: Any = vars(dist)["Reducer"]  # exported without its type
     rebuild: Callable[[Any], bool] = reducers._rebuild_buckets  # noqa: SLF001  (DDP's own)
 
@@ -43,9 +35,25 @@ def replicas_on_fakes(mode: FakeTensorMode, watch: Watch) -> Iterator[None]:
         with _disable_current_modes(), _OnlyFloatsAreFake(mode, watch):
             return rebuild(reducer)
 
-    with ExitStack() as stack:
-        stack.enter_context(patch.object(DistributedDataParallel, "__init__", begun))
-        stack.enter_context(patch.object(reducers, "_rebuild_buckets", rebuilt))
+    with replicas_alone(mode, watch), patch.object(reducers, "_rebuild_buckets", rebuilt):
+        yield
+
+
+@contextmanager
+def replicas_alone(*modes: TorchDispatchMode) -> Iterator[None]:
+    """Let DDP be wrapped among ranks that are not there, in these modes."""
+    begin = DistributedDataParallel.__init__
+
+    def begun(wrapped: DistributedDataParallel, module: nn.Module, *_: Any, **keywords: Any) -> None:
+        # without device ids, which fake tensors on the host have none of, modules stay where they are
+        alone = {"device_ids": None, "output_device": None, "init_sync": False}
+        with ExitStack() as stack:
+            for mode in modes:
+                stack.enter_context(mode)
+            begin(wrapped, module, **keywords | alone)
+        wrapped.register_comm_hook(wrapped.process_group, _sent)
+
+    with patch.object(DistributedDataParallel, "__init__", begun):
         yield
 
 
