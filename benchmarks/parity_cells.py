@@ -34,7 +34,7 @@ from parity_transformers import recipe_of, said
 DEADLINE_S = 180.0
 #: ranks that take no processor time for so long wait for each other; a busy machine lets them have some
 _STILL_S = 120.0
-_A_TICK_S = 0.02
+_A_TICK_S = 0.25
 _PATIENCE = 40
 #: what every rank imports: half a cell's processor time if each did it by itself
 _PRELOADED = (

@@ -14,7 +14,7 @@ from parastrat.runtime.tensor_parallel.calls import Call, shape_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
 from parastrat.runtime.tensor_parallel.layout import Group, Layout, Left, Part, Role, kind_of
 from parastrat.runtime.tensor_parallel.operators import followed
-from parastrat.runtime.tensor_parallel.styles import feature_dims
+from parastrat.runtime.tensor_parallel.styles import embedding_rows, feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError, SegmentsNeededError, Tag
 
 
@@ -210,12 +210,12 @@ def _vocabulary(module: nn.Module, known: set[str]) -> Iterator[Group]:
     if not embeddings:
         return
     stated = getattr(getattr(module, "config", None), "vocab_size", None)
-    counts = [part.num_embeddings for part in embeddings.values()]
+    counts = [embedding_rows(part) for part in embeddings.values()]
     rows = stated if stated in counts else max(counts)
     for name, part in module.named_modules():
         if name in known:
             continue
-        if name in embeddings and part.num_embeddings == rows:
+        if name in embeddings and embedding_rows(part) == rows:
             yield Group(kind=kind_of(name), parts={name: Part(role=Role.EMBEDDING)})
         elif isinstance(part, nn.Linear) and part.out_features == rows:
             yield Group(kind=kind_of(name), parts={name: Part(role=Role.COLUMN_GATHERED)})

@@ -174,10 +174,17 @@ def _with_bias(output: torch.Tensor, module: nn.Module, summed: DeviceMesh | Non
     return output + (bias.to_local() if isinstance(bias, DTensor) else bias)
 
 
+def embedding_rows(module: nn.Module) -> int:
+    """Return how many rows an embedding's weight has on all ranks together."""
+    weight: Any = module._parameters["weight"]  # noqa: SLF001  (the attribute is what a forward reads)
+    return int(weight.shape[0])
+
+
 def _look_up_own_rows(module: nn.Module, styling: Styling) -> None:
     """Let an embedding answer zero for what other ranks hold."""
     mesh = styling.mesh
-    rows = module.num_embeddings // mesh.size()  # type: ignore[operator]  # an embedding has them
+    # a weight that was tied may have other rows than the module was made with
+    rows = embedding_rows(module) // mesh.size()
     first = rows * mesh.get_local_rank()
     padding: Any = getattr(module, "padding_idx", None)
     if padding is not None:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import qwen3
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from parastrat.errors import WrapError
@@ -99,3 +100,32 @@ def test_what_is_wrong_is_found_out(change: str, said: str, found: dict[str, Any
 def test_a_model_that_nothing_divides_is_refused_with_what_to_do(found: dict[str, Any]) -> None:
     assert "nothing of this Linear can be divided by tp 2" in found["refused"]
     assert "without tp" in found["refused"]
+
+
+class TwoVocabularies(nn.Module):
+    """An embedding that was made for more ids than the weight that it was tied to has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.source, self.target = nn.Embedding(64, 16), nn.Embedding(160, 16, padding_idx=63)
+        self.target.weight = self.source.weight
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.source(ids) + self.target(ids.flip(0))
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def rows_of_tied_weights() -> dict[str, Any]:
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    ids = torch.arange(64).view(2, 32)
+    source = Source(module=TwoVocabularies(), sample_inputs=ids, record=None, device=torch.device("cpu"))
+    layout = chosen_layout(source, mesh)
+    dist.destroy_process_group()
+    return {"parts": sorted(layout.parts), "left": [str(left) for left in layout.left]}
+
+
+def test_an_embedding_has_the_rows_of_its_weight() -> None:
+    for one in on_ranks(2, rows_of_tied_weights):
+        assert one["parts"] == ["down", "source", "target", "up"], one["left"]
