@@ -85,8 +85,8 @@ def _plan(path: Path, flags: VerifyFlags) -> bool:
         preload,
         ranks_to_run,
         real_device,
+        run_kinds,
         run_on_device,
-        run_on_fakes,
     )
 
     device = real_device(flags.device) if flags.real else None
@@ -96,11 +96,12 @@ def _plan(path: Path, flags: VerifyFlags) -> bool:
         raise UsageError(f"{path} does not say for which model it was made", hint="add --model")
     ranks = _ranks(flags.rank, planned.plan.mesh.world_size)
     preload()
+    ranks = ranks or ranks_to_run(planned.facts.model, planned.plan)
     task = (source.model_ref, planned.plan, planned.workload)
-    found = tuple(
-        run_on_fakes(*task, rank) if device is None else run_on_device(*task, rank, device)
-        for rank in ranks or ranks_to_run(planned.facts.model, planned.plan)
-    )
+    if device is None:
+        found = run_kinds(*task, ranks)
+    else:
+        found = tuple(run_on_device(*task, rank, device) for rank in ranks)
     # estimated anew: a plan file keeps the total of the version that wrote it
     verification = Verification(
         case=assess(planned.facts, planned.plan),

@@ -3,7 +3,7 @@
 from parastrat.runtime.dry_run.apart import preload
 from parastrat.runtime.dry_run.command import Command, command_of
 from parastrat.runtime.dry_run.ground import real_device
-from parastrat.runtime.dry_run.ranks import ranks_to_run, run_on_device, run_on_fakes
+from parastrat.runtime.dry_run.ranks import ranks_to_run, run_kinds, run_on_device, run_on_fakes
 from parastrat.runtime.dry_run.script import run_script
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "preload",
     "ranks_to_run",
     "real_device",
+    "run_kinds",
     "run_on_device",
     "run_on_fakes",
     "run_script",

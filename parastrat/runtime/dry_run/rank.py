@@ -13,12 +13,13 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from parastrat.dry_run import DryRun, Traffic
-from parastrat.plan import PipelineSchedule
+from parastrat.plan import Compile, PipelineSchedule
 from parastrat.runtime.apply import Start, wrap
 from parastrat.runtime.batches import called
 from parastrat.runtime.dry_run.alone import others_agree, pretend
 from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
 from parastrat.runtime.dry_run.watch import Watch
+from parastrat.runtime.dry_run.ways import found_while, known
 from parastrat.runtime.example_inputs import example_inputs, made
 from parastrat.runtime.example_loss import example_loss
 from parastrat.runtime.initialise import build_on_meta
@@ -58,21 +59,17 @@ class Task:
     rank: int = 0
     #: of real tensors; None: they are fake
     device: str | None = None
+    #: of a pipeline, as ``ways_of`` found them; None: the rank finds them itself
+    ways: bytes | None = None
 
 
 def dry_run(task: Task) -> DryRun:
     """Run a few optimizer steps of a rank in this process; return what the last one finds."""
     begun = time.perf_counter()
-    ground: Ground = Fakes() if task.device is None else Real(torch.device(task.device))
-    plan = with_few_micro_batches(task.plan)
-    pretend(task.rank, plan.mesh.world_size)
-    builder = builder_of(task.ref)
-    module, record = build_on_meta(builder.build)
-    inputs = example_inputs(module, builder.sample_inputs)
-    batch = made(inputs.make, plan.micro_batch_size, task.workload.sequence_length)
-    start = Start(record=record, checkpoint=None, give_memory=ground.give_memory)
-    with others_agree(), ground.wrapping():
-        model = wrap(module, plan, ground.device, start)
+    ground = _ground(task)
+    module, batch, wrapped = _begun(task, ground)
+    with others_agree(), known(task.ways), ground.wrapping():
+        model = wrapped()
         parameters = _held(module, ground.watch)
         wrapping = wrapping_of(model)
         wrapping.stepping = True  # the loop below is ``forward_backward``'s
@@ -89,18 +86,52 @@ def dry_run(task: Task) -> DryRun:
                 optimizer.step()
                 optimizer.zero_grad()
                 step = ground.meter.peak
+    micro_batches = wrapping.plan.gradient_accumulation_steps
+    # torch keeps what a stage receives into, for each micro-batch of a step, as long as the schedule
+    beyond = _received(wrapping) * (task.plan.gradient_accumulation_steps - micro_batches)
     return DryRun(
         rank=task.rank,
-        micro_batches=plan.gradient_accumulation_steps,
+        micro_batches=micro_batches,
         parameters=parameters,
         after_forward=after_forward,
-        forward_backward=forward_backward,
-        optimizer_step=step,
+        forward_backward=forward_backward + beyond,
+        optimizer_step=step + beyond,
         reserved=None if reserved is None else max(reserved, ground.reserved() or 0),
         traffic=ground.watch.traffic,
-        caveats=_caveats(wrapping),
+        caveats=_caveats(wrapping, task.plan),
         seconds=time.perf_counter() - begun,
     )
+
+
+def ways_of(task: Task) -> bytes:
+    """Return what all ranks of a plan with a pipeline find alike."""
+    ground = _ground(task)
+    _, batch, wrapped = _begun(task, ground)
+    with others_agree(), ground.wrapping():
+        return found_while(wrapped, batch).packed()
+
+
+def _ground(task: Task) -> Ground:
+    return Fakes() if task.device is None else Real(torch.device(task.device))
+
+
+def _begun(task: Task, ground: Ground) -> tuple[nn.Module, Any, Callable[[], nn.Module]]:
+    """Join the group; return the module on the meta device, a micro-batch, and what wraps the module."""
+    plan = replace(with_few_micro_batches(task.plan), compile=Compile.NONE)
+    pretend(task.rank, plan.mesh.world_size)
+    builder = builder_of(task.ref)
+    module, record = build_on_meta(builder.build)
+    inputs = example_inputs(module, builder.sample_inputs)
+    batch = made(inputs.make, plan.micro_batch_size, task.workload.sequence_length)
+    start = Start(record=record, checkpoint=None, give_memory=ground.give_memory)
+    return module, batch, lambda: wrap(module, plan, ground.device, start)
+
+
+def _received(wrapping: Wrapping) -> int:
+    """Return the bytes that a rank's stages receive into for one micro-batch, both ways; 0 without any."""
+    if wrapping.pipeline is None:
+        return 0
+    return sum(buffer.nbytes for buffer in wrapping.pipeline.receiving())
 
 
 def _held(module: nn.Module, watch: Watch) -> int:
@@ -114,12 +145,16 @@ def _held(module: nn.Module, watch: Watch) -> int:
 def with_few_micro_batches(plan: Plan) -> Plan:
     """Return the plan with no more micro-batches than the memory of a step hangs on.
 
-    Under GPipe these are all; schedules that hold few are full after two for each rank and chunk.
+    Under GPipe these are all. Under 1F1B the first rank is full with one for each rank, and again, beside
+    gradients, with one more; other schedules that hold few are full after two for each rank and chunk.
     """
     steps, pp = plan.gradient_accumulation_steps, plan.mesh.pp
     if pp == 1:
         return replace(plan, gradient_accumulation_steps=min(steps, _MICRO_BATCHES))
-    if schedule_of(plan) is PipelineSchedule.GPIPE or steps % pp:
+    schedule = schedule_of(plan)
+    if schedule is PipelineSchedule.ONE_F_ONE_B:
+        return replace(plan, gradient_accumulation_steps=min(steps, pp + 1))
+    if schedule is PipelineSchedule.GPIPE or steps % pp:
         return plan
     return replace(plan, gradient_accumulation_steps=min(steps, 2 * pp * plan.virtual_stages))
 
@@ -165,10 +200,15 @@ def _micro_batches(
     return after_forward, meter.peak
 
 
-def _caveats(wrapping: Wrapping) -> tuple[str, ...]:
+def _caveats(wrapping: Wrapping, plan: Plan) -> tuple[str, ...]:
     """Return what was not proven, and what stays whole."""
-    layout = wrapping.layout
-    if layout is None:
-        return ()
-    taken = "layers are divided over tp as derived: the proof that training makes needs values"
-    return (taken, *(f"whole on every tp rank: {left}" for left in dict.fromkeys(layout.left)))
+    told = []
+    if plan.compile is not Compile.NONE:
+        told.append(
+            "the plan's blocks are not compiled here: verified are the eager wrapping, its shapes and "
+            "collectives; what a compiler fuses mostly takes less memory than this"
+        )
+    if wrapping.layout is not None:
+        told.append("layers are divided over tp as derived: the proof that training makes needs values")
+        told += [f"whole on every tp rank: {left}" for left in dict.fromkeys(wrapping.layout.left)]
+    return tuple(told)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from parastrat.errors import WrapError
-from parastrat.plan import Compile
 from parastrat.ranks import pipeline_ranks
 from parastrat.runtime.dry_run.apart import apart
-from parastrat.runtime.dry_run.rank import OPTIMIZERS, Task, dry_run
+from parastrat.runtime.dry_run.rank import OPTIMIZERS, Task, dry_run, ways_of
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.refusals import check_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from parastrat.dry_run import DryRun
@@ -35,22 +40,36 @@ def run_on_fakes(ref: str, plan: Plan, workload: Workload, rank: int = 0) -> Dry
         rank: of the plan's ranks; those of a pipeline's first place come first, then the second's.
 
     Raises:
-        WrapError: the plan has an axis or an option that a dry run does not know yet.
+        WrapError: ``auto_parallelize`` does not apply the plan, or a dry run does not know its optimizer.
         ModelError: the model cannot be built, or its forward needs values.
         LaunchError: the process ended without an answer.
     """
-    return _run(Task(ref=ref, plan=plan, workload=workload, rank=rank))
+    return apart(dry_run, _checked(Task(ref=ref, plan=plan, workload=workload, rank=rank)))
 
 
 def run_on_device(ref: str, plan: Plan, workload: Workload, rank: int, device: torch.device) -> DryRun:
     """Run the step of ``run_on_fakes`` with real tensors on a device: of a GPU, what its allocator held."""
-    return _run(Task(ref=ref, plan=plan, workload=workload, rank=rank, device=str(device)))
+    task = Task(ref=ref, plan=plan, workload=workload, rank=rank, device=str(device))
+    return apart(dry_run, _checked(task))
 
 
-def _run(task: Task) -> DryRun:
+def run_kinds(ref: str, plan: Plan, workload: Workload, ranks: Sequence[int]) -> tuple[DryRun, ...]:
+    """Run the step of ``run_on_fakes`` on several ranks: as many at once as there are processors.
+
+    The way of the forward and where it is cut are found once for all of them.
+    """
+    first = _checked(Task(ref=ref, plan=plan, workload=workload, rank=ranks[0]))
+    ways = apart(ways_of, first) if plan.mesh.pp > 1 and len(ranks) > 1 else None
+    tasks = [replace(first, rank=rank, ways=ways) for rank in ranks]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(max_workers=cores) as pool:
+        return tuple(pool.map(partial(apart, dry_run), tasks))
+
+
+def _checked(task: Task) -> Task:
     _check(task.plan, task.workload)
     builder_of(task.ref)  # what cannot be built is told before anything starts
-    return apart(dry_run, task)
+    return task
 
 
 def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
@@ -61,16 +80,7 @@ def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
 
 
 def _check(plan: Plan, workload: Workload) -> None:
-    mesh = plan.mesh
-    check_plan(plan)
-    unknown = [axis for axis in ("cp", "ep") if getattr(mesh, axis) > 1]
-    if unknown:
-        raise WrapError(
-            f"{plan.strategy}: dry runs do not know {' and '.join(unknown)} yet",
-            hint="they know one device, ddp, fsdp2, hsdp, tp and pp",
-        )
-    if plan.compile is not Compile.NONE:
-        raise WrapError("a dry run does not compile", hint='set compile = "none" in the plan')
+    check_plan(plan)  # what nobody wraps, context and expert parallelism among it, cannot be dry-run either
     if workload.optimizer not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
         raise WrapError(

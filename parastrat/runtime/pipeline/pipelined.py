@@ -104,6 +104,10 @@ class Pipeline:
             if not self.sharded:
                 average_over_data(self.modules.values(), self.wrapping.mesh)
 
+    def receiving(self) -> list[torch.Tensor]:
+        """Return what the last schedule's stages receive one micro-batch into: activations, gradients."""
+        return [] if self._run is None else self._run[1].receiving()
+
     def evaluate(self, batch: Any) -> Any:
         """Return the model's output on the rank of the last stage, None elsewhere; one batch at a time."""
         job = Job(batches=[batch], routes=[self.route(batch)], loss_of=lambda _index, output: output)

@@ -57,6 +57,7 @@ class Run:
             )
             for index, module in modules.items()
         ]
+        self._stages = stages
         chosen = schedule_of(plan)
         try:
             kind = get_schedule_class(chosen.value)
@@ -79,6 +80,12 @@ class Run:
         self._schedule.step(
             *first, target=indices if self._last else None, return_outputs=False, micro_batch=indices
         )
+
+    def receiving(self) -> list[torch.Tensor]:
+        """Return what one micro-batch is received into: activations, and gradients on the way back."""
+        kept = [info for stage in self._stages for info in (stage.args_recv_info, stage.grad_recv_info)]
+        slots = [slot for each in kept for slot in each.get(0, ())]
+        return [slot.buffer for slot in slots if slot.buffer is not None]
 
 
 def _own_loss(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from runtime.dry_run.models import LAYERS, WIDE_LAYERS, WIDE_WIDTH, WIDTH, WORDS
@@ -13,9 +14,12 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.dry_run import DryRun
 from parastrat.errors import ModelError, ParastratError, WrapError
-from parastrat.plan import Backend, Compile, Mesh, Plan, Recompute, Shard
+from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
-from parastrat.runtime.dry_run import ranks_to_run, run_on_fakes
+from parastrat.runtime.dry_run import rank as rank_module
+from parastrat.runtime.dry_run import ranks_to_run, run_kinds, run_on_fakes
+from parastrat.runtime.dry_run.apart import apart
+from parastrat.runtime.dry_run.rank import Task, dry_run
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -134,15 +138,25 @@ def test_llama_is_as_the_closed_form_says(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("mesh", "said"),
     [
-        ({"compile": Compile.BLOCK}, "does not compile"),
+        (Mesh(dp_shard=2, cp=2), "does not apply cp 2 yet"),
+        (Mesh(dp_shard=4, ep=2), "does not apply ep 2 yet"),
     ],
 )
-def test_what_it_does_not_know_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_what_nobody_wraps_is_refused(mesh: Mesh, said: str) -> None:
     with pytest.raises(WrapError) as refused:
-        dried(**changes)
+        dried(mesh=mesh)
     assert said in refused.value.message
+
+
+def test_of_compiled_plans_the_eager_wrapping_is_verified() -> None:
+    compiled, eager = dried(compile=Compile.BLOCK), dried()
+    assert compiled.peak == eager.peak
+    assert set(compiled.traffic) == set(eager.traffic)
+    (told,) = compiled.caveats
+    assert told.startswith("the plan's blocks are not compiled here: verified are the eager wrapping")
+    assert eager.caveats == ()
 
 
 def test_a_pipeline_has_a_rank_of_each_kind() -> None:
@@ -156,6 +170,53 @@ def test_a_pipeline_has_a_rank_of_each_kind() -> None:
     assert found[-1] == 6
     assert set(found) <= {0, 2, 4, 6}
     assert len(found) > 2
+
+
+def test_each_micro_batch_of_a_pipeline_has_buffers_of_its_own() -> None:
+    fields: dict[str, Any] = {"mesh": Mesh(pp=2), "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+    few, many = (dried(**fields, shard=Shard.NONE, gradient_accumulation_steps=steps) for steps in (3, 12))
+    assert (few.micro_batches, many.micro_batches) == (3, 3)
+    assert few.traffic == many.traffic
+    # the first rank receives gradients alone: 2 samples of 8 tokens
+    buffer = 2 * 8 * WIDTH * 4
+    assert many.forward_backward - few.forward_backward == 9 * buffer
+    assert many.optimizer_step - few.optimizer_step == 9 * buffer
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_buffers_that_are_added_are_those_of_micro_batches_that_run(rank: int) -> None:
+    own = plan(
+        mesh=Mesh(pp=2),
+        pp_schedule=PipelineSchedule.ONE_F_ONE_B,
+        shard=Shard.NONE,
+        gradient_accumulation_steps=7,
+    )
+    task = Task(ref=f"{HERE}:Chain", plan=own, workload=workload(own), rank=rank)
+    added = apart(dry_run, task)
+    whole = apart(_with_all_micro_batches, task)
+    assert (added.micro_batches, whole.micro_batches) == (3, 7)
+    # torch keeps the number of each micro-batch, 8 bytes
+    assert added.forward_backward == pytest.approx(whole.forward_backward, abs=200)
+    assert added.optimizer_step == pytest.approx(whole.optimizer_step, abs=200)
+
+
+def _with_all_micro_batches(task: Task) -> DryRun:
+    with patch.object(rank_module, "with_few_micro_batches", lambda own: own):
+        return dry_run(task)
+
+
+def test_ranks_that_run_together_find_what_each_finds_alone() -> None:
+    own = plan(
+        mesh=Mesh(pp=2, dp_shard=2),
+        pp_schedule=PipelineSchedule.ONE_F_ONE_B,
+        reshard_after_forward=False,
+        gradient_accumulation_steps=4,
+    )
+    together = run_kinds(f"{HERE}:Chain", own, workload(own), (0, 2))
+    for rank, found in zip((0, 2), together, strict=True):
+        alone = run_on_fakes(f"{HERE}:Chain", own, workload(own), rank)
+        assert replace(found, seconds=0, traffic=()) == replace(alone, seconds=0, traffic=())
+        assert set(found.traffic) == set(alone.traffic)
 
 
 def test_optimizers_without_torchs_own_are_refused() -> None:
