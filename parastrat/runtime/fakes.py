@@ -107,7 +107,7 @@ def gpu_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_Replaced())
         # calls from inside of torch (multi-head attention, nn.Dropout) are out of a function mode's sight
-        stack.enter_context(patch.object(functional, "scaled_dot_product_attention", flash_attention))
+        stack.enter_context(patch.object(functional, "scaled_dot_product_attention", _within_modes))
         stack.enter_context(patch.object(functional, "dropout", byte_mask_dropout))
         if _checked_product is not None and _product is not None:
             stack.enter_context(patch.object(_meta_registrations, _CHECKED, _grouped))
@@ -131,6 +131,14 @@ def _grouped(mat_a: torch.Tensor, mat_b: torch.Tensor, **others: Any) -> Any:
     if others.get("scale_a") is not None or mat_a.dtype is torch.bfloat16:
         return _checked_product(mat_a, mat_b, **others)
     return _product(mat_a, mat_b, others.get("offs"), others.get("out_dtype"))
+
+
+def _within_modes(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Attend by way of the function modes that are left here: checkpoints see attention so."""
+    if torch._C._len_torch_function_stack():  # noqa: SLF001  (no public name)
+        found: torch.Tensor = _attention(*args, **kwargs)
+        return found
+    return flash_attention(*args, **kwargs)
 
 
 def _one_sequence(*_args: object, **_kwargs: object) -> None:
@@ -166,6 +174,10 @@ def flash_attention(  # noqa: PLR0913, PLR0917  (torch's signature)
 ) -> torch.Tensor:
     """Attend with flash attention, or with the memory-efficient kernel where there is a mask."""
     del enable_gqa  # both kernels read the number of heads from the shapes
+    device = query.device.type
+    if torch.is_autocast_enabled(device):  # which casts for the function, not for the operators below
+        short = torch.get_autocast_dtype(device)
+        query, key, value = query.to(short), key.to(short), value.to(short)
     if query.ndim != 4:
         found: torch.Tensor = _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
         return found

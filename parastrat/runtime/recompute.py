@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import (
@@ -153,8 +154,13 @@ class _CheckpointAttention(TorchFunctionMode):
         if func is scaled_dot_product_attention:
             _CheckpointAttention.calls += 1
             if torch.is_grad_enabled():
-                return checkpoint(func, *args, use_reentrant=False, **(kwargs or {}))
+                return checkpoint(_attended, *args, use_reentrant=False, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _attended(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Attend by the function's name, so that a dry run's kernels are found again in backward."""
+    return functional.scaled_dot_product_attention(*args, **kwargs)
 
 
 def _recomputing_attention(forward: Callable[..., Any]) -> Callable[..., Any]:

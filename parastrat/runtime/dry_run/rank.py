@@ -143,7 +143,7 @@ def _held(module: nn.Module, watch: Watch) -> int:
 
 
 def with_few_micro_batches(plan: Plan) -> Plan:
-    """Return the plan with no more micro-batches than the memory of a step hangs on.
+    """Return the plan with no more micro-batches than memory hangs on, but for a pipeline's buffers.
 
     Under GPipe these are all. Under 1F1B the first rank is full with one for each rank, and again, beside
     gradients, with one more; other schedules that hold few are full after two for each rank and chunk.

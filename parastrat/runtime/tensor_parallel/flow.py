@@ -92,7 +92,9 @@ def _joined(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
 
 
 def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    return x.chunk(mesh.size(), dim)[mesh.get_local_rank()].contiguous()
+    share = x.chunk(mesh.size(), dim)[mesh.get_local_rank()]
+    # a view of one sample's share would be contiguous, and keep the whole alive
+    return share.clone(memory_format=torch.contiguous_format)
 
 
 def _scattered(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
