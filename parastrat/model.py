@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -117,6 +117,18 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Autocast:
+    """What a block keeps and makes where its weights stay in fp32 and autocast casts what products read.
+
+    The residual stream is then in fp32, and each product that reads a norm has a short copy of its own.
+    """
+
+    activations: Activations
+    working: Saved
+    boundary_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A stretch of the chain that pipeline stages never cut, repeated ``repeat`` times.
 
@@ -133,7 +145,11 @@ class Block:
     working: Saved
     #: all tensors alive across the cut behind one repeat
     boundary_bytes: float
-    #: what a loss makes more while backward runs where tp ranks compute it together, all of them together
+    #: the same under autocast; None: no other
+    autocast: Autocast | None = None
+    #: of the model's output what a training script holds while backward runs
+    output: Saved = field(default_factory=Saved)
+    #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``
     tensor_parallel_collectives: int = 0

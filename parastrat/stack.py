@@ -46,6 +46,8 @@ class Unstated:
     gradient_accumulation_steps: int | None = None
     #: the year since which its own training script compiles the loss with the blocks; None: never
     compiles_loss_since: int | None = None
+    #: of the runs' parallel loss; None: as the stack's
+    parallel_loss_tensors: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,8 @@ class Stack:
     time_spread_with_experts: float | None = None
     #: whether a token's copies for experts of one scale-up domain cross into it as one
     dispatch_once_per_domain: bool = False
+    #: tensors of the logits' size that a loss makes more where tp ranks compute it together
+    parallel_loss_tensors: int = 1
     #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all
     launches_per_expert: float = 0.0
     #: whether attention runs on the kernels made for a device, where others are older

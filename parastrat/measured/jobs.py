@@ -108,6 +108,9 @@ def _stack(row: MeasuredRow) -> Stack:
         stack = load_stack(row.stack)
     except ProfileError as error:
         raise CannotPredictError(error.message) from error
+    loss = stack.unstated.parallel_loss_tensors
+    if loss is not None:
+        stack = replace(stack, parallel_loss_tensors=loss)
     since = stack.unstated.compiles_loss_since
     if since is not None and (row.year is None or row.year >= since):
         return replace(stack, kernels=Kernels.COMPILED_LOSS)

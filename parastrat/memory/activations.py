@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.model import OperatorKind
+from parastrat.plan import PipelineSchedule, Recompute, Shard
+from parastrat.ranks import block_kinds
+from parastrat.ranks.states import block_totals, element_bytes, local, totals_table
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Block, Saved
+    from parastrat.model import Autocast, Block, Saved
+    from parastrat.ranks.load import ParameterTotals
     from parastrat.units import Bytes, Numbers
 
 #: what decides the activations of one micro-batch on a rank
@@ -28,6 +33,17 @@ SAVED_BY = (
     "sequence_parallel",
     "loss_parallel",
     "recompute",
+    "shard",
+)
+_POLICIES = len(Recompute)
+#: under which autograd keeps what autocast makes of weights
+_KEEPING_CASTS = Recompute.NONE, Recompute.ATTENTION
+#: operators whose weights autocast casts
+_PRODUCTS = (
+    OperatorKind.MATMUL,
+    OperatorKind.GROUPED_MATMUL,
+    OperatorKind.CONVOLUTION,
+    OperatorKind.RECURRENT,
 )
 
 
@@ -50,9 +66,13 @@ def saved_table(several: Sequence[Saved]) -> SavedTable:
     return SavedTable(replicated=replicated, tensor=tensor, sequence=sequence, loss=loss)
 
 
-def saved_bytes(saved: Saved | SavedTable, c: Columns) -> Bytes:
-    """Return one micro-batch's bytes on one rank of activations given for one sample."""
-    sequence, loss = (np.where(parallel, c.tp, 1) for parallel in (c.sequence_parallel, c.loss_parallel))
+def saved_bytes(saved: Saved | SavedTable, c: Columns, whole: Any = False) -> Bytes:
+    """Return one micro-batch's bytes on one rank of activations given for one sample.
+
+    ``whole``: where sequence parallelism divides nothing.
+    """
+    sequence = np.where(np.equal(c.sequence_parallel, 1) & np.logical_not(whole), c.tp, 1)
+    loss = np.where(c.loss_parallel, c.tp, 1)
     per_sample = saved.replicated + saved.tensor / c.tp + saved.sequence / sequence + saved.loss / loss
     return per_sample * c.micro_batch_size / c.cp
 
@@ -61,61 +81,147 @@ def saved_bytes(saved: Saved | SavedTable, c: Columns) -> Bytes:
 class ActivationTable:
     """What each of several blocks keeps for backward, and what exists while that runs, for one sample."""
 
-    #: by recompute policy, in the last axis
+    #: by recompute policy, in the last axis; all of them again under autocast
     kept: SavedTable
-    everything: SavedTable
+    #: without and under autocast, in the last axis
     working: SavedTable
-    #: more of a parallel loss, by what tp divides
+    #: of the model's output what a training script holds
+    output: SavedTable
+    #: one more tensor of a parallel loss, by what tp divides
     of_loss: Any
+    #: parameters that autocast casts, of one repeat
+    cast: ParameterTotals
+    #: which blocks a recompute policy is for
+    units: Any
 
 
 @remembered
 def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
     """Return the activations of some blocks."""
-    by_policy = [saved_table([block.activations.under(policy) for block in blocks]) for policy in Recompute]
-
-    def joined(name: str) -> Any:
-        return np.concatenate([getattr(table, name) for table in by_policy], axis=1)
-
+    ways: tuple[list[Block | Autocast], ...] = list(blocks), [block.autocast or block for block in blocks]
+    multiply = [any(each.kind in _PRODUCTS for each in block.operators) for block in blocks]
     return ActivationTable(
-        kept=SavedTable(**{name: joined(name) for name in ("replicated", "tensor", "sequence", "loss")}),
-        everything=by_policy[list(Recompute).index(Recompute.NONE)],
-        working=saved_table([block.working for block in blocks]),
+        kept=_joined(
+            saved_table([each.activations.under(policy) for each in way])
+            for way in ways
+            for policy in Recompute
+        ),
+        working=_joined(saved_table([each.working for each in way]) for way in ways),
+        output=saved_table([block.output for block in blocks]),
         of_loss=np.array([[block.loss_parallel_bytes] for block in blocks]),
+        cast=totals_table(
+            [block_totals(block, of=own) for block, own in zip(blocks, multiply, strict=True)]
+        ),
+        units=np.array([[block.unit] for block in blocks]),
     )
 
 
-def kept_bytes(blocks: tuple[Block, ...], c: Columns) -> Bytes:
-    """Return what one repeat of each block keeps for backward under each plan's recompute policy."""
-    table, own = activation_table(blocks).kept, np.atleast_1d(c.recompute)
-    saved = SavedTable(
+def _joined(tables: Iterable[SavedTable]) -> SavedTable:
+    several = list(tables)
+    return SavedTable(
+        **{
+            name: np.concatenate([getattr(table, name) for table in several], axis=1)
+            for name in ("replicated", "tensor", "sequence", "loss")
+        }
+    )
+
+
+def autocasts(c: Columns) -> Any:
+    """Return where autocast casts what products read; FSDP2 casts weights as it gathers them."""
+    return np.atleast_1d(c.shard) != code_of(Shard.PARAMETERS)
+
+
+def cast_bytes(facts: Facts, c: Columns) -> Bytes:
+    """Return the short copies that autocast makes of one repeat's weights, of each kind of block."""
+    of_element = element_bytes(facts).cast
+    if not of_element:
+        return np.zeros((len(block_kinds(facts.model).blocks), 1))
+    casts = sum(local(activation_table(block_kinds(facts.model).blocks).cast, c))
+    return np.where(autocasts(c), of_element * casts, 0.0)
+
+
+def kept_bytes(facts: Facts, c: Columns) -> Bytes:
+    """Return what one repeat of each kind of block keeps for backward under each plan's recompute policy.
+
+    Under autocast that is also the short copies of its weights, one for each micro-batch, unless they are
+    made again with the block: the casts that a context remembers end with the forward.
+    """
+    table = activation_table(block_kinds(facts.model).blocks)
+    own = np.atleast_1d(c.recompute) + _POLICIES * autocasts(c)
+    kept = saved_bytes(_chosen(table.kept, own), c, _whole(facts, c))
+    return kept + keeps_casts(facts, c) * cast_bytes(facts, c)
+
+
+def keeps_casts(facts: Facts, c: Columns) -> Any:
+    """Return which kinds of block keep the casts of their weights, as no policy makes them again."""
+    units = activation_table(block_kinds(facts.model).blocks).units
+    return ~units | np.isin(c.recompute, [code_of(policy) for policy in _KEEPING_CASTS])
+
+
+def _chosen(table: SavedTable, own: Any) -> SavedTable:
+    return SavedTable(
         replicated=table.replicated[:, own],
         tensor=table.tensor[:, own],
         sequence=table.sequence[:, own],
         loss=table.loss[:, own],
     )
-    return saved_bytes(saved, c)
 
 
-def running_bytes(blocks: tuple[Block, ...], kept: Bytes, c: Columns) -> Bytes:
-    """Return what exists while one repeat's backward runs: working tensors and what was recomputed."""
-    table = activation_table(blocks)
-    everything, working = saved_bytes(table.everything, c), saved_bytes(table.working, c)
-    of_loss = table.of_loss * c.micro_batch_size / c.cp / c.tp
-    return working + np.where(c.loss_parallel, of_loss, 0.0) + np.maximum(everything - kept, 0)
+def _whole(facts: Facts, c: Columns) -> Any:
+    """Return which kinds of block see whole sequences: tensors cross whole between stages of our pipelines.
+
+    Only inside of units are they divided then; Megatron's stages send shares.
+    """
+    units = activation_table(block_kinds(facts.model).blocks).units
+    return ~units & (c.pp > 1) & (not facts.stack.kernels.fused)
+
+
+def running_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
+    """Return what exists while one repeat's backward runs: working tensors and what was recomputed.
+
+    And the model's output, as long as backward takes. A pipeline's last stage hands out its loss, and what
+    the model returned is gone then; Megatron's keeps no output either (``Saved()`` in its blocks).
+    """
+    table = activation_table(block_kinds(facts.model).blocks)
+    working = _chosen(table.working, autocasts(c).astype(np.int64))
+    made = saved_bytes(working, c, _whole(facts, c)) + everything_bytes(facts, kept, c) - kept
+    output = np.where(c.pp == 1, saved_bytes(table.output, c).sum(axis=0), 0.0)
+    of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
+    return made + output + np.where(c.loss_parallel, of_loss, 0.0)
+
+
+def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
+    """Return what backward reads of one repeat of each kind of block, kept or made again."""
+    table = activation_table(block_kinds(facts.model).blocks)
+    every = _chosen(table.kept, code_of(Recompute.NONE) + _POLICIES * autocasts(c))
+    return np.maximum(saved_bytes(every, c, _whole(facts, c)) + cast_bytes(facts, c), kept)
+
+
+def loss_bytes(facts: Facts, running: Bytes, c: Columns) -> Bytes:
+    """Return what of running bytes is there when a forward ends, of each kind of block: of a head the loss.
+
+    One tensor fewer than backward makes; in parallel as many. Models that are given their targets compute
+    the loss in their forward.
+    """
+    of_loss = activation_table(block_kinds(facts.model).blocks).of_loss
+    more = np.where(c.loss_parallel, 0.0, of_loss * c.micro_batch_size / c.cp)
+    return np.where(of_loss > 0, running - more, 0.0)
 
 
 def in_flight(c: Columns, rank: Numbers) -> Numbers:
     """Return the micro-batches whose activations a pipeline rank holds at its peak.
 
     GPipe and LoopedBFS hold all; 1F1B as many as there are ranks behind; interleaved chunks as in
-    Megatron-LM's schedule; the V schedules about as many as there are ranks.
+    Megatron-LM's schedule, and without bubbles weights' gradients wait for as many more as the rank's place
+    (torch/distributed/pipelining/schedules.py, ``ScheduleInterleavedZeroBubble``); the V schedules about as
+    many as there are ranks.
     """
     steps, behind = c.gradient_accumulation_steps, c.pp - rank
-    interleaved = PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+    chunks = 2 * (behind - 1) + (c.virtual_stages - 1) * c.pp + 1
     ways: dict[tuple[PipelineSchedule, ...], Callable[[], Numbers]] = {
         (PipelineSchedule.ONE_F_ONE_B,): lambda: behind,
-        interleaved: lambda: (2 * (behind - 1) + (c.virtual_stages - 1) * c.pp + 1) / c.virtual_stages,
+        (PipelineSchedule.INTERLEAVED,): lambda: chunks / c.virtual_stages,
+        (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE,): lambda: (chunks + rank) / c.virtual_stages,
         (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V): lambda: c.pp,
     }
     held = steps
@@ -124,6 +230,24 @@ def in_flight(c: Columns, rank: Numbers) -> Numbers:
         if chosen.any():
             held = np.where(chosen, np.minimum(count(), steps), held)
     return np.where(c.pp > 1, held, 1)
+
+
+def held_bytes(c: Columns, flying: Numbers, one: Bytes, head: Bytes) -> Bytes:
+    """Return the activations of micro-batches in flight.
+
+    Args:
+        c: the plans.
+        flying: micro-batches in flight, in the mean of a rank's chunks.
+        one: what all blocks of a rank keep of one.
+        head: of that the head, whose interleaved chunk is the last to run forward and the first backward.
+    """
+    once = _any_of(c.pp_schedule, (PipelineSchedule.INTERLEAVED,)) & (c.pp > 1)
+    return flying * one - np.where(once, np.maximum(flying - 1, 0) * head, 0.0)
+
+
+def head_bytes(facts: Facts, kept: Bytes) -> Bytes:
+    """Return what one repeat of each kind of block keeps where that is a head, else nothing."""
+    return np.where(activation_table(block_kinds(facts.model).blocks).of_loss > 0, kept, 0.0)
 
 
 def _any_of(schedules: Numbers, names: Sequence[PipelineSchedule]) -> Any:

@@ -9,9 +9,16 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
-from parastrat.memory.gathered import HELD_BY, gathered_bytes, shards_parameters
+from parastrat.memory.gathered import (
+    HELD_BY,
+    When,
+    gathered_bytes,
+    gathers,
+    reducing_bytes,
+    shards_parameters,
+)
 from parastrat.memory.pools import gathering_pool, pooled
-from parastrat.plan import Shard
+from parastrat.memory.unmade import unmade_bytes
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
@@ -44,15 +51,17 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     stepping, gathered, held_at = _held(facts, columns, share)
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     ranks = ranks_of(facts.model, saved)
-    one_batch, at = distinct(saved, ("micro_batch_size", "cp", "tp", "sequence_parallel", "loss_parallel"))
+    one_batch, at = distinct(
+        saved, ("micro_batch_size", "cp", "tp", "sequence_parallel", "loss_parallel", "shard", "pp")
+    )
     repeats, in_full = ranks.first.repeats, in_flight(columns, 0)
     moments = ranks.moments.ranks(1).at(ranks.at)
     codes, places = [code_of(policy) for policy in policies], np.arange(len(one_batch.pp))
     each = one_batch.at(np.tile(places, len(codes))).joined({"recompute": np.repeat(codes, len(places))})
-    kept = kept_bytes(blocks, each)
+    kept = kept_bytes(facts, each)
     # policies before the rows of all that follows
     shape = len(blocks), len(codes), len(places)
-    kept, running = kept.reshape(shape), running_bytes(blocks, kept, each).reshape(shape)
+    kept, running = kept.reshape(shape), running_bytes(facts, kept, each).reshape(shape)
     peak = np.full((len(codes), len(in_full)), -np.inf)
     for kind, freed, beside in zip(moments.kinds, moments.freed[:, :, 0], gathered, strict=True):
         passing = share * (running[kind].take(at, axis=1) - _of_blocks(kept, freed, at))
@@ -101,11 +110,12 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any]:
     options = [
         held.joined({"reshard_after_forward": reshard & (held.pp == 1)}) for reshard in (True, False)
     ]
-    sharded = held.shard == code_of(Shard.PARAMETERS)
     moments = ranks.moments.ranks(1).at(ranks.at)
     ways = (gathered_bytes(kinds, first, own, element, moments) for own in options)
-    # a pipeline or the loss leaves gradients unreduced, but the memory of those before may be kept
-    reduced = pooled(facts) | ~sharded | ((held.pp == 1) & ~moments.first)
-    bytes_ = states["parameters"] + states["optimizer"] + reduced * states["gradients"] + pool[0]
+    # gradients may not be there yet, but the memory of those before may be kept
+    unmade = unmade_bytes(facts, first, held, moments, When.FIRST) * ~(pooled(facts) & gathers(held))
+    bytes_ = states["parameters"] + states["optimizer"] + states["gradients"] + pool[0] - unmade
+    # at least half of the running unit's gradients meet what is read
+    bytes_ = bytes_ - share * reducing_bytes(kinds, held, element, moments) / 2
     found = np.where(moments.present, bytes_ + share * np.minimum(*ways), -np.inf)[:, 0]
     return stepping.max(axis=0), found.take(at, axis=-1), at

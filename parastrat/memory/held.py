@@ -8,9 +8,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.distinct import distinct
-from parastrat.memory.activations import SAVED_BY, kept_bytes, running_bytes
-from parastrat.memory.gathered import HELD_BY, When, gathered_bytes, shards_parameters, waiting_bytes
+from parastrat.memory.activations import (
+    SAVED_BY,
+    cast_bytes,
+    everything_bytes,
+    head_bytes,
+    keeps_casts,
+    kept_bytes,
+    loss_bytes,
+    running_bytes,
+)
+from parastrat.memory.gathered import (
+    HELD_BY,
+    When,
+    gathered_bytes,
+    reducing_bytes,
+    shards_parameters,
+    waiting_bytes,
+)
 from parastrat.memory.pools import gathering_pool, pooled
+from parastrat.memory.unmade import makes_gradients, unmade_bytes
 from parastrat.ranks import RankLoad, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
 
@@ -42,16 +59,21 @@ class RanksHeld:
     #: what is gathered at each moment at which a rank may peak, by ``held_at``; the same when its block has
     #: run once; and, where that differs, at the end of all
     gathered: tuple[Any, ...]
+    #: at the same moments the gradients that a first micro-batch does not find, by ``held_at``
+    unmade: tuple[Any, ...]
     held_at: Any
-    #: what all blocks of a rank keep, by ``saved_at``
+    #: what all blocks of a rank keep, and of that the head, by ``saved_at``
     one: Any
+    head: Any
     #: at each moment, by ``saved_at``: what exists while its block runs, what one repeat of that keeps, and
     #: what was freed before
     running: Any
     kept: Any
     freed: Any
-    #: where nothing ran backward yet, and where the rank has the block
-    first: Any
+    #: of a unit the gradients that it makes, by ``held_at``, and all that its backward reads
+    reducing: Any
+    everything: Any
+    #: where the rank has the block
     present: Any
     saved_at: Any
 
@@ -70,14 +92,24 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     held, held_at = distinct(columns, HELD_BY)
     saved, saved_at = distinct(columns, SAVED_BY)
     kinds = block_kinds(model)
-    kept = kept_bytes(kinds.blocks, saved)
+    kept, casts = kept_bytes(facts, saved), cast_bytes(facts, saved)
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
     load, same = of_held.every, of_saved.every
-    # the end differs where a pipeline gathers unit by unit
-    unit_by_unit = np.any(held.reshard_after_forward & (held.pp > 1) & shards_parameters(held))
+    # the end differs where a pipeline gathers unit by unit, and where gradients come one by one
+    unit_by_unit = held.reshard_after_forward & (held.pp > 1) & shards_parameters(held)
+    ends = np.any(unit_by_unit | makes_gradients(facts, held))
 
-    own, ways = of_held.moments.at(of_held.at), WAYS if unit_by_unit else WAYS[:2]
+    own, ways = of_held.moments.at(of_held.at), WAYS if ends else WAYS[:2]
     moments = of_saved.moments.at(of_saved.at)
+    by_kind = running_bytes(facts, kept, saved)
+    running = by_kind[moments.kinds][:, None]
+    if np.any(casts):
+        # at the end of a forward its context still remembers the casts of all that is made again
+        again = casts * ~keeps_casts(facts, saved)
+        every = sum(each * count for each, count in zip(again, same.repeats, strict=True))
+        ended = every / saved.virtual_stages + loss_bytes(facts, by_kind, saved)[moments.kinds][:, None]
+        running = np.where(moments.first, np.maximum(running, ended), running)
+    heads = head_bytes(facts, kept)
     freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
     return RanksHeld(
         load=same,
@@ -86,22 +118,24 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         pool=gathering_pool(kinds, load, held, element) * pooled(facts),
         waiting=waiting_bytes(facts, load, held, element),
         gathered=tuple(gathered_bytes(kinds, load, held, element, own, when) for when in ways),
+        unmade=tuple(unmade_bytes(facts, load, held, own, when) for when in ways),
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
-        running=running_bytes(kinds.blocks, kept, saved)[moments.kinds][:, None],
+        head=sum(each * count for each, count in zip(heads, same.repeats, strict=True)),
+        running=np.broadcast_to(running, moments.present.shape),
         kept=kept[moments.kinds][:, None],
         freed=freed,
-        first=moments.first,
+        reducing=reducing_bytes(kinds, held, element, own),
+        everything=everything_bytes(facts, kept, saved)[moments.kinds][:, None],
         present=moments.present,
         saved_at=saved_at,
     )
 
 
-def ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool]]:
-    """Yield what is gathered at each moment, what was freed before, and whether no unit has reduced yet.
+def ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool, Any]]:
+    """Yield what is gathered at each moment, what was freed, whether no unit has reduced, what is unmade.
 
-    Moments may be met as the first repeat of a block in backward, as the second, and under a pipeline that
-    reshards as the last.
+    Moments may be met as the first repeat of a block in backward, as the second, and as the last.
     """
     freed = ranks.freed, ranks.freed + ranks.kept, ranks.one - ranks.kept
-    return zip(ranks.gathered, freed, (True, False, False), strict=False)
+    return zip(ranks.gathered, freed, (True, False, False), ranks.unmade, strict=False)

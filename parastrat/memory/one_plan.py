@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import Columns, facts_columns, plan_columns
-from parastrat.memory.activations import kept_bytes
+from parastrat.memory.activations import in_flight, kept_bytes
+from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.held import ranks_held
 from parastrat.memory.peaks import moments_held
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import local, root_totals, unit_totals
+from parastrat.ranks.states import local, unit_totals
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -46,10 +47,11 @@ class OnePlan:
         totals = (self.held.load.trainable, self.held.load.frozen)
         return sum(number_of(part, place) for total in totals for part in local(total, self.c))
 
-    @property
-    def root(self) -> tuple[float, ...]:
-        """The parameters outside units that one repeat of each kind has on a rank."""
-        return _each(sum(local(root_totals(self.kinds), self.c)))
+    def buffers(self, place: int) -> float:
+        """Return what a pipeline rank keeps for what it receives, bytes."""
+        rank = self.held.load.rank
+        buffers, _ = crossing_bytes(self.facts, self.c, rank, in_flight(self.c, rank))
+        return number_of(buffers, place)
 
     @property
     def units(self) -> tuple[float, ...]:
@@ -86,5 +88,5 @@ def one_plan(facts: Facts, plan: Plan) -> OnePlan:
         moments=tuple(moments_held(facts, columns, held)),
         kinds=kinds,
         names=_names(facts.model, kinds),
-        kept=_each(kept_bytes(kinds.blocks, columns)),
+        kept=_each(kept_bytes(facts, columns)),
     )

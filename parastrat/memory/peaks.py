@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.estimate import MemoryEstimate
-from parastrat.memory.activations import in_flight
-from parastrat.memory.gathered import When, shards_parameters
+from parastrat.memory.activations import held_bytes, in_flight
+from parastrat.memory.crossing import crossing_bytes
+from parastrat.memory.gathered import When, gathers, never_met_bytes
 from parastrat.memory.held import WAYS, RanksHeld, ranks_held, ways
 from parastrat.memory.pools import pooled
+from parastrat.memory.unmade import lacking_bytes, makes_gradients
 from parastrat.ranks.states import context_bytes
 
 if TYPE_CHECKING:
@@ -50,21 +52,29 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     share = 1 + facts.stack.fragmentation
 
     of_held, of_saved = ranks.of_held, ranks.of_saved
-    held = in_flight(columns, of_saved(ranks.load.rank)) * of_saved(share * ranks.one)
+    rank, one = of_saved(ranks.load.rank), of_saved(share * ranks.one)
+    flying = in_flight(columns, rank)
+    buffers, sent = crossing_bytes(facts, columns, rank, flying)
+    held = held_bytes(columns, flying, one, of_saved(share * ranks.head)) + share * (sent + buffers)
     states = ranks.states["parameters"] + ranks.states["optimizer"]
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])
-    if not pooled(facts):
-        later, at_loss = _gradients_held(columns, gradients)
-        gradients = np.where(of_saved(ranks.first), at_loss, later)
+    # the memory of a stream of its own is kept for the next step
+    lacks = np.flatnonzero((not pooled(facts)) | makes_gradients(facts, columns))
+    never = share * never_met_bytes(of_held(ranks.reducing), of_saved(ranks.everything))
     peak = np.full(held.shape, -np.inf)
     waiting = of_held(share * ranks.waiting) * _several(columns)
-    for gathered, freed, unreduced in ways(ranks):
+    for gathered, freed, unreduced, unmade in ways(ranks):
         passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
-        most = (of_held(share * gathered) + of_saved(passing) + gradients).max(axis=0)
-        np.maximum(peak, most + waiting * unreduced, out=peak)
+        every = of_held(share * gathered) + of_saved(passing) + gradients
+        every -= never
+        if lacks.size:
+            own = unmade.take(ranks.held_at[lacks], axis=-1)
+            several = np.broadcast_to(flying, one.shape)[..., lacks]
+            every[..., lacks] -= lacking_bytes(own, one[..., lacks], several, columns.at(lacks))
+        np.maximum(peak, every.max(axis=0) + waiting * unreduced, out=peak)
     backward = of_held(states) + held + peak
-    total = context + (of_held(ranks.pool) + np.maximum(stepping, backward)).max(axis=0)
+    total = context + (of_held(ranks.pool) + np.maximum(stepping + buffers, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)
 
 
@@ -89,7 +99,7 @@ def _composition(parts: dict[str, Any]) -> dict[str, Any]:
 
 def _peaks(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     """Return the composition at the peak of each row's worst pipeline rank, the first of equal moments."""
-    stepping, backward = _stepping(facts, ranks), _backward(facts, c, ranks)
+    stepping, backward = _stepping(facts, c, ranks), _backward(facts, c, ranks)
     rows = np.arange(len(c.pp))
     most = np.where(_by_way(ranks, ranks.present), backward["total"], -np.inf)
     total = np.maximum(stepping["total"], most.max(axis=0, initial=-np.inf))
@@ -122,7 +132,7 @@ class MomentHeld:
 
 def moments_held(facts: Facts, c: Columns, ranks: RanksHeld) -> Iterator[MomentHeld]:
     """Yield what each pipeline rank holds in the optimizer step, then at the moments of backward."""
-    yield MomentHeld(moment=None, when=When.END, parts=_stepping(facts, ranks))
+    yield MomentHeld(moment=None, when=When.END, parts=_stepping(facts, c, ranks))
     backward, present = _backward(facts, c, ranks), _by_way(ranks, ranks.present)
     for place, own in enumerate(present):
         way, moment = divmod(place, len(ranks.present))
@@ -130,13 +140,15 @@ def moments_held(facts: Facts, c: Columns, ranks: RanksHeld) -> Iterator[MomentH
         yield MomentHeld(moment=moment, when=WAYS[way], parts=parts, present=own)
 
 
-def _stepping(facts: Facts, ranks: RanksHeld) -> dict[str, Any]:
+def _stepping(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     """Return what each pipeline rank holds in the optimizer step.
 
     While a foreach optimizer runs there are no activations, but one temporary copy.
     """
     states = {name: ranks.of_held(part) for name, part in ranks.states.items()}
-    transient = ranks.of_held(ranks.optimizer_step)
+    rank = ranks.of_saved(ranks.load.rank)
+    buffers, _ = crossing_bytes(facts, c, rank, in_flight(c, rank))
+    transient = ranks.of_held(ranks.optimizer_step) + buffers
     return _composition(
         {
             **states,
@@ -168,23 +180,27 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     their total these are the transient's ``gathered``, ``running`` and ``waiting``.
     """
     states = {name: ranks.of_held(part) for name, part in ranks.states.items()}
-    gathered, freed, unreduced = (list(own) for own in zip(*ways(ranks), strict=True))
-    held = in_flight(c, ranks.of_saved(ranks.load.rank)) * ranks.of_saved(ranks.one)
+    gathered, freed, unreduced, unmade = (list(own) for own in zip(*ways(ranks), strict=True))
+    rank, one = ranks.of_saved(ranks.load.rank), ranks.of_saved(ranks.one)
+    flying = in_flight(c, rank)
+    buffers, sent = crossing_bytes(facts, c, rank, flying)
+    held = held_bytes(c, flying, one, ranks.of_saved(ranks.head)) + sent
+    never = never_met_bytes(ranks.of_held(ranks.reducing), ranks.of_saved(ranks.everything))
     activations = held - ranks.of_saved(np.concatenate(freed))
     moving = {
-        "gathered": ranks.of_held(np.concatenate(gathered)),
+        "gathered": ranks.of_held(np.concatenate(gathered)) - np.concatenate([never] * len(gathered)),
         "running": _by_way(ranks, ranks.running),
         "waiting": ranks.of_held(ranks.waiting) * _several(c) * _each_moment(ranks, unreduced),
     }
-    transient = moving["gathered"] + moving["running"] + moving["waiting"]
-    later, at_loss = _gradients_held(c, states["gradients"])
-    gradients = np.where(_by_way(ranks, ranks.first), at_loss, later)
+    transient = moving["gathered"] + moving["running"] + moving["waiting"] + buffers
+    share = 1 + facts.stack.fragmentation
+    lacking = lacking_bytes(ranks.of_held(np.concatenate(unmade)), share * one, flying, c)
     # those of the step before are freed, and their memory is kept for the next
-    kept = (states["gradients"] - gradients) * pooled(facts)
+    kept = lacking * gathers(c) * pooled(facts)
     lost = facts.stack.fragmentation * (activations + transient)
     parts = {
         **{name: part[None] for name, part in states.items()},
-        "gradients": gradients,
+        "gradients": states["gradients"] - lacking,
         "activations": activations,
         "transient": transient,
         "overhead": _reserve(facts, ranks) + kept + lost,
@@ -195,13 +211,3 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
 def _several(c: Columns) -> Any:
     """Return where a step has several micro-batches."""
     return c.gradient_accumulation_steps > 1
-
-
-def _gradients_held(c: Columns, gradients: Any) -> tuple[Any, Any]:
-    """Return the gradients that are there while blocks run backward, and when the first of all does.
-
-    Sharded ones come with the first reduction: after the loss, under a pipeline at the end.
-    """
-    sharded = shards_parameters(c)
-    later = np.where((c.pp > 1) & sharded, 0, gradients)
-    return later, np.where((c.gradient_accumulation_steps == 1) & sharded, 0, later)

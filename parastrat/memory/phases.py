@@ -125,13 +125,15 @@ class _Moving:
 def _between(job: OnePlan, place: int, moving: _Moving, stage: Stage, block: str = "") -> Phase:
     """Return a phase at which no rank peaks, put together as those at which one may."""
     states = {name: number_of(part, place) for name, part in job.held.states.items()}
-    idle = (states["gradients"] - moving.gradients) * pooled(job.facts)
-    lost = job.facts.stack.fragmentation * (moving.activations + moving.gathered)
+    sharded = shards_parameters(job.c).all()
+    idle = (states["gradients"] - moving.gradients) * pooled(job.facts) if sharded else 0.0
+    transient = moving.gathered + job.buffers(place)
+    lost = job.facts.stack.fragmentation * (moving.activations + transient)
     parts = {
         **states,
         "gradients": moving.gradients,
         "activations": moving.activations,
-        "transient": moving.gathered,
+        "transient": transient,
         "overhead": context_bytes(job.facts) + number_of(job.held.pool, place) + idle + lost,
     }
     own = {part: ceil(parts[part]) for part in PARTS}
@@ -158,12 +160,9 @@ def _forward(job: OnePlan, place: int) -> Iterator[Phase]:
 
 
 def _gathered(job: OnePlan, place: int, ran: list[int], kind: int) -> float:
-    """Return the gathered parameters and waiting gradients, or autocast's casts, behind a forward."""
+    """Return the gathered parameters and waiting gradients behind a forward."""
     c, element, everything = job.c, element_bytes(job.facts), job.parameters(place)
-    units, roots = job.units, job.root
-    if not shards_parameters(c).all():
-        own = sum((units[each] + roots[each]) * count for each, count in enumerate(ran))
-        return element.cast * min(own, everything)
+    units = job.units
     if not gathers(c).all():
         return 0.0
     root = sum(number_of(part, place) for part in local(job.held.load.root, c))
@@ -241,5 +240,5 @@ def _reduction(job: OnePlan, place: int) -> Phase:
         whole = (element.compute + element.reduce) * job.parameters(place)
         return _between(job, place, _Moving(gradients=0.0, gathered=whole), Stage.REDUCTION)
     root = sum(number_of(part, place) for part in local(job.held.load.root, c))
-    whole = (2 * element.compute + element.reduce) * root
+    whole = (element.compute + element.reduce) * root
     return _between(job, place, _Moving(gradients=gradients, gathered=whole), Stage.REDUCTION)

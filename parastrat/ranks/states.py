@@ -15,6 +15,8 @@ from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.model import Block
@@ -135,12 +137,12 @@ def context_bytes(facts: Facts) -> int:
     return 0 if facts.hardware.device.type is DeviceType.CPU else facts.stack.context_bytes
 
 
-def block_totals(block: Block) -> ParameterTotals:
-    """Return one repeat's parameters by what divides them."""
+def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> ParameterTotals:
+    """Return one repeat's parameters by what divides them, or the trainable alone; without ``of`` none."""
     counts = {"replicated": 0, "tensor": 0, "expert": 0}
-    for group in block.parameters:
+    for group in block.parameters if of else ():
         split = "replicated" if group.split.value == "sequence" else group.split.value
-        counts[split] += group.count
+        counts[split] += group.trainable if trainable else group.count
     return ParameterTotals(**counts)
 
 
@@ -156,8 +158,18 @@ def root_totals(kinds: Kinds) -> ParameterTotals:
     return _totals_where(kinds, units=False)
 
 
+@remembered
+def trainable_totals(kinds: Kinds) -> ParameterTotals:
+    """Return the trainable parameters of one repeat of each kind of block, beside plans."""
+    return totals_table([block_totals(block, trainable=True) for block in kinds.blocks])
+
+
 def _totals_where(kinds: Kinds, *, units: bool) -> ParameterTotals:
-    several = [block_totals(block) if block.unit is units else ParameterTotals() for block in kinds.blocks]
+    return totals_table([block_totals(block, of=block.unit is units) for block in kinds.blocks])
+
+
+def totals_table(several: Sequence[ParameterTotals]) -> ParameterTotals:
+    """Return the parameters of several blocks as columns beside those of plans."""
     table = np.array([(each.replicated, each.tensor, each.expert) for each in several], dtype=float)
     replicated, tensor, expert = table.T[..., None]
     return ParameterTotals(replicated=replicated, tensor=tensor, expert=expert)

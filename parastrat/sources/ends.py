@@ -24,7 +24,7 @@ _SPEECH_KERNEL = 3
 
 def end_block(setting: Setting, name: str, repeat: int, part: Part, *, unit: bool) -> Block:
     """Return parts outside the repeated blocks as one block of the root."""
-    width = setting.element * setting.tokens * setting.architecture.hidden
+    width = setting.stream * setting.tokens * setting.architecture.hidden
     kept = part.saved
     return Block(
         name=name,
@@ -67,8 +67,8 @@ def head(setting: Setting) -> Block:
 
     Eager cross entropy keeps the log-softmax and in backward makes two more of its size, for decoders in
     fp32, beside the logits themselves, which the training script holds. A compiled one keeps the logits and
-    makes their gradients; Megatron's keeps the fp32 softmax and works in place. In parallel torch makes one
-    tensor more (torch/distributed/tensor/parallel/loss.py, ``_nll_loss_and_log_softmax_backward``).
+    makes their gradients; Megatron's keeps the fp32 softmax and works in place. Where tp ranks compute it
+    together, it is a stack's whether one tensor more is made or less.
     """
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     parts = [_before_logits(setting)]
@@ -78,13 +78,13 @@ def head(setting: Setting) -> Block:
         weights.append(Parameters(trainable=a.vocab, split=Split.TENSOR))
     loss = _FP32 if a.family is Family.DECODER else b
     kept, again = {
-        Kernels.EAGER: (loss, 2 * loss + b),
-        Kernels.COMPILED: (loss, 2 * loss + b),
+        Kernels.EAGER: (loss, 2 * loss),
+        Kernels.COMPILED: (loss, 2 * loss),
         Kernels.COMPILED_LOSS: (b, b),
         Kernels.FUSED: (_FP32, b),
         Kernels.FUSED_MATH: (_FP32, b),
     }[setting.kernels]
-    logits = a.vocab * tokens
+    logits, one_kernel = a.vocab * tokens, setting.kernels in _ONE_KERNEL
     parts.append(
         Part(
             parameters=tuple(weights),
@@ -106,7 +106,8 @@ def head(setting: Setting) -> Block:
         activations=_outside(part.saved),
         working=Saved(loss=again * logits),
         boundary_bytes=0,
-        loss_parallel_bytes=0.0 if setting.kernels in _ONE_KERNEL else loss * logits,
+        output=Saved() if one_kernel else Saved(loss=b * logits),
+        loss_parallel_bytes=0.0 if one_kernel else loss * logits,
         unit=False,
     )
 

@@ -29,9 +29,9 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
         groups.append(Parameters(trainable=a.hidden))
     count = _kept_tensors(a, setting.kernels)
     # every second matmul: of gate, up and down the first and the last; of two the first. Backward does not
-    # read the last one's output, and a compiler leaves it out
+    # read the last one's output, and a compiler leaves it out; each tp rank's is whole, a summand
     last = a.gated and not setting.kernels.compiled
-    selective = Saved(tensor=b * ffn * tokens, sequence=b * a.hidden * tokens if last else 0)
+    selective = Saved(tensor=b * ffn * tokens, replicated=b * a.hidden * tokens if last else 0)
     return Part(
         parameters=tuple(groups),
         operators=(

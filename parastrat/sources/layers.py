@@ -35,6 +35,13 @@ class Setting:
     #: bytes of an activation element
     element: int
     kernels: Kernels
+    #: weights are in fp32 and so is the residual stream; products read short copies
+    autocast: bool = False
+
+    @property
+    def stream(self) -> int:
+        """Bytes of an element of the residual stream."""
+        return _FP32 if self.autocast else self.element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +105,21 @@ def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
     )
 
 
-def norm(setting: Setting, *, added: bool, gathered: bool = False) -> Part:
+def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int = 1) -> Part:
     """Return a norm over the width, with the residual addition before it if ``added``.
 
     Such a norm, and one that is ``gathered``, is read by a matmul whose columns tensor parallelism divides.
     Its output is gathered for that, and torch keeps it whole; Megatron gathers it again in backward
-    (Korthikanti et al., section 4.2.2).
+    (Korthikanti et al., section 4.2.2). Under autocast its input is in fp32, and each of its ``readers``,
+    the products, keeps a short copy of its output.
     """
     a, b, tokens = setting.architecture, setting.element, setting.tokens
     rms = a.norm is Norm.RMS
-    if setting.kernels is Kernels.EAGER and rms:
+    if setting.autocast:
+        # its input and what it multiplies with its weight; or its input alone
+        kept = (2 * _FP32 * a.hidden + _FP32) if rms else (_FP32 * a.hidden + 2 * _FP32)
+        kept += readers * b * a.hidden
+    elif setting.kernels is Kernels.EAGER and rms:
         # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input
         kept = (_FP32 + 2 * b) * a.hidden + _FP32
         if a.relative_buckets and b < _FP32:
@@ -117,7 +129,8 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False) -> Part:
         kept = b * a.hidden + _FP32
     else:
         kept = 2 * b * a.hidden + 2 * _FP32
-    whole = b * a.hidden if (added or gathered) and not setting.kernels.fused else 0
+    copies = readers if setting.autocast else 1
+    whole = copies * b * a.hidden if (added or gathered) and not setting.kernels.fused else 0
     passes = 4 if setting.kernels is Kernels.EAGER and rms else 1
     moved = 2 * b * passes + (3 * b if added else 0)
     return Part(

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from parastrat.model import (
+    Autocast,
     Block,
     Family,
     ModelSpec,
@@ -26,13 +27,15 @@ from parastrat.sources.layers import (
     norm,
 )
 from parastrat.stack import Kernels
+from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.sources.architecture import Architecture
-    from parastrat.workload import Precision
 
 #: additions to the residual in a layer: attention's output and the feed-forward's
 _ADDITIONS = 2
+#: formats in which autocast computes where weights are not cast as they are gathered
+_AUTOCAST = (Precision.BF16_MIXED, Precision.FP16_MIXED)
 
 
 def transformer(
@@ -48,16 +51,10 @@ def transformer(
     setting = Setting(
         architecture=architecture, tokens=tokens, element=precision.compute_bytes, kernels=kernels
     )
-    if architecture.family is Family.ENCODER_DECODER:
-        blocks = _encoder_decoder(setting)
-    elif image:
-        blocks = (
-            patches(setting),
-            _layer(setting, architecture.layers, causal=False),
-            classifier(setting),
-        )
-    else:
-        blocks = _single_stack(setting)
+    blocks = _chain(setting)
+    if kernels is Kernels.EAGER and precision in _AUTOCAST:
+        pairs = zip(blocks, _chain(replace(setting, autocast=True)), strict=True)
+        blocks = tuple(replace(block, autocast=_cast(other)) for block, other in pairs)
     total, active = _counts(blocks, architecture)
     causal = architecture.family in (Family.DECODER, Family.ENCODER_DECODER)
     return ModelSpec(
@@ -81,6 +78,21 @@ def transformer(
         routed=architecture.experts is not None,
         source=architecture.source,
         caveats=_caveats(architecture),
+    )
+
+
+def _chain(setting: Setting) -> tuple[Block, ...]:
+    if setting.architecture.family is Family.ENCODER_DECODER:
+        return _encoder_decoder(setting)
+    if setting.architecture.image:
+        layers = _layer(setting, setting.architecture.layers, causal=False)
+        return patches(setting), layers, classifier(setting)
+    return _single_stack(setting)
+
+
+def _cast(block: Block) -> Autocast:
+    return Autocast(
+        activations=block.activations, working=block.working, boundary_bytes=block.boundary_bytes
     )
 
 
@@ -148,6 +160,25 @@ def _buckets(a: Architecture) -> Part:
     return Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
 
 
+def _gradients(setting: Setting, inner: int, width: int) -> Saved:
+    """Return the gradients of the inner tensors, and of the residual and its branch.
+
+    Those that products give back are summands on each tp rank, whole until they are added up, which torch
+    does behind the last of them; Megatron's fused projections give back one.
+    """
+    summands = 0 if setting.kernels.fused else 2
+    whole = summands * setting.element * setting.tokens * setting.architecture.hidden
+    return Saved(tensor=2 * setting.element * inner, sequence=2 * width - whole, replicated=whole)
+
+
+def _readers(a: Architecture, index: int) -> int:
+    """Return how many products read a norm: the first attention's, the second the feed-forward's."""
+    attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated else 1
+    if a.layer_norms == 1:
+        return attended + fed
+    return (attended, fed)[index] if index < _ADDITIONS else 0
+
+
 def _layer(
     setting: Setting,
     repeat: int,
@@ -158,10 +189,13 @@ def _layer(
     name: str = "layer",
 ) -> Block:
     """Return equal layers; those of a decoder also attend to the tokens of an encoder, its memory."""
-    a, width = setting.architecture, setting.element * setting.tokens * setting.architecture.hidden
+    a, width = setting.architecture, setting.stream * setting.tokens * setting.architecture.hidden
     crossed = memory_tokens is not None
-    memory = setting.element * (memory_tokens or 0) * a.hidden
-    parts = [norm(setting, added=index < _ADDITIONS) for index in range(a.layer_norms)]
+    memory = setting.stream * (memory_tokens or 0) * a.hidden
+    parts = [
+        norm(setting, added=index < _ADDITIONS, readers=_readers(a, index))
+        for index in range(a.layer_norms)
+    ]
     parts.append(attention(setting, causal=causal))
     if crossed:
         parts += [norm(setting, added=True), attention(setting, causal=False, memory_tokens=memory_tokens)]
@@ -176,12 +210,11 @@ def _layer(
         operators=part.operators,
         # checkpoints of all layers hold the encoder's output, which is one tensor and counted there
         activations=activations(part, width),
-        # gradients of the inner tensors, and of the residual and its branch
-        working=Saved(tensor=2 * setting.element * inner, sequence=2 * width),
+        working=_gradients(setting, inner, width),
         boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,
-        tensor_parallel_bytes=width,
-        expert_parallel_bytes=routed * width,
+        tensor_parallel_bytes=setting.element * setting.tokens * a.hidden,
+        expert_parallel_bytes=routed * setting.element * setting.tokens * a.hidden,
         experts_per_token=routed,
         context_parallel_bytes=2 * setting.element * setting.tokens * a.kv_heads * a.head_dim,
     )

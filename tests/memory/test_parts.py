@@ -66,12 +66,23 @@ def test_what_divides_activations(fields: dict[str, Any], size: float) -> None:
     assert saved_bytes(Saved(replicated=16, tensor=40, sequence=80, loss=160), row(**fields)) == size
 
 
-def test_a_loss_in_parallel_makes_more() -> None:
+def test_a_loss_in_parallel_makes_more_or_less_as_the_stack_does() -> None:
     head = keeping(0, 100, loss_parallel_bytes=80.0)
     fields = {"tp": 4, "micro_batch_size": 3}
     assert memory(holding(head), **fields).transient == 300
-    assert memory(holding(head), **fields, loss_parallel=True).transient == 300 + 3 * 80 / 4
-    assert memory(holding(head), **fields, cp=2, loss_parallel=True).transient == (300 + 3 * 80 / 4) / 2
+    for more in (1, -1):
+        job = holding(head, stack=BARE | {"parallel_loss_tensors": more})
+        made = 300 + more * 3 * 80 / 4
+        assert memory(job, **fields, loss_parallel=True).transient == made
+        assert memory(job, **fields, cp=2, loss_parallel=True).transient == made / 2
+
+
+def test_an_output_is_held_but_by_pipelines() -> None:
+    head = keeping(0, 100, output=Saved(loss=40.0), repeat=2)
+    assert memory(holding(head), micro_batch_size=2).transient == 200 + 80
+    assert memory(holding(head), tp=4, loss_parallel=True).transient == 100 + 40 / 4
+    fields = {"pp": 2, "gradient_accumulation_steps": 2, "pp_schedule": PipelineSchedule.GPIPE}
+    assert memory(holding(head), **fields).transient == 100
 
 
 def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> None:
@@ -79,7 +90,7 @@ def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> N
     activations = Activations(**{policy.value: Saved(replicated=size) for policy, size in kept.items()})
     layer = block(activations=activations, working=Saved(replicated=7), repeat=3)
     for policy, size in kept.items():
-        assert kept_bytes((layer,), row(recompute=policy)).item() == size
+        assert kept_bytes(holding(layer), row(recompute=policy)).item() == size
         found = memory(holding(layer), recompute=policy)
         assert (found.activations, found.transient) == (3 * size, 7 + (100 - size))
     # a policy that keeps more than none makes nothing again
@@ -178,9 +189,9 @@ def test_the_optimizers_step_copies_what_it_updates_once() -> None:
 def test_sharded_gradients_come_with_the_first_reduction(fields: dict[str, Any], gradients: int) -> None:
     head = keeping(0, 10**6, parameters=parameters(1200), unit=False)
     assert memory(holding(keeping(0), head), **SHARDED, **fields).gradients == gradients
-    # before the embedding's backward all others have been reduced
-    early = memory(holding(head, keeping(0)), **SHARDED)
-    assert early.gradients == 4 * 600
+    # before the embedding's backward units have been reduced, and the root has not
+    early = memory(holding(head, keeping(0, parameters=parameters(800))), **SHARDED)
+    assert early.gradients == 4 * 400
 
 
 def test_gradients_that_are_not_sharded_are_always_there() -> None:
@@ -216,9 +227,9 @@ def chain(busy: str, **changes: Any) -> Facts:
         # at the loss the last layer is on its way, and no gradients exist
         ("head", True, ROOT + UNIT, 0),
         ("head", False, ROOT + 3 * UNIT, 0),
-        # when the first block has run, the root's gradients are reduced
-        ("table", True, ROOT + ROOT, ROOT),
-        ("table", False, ROOT + ROOT, ROOT),
+        # when the first block has run, the root's gradients are reduced, and its weights are freed
+        ("table", True, ROOT, ROOT),
+        ("table", False, ROOT, ROOT),
     ],
 )
 def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduced: int) -> None:
@@ -309,9 +320,40 @@ def test_frozen_parameters_are_gathered_too() -> None:
 
 def test_autocast_casts_frozen_weights_as_well() -> None:
     layer = keeping(0, 10**6, repeat=3, parameters=parameters(600, frozen=400))
-    mixed = holding(layer, precision=Precision.BF16_MIXED)
-    assert memory(mixed).transient - 10**6 == 2 * 3 * UNIT
-    assert memory(mixed, shard=Shard.GRADIENTS, dp_shard=2).transient - 10**6 == 2 * 3 * UNIT
+    product = matmul(1)
+    mixed = holding(replace(layer, operators=(product,)), precision=Precision.BF16_MIXED)
+    assert memory(mixed, dp_replicate=2).activations == 2 * 3 * UNIT
+    assert memory(mixed, shard=Shard.GRADIENTS, dp_shard=2).activations == 2 * 3 * UNIT
+    # tables are read as they are
+    assert memory(holding(layer, precision=Precision.BF16_MIXED)).activations == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept", "made"),
+    [
+        ({}, 3 * 2 * UNIT, 10**6),
+        ({"recompute": Recompute.ATTENTION}, 3 * 2 * UNIT, 10**6),
+        # made again with the block; as the forward ends there are those of all
+        ({"recompute": Recompute.FULL}, 0, 10**6 + 2 * UNIT),
+        ({"recompute": Recompute.SELECTIVE}, 0, 10**6 + 2 * UNIT),
+    ],
+)
+def test_where_the_casts_of_weights_live(fields: dict[str, Any], kept: int, made: int) -> None:
+    product = matmul(1)
+    layer = keeping(0, 10**6, repeat=3, parameters=parameters(UNIT), operators=(product,))
+    fields["dp_replicate"] = 2  # whose buckets are there all the time
+    found = memory(holding(layer, precision=Precision.BF16_MIXED), **fields)
+    assert (found.activations, found.transient) == (kept, made)
+    small = replace(layer, working=Saved())
+    end = memory(holding(small, precision=Precision.BF16_MIXED), **fields)
+    assert end.transient == (0 if kept else 3 * 2 * UNIT)
+
+
+def test_each_micro_batch_in_flight_has_its_own_casts() -> None:
+    product = matmul(1)
+    layer = keeping(0, 10**6, repeat=4, parameters=parameters(UNIT), operators=(product,))
+    fields = {"pp": 2, "gradient_accumulation_steps": 8, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+    assert memory(holding(layer, precision=Precision.BF16_MIXED), **fields).activations == 2 * 2 * 2 * UNIT
 
 
 @pytest.mark.parametrize(
@@ -441,8 +483,9 @@ def test_units_of_a_pipeline_that_reshards_are_all_gathered_when_only_the_last_i
     freed = memory(holding(layer), **fields, reshard_after_forward=True)
     # two micro-batches of three layers; those of two layers are gone at the end
     assert (stays.activations, freed.activations) == (2 * 300, 2 * 300 - 2 * 100)
-    # three layers gathered, a copy of the running one's gradients, all gradients unreduced
-    assert stays.transient == freed.transient == 4 * (3000 + 1000) + 4 * 3000
+    # three layers gathered, a copy of the running one's gradients, all gradients unreduced; half of what
+    # it reads is gone when its gradients are there
+    assert stays.transient == freed.transient == 4 * (3000 + 1000) + 4 * 3000 - 100 / 2
 
 
 def test_the_margin_is_the_stacks_share_and_at_most_eight_percent_of_the_card() -> None:
@@ -471,8 +514,9 @@ def test_the_first_unit_of_all_finds_no_copied_gradients() -> None:
     # what a layer keeps is worth more than a copy: the first one's backward decides
     layer = keeping(10**5, 10**6, repeat=3, parameters=parameters(UNIT))
     found = memory(holding(layer), **SHARDED)
-    assert (found.activations, found.transient - 10**6) == (3 * 10**5, 4 * (2 * UNIT + UNIT))
+    # half of its gradients are never there with all that it reads
+    assert (found.activations, found.transient - 10**6) == (3 * 10**5, 4 * (2 * UNIT + UNIT) - 4 * UNIT / 2)
     # and worth less: the second one's, which finds a copy of the first one's gradients
     light = keeping(10, 10**6, repeat=3, parameters=parameters(UNIT))
     later = memory(holding(light), **SHARDED)
-    assert (later.activations, later.transient - 10**6) == (20, 4 * (2 * UNIT + UNIT) + 4 * UNIT)
+    assert (later.activations, later.transient - 10**6) == (20, 4 * (2 * UNIT + UNIT) + 4 * UNIT - 10 / 2)

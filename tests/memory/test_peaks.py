@@ -174,12 +174,28 @@ def test_bytes_of_a_precision(precision: Precision, bytes_each: tuple[int, ...])
 
 def test_ddp_under_autocast_keeps_a_short_copy_of_the_weights() -> None:
     job = facts()
-    mixed = memory(job, plan(mesh=Mesh(dp_replicate=64), shard=Shard.NONE)).transient
+    same = replace(job.model, blocks=tuple(replace(block, autocast=None) for block in job.model.blocks))
+    mixed = memory(replace(job, model=same), plan(mesh=Mesh(dp_replicate=64), shard=Shard.NONE)).activations
     short = facts(precision=Precision.BF16)
     plain = memory(
         short, plan(mesh=Mesh(dp_replicate=64), shard=Shard.NONE, precision=Precision.BF16)
-    ).transient
-    assert mixed - plain == pytest.approx(2 * job.model.parameters, rel=0.001)
+    ).activations
+    # all but the table of tokens, which is no product's
+    (table,) = (block for block in job.model.blocks if block.name == "embedding")
+    assert mixed - plain == pytest.approx(2 * (job.model.parameters - table.parameter_count), rel=0.001)
+
+
+def test_autocast_keeps_the_residual_stream_in_fp32() -> None:
+    (layer,) = (block for block in facts().model.blocks if block.name == "layer")
+    width = 4096 * 4096
+    assert layer.autocast is not None
+    assert layer.autocast.boundary_bytes == layer.autocast.activations.full.total == 4 * width
+    assert layer.boundary_bytes == layer.activations.full.total == 2 * width
+    # q, k and v, gate and up read copies of their own; the norms' inputs are the stream itself, and what
+    # they multiply with their weights is in fp32
+    more = layer.autocast.activations.none.total - layer.activations.none.total
+    assert more == (4 + 4 + 3 * 2 - 8) * width + (4 + 4 + 2 * 2 - 8) * width
+    assert facts(precision=Precision.BF16).model.blocks[1].autocast is None
 
 
 def test_offload_leaves_the_device() -> None:
@@ -300,9 +316,9 @@ def test_logits_of_a_loss_that_is_not_parallel_are_whole_on_every_tensor_paralle
     divided = {"mesh": Mesh(dp_replicate=8, tp=8), "shard": Shard.NONE, "sequence_parallel": True}
     parallel, whole = (memory(facts(), plan(**divided, loss_parallel=each)) for each in (True, False))
     # one token of the vocabulary in fp32 as the log-softmax; in its backward twice more, beside the logits,
-    # and in parallel once more still
+    # and in parallel once
     logits = 4096 * 128_256
     kept = 4 * logits * 7 / 8
-    working = (2 * 4 + 2) * logits * 7 / 8 - 4 * logits / 8
+    working = (2 * 4 + 2) * logits * 7 / 8 + 4 * logits / 8
     assert whole.activations - parallel.activations == pytest.approx(kept, abs=2)
     assert whole.transient - parallel.transient == pytest.approx(working, abs=2)

@@ -114,11 +114,27 @@ def test_every_kind_of_pipeline_rank_has_its_own_step() -> None:
     assert ranks[1].phases[-1].stage is Stage.STEP
 
 
-def test_ddp_holds_gradients_all_the_time_and_gathers_casts() -> None:
+def test_ddp_holds_gradients_all_the_time_and_keeps_casts() -> None:
     rank = only(mesh=Mesh(dp_replicate=64), shard=Shard.NONE)
     assert len({phase.parts["gradients"] for phase in rank.phases}) == 1
-    casts = phase_of(rank, Stage.FORWARD, "head").gathered
-    assert casts == pytest.approx(2 * facts().model.parameters, rel=1e-6)
+    assert phase_of(rank, Stage.FORWARD, "head").gathered == 0
+    (layer,) = (block for block in facts().model.blocks if block.name == "layer")
+    assert layer.autocast is not None
+    kept = layer.autocast.activations.none.total + 2 * layer.parameter_count
+    assert rank.kept["layer"] == pytest.approx(kept, abs=1)
+
+
+def test_one_device_makes_gradients_as_backward_goes() -> None:
+    rank = only(mesh=Mesh(), shard=Shard.NONE, gradient_accumulation_steps=1)
+    (head,) = (block for block in facts().model.blocks if block.name == "head")
+    found = [phase.parts["gradients"] for phase in rank.phases if phase.stage is Stage.BACKWARD]
+    assert found[:2] == [0, pytest.approx(4 * head.parameter_count, abs=1)]
+    assert found == sorted(found)
+    assert rank.phases[0].parts["gradients"] == 0
+    assert rank.phases[-1].parts["gradients"] == 4 * facts().model.parameters
+    # what a second micro-batch adds to
+    several = only(mesh=Mesh(), shard=Shard.NONE, gradient_accumulation_steps=2)
+    assert {phase.parts["gradients"] for phase in several.phases} == {4 * facts().model.parameters}
 
 
 def test_a_peak_that_is_no_repeat_of_its_own_is_told() -> None:

@@ -92,8 +92,8 @@ def test_what_is_kept(kernels: Kernels, changes: dict[str, Any], tensors: int) -
 
 
 def test_selective_recompute_keeps_every_second_product() -> None:
-    # of gate, up and down the first and the last; of two the first
-    assert feed_forward(setting()).selective == Saved(tensor=2 * FFN * T, sequence=2 * 8 * T)
+    # of gate, up and down the first and the last, a whole summand; of two the first
+    assert feed_forward(setting()).selective == Saved(tensor=2 * FFN * T, replicated=2 * 8 * T)
     assert feed_forward(setting(**PLAIN)).selective == Saved(tensor=2 * FFN * T)
     # nothing in backward reads the last one's output, and a compiler leaves it out
     assert feed_forward(setting(Kernels.COMPILED)).selective == Saved(tensor=2 * FFN * T)

@@ -1,0 +1,66 @@
+"""What torch's pipelines hold of the tensors that cross between their stages.
+
+Source: torch/distributed/pipelining/stage.py. A stage makes buffers for what it receives, activations and
+gradients, for every micro-batch of a step, once in a training (``_setup_forward_recv_info``,
+``_setup_backward_recv_info``); and it holds what it sent until that micro-batch runs backward
+(``fwd_cache``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.memory.activations import autocasts
+from parastrat.plan import PipelineSchedule, Recompute
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.units import Bytes, Numbers
+
+#: schedules whose first rank has the last stage as well
+_BENT = PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V
+#: under which a block keeps what it was given
+_KEEPING_INPUTS = Recompute.SELECTIVE, Recompute.FULL
+
+
+def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tuple[Bytes, Bytes]:
+    """Return a pipeline rank's buffers, and what it holds of what it sent, less what lies in buffers.
+
+    Tensors cross whole, also where sequence parallelism divides them inside of stages. Megatron's pipelines
+    hold neither.
+
+    Args:
+        facts: the job.
+        c: the plans.
+        rank: the place in the pipeline.
+        held: micro-batches in flight.
+    """
+    if facts.stack.kernels.fused or not np.any(c.pp > 1):
+        return 0.0, 0.0
+    width, given = (each * c.micro_batch_size / c.cp * (c.pp > 1) for each in _widths(facts, c))
+    bent = np.isin(c.pp_schedule, [code_of(schedule) for schedule in _BENT])
+    receiving = c.virtual_stages - (rank == 0)
+    sending = c.virtual_stages - (rank == np.where(bent, 0, c.pp - 1))
+    buffers = c.gradient_accumulation_steps * (receiving + sending) * width
+    in_buffers = autocasts(c) | np.isin(c.recompute, [code_of(policy) for policy in _KEEPING_INPUTS])
+    divided = (c.tp > 1) & np.equal(c.sequence_parallel, 1)
+    return buffers, held * (sending * width - receiving * (in_buffers & ~divided) * given)
+
+
+def _widths(facts: Facts, c: Columns) -> tuple[Any, Any]:
+    """Return the bytes of one sample that cross a cut, and of these what a block's checkpoint keeps.
+
+    Of cuts that differ the most, of blocks that differ the least.
+    """
+    blocks = facts.model.blocks
+    plain = max(block.boundary_bytes for block in blocks)
+    cast = max((block.autocast or block).boundary_bytes for block in blocks)
+    units = [block for block in blocks if block.unit] or blocks
+    kept = min(block.activations.full.total for block in units)
+    kept_cast = min((block.autocast or block).activations.full.total for block in units)
+    chosen = autocasts(c)
+    return np.where(chosen, cast, plain), np.where(chosen, min(kept_cast, cast), min(kept, plain))
