@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from parastrat.runtime.preset_models import llama
+from parastrat.runtime.preset_models import built
 from parastrat.sources.presets import TransformerSource, load_preset
 
 BLOCKS = 4
@@ -20,6 +20,15 @@ NAMES = (
     "llama-2-13b",
     "llama-3.1-70b",
     "llama-3.1-405b",
+    "gpt2",
+    "gpt2-xl",
+    "mistral-nemo-12b",
+    "gemma-7b",
+    "qwen2.5-7b",
+    "qwen2.5-72b",
+    "qwen3-8b",
+    "qwen3-32b",
+    "yi-34b",
 )
 
 
@@ -34,5 +43,5 @@ def cut(name: str) -> TransformerSource:
 def __getattr__(attribute: str) -> Callable[[], nn.Module]:
     for name in NAMES:
         if attribute == name.replace("-", "_").replace(".", "_"):
-            return lambda: llama(cut(name).architecture)
+            return lambda: built(cut(name).architecture)
     raise AttributeError(attribute)

@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from runtime.dry_run.models import LAYERS, WIDE_LAYERS, WIDE_WIDTH, WIDTH, WORDS
 
 from parastrat.assess import assess
@@ -20,6 +21,7 @@ from parastrat.runtime.dry_run import rank as rank_module
 from parastrat.runtime.dry_run import ranks_to_run, run_kinds, run_on_fakes
 from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.rank import Task, dry_run
+from parastrat.runtime.preset_models import builder_of
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -230,8 +232,55 @@ def test_a_forward_that_needs_values_is_told_as_such() -> None:
         dried("Looks")
 
 
-@pytest.mark.parametrize("ref", ["gpt2", "mixtral-8x7b", "resnet-50"])
-def test_presets_that_are_no_llama_have_to_be_named_as_code(ref: str) -> None:
+@pytest.mark.parametrize("ref", ["opt-125m", "olmo-2-7b", "mixtral-8x7b", "bert-large", "resnet-50"])
+def test_presets_of_other_forms_have_to_be_named_as_code(ref: str) -> None:
     own = plan()
-    with pytest.raises(ModelError, match="is no Llama"):
+    with pytest.raises(ModelError, match="of no form that transformers builds"):
         run_on_fakes(ref, own, workload(own))
+
+
+@pytest.mark.parametrize("ref", ["llama-3.2-1b", "gpt2", "qwen2.5-0.5b", "qwen3-0.6b", "gemma-2b"])
+def test_presets_are_built_with_as_many_parameters_as_they_have(ref: str) -> None:
+    source = load_source(ref)
+    assert source is not None
+    with torch.device("meta"):
+        module = builder_of(ref).build()
+    model = source.at(128, Precision.FP32, load_stack("torch").kernels)
+    assert sum(parameter.numel() for parameter in module.parameters()) == model.parameters
+
+
+def test_attention_that_is_computed_again_is_seen() -> None:
+    own = plan(recompute=Recompute.ATTENTION, precision=Precision.BF16_MIXED, micro_batch_size=1)
+    kept = replace(own, recompute=Recompute.NONE)
+    again, once = (run_on_fakes("llama-3.2-1b", each, workload(each, 256)) for each in (own, kept))
+    # of each layer and head a row's statistics, in fp32
+    assert once.after_forward is not None
+    assert again.after_forward is not None
+    assert once.after_forward - again.after_forward == pytest.approx(16 * 32 * 256 * 4, abs=1000)
+
+
+def test_autocast_casts_what_attention_reads() -> None:
+    own = plan(mesh=Mesh(), shard=Shard.NONE, precision=Precision.BF16_MIXED, micro_batch_size=1)
+    source, stack = load_source("llama-3.2-1b"), load_stack("torch")
+    assert source is not None
+    job = Facts(
+        model=source.at(2048, own.precision, stack.kernels),
+        hardware=load_hardware("dgx-h100:1"),
+        workload=workload(own, 2048, Optimizer.SGD),
+        stack=stack,
+    )
+    memory = assess(job, own).estimate.memory
+    found = run_on_fakes("llama-3.2-1b", own, job.workload)
+    assert memory.total - memory.overhead == pytest.approx(found.peak, rel=0.002)
+
+
+def test_a_pipelines_buffers_are_as_many_as_its_micro_batches() -> None:
+    fields: dict[str, Any] = {
+        "mesh": Mesh(pp=2),
+        "shard": Shard.NONE,
+        "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
+    }
+    few, more = (dried("Fed", **fields, gradient_accumulation_steps=steps) for steps in (4, 10))
+    assert few.micro_batches == more.micro_batches == 4
+    # gradients of two samples of eight words, for each micro-batch
+    assert more.optimizer_step - few.optimizer_step == 6 * 2 * 8 * WIDTH * 4
