@@ -76,8 +76,8 @@ def test_what_a_layer_sends_and_works_on() -> None:
     assert (layer.boundary_bytes, layer.expert_parallel_bytes) == (WIDTH, 0)
     # keys and values, 2 heads of 3
     assert layer.context_parallel_bytes == 2 * 2 * T * 2 * 3
-    # gradients of two inner tensors, of the residual and of its branch
-    assert layer.working == Saved(tensor=2 * 2 * 20 * T, sequence=2 * WIDTH)
+    # gradients of two inner tensors, and of what two products read, summands until they are added up
+    assert layer.working == Saved(tensor=2 * 2 * 20 * T, replicated=2 * WIDTH)
     assert layer.activations.full == Saved(sequence=WIDTH)
 
 
@@ -125,7 +125,7 @@ def test_a_mixture_sends_each_token_to_its_experts() -> None:
     assert [block.name for block in spec.blocks] == ["embedding", "expert layer", "head"]
     layer = named(spec, "expert layer")
     assert layer.expert_parallel_bytes == 2 * WIDTH
-    assert layer.working == Saved(tensor=2 * 2 * 5 * 2 * T, sequence=2 * WIDTH)
+    assert layer.working == Saved(tensor=2 * 2 * 5 * 2 * T, replicated=2 * WIDTH)
     dense = named(model(experts=replace(EXPERTS, dense_layers=1)), "layer")
     assert dense.expert_parallel_bytes == 0
     assert dense.working == named(model(), "layer").working
