@@ -44,6 +44,7 @@ from parastrat.runtime.refusals import (
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
+from parastrat.runtime.unused import leave_unused
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.world import (
     backend_string,
@@ -182,6 +183,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     model = _placed(module, wrapping, units, start)
     if plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
+    leave_unused(model, wrapping)
     guard_plain_loop(model, wrapping)
     remember(model, wrapping)
     release_at_exit(model)
@@ -277,9 +279,8 @@ def _fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
     loaded = start.checkpoint is not None
     fresh = [slot for slot in slots if not (loaded and slot.persistent)]
     if loaded:
-        for slot in slots:
-            if slot.persistent:
-                slot.put(slot.allocated(wrapping.device))
+        for slot in [slot for slot in slots if slot.persistent]:
+            slot.put(slot.allocated(wrapping.device))
     if fresh:
         recipe = Recipe(
             device=wrapping.device,

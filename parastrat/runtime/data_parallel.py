@@ -157,6 +157,9 @@ def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
         )
     reduce_unused(True)
     wrapping.calls.append("model.set_reduce_scatter_unused_params(True)")
+    # of experts in one stack, one device has zeros for those that nobody chose, too
+    if has_lists_of_experts(module):
+        wrapping.reduce_unused.append(module)
 
 
 def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +33,16 @@ def in_messages(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tenso
             with torch.no_grad():
                 for tensor, part in zip(packed, parts, strict=True):
                     tensor.copy_(part.view_as(tensor))
+
+
+def true_on_any(own: list[bool], device: torch.device, group: dist.ProcessGroup | None) -> list[bool]:
+    """Return for each place whether it is true on any rank of a group; all of them call it.
+
+    Where all is true here, nothing is waited for.
+    """
+    found = torch.tensor(own, dtype=torch.uint8, device=device)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group)
+    return own if all(own) else found.bool().tolist()
 
 
 def _packed(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -83,7 +83,7 @@ def forward_backward(
         wrapping.loss_scale.scale_earlier_(model)
     wrapping.stepping = True
     try:
-        with nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end():
+        with completing(wrapping):
             if wrapping.pipeline is not None:
                 summed += _through(wrapping.pipeline, shares, total, loss_fn)
             else:
@@ -230,6 +230,16 @@ def _loss_precision(wrapping: Wrapping) -> AbstractContextManager[Any]:
     """Compute the loss as inside of autocast, where cross entropy takes short logits to fp32."""
     dtype = COMPUTE.get(wrapping.plan.precision)
     return nullcontext() if dtype is None else torch.autocast(wrapping.device.type, dtype)
+
+
+@contextmanager
+def completing(wrapping: Wrapping) -> Iterator[None]:
+    """Complete the gradients of a step behind the backwards inside."""
+    with (
+        nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end(),
+        nullcontext() if wrapping.unused is None else wrapping.unused.dropped(),
+    ):
+        yield
 
 
 @contextmanager

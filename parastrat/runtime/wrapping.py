@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.precision import LossScale
     from parastrat.runtime.tensor_parallel.layout import Layout
     from parastrat.runtime.tensor_parallel.sums import Sums
+    from parastrat.runtime.unused import Unused
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,6 +39,10 @@ class Wrapping:
     layout: Layout | None = None
     #: with tp only, and no data axis: gradients that a step adds up at its end
     sums: Sums | None = None
+    #: roots of FSDP2 that reduce zeros for what a rank did not use
+    reduce_unused: list[nn.Module] = field(default_factory=list)
+    #: with such roots only
+    unused: Unused | None = None
     #: fp16 only
     loss_scale: LossScale | None = None
     #: lines of plain torch, in the order in which they ran

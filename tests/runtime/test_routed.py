@@ -13,7 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import parastrat
+from parastrat.plan import PipelineSchedule
 from parastrat.runtime.blocks import has_routed_parts
+from parastrat.runtime.slots import clean_name
 from parastrat.runtime.wrapping import wrapping_of
 
 
@@ -82,7 +84,7 @@ class Chain(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Choosing() for _ in range(2))
+        self.layers = nn.ModuleList(Choosing() for _ in range(4))
         self.last = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -104,6 +106,14 @@ AXES: dict[str, dict[str, Any]] = {
     "fsdp2+tp": {"dp_shard": 2, "tp": 2},
     "ddp+tp": {"dp_replicate": 2, "tp": 2},
     "fsdp2+pp": {"dp_shard": 2, "pp": 2, "gradient_accumulation_steps": 2},
+    "fsdp2+zbv": {
+        "dp_shard": 2,
+        "pp": 2,
+        "gradient_accumulation_steps": 4,
+        "virtual_stages": 2,
+        "pp_schedule": PipelineSchedule.ZBV,
+    },
+    "hsdp": {"dp_replicate": 2, "dp_shard": 2},
     "ddp+pp": {"dp_replicate": 2, "pp": 2, "gradient_accumulation_steps": 2},
 }
 #: by ranks
@@ -114,7 +124,7 @@ CELLS = {
         *((axes, "chain") for axes in ("fsdp2+pp", "ddp+pp")),
     ],
 }
-Gradients = dict[str, torch.Tensor]
+Tensors = dict[str, torch.Tensor]
 
 
 def samples_of(place: int) -> torch.Tensor:
@@ -122,7 +132,7 @@ def samples_of(place: int) -> torch.Tensor:
     return torch.tensor([-4.0, -3, -2, 1] if place else [1.0, 2, 3, 5]).repeat(2, 1)
 
 
-def gradients(kind: str, fields: dict[str, Any]) -> Gradients:
+def gradients(kind: str, fields: dict[str, Any]) -> Tensors:
     """Return what this rank holds of the gradients of both data ranks' samples."""
     torch.manual_seed(0)
     chosen = plan(**{"micro_batch_size": 2 // fields.get("pp", 1), **fields})
@@ -142,12 +152,12 @@ def gradients(kind: str, fields: dict[str, Any]) -> Gradients:
     return {name: gradient / len(places) for name, gradient in found.items() if gradient.any()}
 
 
-def of_cells(ranks: int) -> list[Gradients]:
+def of_cells(ranks: int) -> list[Tensors]:
     return [gradients(kind, dict(AXES[axes])) for axes, kind in CELLS[ranks]]
 
 
 @pytest.fixture(scope="module", params=CELLS)
-def cells(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Gradients]]:
+def cells(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Tensors]]:
     """Return the gradients of each rank, by axes and kind; one start of the processes runs many."""
     ranks: int = request.param
     found = on_ranks(ranks, of_cells, ranks)
@@ -156,7 +166,7 @@ def cells(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Gradient
 
 @pytest.mark.slow
 def test_ranks_that_chose_other_experts_reduce_alike(
-    cells: dict[tuple[str, str], list[Gradients]],
+    cells: dict[tuple[str, str], list[Tensors]],
 ) -> None:
     for (axes, kind), ranks in cells.items():
         alone = gradients(kind, {})
@@ -166,6 +176,86 @@ def test_ranks_that_chose_other_experts_reduce_alike(
             assert "pp" in AXES[axes] or rank.keys() == alone.keys()
             for name, gradient in rank.items():
                 torch.testing.assert_close(gradient, alone[name])
+
+
+def walk(place: int, step: int) -> torch.Tensor:
+    """Return one sample of a data rank; behind the first, none chooses the first expert."""
+    sign = -1 if place % 2 and not step else 1
+    return torch.tensor([[1.0, 2, 3, 5]]) * sign + place + step / 4
+
+
+def trained(kind: str, fields: dict[str, Any], loop: str, samples: int = 1) -> Tensors:
+    """Return the weights of this rank's stage after AdamW's steps on so many samples a rank."""
+    torch.manual_seed(0)
+    rounds = fields.get("gradient_accumulation_steps", 1)
+    chosen = plan(micro_batch_size=samples, **fields)
+    model = parastrat.auto_parallelize(MODELS[kind][0](), plan=chosen, sample_inputs=walk(0, 0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    places = [wrapping_of(model).mesh.dp_rank] if fields else list(range(samples))
+    for step in range(4):
+        x = torch.cat([walk(place, step) for place in places])
+        y = torch.tensor([place % 3 for place in places])
+        if loop == "step":
+            x, y = x.repeat(rounds, 1), y.repeat(rounds)
+            parastrat.forward_backward(model, x, y, loss_fn=functional.cross_entropy)
+            optimizer.step()
+            optimizer.zero_grad()
+        elif loop == "plain":
+            loss = functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        else:  # one step for two backwards, which FSDP2 reduces each or together
+            if hasattr(model, "set_requires_gradient_sync"):
+                model.set_requires_gradient_sync(loop == "summed" or step % 2 == 1)
+            functional.cross_entropy(model(x), y).backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    held = {
+        clean_name(name).removeprefix("module."): p for name, p in model.named_parameters() if not p.is_meta
+    }
+    return {name: p.full_tensor() if isinstance(p, DTensor) else p.detach() for name, p in held.items()}
+
+
+#: ways to write a loop, on the axes where they are told apart
+LOOPS = {
+    2: [
+        *(("fsdp2", "listed", loop) for loop in ("step", "plain", "summed", "delayed")),
+        ("ddp", "listed", "step"),
+        ("ddp", "listed", "plain"),
+        ("fsdp2", "chain", "plain"),
+        ("fsdp2", "chain", "step"),
+    ],
+    4: [
+        ("fsdp2+tp", "listed", "step"),
+        ("fsdp2+tp", "listed", "plain"),
+        ("ddp+tp", "listed", "step"),
+        ("ddp+tp", "listed", "plain"),
+        ("fsdp2+pp", "chain", "step"),
+        ("fsdp2+zbv", "chain", "step"),  # which sets gradients of weights itself
+        ("ddp+pp", "chain", "step"),
+        ("hsdp", "chain", "step"),
+        ("hsdp", "listed", "plain"),
+    ],
+}
+
+
+def trainings(ranks: int) -> list[Tensors]:
+    return [trained(kind, dict(AXES[axes]), loop) for axes, kind, loop in LOOPS[ranks]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", LOOPS)
+def test_an_optimizer_leaves_experts_alone_that_no_rank_used(ranks: int) -> None:
+    found = on_ranks(ranks, trainings, ranks)
+    for index, (axes, kind, loop) in enumerate(LOOPS[ranks]):
+        samples = plan(**AXES[axes]).mesh.dp
+        alone = trained(kind, {}, loop, samples)
+        assert set().union(*(rank[index] for rank in found)) == alone.keys()
+        for rank in found:
+            for name, weight in rank[index].items():
+                assert (weight - alone[name]).abs().max() < 2e-6, (axes, loop, name)
 
 
 def test_experts_are_told_from_other_lists() -> None:

@@ -10,16 +10,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-from parastrat.runtime import agreement
-from parastrat.runtime.pipeline import pipelined, ties
+from parastrat.runtime import agreement, messages
+from parastrat.runtime.pipeline import pipelined
 from parastrat.runtime.tensor_parallel import proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from torch import nn
-
-    from parastrat.runtime.mesh import RankMesh
 
 
 def pretend(rank: int, ranks: int) -> None:
@@ -43,7 +39,7 @@ def others_agree() -> Iterator[None]:
         stack.enter_context(patch.object(pipelined, "index_of", lambda _: 0))
         stack.enter_context(patch.object(pipelined, "check_same_batches", lambda *_: None))
         stack.enter_context(patch.object(pipelined, "own_draws", nullcontext))
-        stack.enter_context(patch.object(ties, "have_gradients", _own_gradients))
+        stack.enter_context(patch.object(messages, "true_on_any", _true_here))
         # once in a training, neighbours tell each other whether they know their shapes; torch 2.13 began it
         if hasattr(schedules, "InferenceMode"):
             for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
@@ -63,9 +59,8 @@ def _alike(_expected: Any, _got: Any) -> dict[str, float]:
     return {}
 
 
-def _own_gradients(trained: list[nn.Parameter], mesh: RankMesh) -> list[bool]:
-    own = [parameter.grad is not None for parameter in trained]
-    mesh.sum_over_data(torch.tensor(own, dtype=torch.uint8), dist.ReduceOp.MAX)
+def _true_here(own: list[bool], device: torch.device, group: dist.ProcessGroup | None) -> list[bool]:
+    dist.all_reduce(torch.tensor(own, dtype=torch.uint8, device=device), dist.ReduceOp.MAX, group)
     return own
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from parastrat.runtime.example_loss import example_loss
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.step import dividing_logits, reducing
+from parastrat.runtime.step import completing, dividing_logits, reducing
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.schedules import schedule_of
 from parastrat.workload import Optimizer, Precision
@@ -186,9 +185,10 @@ def _micro_batches(
     meter.peak = meter.live
     if wrapping.pipeline is not None:
         batches = [batch] * plan.gradient_accumulation_steps
-        wrapping.pipeline.step(batches, lambda _, output: example_loss(output, in_fp32=in_fp32).float())
+        with completing(wrapping):
+            wrapping.pipeline.step(batches, lambda _, output: example_loss(output, in_fp32=in_fp32).float())
         return None, meter.peak
-    with nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end():
+    with completing(wrapping):
         for index in range(plan.gradient_accumulation_steps):
             with reducing(model, last=index == plan.gradient_accumulation_steps - 1):
                 # as a training script does, the logits are held while backward runs

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from parastrat.runtime import messages
 from parastrat.runtime.messages import in_messages
 from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.slots import slots_of
@@ -86,20 +87,14 @@ def average_over_data(modules: Iterable[nn.Module], mesh: RankMesh) -> None:
         return
     trained = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
     gradients = []
-    for parameter, some in zip(trained, have_gradients(trained, mesh), strict=True):
+    own = [parameter.grad is not None for parameter in trained]
+    found = messages.true_on_any(own, trained[0].device, mesh.data_group)
+    for parameter, some in zip(trained, found, strict=True):
         if some:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(local_tensor(parameter.grad))
     in_messages(gradients, lambda message: mesh.sum_over_data(message, dist.ReduceOp.AVG))
-
-
-def have_gradients(trained: list[nn.Parameter], mesh: RankMesh) -> list[int]:
-    """Return for each parameter whether a rank that sees other samples, or this one, has a gradient."""
-    has = torch.tensor([p.grad is not None for p in trained], dtype=torch.uint8, device=trained[0].device)
-    mesh.sum_over_data(has, dist.ReduceOp.MAX)
-    found: list[int] = has.tolist()
-    return found
 
 
 def _group(ranks: tuple[int, ...], whole: DeviceMesh, pp: DeviceMesh) -> dist.ProcessGroup | None:

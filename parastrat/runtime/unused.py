@@ -1,0 +1,150 @@
+"""Parameters that no rank used have no gradient, as on one device, so that an optimizer leaves them alone.
+
+Where tokens choose experts, ranks use other ones, and FSDP2 must reduce alike on all of them: it sends
+zeros for what a rank did not use. What nobody used then has a gradient of zeros, and weight decay and
+momentum would move it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule
+from torch.utils._pytree import tree_leaves
+
+from parastrat.runtime import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.wrapping import Wrapping
+
+
+def leave_unused(model: nn.Module, wrapping: Wrapping) -> None:
+    """Leave what no rank used without gradient, where zeros are reduced; first weights are there."""
+    if not wrapping.reduce_unused:
+        return
+    wrapping.unused = Unused(wrapping.reduce_unused, wrapping.mesh)
+    if wrapping.pipeline is None:
+        wrapping.unused.follow(model, wrapping)
+    wrapping.calls.append("# what no rank used in a backward is left without gradient, as on one device")
+
+
+class Unused:
+    """Knows which parameters took part in backward, on any rank that holds parts of the same.
+
+    Args:
+        roots: roots of FSDP2, or of the replication built on it, with their first weights and not gathered;
+            those of a pipeline's stages are several.
+        mesh: of all ranks.
+    """
+
+    def __init__(self, roots: list[nn.Module], mesh: RankMesh) -> None:
+        self._mesh = mesh
+        #: this rank's shards, which optimizers hold
+        self._shards: dict[nn.Parameter, None] = {}
+        #: what autograd sees of each, from the first time that it was gathered
+        self._gathered: dict[nn.Parameter, nn.Parameter] = {}
+        #: with a part in gradients that are not reduced yet
+        self._used: set[nn.Parameter] = set()
+        #: a backward is running, of which ``_ended`` will hear
+        self._running = False
+        self._without: list[nn.Parameter] = []
+        for root in roots:
+            # in one order on all ranks
+            units = [part for part in root.modules() if isinstance(part, FSDPModule)]
+            for unit in units:
+                held = list(_held(unit, set(units)))
+                self._shards |= dict.fromkeys(_all_of(held))
+                unit.register_forward_pre_hook(self._watcher(held))
+
+    @contextmanager
+    def dropped(self) -> Iterator[None]:
+        """Leave what nobody used in the backwards inside without gradient; earlier ones stay."""
+        self._begin()
+        yield
+        self._end()
+
+    def follow(self, model: nn.Module, wrapping: Wrapping) -> None:
+        """Do as much for each backward outside of ``forward_backward``."""
+
+        def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+            if wrapping.stepping or not torch.is_grad_enabled():
+                return
+            for leaf in tree_leaves(output):
+                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                    # FSDP2's own way to hear of a backward
+                    leaf.register_hook(self._began)  # type: ignore[no-untyped-call]
+
+        model.register_forward_hook(after)
+
+    def _watcher(self, held: list[tuple[nn.Module, str]]) -> Callable[..., None]:
+        shards = _all_of(held)
+
+        def watch(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+            """See to the parameters of a unit that FSDP2 has just gathered; it keeps them from then on."""
+            for gathered, shard in zip(_all_of(held), shards, strict=True):
+                if gathered.requires_grad and self._gathered.get(shard) is not gathered:
+                    self._gathered[shard] = gathered
+                    gathered.register_hook(self._noter(shard))  # type: ignore[no-untyped-call]
+
+        # FSDP2's own hooks are not compiled either
+        apart: Callable[..., None] = torch.compiler.disable(watch)  # type: ignore[no-untyped-call]
+        return apart
+
+    def _noter(self, shard: nn.Parameter) -> Callable[[torch.Tensor | None], None]:
+        def note(gradient: torch.Tensor | None) -> None:
+            if gradient is not None:
+                self._used.add(shard)
+
+        return note
+
+    def _began(self, _gradient: torch.Tensor) -> None:
+        if not self._running:
+            self._running = True
+            self._begin()
+            _at_the_end(lambda: _at_the_end(self._ended))  # behind FSDP2's, whichever was first
+
+    def _ended(self) -> None:
+        self._running = False
+        self._end()
+
+    def _begin(self) -> None:
+        self._without = [shard for shard in self._shards if shard.grad is None]
+
+    def _end(self) -> None:
+        in_doubt = {shard for shard in self._without if shard.grad is not None} - self._used
+        own = [shard not in in_doubt for shard in self._shards]
+        device = next(iter(self._shards)).device
+        used = messages.true_on_any(own, device, self._mesh.stage_group)
+        for shard, some in zip(self._shards, used, strict=True):
+            if not some:
+                shard.grad = None
+        # what has none waits to be reduced by a later backward
+        self._used = {shard for shard in self._used if shard.grad is None}
+
+
+def _held(unit: nn.Module, units: set[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the owners and keys of what is gathered with a unit: the parameters of no unit inside of it."""
+    for name, _ in unit.named_parameters(recurse=False, remove_duplicate=False):
+        yield unit, name
+    for child in unit.children():
+        if child not in units:
+            yield from _held(child, units)
+
+
+def _all_of(held: list[tuple[nn.Module, str]]) -> list[nn.Parameter]:
+    """Return what the owners hold now."""
+    found = [owner._parameters[name] for owner, name in held]  # noqa: SLF001  (the attribute may show this rank's part)
+    return [parameter for parameter in found if parameter is not None]
+
+
+def _at_the_end(action: Callable[[], None]) -> None:
+    """Run an action when the backward that is running has ended."""
+    Variable._execution_engine.queue_callback(action)  # noqa: SLF001  (as torch's own wrappers: there is no public way)
