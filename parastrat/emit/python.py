@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.emit import python_shard_text as shard_text
 from parastrat.emit import python_text as text
+from parastrat.emit import python_unused_text as unused_text
 from parastrat.emit.python_parts import (
     COMPUTE,
     MESH_IMPORTS,
@@ -132,6 +133,9 @@ def _head(case: Case, *, blocks: bool) -> tuple[str, list[str]]:
         definitions.append(shard_text.FROM_FIRST_RANK)
         if _buffers_may_change(case):
             definitions.append(shard_text.FOLLOW_FIRST_RANK)
+        if may_route:
+            imports += unused_text.IMPORTS + unused_text.FOLLOW_IMPORTS
+            definitions += [unused_text.UNUSED, unused_text.FOLLOW]
     elif mesh.world_size > 1:
         imports.append("from torch.nn.parallel import DistributedDataParallel")
     return sorted_imports(imports), definitions

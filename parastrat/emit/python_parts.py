@@ -52,10 +52,23 @@ def _tuple_of(items: list[str]) -> str:
 
 def sorted_imports(imports: list[str]) -> str:
     """Return the import lines as a linter sorts them."""
-    standard = [line for line in imports if "torch" not in line]
-    rest = sorted((line for line in imports if "torch" in line), key=_import_order)
+    lines = _merged(imports)
+    standard = [line for line in lines if "torch" not in line]
+    rest = sorted((line for line in lines if "torch" in line), key=_import_order)
     parts = [sorted(standard, key=_import_order), rest]
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+
+
+def _merged(imports: list[str]) -> list[str]:
+    """Return one line for each module of which names are imported."""
+    names: dict[str, list[str]] = {}
+    for line in imports:
+        module, _, imported = line.partition(" import ")
+        names.setdefault(module, []).extend(imported.split(", ") if imported else [])
+    return [
+        f"{module} import {', '.join(sorted(set(imported)))}" if imported else module
+        for module, imported in names.items()
+    ]
 
 
 def _import_order(line: str) -> tuple[bool, str]:

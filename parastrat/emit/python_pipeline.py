@@ -9,6 +9,7 @@ from parastrat.emit import python_pipeline_text as pipeline_text
 from parastrat.emit import python_shard_text as shard_text
 from parastrat.emit import python_tensor_text as tensor_text
 from parastrat.emit import python_text as text
+from parastrat.emit import python_unused_text as unused_text
 from parastrat.emit.python_parts import (
     COMPUTE,
     MESH_IMPORTS,
@@ -61,6 +62,7 @@ def emit_staged(case: Case, staging: Staging, division: Division | None) -> tupl
             output=f".{staging.output}" if staging.output else "",
         ),
         *([pipeline_text.AVERAGE.format(local=_local(plan))] if _averages(plan) else []),
+        *([unused_text.UNUSED] if _makes_zeros(plan, staging) else []),
         _pipeline(plan, staging, division),
     ]
     lines = [
@@ -89,6 +91,11 @@ def _local(plan: Plan) -> str:
 def _averages(plan: Plan) -> bool:
     """Return whether gradients are averaged at the end of a step, not by FSDP2."""
     return plan.mesh.dp > 1 and not plan.shards_parameters
+
+
+def _makes_zeros(plan: Plan, staging: Staging) -> bool:
+    """Return whether FSDP2 reduces zeros for experts that no token of a rank chose."""
+    return plan.shards_parameters and staging.routed
 
 
 def _loop(plan: Plan) -> str:
@@ -139,6 +146,9 @@ def _pipeline(plan: Plan, staging: Staging, division: Division | None) -> str:
     )
     if dp > 1:
         setup += pipeline_text.DATA.format(group=_data_group(plan))
+    zeros = _makes_zeros(plan, staging)
+    if zeros:
+        setup += pipeline_text.LEAVE_UNUSED
     return pipeline_text.PIPELINE.format(
         ties=setup,
         schedule=pipeline_text.SCHEDULES[schedule_of(plan)],
@@ -156,8 +166,9 @@ def _pipeline(plan: Plan, staging: Staging, division: Division | None) -> str:
         unscaling=pipeline_text.UNSCALE.format(local=_local(plan)) if scaled else "",
         last=len(staging.stages) - 1,
         sum_targets=pipeline_text.SUM_TARGETS if dp > 1 else "",
-        run=_run(staging, division),
-        gradients=ties
+        run=(pipeline_text.BEGIN if zeros else "") + _run(staging, division),
+        gradients=(pipeline_text.END if zeros else "")
+        + ties
         + (pipeline_text.CALL_AVERAGE if _averages(plan) else "")
         + (pipeline_text.CALL_UNSCALE if scaled else ""),
         sum_loss=pipeline_text.SUM_LOSS if dp > 1 else "",
@@ -197,7 +208,7 @@ def _over_data(plan: Plan, staging: Staging) -> str:
     return pipeline_text.SHARD.format(
         axes=axes,
         policy=", ".join(settings),
-        unused=pipeline_text.REDUCE_UNUSED if staging.routed else "",
+        unused=pipeline_text.REDUCE_UNUSED if _makes_zeros(plan, staging) else "",
     )
 
 
@@ -216,6 +227,8 @@ def _imports(plan: Plan, code: str) -> list[str]:
         imports.append("from collections import Counter")
     if "copy.deepcopy" in code:
         imports.append("import copy")
+    if "Unused(" in code:
+        imports += unused_text.IMPORTS
     if plan.shards_parameters:
         imports.append(shard_text.FSDP_IMPORTS[0])
     return imports

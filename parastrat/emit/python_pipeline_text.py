@@ -241,6 +241,18 @@ DATA = """\
         self.data = {group}
 """
 
+LEAVE_UNUSED = """\
+        self.unused = Unused(nn.ModuleList(stages.values()), self.data)
+"""
+
+BEGIN = """\
+        self.unused.begin()
+"""
+
+END = """\
+        self.unused.end()
+"""
+
 SUM_TARGETS = """\
         dist.all_reduce(self.total, group=self.data)
 """

@@ -55,6 +55,7 @@ REDUCE_UNUSED = """\
     if routed(model):
         # with zeros for experts that no token of this rank chose: all ranks must send alike
         model.set_reduce_scatter_unused_params(True)  # as of torch 2.13
+        leave_unused(model)
     return model
 """
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from parastrat.emit import python_shard_text as shard_text
 from parastrat.emit import python_tensor_text as tensor_text
 from parastrat.emit import python_text as text
+from parastrat.emit import python_unused_text as unused_text
 from parastrat.emit.division import Style
 from parastrat.emit.python_parts import (
     COMPUTE,
@@ -52,6 +53,7 @@ def emit_divided(case: Case, division: Division) -> tuple[TextFile, ...]:
         *text.RECOMPUTE_DEFINITIONS[plan.recompute],
         *divided_text(division),
         *([tensor_text.WHOLE_GRADIENTS] if plan.mesh.dp == 1 else []),
+        *([unused_text.UNUSED, unused_text.FOLLOW] if plan.mesh.dp > 1 and division.routed else []),
     ]
     lines = [
         text.HEADER.format(
@@ -193,6 +195,8 @@ def _imports(plan: Plan, code: str) -> list[str]:
     ]
     if "Counter(" in code:
         imports.append("from collections import Counter")
+    if "leave_unused(" in code:
+        imports += unused_text.IMPORTS + unused_text.FOLLOW_IMPORTS
     if plan.shards_parameters:
         imports.append(shard_text.FSDP_IMPORTS[0])
     elif plan.mesh.dp > 1:

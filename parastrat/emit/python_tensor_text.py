@@ -118,5 +118,6 @@ REPLICATE = """\
 REDUCE_UNUSED = """\
     # with zeros for experts that no token of this rank chose: all ranks must send alike
     model.set_reduce_scatter_unused_params(True)
+    leave_unused(model)
 """
 REPLICATE_IMPORT = "from torch.distributed._composable.replicate_with_fsdp import replicate"

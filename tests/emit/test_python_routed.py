@@ -100,7 +100,10 @@ class Chain(nn.Module):
 
 
 def gradients(text: str) -> dict[str, torch.Tensor]:
-    """Return what emitted code leaves of two samples, one on each rank; without code, of both here."""
+    """Return what emitted code leaves of two samples, one on each rank; without code, of both here.
+
+    Behind a step in which they chose two experts comes one in which they choose the same.
+    """
     torch.manual_seed(0)
     model: nn.Module = Routed()
     x, y = torch.tensor([[1.0, 2, 3, 5], [-4, -3, -2, 1]]), torch.arange(2)
@@ -110,28 +113,35 @@ def gradients(text: str) -> dict[str, torch.Tensor]:
         model = names["parallelize"](model, names["build_mesh"]())
         own = slice(dist.get_rank(), dist.get_rank() + 1)
         x, y = x[own], y[own]
-    functional.cross_entropy(model(x), y).backward()
-    return whole(model)
+    found = {}
+    for step, batch in enumerate((x, x.abs())):
+        model.zero_grad()
+        functional.cross_entropy(model(batch), y).backward()
+        found |= {f"{step}.{name}": gradient for name, gradient in whole(model).items()}
+    return found
 
 
 def whole(model: nn.Module) -> dict[str, torch.Tensor]:
-    found = {
+    return {
         name.removeprefix("module."): parameter.grad.full_tensor()
         if isinstance(parameter.grad, DTensor)
-        else parameter.grad
+        else parameter.grad.clone()  # DDP writes the next step's there
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    return {name: gradient for name, gradient in found.items() if gradient.any()}
 
 
 def of_chain(names: dict[str, Any], place: int | None) -> dict[str, torch.Tensor]:
-    """Return what emitted code leaves of the tokens of one place of two; without code, of both here."""
+    """Return what emitted code leaves of the tokens of one place of two; without code, of both here.
+
+    Behind a step in which they chose two experts comes one in which they choose the same.
+    """
     torch.manual_seed(0)
     tokens = torch.tensor([[0, 3, 1], [2, 1, 0], [4, 7, 5], [6, 6, 4]])
     own = slice(None) if place is None else slice(2 * place, 2 * place + 2)
     inputs, targets = tokens[own], tokens[own].roll(1, 1)
     model: nn.Module = Chain()
+    parts, pipeline = [model], None
     if "Pipeline" in names:
         summed = partial(functional.cross_entropy, reduction="sum")
         pipeline = names["parallelize"](
@@ -139,16 +149,20 @@ def of_chain(names: dict[str, Any], place: int | None) -> dict[str, torch.Tensor
             names["build_mesh"](),
             lambda logits, targets: summed(logits.flatten(0, 1), targets.flatten()),
         )
-        pipeline.step(inputs, targets)
-        return {
-            name: gradient
-            for stage in pipeline.stages.values()
-            for name, gradient in whole(stage.model).items()
-        }
-    if names:
-        model = names["parallelize"](model, names["build_mesh"]())
-    functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
-    return whole(model)
+        parts = [stage.model for stage in pipeline.stages.values()]
+    elif names:
+        parts = [model := names["parallelize"](model, names["build_mesh"]())]
+    found = {}
+    for step, batch in enumerate((inputs, inputs % 4)):
+        for part in parts:
+            part.zero_grad()
+        if pipeline is not None:
+            pipeline.step(batch, targets)
+        else:
+            functional.cross_entropy(model(batch).flatten(0, 1), targets.flatten()).backward()
+        for part in parts:
+            found |= {f"{step}.{name}": gradient for name, gradient in whole(part).items()}
+    return found
 
 
 def of_chains(texts: dict[str, str]) -> dict[str, dict[str, torch.Tensor]]:
@@ -174,7 +188,8 @@ def test_ranks_that_chose_other_experts_reduce_alike(
     fields: dict[str, Any], case_of: Callable[..., Case], cpu_device: Device
 ) -> None:
     alone = gradients("")
-    assert {"layers.0.experts.0.0.weight", "layers.1.experts.1.0.weight"} <= alone.keys()
+    assert {"0.layers.0.experts.0.0.weight", "1.layers.1.experts.1.0.weight"} <= alone.keys()
+    assert {"1.layers.0.experts.0.0.weight", "0.layers.1.experts.2.0.weight"}.isdisjoint(alone)
     case = case_of(ranks=2, device=cpu_device, precision=Precision.FP32, **fields)
     for rank in on_ranks(2, gradients, text_of(case, routed=True)):
         assert rank.keys() == alone.keys()
@@ -215,7 +230,8 @@ def test_divided_and_staged_ranks_reduce_alike(case_of: Callable[..., Case], cpu
             (file,) = emit(case, division)
         texts[cell] = file.text
     alone = of_chain({}, None)
-    assert {"layers.0.experts.0.weight", "layers.1.experts.1.weight"} <= alone.keys()
+    assert {"0.layers.0.experts.0.weight", "0.layers.1.experts.1.weight"} <= alone.keys()
+    assert {"1.layers.0.experts.1.weight", "0.layers.1.experts.2.weight"}.isdisjoint(alone)
     ranks = on_ranks(4, of_chains, texts)
     for cell in texts:
         assert set().union(*(rank[cell] for rank in ranks)) == alone.keys()
