@@ -30,6 +30,8 @@ SAVED_BY = (
     "micro_batch_size",
     "cp",
     "tp",
+    # casts of experts' weights
+    "ep",
     "sequence_parallel",
     "loss_parallel",
     "recompute",

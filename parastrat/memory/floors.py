@@ -9,6 +9,7 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
 from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
+from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -52,7 +53,7 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     ranks = ranks_of(facts.model, saved)
     one_batch, at = distinct(
-        saved, ("micro_batch_size", "cp", "tp", "sequence_parallel", "loss_parallel", "shard", "pp")
+        saved, ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "loss_parallel", "shard", "pp")
     )
     repeats, in_full = ranks.first.repeats, in_flight(columns, 0)
     moments = ranks.moments.ranks(1).at(ranks.at)
@@ -67,6 +68,9 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         passing = share * (running[kind].take(at, axis=1) - _of_blocks(kept, freed, at))
         np.maximum(peak, beside + passing.take(saved_at, axis=1), out=peak)
     peak += in_full * (share * _of_blocks(kept, repeats, at)).take(saved_at, axis=1)
+    for policy, code in zip(peak, codes, strict=True):
+        buffers, sent = crossing_bytes(facts, columns.joined({"recompute": code}), 0, in_full)
+        policy += share * (buffers + sent)
     return np.maximum(stepping[held_at], peak) + context_bytes(facts)
 
 

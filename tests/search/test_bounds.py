@@ -148,6 +148,24 @@ def test_no_plan_falls_below_the_floors_of_its_row(job: Any) -> None:
 
 
 @pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
+def test_what_a_plan_needs_does_not_hang_on_its_neighbours(job: Any) -> None:
+    given = facts(*job)
+    columns = obeying(given, Constraints()).columns
+    rows = columns.at(
+        np.random.default_rng(1).choice(len(columns.pp), min(250, len(columns.pp)), replace=False)
+    )
+    plans = recompute_columns(
+        reshard_columns(rows), {Recompute.NONE: np.arange(len(reshard_columns(rows).pp))}
+    )
+    totals, floors = memory_columns(given, plans)["total"], memory_floor(given, rows, (Recompute.NONE,))[0]
+    for row in range(0, len(plans.pp), 5):
+        assert memory_columns(given, plans.at(np.array([row])))["total"][0] == totals[row]
+    for row in range(0, len(rows.pp), 5):
+        alone = memory_floor(given, rows.at(np.array([row])), (Recompute.NONE,))[0, 0]
+        assert alone == pytest.approx(floors[row], rel=1e-12)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
 def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
     job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
