@@ -68,9 +68,9 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         passing = share * (running[kind].take(at, axis=1) - _of_blocks(kept, freed, at))
         np.maximum(peak, beside + passing.take(saved_at, axis=1), out=peak)
     peak += in_full * (share * _of_blocks(kept, repeats, at)).take(saved_at, axis=1)
-    for policy, code in zip(peak, codes, strict=True):
+    for policy, code in enumerate(codes):
         buffers, sent = crossing_bytes(facts, columns.joined({"recompute": code}), 0, in_full)
-        policy += share * (buffers + sent)
+        peak[policy] += share * (buffers + sent)
     return np.maximum(stepping[held_at], peak) + context_bytes(facts)
 
 
