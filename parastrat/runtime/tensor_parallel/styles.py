@@ -175,15 +175,19 @@ def _with_bias(output: torch.Tensor, module: nn.Module, summed: DeviceMesh | Non
 
 
 def embedding_rows(module: nn.Module) -> int:
-    """Return how many rows an embedding's weight has on all ranks together."""
-    weight: Any = module._parameters["weight"]  # noqa: SLF001  (the attribute is what a forward reads)
-    return int(weight.shape[0])
+    """Return how many rows an embedding's weight has on all ranks together.
+
+    A weight that was tied may have others than the module was made with; in a pipeline's other stages there
+    is none.
+    """
+    weight = module._parameters.get("weight")  # noqa: SLF001  (the attribute is what a forward reads)
+    rows: Any = module.num_embeddings if weight is None else weight.shape[0]
+    return int(rows)
 
 
 def _look_up_own_rows(module: nn.Module, styling: Styling) -> None:
     """Let an embedding answer zero for what other ranks hold."""
     mesh = styling.mesh
-    # a weight that was tied may have other rows than the module was made with
     rows = embedding_rows(module) // mesh.size()
     first = rows * mesh.get_local_rank()
     padding: Any = getattr(module, "padding_idx", None)
