@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 PIPELINED: dict[str, Any] = {
     "reshard_after_forward": False,
-    "gradient_accumulation_steps": 4,
+    "gradient_accumulation_steps": 2,
     "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
 }
 #: on eight ranks
