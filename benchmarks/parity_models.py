@@ -153,12 +153,12 @@ _GROUPED = {**_DECODER, "num_key_value_heads": 2, "head_dim": 8}
 class UNet(nn.Module):
     """Two levels down, two up, with skips across."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 8) -> None:
         super().__init__()
-        self.first, self.down = _convolved(3, 8), _convolved(8, 16)
-        self.bottom = _convolved(16, 16)
-        self.up, self.last = _convolved(32, 8), _convolved(16, 8)
-        self.head = nn.Conv2d(8, CLASSES, 1)
+        self.first, self.down = _convolved(3, width), _convolved(width, 2 * width)
+        self.bottom = _convolved(2 * width, 2 * width)
+        self.up, self.last = _convolved(4 * width, width), _convolved(2 * width, width)
+        self.head = nn.Conv2d(width, CLASSES, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = self.first(x)
@@ -175,11 +175,11 @@ def _convolved(inputs: int, outputs: int) -> nn.Module:
 class Recurrent(nn.Module):
     """Embedding, two LSTM layers, and a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 32, vocabulary: int = VOCAB) -> None:
         super().__init__()
-        self.embed = nn.Embedding(VOCAB, 32)
-        self.rnn = nn.LSTM(32, 32, num_layers=2, batch_first=True)
-        self.head = nn.Linear(32, VOCAB)
+        self.embed = nn.Embedding(vocabulary, width)
+        self.rnn = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.rnn(self.embed(tokens))[0])

@@ -15,13 +15,14 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
+from parity_models import Recurrent, UNet
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.nn import functional
 
 from parastrat.assess import assess
 from parastrat.case import Facts
@@ -59,38 +60,6 @@ def _of(config: str, model: str, samples: int, length: int | None = None, **size
         return module
 
     return Subject(build=build, samples=samples, length=length)
-
-
-class UNet(nn.Module):
-    """Two levels down, two up, with skips across."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.down, self.bottom = _convolved(3, 32), _convolved(32, 64), _convolved(64, 64)
-        self.up, self.last, self.head = _convolved(128, 32), _convolved(64, 32), nn.Conv2d(32, 10, 1)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first = self.first(x)
-        down = self.down(functional.max_pool2d(first, 2))
-        bottom = functional.interpolate(self.bottom(functional.max_pool2d(down, 2)), scale_factor=2)
-        up = functional.interpolate(self.up(torch.cat([down, bottom], dim=1)), scale_factor=2)
-        return self.head(self.last(torch.cat([first, up], dim=1)))
-
-
-def _convolved(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU())
-
-
-class Recurrent(nn.Module):
-    """Embedding, two LSTM layers, and a head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.rnn = nn.Embedding(2000, 256), nn.LSTM(256, 256, num_layers=2, batch_first=True)
-        self.head = nn.Linear(256, 2000)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.rnn(self.embed(tokens))[0])
 
 
 def _images(samples: int, _length: int | None) -> torch.Tensor:
@@ -150,8 +119,8 @@ SUBJECTS: dict[str, Subject] = {
     "whisper-t": _of(
         "WhisperConfig", "WhisperForConditionalGeneration", 1, 128, encoder_layers=2, decoder_layers=2
     ),
-    "unet": Subject(build=UNet, samples=8, inputs=_images),
-    "lstm": Subject(build=Recurrent, samples=16, length=64, inputs=_tokens),
+    "unet": Subject(build=partial(UNet, 32), samples=8, inputs=_images),
+    "lstm": Subject(build=partial(Recurrent, 256, 2000), samples=16, length=64, inputs=_tokens),
 }
 
 
