@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
+from parastrat.memory.gathered import shards_parameters
 from parastrat.model import OperatorKind
-from parastrat.plan import PipelineSchedule, Recompute, Shard
+from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.ranks import block_kinds
 from parastrat.ranks.states import block_totals, element_bytes, local, totals_table
 from parastrat.remembered import remembered
@@ -130,7 +131,7 @@ def _joined(tables: Iterable[SavedTable]) -> SavedTable:
 
 def autocasts(c: Columns) -> Any:
     """Return where autocast casts what products read; FSDP2 casts weights as it gathers them."""
-    return np.atleast_1d(c.shard) != code_of(Shard.PARAMETERS)
+    return ~np.atleast_1d(shards_parameters(c))
 
 
 def cast_bytes(facts: Facts, c: Columns) -> Bytes:
@@ -178,15 +179,21 @@ def _whole(facts: Facts, c: Columns) -> Any:
     return ~units & (c.pp > 1) & (not facts.stack.kernels.fused)
 
 
-def running_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
+def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was recomputed.
 
     And the model's output, as long as backward takes. A pipeline's last stage hands out its loss, and what
     the model returned is gone then; Megatron's keeps no output either (``Saved()`` in its blocks).
+
+    Args:
+        facts: the job.
+        kept: what ``kept_bytes`` returns.
+        everything: what ``everything_bytes`` returns.
+        c: the plans.
     """
     table = activation_table(block_kinds(facts.model).blocks)
     working = _chosen(table.working, autocasts(c).astype(np.int64))
-    made = saved_bytes(working, c, _whole(facts, c)) + everything_bytes(facts, kept, c) - kept
+    made = saved_bytes(working, c, _whole(facts, c)) + everything - kept
     output = np.where(c.pp == 1, saved_bytes(table.output, c).sum(axis=0), 0.0)
     of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
     return made + output + np.where(c.loss_parallel, of_loss, 0.0)

@@ -8,7 +8,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
-from parastrat.memory.activations import SAVED_BY, in_flight, kept_bytes, running_bytes
+from parastrat.memory.activations import SAVED_BY, everything_bytes, in_flight, kept_bytes, running_bytes
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.gathered import (
     HELD_BY,
@@ -62,7 +62,8 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     kept = kept_bytes(facts, each)
     # policies before the rows of all that follows
     shape = len(blocks), len(codes), len(places)
-    kept, running = kept.reshape(shape), running_bytes(facts, kept, each).reshape(shape)
+    running = running_bytes(facts, kept, everything_bytes(facts, kept, each), each)
+    kept, running = kept.reshape(shape), running.reshape(shape)
     peak = np.full((len(codes), len(in_full)), -np.inf)
     for kind, freed, beside in zip(moments.kinds, moments.freed[:, :, 0], gathered, strict=True):
         passing = share * (running[kind].take(at, axis=1) - _of_blocks(kept, freed, at))

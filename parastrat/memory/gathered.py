@@ -1,4 +1,4 @@
-"""Parameters that FSDP2 has gathered while blocks run backward, and gradients that it has not reduced yet.
+"""Parameters that FSDP2 has gathered while blocks run backward, and gradients that wait, DDP's among them.
 
 Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """

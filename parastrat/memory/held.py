@@ -101,7 +101,8 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
 
     own, ways = of_held.moments.at(of_held.at), WAYS if ends else WAYS[:2]
     moments = of_saved.moments.at(of_saved.at)
-    by_kind = running_bytes(facts, kept, saved)
+    everything = everything_bytes(facts, kept, saved)
+    by_kind = running_bytes(facts, kept, everything, saved)
     running = by_kind[moments.kinds][:, None]
     if np.any(casts):
         # at the end of a forward its context still remembers the casts of all that is made again
@@ -126,7 +127,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         kept=kept[moments.kinds][:, None],
         freed=freed,
         reducing=reducing_bytes(kinds, held, element, own),
-        everything=everything_bytes(facts, kept, saved)[moments.kinds][:, None],
+        everything=everything[moments.kinds][:, None],
         present=moments.present,
         saved_at=saved_at,
     )

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from runtime.dry_run.plans import PLAN
 
 from parastrat.cli.main import main
 
@@ -13,17 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked")]
 
 MODELS = Path(__file__).resolve().parents[1] / "runtime" / "dry_run" / "models.py"
 SCRIPT = str(MODELS.with_name("training_script.py"))
-PLAN = """
-schema = "parastrat.plan/1"
-
-[plan]
-dp_shard = 4
-shard = "parameters"
-micro_batch_size = 2
-gradient_accumulation_steps = 1
-precision = "fp32"
-backend = "nccl"
-"""
 
 
 def ended(*arguments: str) -> int:

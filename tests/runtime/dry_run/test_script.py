@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime.dry_run.plans import PLAN
 from runtime.dry_run.test_ranks import dried
 
 from parastrat.dry_run import DryRun
@@ -15,17 +16,6 @@ from parastrat.plan import Mesh, Shard
 from parastrat.runtime.dry_run import Command, command_of, run_script
 
 SCRIPT = Path(__file__).with_name("training_script.py")
-PLAN = """
-schema = "parastrat.plan/1"
-
-[plan]
-dp_shard = 4
-shard = "parameters"
-micro_batch_size = 2
-gradient_accumulation_steps = 1
-precision = "fp32"
-backend = "nccl"
-"""
 
 
 def ran(*arguments: str, ranks: int = 4, rank: int = 0, steps: int = 2, **more: Any) -> DryRun:
