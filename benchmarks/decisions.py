@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ def facts_of(entry: dict[str, Any]) -> Facts:
     source = load_source(entry["model"])
     assert source is not None
     precision, stack = Precision(entry["precision"]), load_stack(entry["stack"])
+    if "pipeline_buffers" in entry:
+        stack = replace(stack, pipeline_buffers=entry["pipeline_buffers"])
     length = entry.get("sequence_length")
     convolutional = source.family.value == "convolutional"
     return Facts(
@@ -65,22 +67,33 @@ def facts_of(entry: dict[str, Any]) -> Facts:
 
 
 def published_case(facts: Facts, entry: dict[str, Any]) -> Case | None:
-    """Return the published mesh with the fastest micro-batch, recompute and interleaving that fit."""
+    """Return the published mesh with the fastest micro-batch, recompute and interleaving that fit.
+
+    Where none fits, with the fastest of all. Recompute is the source's own where it states it.
+    """
     mesh = Mesh(**entry["mesh"])
     if facts.workload.global_batch_size % mesh.dp:
         return None
     share = facts.workload.global_batch_size // mesh.dp
+    stated = entry.get("recompute")
+    policies = (Recompute(stated),) if stated else (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
     cases = [
-        assess(facts, plan)
+        assess(facts, published_plan(facts, entry, (size, share // size, chunks), recompute))
         for size in (1, 2, 4, 8, 16, 32, 64)
         if share % size == 0 and (mesh.pp == 1 or share // size >= mesh.pp)
-        for recompute in (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-        for chunks in (1, 2, 4, 8)
-        if chunks == 1
-        or (mesh.pp > 1 and share // size % mesh.pp == 0 and facts.model.layers >= chunks * mesh.pp)
-        for plan in [published_plan(facts, entry, (size, share // size, chunks), recompute)]
+        for recompute in policies
+        for chunks in _interleavings(facts, entry, share // size)
     ]
     return min(cases, key=lambda case: (not case.estimate.fits, case.estimate.time.step), default=None)
+
+
+def _interleavings(facts: Facts, entry: dict[str, Any], micro_batches: int) -> list[int]:
+    """Return the virtual stages a rank may have: as stated, else those that the layers suffice for."""
+    if stated := entry.get("virtual_stages"):
+        return [stated]
+    pp = Mesh(**entry["mesh"]).pp
+    able = pp > 1 and micro_batches % pp == 0
+    return [1, *(chunks for chunks in (2, 4, 8) if able and facts.model.layers >= chunks * pp)]
 
 
 def published_plan(

@@ -45,6 +45,8 @@ def main() -> None:
         print(f"  published plan  {summary(decision.published)}")
         print(f"                  {waits(decision.published)}")
         print(f"                  predicted / reported - 1 = {predicted / run.step_s - 1:+.1%}")
+        reported = PUBLISHED_TFLOPS[run.gpus] * 1e12 / decision.result.facts.hardware.device.peak.bf16
+        print(f"                  MFU {reported * run.step_s / predicted:.1%}, reported {reported:.1%}")
         print(f"  recommended     {summary(decision.result.chosen)}")
         print(f"                  {waits(decision.result.chosen)}\n")
 

@@ -86,6 +86,9 @@ class Stack:
     step_constant_s: float
     #: what its "selective" activation checkpointing is
     selective_recompute: Recompute
+    #: whether its pipelines make buffers for every micro-batch of a step, and hold what they sent; those
+    #: that do not let go of a tensor as soon as it has crossed
+    pipeline_buffers: bool
     unstated: Unstated
     #: 95th percentile of this stack's memory error, as a share of the estimate
     memory_margin: float

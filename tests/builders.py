@@ -264,6 +264,7 @@ STACK = Stack(
     fp8_cast_bytes=0.0,
     step_constant_s=0.01,
     selective_recompute=Recompute.SELECTIVE,
+    pipeline_buffers=True,
     unstated=Unstated(recompute=Recompute.NONE, shard=Shard.NONE, sequence_parallel=False),
     memory_margin=0.06,
     fragmentation=0.03,

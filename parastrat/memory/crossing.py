@@ -30,8 +30,8 @@ _KEEPING_INPUTS = Recompute.SELECTIVE, Recompute.FULL
 def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tuple[Bytes, Bytes]:
     """Return a pipeline rank's buffers, and what it holds of what it sent, less what lies in buffers.
 
-    Tensors cross whole, also where sequence parallelism divides them inside of stages. Megatron's pipelines
-    hold neither.
+    Tensors cross whole, also where sequence parallelism divides them inside of stages. Neither is there
+    where the stack's pipelines make no buffers.
 
     Args:
         facts: the job.
@@ -39,7 +39,7 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
         rank: the place in the pipeline.
         held: micro-batches in flight.
     """
-    if facts.stack.kernels.fused or not np.any(c.pp > 1):
+    if not facts.stack.pipeline_buffers or not np.any(c.pp > 1):
         return 0.0, 0.0
     width, given = (each * c.micro_batch_size / c.cp * (c.pp > 1) for each in _widths(facts, c))
     bent = np.isin(c.pp_schedule, [code_of(schedule) for schedule in _BENT])

@@ -103,6 +103,21 @@ def test_a_pipeline_stage_is_near_its_dry_run() -> None:
     assert peak == pytest.approx(17.2, rel=0.1)
 
 
+def test_pipelines_that_let_go_of_what_has_crossed_make_no_buffers() -> None:
+    job = facts("llama-3.1-70b", on="dgx-h100:64")
+    without = replace(job, stack=replace(job.stack, pipeline_buffers=False))
+    chosen = plan(
+        mesh=Mesh(pp=4, dp_replicate=16, tp=8),
+        shard=Shard.NONE,
+        gradient_accumulation_steps=32,
+        recompute=Recompute.FULL,
+        pp_schedule=PipelineSchedule.ONE_F_ONE_B,
+    )
+    # the first rank receives a gradient of every micro-batch, in fp32 as autocast keeps the residual stream
+    crossing = 4 * 4096 * 8192
+    assert memory(job, chosen).total - memory(without, chosen).total >= 31 * crossing
+
+
 def test_a_pipeline_that_reshards_gathers_unit_by_unit() -> None:
     job = facts("llama-3.1-70b", on="dgx-h100:64")
     pipelined: dict[str, Any] = {
