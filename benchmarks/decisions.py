@@ -18,6 +18,7 @@ from parastrat.profiles import load_hardware, load_stack
 from parastrat.result import SearchResult
 from parastrat.search import Constraints, find_plan
 from parastrat.sources import load_source
+from parastrat.stack import Crossing
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -49,8 +50,8 @@ def facts_of(entry: dict[str, Any]) -> Facts:
     source = load_source(entry["model"])
     assert source is not None
     precision, stack = Precision(entry["precision"]), load_stack(entry["stack"])
-    if "pipeline_buffers" in entry:
-        stack = replace(stack, pipeline_buffers=entry["pipeline_buffers"])
+    if "crossing" in entry:
+        stack = replace(stack, crossing=Crossing(entry["crossing"]))
     length = entry.get("sequence_length")
     convolutional = source.family.value == "convolutional"
     return Facts(

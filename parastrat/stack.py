@@ -33,6 +33,17 @@ class Kernels(StrEnum):
         return self in (Kernels.FUSED, Kernels.FUSED_MATH)
 
 
+class Crossing(StrEnum):
+    """What pipelines hold of the tensors that cross between their stages."""
+
+    #: what was sent, until its micro-batch runs backward, and buffers for all that a step receives
+    BUFFERS = "buffers"
+    #: what was sent, until its micro-batch runs backward
+    SENT = "sent"
+    #: nothing that a stage does not read
+    NOTHING = "nothing"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unstated:
     """What a stack does where a source of a run does not say: one default each, from its documentation."""
@@ -44,8 +55,8 @@ class Unstated:
     sequence_parallel: bool
     #: without a pipeline; None: it has to be stated
     gradient_accumulation_steps: int | None = None
-    #: the year since which its own training script compiles the loss with the blocks; None: never
-    compiles_loss_since: int | None = None
+    #: the day, YYYY-MM-DD, since which its own training script compiles the loss too; None: never
+    compiles_loss_since: str | None = None
     #: of the runs' parallel loss; None: as the stack's
     parallel_loss_tensors: int | None = None
 
@@ -86,9 +97,8 @@ class Stack:
     step_constant_s: float
     #: what its "selective" activation checkpointing is
     selective_recompute: Recompute
-    #: whether its pipelines make buffers for every micro-batch of a step, and hold what they sent; those
-    #: that do not let go of a tensor as soon as it has crossed
-    pipeline_buffers: bool
+    #: what its pipelines hold of tensors that cross
+    crossing: Crossing
     unstated: Unstated
     #: 95th percentile of this stack's memory error, as a share of the estimate
     memory_margin: float
@@ -116,3 +126,5 @@ class Stack:
     attention_factor: float = 1.0
     #: bytes of one gradient element under fp16-mixed, where they are others; None: the same
     fp16_gradient_bytes: int | None = None
+    #: context_bytes under fp16-mixed, where an optimizer of its own has buckets; None: the same
+    fp16_context_bytes: int | None = None

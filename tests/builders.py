@@ -31,7 +31,7 @@ from parastrat.launch import Launch
 from parastrat.model import Activations, Block, Family, ModelSpec, Parameters, Saved
 from parastrat.plan import Backend, Mesh, Plan, Recompute, Shard
 from parastrat.rules import findings_of
-from parastrat.stack import Kernels, Stack, Unstated
+from parastrat.stack import Crossing, Kernels, Stack, Unstated
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -264,7 +264,7 @@ STACK = Stack(
     fp8_cast_bytes=0.0,
     step_constant_s=0.01,
     selective_recompute=Recompute.SELECTIVE,
-    pipeline_buffers=True,
+    crossing=Crossing.BUFFERS,
     unstated=Unstated(recompute=Recompute.NONE, shard=Shard.NONE, sequence_parallel=False),
     memory_margin=0.06,
     fragmentation=0.03,

@@ -112,9 +112,14 @@ def _stack(row: MeasuredRow) -> Stack:
     if loss is not None:
         stack = replace(stack, parallel_loss_tensors=loss)
     since = stack.unstated.compiles_loss_since
-    if since is not None and (row.year is None or row.year >= since):
+    if since is not None and _lasted_until(row) >= since:
         return replace(stack, kernels=Kernels.COMPILED_LOSS)
     return stack
+
+
+def _lasted_until(row: MeasuredRow) -> str:
+    """Return the last day on which a run can have been, of which a row may state the year alone."""
+    return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
 
 
 def _hardware(row: MeasuredRow) -> Hardware:

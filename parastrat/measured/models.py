@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: two forms are told apart by their parameters where the row states those; they differ by a tenth or more
 _NEAR = 0.05
+#: what tables call runs of a model before it had its name and sizes. BLOOM's scripts have its embedding
+#: norm and ALiBi from the first (bigscience-workshop/bigscience train/tr11-176B-ml @9e64ede)
+_NAMED_LATER = {"BLOOM-prequel": "bloom-176b"}
 #: elements of a head where a row does not state heads
 _USUAL_HEAD = 128
 
@@ -31,7 +34,7 @@ def source_of(row: MeasuredRow) -> ModelSource:
         CannotPredictError: it is no preset, and the row leaves out sizes or what tells its form.
     """
     try:
-        source = load_source(row.model)
+        source = load_source(_NAMED_LATER.get(row.model.split()[0], row.model))
     except ModelError as error:
         if "is no preset: " in error.message:
             raise CannotPredictError(error.message) from error
@@ -49,7 +52,8 @@ def source_of(row: MeasuredRow) -> ModelSource:
 
 def _resized(known: Architecture, row: MeasuredRow) -> Architecture:
     """Return a preset with the sizes of a row: tables name cut or padded models by the same names."""
-    width, heads = row.hidden or known.hidden, row.heads or known.heads
+    width = row.hidden or known.hidden
+    heads = row.heads or (known.heads if width == known.hidden else _usual_heads(width))
     same_heads = width == known.hidden and heads == known.heads
     latent = known.latent is not None
     experts = known.experts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from dataclasses import dataclass, fields
+from datetime import date
 from typing import TYPE_CHECKING
 
 from parastrat.errors import UsageError
@@ -35,6 +36,8 @@ class MeasuredRow:
     line: int = 0
     source: str | None = None
     year: int | None = None
+    #: of the software that ran, YYYY-MM-DD
+    date: str | None = None
     stack: str | None = None
     hardware: str | None = None
     gpu: str | None = None
@@ -144,7 +147,19 @@ def _row(path: Path, line: int, table: dict[str | None, str | None]) -> Measured
     for name in _REQUIRED:
         if name not in values:
             raise UsageError(f"{path}:{line}: {name} is blank", hint="every run needs it")
+    if not _is_day(values.get("date", "2000-01-01")):
+        raise UsageError(
+            f"{path}:{line}: date {values['date']!r} is no day",
+            hint="write YYYY-MM-DD, or leave it blank where it is unknown",
+        )
     return MeasuredRow(**values)  # type: ignore[arg-type]  # each was made for its field
+
+
+def _is_day(text: object) -> bool:
+    try:
+        return date.fromisoformat(str(text)).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _value(text: str, kind: str) -> object | None:

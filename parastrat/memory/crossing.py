@@ -3,7 +3,7 @@
 Source: torch/distributed/pipelining/stage.py. A stage makes buffers for what it receives, activations and
 gradients, for every micro-batch of a step, once in a training (``_setup_forward_recv_info``,
 ``_setup_backward_recv_info``); and it holds what it sent until that micro-batch runs backward
-(``fwd_cache``).
+(``fwd_cache``). Other stacks hold less.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.memory.activations import autocasts
 from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.stack import Crossing
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -30,8 +31,8 @@ _KEEPING_INPUTS = Recompute.SELECTIVE, Recompute.FULL
 def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tuple[Bytes, Bytes]:
     """Return a pipeline rank's buffers, and what it holds of what it sent, less what lies in buffers.
 
-    Tensors cross whole, also where sequence parallelism divides them inside of stages. Neither is there
-    where the stack's pipelines make no buffers.
+    Tensors cross whole, also where sequence parallelism divides them inside of stages. What there is of
+    this is the stack's (``Stack.crossing``).
 
     Args:
         facts: the job.
@@ -39,12 +40,14 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
         rank: the place in the pipeline.
         held: micro-batches in flight.
     """
-    if not facts.stack.pipeline_buffers or not np.any(c.pp > 1):
+    if facts.stack.crossing is Crossing.NOTHING or not np.any(c.pp > 1):
         return 0.0, 0.0
     width, given = (each * c.micro_batch_size / c.cp * (c.pp > 1) for each in _widths(facts, c))
     bent = np.isin(c.pp_schedule, [code_of(schedule) for schedule in _BENT])
     receiving = c.virtual_stages - (rank == 0)
     sending = c.virtual_stages - (rank == np.where(bent, 0, c.pp - 1))
+    if facts.stack.crossing is Crossing.SENT:
+        return 0.0, held * sending * width
     buffers = c.gradient_accumulation_steps * (receiving + sending) * width
     in_buffers = autocasts(c) | np.isin(c.recompute, [code_of(policy) for policy in _KEEPING_INPUTS])
     divided = (c.tp > 1) & np.equal(c.sequence_parallel, 1)

@@ -134,7 +134,11 @@ def stepping_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Numbers
 
 def context_bytes(facts: Facts) -> int:
     """Return what an accelerator's context takes; a CPU process has none, its libraries are not counted."""
-    return 0 if facts.hardware.device.type is DeviceType.CPU else facts.stack.context_bytes
+    if facts.hardware.device.type is DeviceType.CPU:
+        return 0
+    stack, precision = facts.stack, facts.workload.precision
+    own = stack.fp16_context_bytes if precision is Precision.FP16_MIXED else None
+    return stack.context_bytes if own is None else own
 
 
 def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> ParameterTotals:

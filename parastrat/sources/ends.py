@@ -55,7 +55,8 @@ def embedding(setting: Setting) -> Block:
         split=Split.SEQUENCE,
     )
     behind = a.embedding_norm or a.family is Family.ENCODER
-    normalised = norm(setting, added=False) if behind else Part()
+    # a decoder's first block keeps its input itself, which is what the norm made
+    normalised = norm(setting, added=False, readers=0 if a.embedding_norm else 1) if behind else Part()
     mask = Saved(sequence=a.hidden * tokens if a.dropout else 0, replicated=_TOKEN_ID_BYTES * tokens)
     groups = (table, Parameters(trainable=others)) if others else (table,)
     part = joined(Part(parameters=groups, operators=(lookup,), saved=mask), normalised)

@@ -111,24 +111,25 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
     Such a norm, and one that is ``gathered``, is read by a matmul whose columns tensor parallelism divides.
     Its output is gathered for that, and torch keeps it whole; Megatron gathers it again in backward
     (Korthikanti et al., section 4.2.2). Under autocast its input is in fp32, and each of its ``readers``,
-    the products, keeps a short copy of its output.
+    the products, keeps a short copy of its output. Without readers its output is kept by what follows.
     """
     a, b, tokens = setting.architecture, setting.element, setting.tokens
     rms = a.norm is Norm.RMS
+    made = min(readers, 1) * b * a.hidden
     if setting.autocast:
         # its input and what it multiplies with its weight; or its input alone
         kept = (2 * _FP32 * a.hidden + _FP32) if rms else (_FP32 * a.hidden + 2 * _FP32)
         kept += readers * b * a.hidden
     elif setting.kernels is Kernels.EAGER and rms:
         # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input
-        kept = (_FP32 + 2 * b) * a.hidden + _FP32
+        kept = (_FP32 + b) * a.hidden + _FP32 + made
         if a.relative_buckets and b < _FP32:
             # T5 multiplies the input itself, not its fp32 copy
             kept += b * a.hidden
     elif setting.kernels.compiled:
         kept = b * a.hidden + _FP32
     else:
-        kept = 2 * b * a.hidden + 2 * _FP32
+        kept = b * a.hidden + 2 * _FP32 + made
     copies = readers if setting.autocast else 1
     whole = copies * b * a.hidden if (added or gathered) and not setting.kernels.fused else 0
     passes = 4 if setting.kernels is Kernels.EAGER and rms else 1

@@ -90,6 +90,22 @@ def test_the_loss_is_compiled_since_the_stack_compiles_it() -> None:
     assert kernels[2024] is Kernels.COMPILED
     assert {kernels[year] for year in (2025, 2026, None)} == {Kernels.COMPILED_LOSS}
     assert job_of(run(year=2026)).facts.stack.kernels is Kernels.EAGER
+    days = {
+        day: job_of(run(stack="torch-compile", year=2025, date=day)).facts.stack.kernels
+        for day in ("2025-04-01", "2025-04-02")
+    }
+    assert days == {"2025-04-01": Kernels.COMPILED, "2025-04-02": Kernels.COMPILED_LOSS}
+
+
+def test_runs_from_before_a_model_had_its_name_have_its_form() -> None:
+    sizes = {"layers": 72, "hidden": 14400, "heads": None, "kv_heads": None, "vocab": 250_880}
+    early = run(model="BLOOM-prequel GPT 181B", **sizes)
+    model = job_of(early).facts.model
+    # the released model's 112 heads do not divide this width
+    assert (model.hidden, model.heads) == (14400, 120)
+    # the table, and the norm behind it: no positions
+    assert len(model.blocks[0].parameters) == 2
+    assert sum(group.count for group in model.blocks[0].parameters[1:]) == 2 * 14400
 
 
 def test_pipelines_interleave_where_stages_are_several() -> None:

@@ -47,6 +47,7 @@ def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> 
         ("id,model,gpus,step_time_s\na,gpt2,8,nan\n", ":2: step_time_s 'nan' is not a number from 0"),
         ("id,model,gpus,step_time_s\na,gpt2,8,-1\n", ":2: step_time_s '-1' is not"),
         ("id,model,gpus,step_time_s,sequence_parallel\na,gpt2,8,1,maybe\n", "is not true or false"),
+        ("id,model,gpus,step_time_s,date\na,gpt2,8,1,02.04.2025\n", ":2: date '02.04.2025' is no day"),
         ("id,model,gpus,step_time_s\na,,8,1\n", ":2: model is blank"),
         ("", "no column id"),
     ],

@@ -25,6 +25,7 @@ from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Recom
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.ranks.states import element_bytes, least_bytes
 from parastrat.sources import load_source
+from parastrat.stack import Crossing
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -105,7 +106,7 @@ def test_a_pipeline_stage_is_near_its_dry_run() -> None:
 
 def test_pipelines_that_let_go_of_what_has_crossed_make_no_buffers() -> None:
     job = facts("llama-3.1-70b", on="dgx-h100:64")
-    without = replace(job, stack=replace(job.stack, pipeline_buffers=False))
+    without = replace(job, stack=replace(job.stack, crossing=Crossing.NOTHING))
     chosen = plan(
         mesh=Mesh(pp=4, dp_replicate=16, tp=8),
         shard=Shard.NONE,
@@ -116,6 +117,11 @@ def test_pipelines_that_let_go_of_what_has_crossed_make_no_buffers() -> None:
     # the first rank receives a gradient of every micro-batch, in fp32 as autocast keeps the residual stream
     crossing = 4 * 4096 * 8192
     assert memory(job, chosen).total - memory(without, chosen).total >= 31 * crossing
+    # without buffers, what the first of four ranks sent of its four micro-batches in flight
+    sending = replace(job, stack=replace(job.stack, crossing=Crossing.SENT))
+    least = memory(without, chosen).total
+    sent = memory(sending, chosen).total - least
+    assert sent == pytest.approx(4 * crossing * (1 + job.stack.fragmentation), rel=0.01)
 
 
 def test_a_pipeline_that_reshards_gathers_unit_by_unit() -> None:

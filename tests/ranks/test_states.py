@@ -10,7 +10,7 @@ from jobs import block, job
 from parastrat.case import Facts
 from parastrat.model import Parameters
 from parastrat.plan import Offload
-from parastrat.ranks.states import element_bytes, least_bytes
+from parastrat.ranks.states import context_bytes, element_bytes, least_bytes
 from parastrat.workload import Optimizer, Precision
 
 #: of a stack that keeps masters and gradients in fp32
@@ -52,6 +52,17 @@ def test_fp16_may_accumulate_in_another_format() -> None:
     assert made == {Precision.BF16_MIXED: 6, Precision.FP16_MIXED: 2, Precision.FP32: 4}
     same = job(block(), precision=Precision.FP16_MIXED, stack=MIXED)
     assert element_bytes(same).gradient == 4
+
+
+def test_fp16_may_have_buckets_of_its_own() -> None:
+    stack = MIXED | {"context_bytes": 3, "fp16_context_bytes": 5}
+    taken = {
+        precision: context_bytes(job(block(), precision=precision, stack=stack))
+        for precision in (Precision.BF16_MIXED, Precision.FP16_MIXED, Precision.FP32)
+    }
+    assert taken == {Precision.BF16_MIXED: 3, Precision.FP16_MIXED: 5, Precision.FP32: 3}
+    same = job(block(), precision=Precision.FP16_MIXED, stack=MIXED | {"context_bytes": 3})
+    assert context_bytes(same) == 3
 
 
 def test_a_model_of_no_width_is_taken_for_one_of_1024() -> None:
