@@ -41,6 +41,8 @@ class BlockTimes:
 
     matmul_forward: Seconds
     matmul_backward: Seconds
+    #: of matmul_forward, the grouped products of experts
+    grouped_forward: Seconds
     attention_forward: Seconds
     traffic_forward: Seconds
     launch_forward: Seconds
@@ -61,7 +63,8 @@ class BlockTimes:
     def recomputed(self, policy: Recompute) -> Seconds:
         """Return what backward computes again.
 
-        ``selective`` keeps every second matmul and attention, as torchtitan's per-operator list does.
+        ``selective`` keeps every second matmul and attention, as torchtitan's per-operator list does, and of
+        experts, whose products are as many times larger as a token has experts, nothing.
         """
         ways: dict[Recompute, Callable[[], Seconds]] = {
             Recompute.NONE: lambda: 0.0,
@@ -72,7 +75,8 @@ class BlockTimes:
         return ways[policy]()
 
     def _selective(self) -> Seconds:
-        return _joined(0.5 * self.matmul_forward + self.traffic_forward, 0.75 * self.launch_forward)
+        products = 0.5 * (self.matmul_forward + self.grouped_forward)
+        return _joined(products + self.traffic_forward, 0.75 * self.launch_forward)
 
 
 def _joined(kernels: Seconds, launches: Seconds) -> Seconds:
@@ -96,6 +100,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     return BlockTimes(
         matmul_forward=table.products.by_block(forward, len(blocks)),
         matmul_backward=table.products.by_block(backward, len(blocks)),
+        grouped_forward=_grouped_s(table.products, forward, len(blocks), c),
         attention_forward=_divided(table.attention, shares)
         / _attention_rate(device, facts.workload.precision, stack),
         traffic_forward=_divided(table.traffic, shares)
@@ -103,6 +108,13 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         / device.memory_bytes_per_s,
         launch_forward=launches * device.launch_s,
     )
+
+
+def _grouped_s(products: Products, forward: Seconds, blocks: int, c: Columns) -> Seconds:
+    """Return what of the products' time is of grouped ones, by block."""
+    if not products.grouped.any():
+        return 0.0
+    return products.by_block(_beside(products.grouped, c) * forward, blocks)
 
 
 def _beside(values: Any, c: Columns) -> Any:

@@ -70,7 +70,7 @@ OUTERMOST = """\
 _SELECTIVE = '''
 def selective():
     """Keep every second matrix multiply, all convolutions and attention; recompute the rest."""
-    kept = ("convolution", "_grouped_mm", "_scaled_dot_product_")
+    kept = ("convolution", "_scaled_dot_product_")
     seen = Counter()  # forward and recomputation count apart
 
     def policy(context, operator, *args, **kwargs):

@@ -33,7 +33,8 @@ _MakeContexts = Callable[[], _Contexts]
 #: matrix multiplies; every second one is computed again, as torchtitan does: half of the memory for a
 #: sixth of the forward
 MATMULS = frozenset({_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN.baddbmm.default})
-#: operators that cost much and whose output is small: always kept
+#: operators that cost much and whose output is small: always kept. Experts' grouped products are computed
+#: again: as many times larger as a token has experts
 KEPT = frozenset(
     {
         _ATEN.convolution.default,
@@ -41,7 +42,6 @@ KEPT = frozenset(
         _ATEN._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
         _ATEN._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
         _ATEN._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
-        _ATEN._grouped_mm.default,  # noqa: SLF001
     }
 )
 

@@ -82,7 +82,6 @@ def mixture(setting: Setting) -> Part:
             elementwise(b * routed * (5 * experts.ffn + 4 * a.hidden), Split.EXPERT),
         ),
         saved=Saved(tensor=kept),
-        selective=Saved(tensor=routed * b * (experts.ffn + a.hidden)),
     )
     if not experts.shared_ffn:
         return joined(router, own)

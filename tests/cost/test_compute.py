@@ -275,6 +275,20 @@ def test_what_a_policy_computes_again(policy: Recompute, again: float) -> None:
     assert found.recomputed(policy) == pytest.approx(again)
 
 
+def test_selective_computes_all_products_of_experts_again() -> None:
+    found = known(matmul_forward=10.0, grouped_forward=6.0, traffic_forward=3.0)
+    # half of the four others
+    assert found.recomputed(Recompute.SELECTIVE) == pytest.approx(6 + 2 + 3)
+
+
+def test_grouped_products_are_told_from_the_others() -> None:
+    plain, grouped = matmul(TERA), matmul(2 * TERA, kind=OperatorKind.GROUPED_MATMUL)
+    both, dense = block(plain, grouped), block(plain)
+    found = block_times(job(both, dense), (both, dense), row())
+    assert found.grouped_forward == pytest.approx(found.matmul_forward * [2 / 3, 0])
+    assert block_times(job(dense), (dense,), row()).grouped_forward == 0
+
+
 def test_selective_recompute_launches_three_quarters_again() -> None:
     assert known(launch_forward=4.0).recomputed(Recompute.SELECTIVE) == pytest.approx(3)
 
