@@ -63,8 +63,8 @@ class BlockTimes:
     def recomputed(self, policy: Recompute) -> Seconds:
         """Return what backward computes again.
 
-        ``selective`` keeps every second matmul and attention, as torchtitan's per-operator list does, and of
-        experts, whose products are as many times larger as a token has experts, nothing.
+        ``selective`` keeps every second matmul and attention, as torchtitan's per-operator list does, and
+        of experts, whose products are as many times larger as a token has experts, nothing.
         """
         ways: dict[Recompute, Callable[[], Seconds]] = {
             Recompute.NONE: lambda: 0.0,
