@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.finding import Finding
+    from parastrat.hardware import FigureKind
 
 
 class RungStatus(StrEnum):
@@ -56,6 +57,41 @@ class NearestFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Doubt:
+    """The recommendation with one figure of the hardware moved."""
+
+    factor: float
+    #: the plan that is recommended, as it would do there
+    chosen: Case
+    #: what would be recommended there
+    other: Case
+
+    #: share by which a plan may be slower and still be as good
+    tolerance: float
+
+    @property
+    def simpler(self) -> bool:
+        """Whether what would be recommended stands on a lower rung."""
+        return self.other.plan.rung < self.chosen.plan.rung
+
+    @property
+    def flips(self) -> bool:
+        """Whether the recommendation no longer does: something simpler does as well, or it is slower."""
+        here, there = (case.estimate.time.step for case in (self.chosen, self.other))
+        return self.simpler or here > (1 + self.tolerance) * there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkDoubt:
+    """What hangs on the rate between nodes, which was not measured."""
+
+    kind: FigureKind
+    #: a device's, one direction
+    bytes_per_s: float
+    doubts: tuple[Doubt, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The answer of ``recommend``. ``chosen`` is None when nothing fits; then ``nearest_fit`` says more."""
 
@@ -79,6 +115,9 @@ class SearchResult:
     unforced: Case | None = None
     #: plans that no other beats in both memory and time, the fastest first; empty where nobody asked
     front: tuple[Case, ...] = ()
+    #: what the recommendation would be at other rates between nodes; None where nobody asked, or where it
+    #: is no question
+    network_doubt: NetworkDoubt | None = None
     #: where nothing fits, the fastest plan if memory were no limit: what nearest fits are held against
     memory_aside: Case | None = None
     #: plans that no rule was asked about, because a bound showed that they are slower than what is shown;

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parastrat.finding import Finding
     from parastrat.report.commands import Context, Step
     from parastrat.report.text import Paper
-    from parastrat.result import SearchResult
+    from parastrat.result import Doubt, NetworkDoubt, SearchResult
 
 _SEVERITY_TONES = {
     Severity.ERROR: Tone.BAD,
@@ -27,6 +27,7 @@ _SEVERITY_TONES = {
     Severity.INFO: Tone.PLAIN,
 }
 _MOST_ALTERNATIVES = 4
+_MULTIPLES = {0.5: "half", 2.0: "double"}
 
 
 def backend_lines(case: Case, paper: Paper) -> list[Line]:
@@ -82,15 +83,14 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     chosen = result.chosen
     if chosen is None:
         return []
-    sentences = [
-        *_faster(result, chosen),
-        *_others(result, chosen),
-        *_tie(result),
-    ]
-    if not sentences:
+    doubts, others = _doubted(result.network_doubt), [*_faster(result, chosen), *_others(result, chosen)]
+    ties = _tie(result)
+    if not (doubts or others or ties):
         return []
     lines = heading("What would change the answer", paper)
-    lines += [row for sentence in sentences for row in wrapped(sentence, paper, first="  - ")]
+    lines += [
+        row for sentence in (*doubts, *others, *ties) for row in wrapped(sentence, paper, first="  - ")
+    ]
     if result.may_be_a_tie and result.fastest is not None:
         lines += wrapped_command(estimate_command(context, result.fastest.plan, "other.toml"), paper)
     return lines
@@ -146,6 +146,25 @@ def _tie(result: SearchResult) -> list[str]:
         "the other plan to a file too, and time twenty steps of each"
     )
     return [sentence]
+
+
+def _doubted(doubt: NetworkDoubt | None) -> list[str]:
+    """Return what another rate between nodes would change, also where that is nothing."""
+    if doubt is None:
+        return []
+    known = f"the network's {doubt.bytes_per_s / 1e9:.3g} GB/s a device is {doubt.kind.value}, not measured"
+    flips = [_flip(each) for each in doubt.doubts if each.flips]
+    if not flips:
+        factors = " and ".join(_MULTIPLES[each.factor] for each in doubt.doubts)
+        return [f"{known}: at {factors} of it the recommendation stands"]
+    return [f"{known}: {'; '.join(flips)}; measure it with `parastrat calibrate`"]
+
+
+def _flip(doubt: Doubt) -> str:
+    here, there = (duration(case.estimate.time.step) for case in (doubt.chosen, doubt.other))
+    multiple, other = _MULTIPLES[doubt.factor], plan_name(doubt.other)
+    simpler = ", which is simpler," if doubt.simpler else ""
+    return f"at {multiple} of it {other}{simpler} would be taken ({there}, this plan {here})"
 
 
 def _interval(time: TimeEstimate) -> str:

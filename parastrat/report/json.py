@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from parastrat.memory.phases import RankMemory
     from parastrat.memory.rooms import Rooms
     from parastrat.model import ModelSpec
-    from parastrat.result import NearestFit, Rung, SearchResult
+    from parastrat.result import NearestFit, NetworkDoubt, Rung, SearchResult
 
 RECOMMENDATION = "parastrat.recommendation/1"
 ESTIMATE = "parastrat.estimate/1"
@@ -40,6 +40,7 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
         "unforced": _outline(result.unforced),
         "rungs": [_rung_table(rung) for rung in result.rungs],
         "front": [_outline(case) for case in result.front],
+        "network_doubt": _doubt_table(result.network_doubt),
         "alternatives": [_outline(case) for case in result.alternatives],
         "rejected": [plain(rejection) for rejection in result.rejected],
         "memory_aside": _outline(result.memory_aside),
@@ -77,6 +78,24 @@ def estimate_table(estimate: Estimate) -> dict[str, Any]:
         "tokens_per_s_per_gpu": estimate.tokens_per_s_per_gpu,
         "model_tflops_per_gpu": estimate.model_tflops_per_gpu,
         "mfu": estimate.mfu,
+    }
+
+
+def _doubt_table(doubt: NetworkDoubt | None) -> dict[str, Any] | None:
+    if doubt is None:
+        return None
+    return {
+        "kind": doubt.kind.value,
+        "bytes_per_s": doubt.bytes_per_s,
+        "doubts": [
+            {
+                "factor": each.factor,
+                "flips": each.flips,
+                "chosen": _outline(each.chosen),
+                "other": _outline(each.other),
+            }
+            for each in doubt.doubts
+        ],
     }
 
 

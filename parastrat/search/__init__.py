@@ -1,8 +1,9 @@
 """The best plan on every rung of the ladder, and the rung to stand on."""
 
 from parastrat.search.choice import find_plan
+from parastrat.search.doubted import network_doubt
 from parastrat.search.front import memory_front
 from parastrat.search.ladder import RUNG_STRATEGIES
 from parastrat.search.rows import Constraints
 
-__all__ = ["RUNG_STRATEGIES", "Constraints", "find_plan", "memory_front"]
+__all__ = ["RUNG_STRATEGIES", "Constraints", "find_plan", "memory_front", "network_doubt"]

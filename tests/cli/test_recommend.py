@@ -9,12 +9,12 @@ import pytest
 
 from parastrat.cli.main import main
 
-JOB = ("recommend", "llama-3.1-8b", "--on", "dgx-h100")
+JOB = ("llama-3.1-8b", "--on", "dgx-h100")
 
 
-def answered(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def answered(capsys: pytest.CaptureFixture[str], *arguments: str, job: tuple[str, ...] = JOB) -> str:
     with pytest.raises(SystemExit) as left:
-        main([*JOB, *arguments])
+        main(["recommend", *job, *arguments])
     assert left.value.code == 0
     return capsys.readouterr().out
 
@@ -30,3 +30,29 @@ def test_the_front_falls_in_memory_and_rises_in_time(capsys: pytest.CaptureFixtu
     assert len(points) > 3
     assert all(one[0] > other[0] and one[1] < other[1] for one, other in pairwise(points))
     assert json.loads(answered(capsys, "--json"))["front"] == []
+
+
+@pytest.mark.parametrize(
+    ("on", "said"),
+    [
+        (
+            "dgx-h100:4",
+            "at half of it HSDP + CP (dp_replicate 4 x dp_shard 4 x cp 2) would be taken (16.6 s,",
+        ),
+        ("dgx-a100:2", "at half and double of it the recommendation stands"),
+    ],
+)
+def test_what_hangs_on_a_rate_that_was_not_measured_is_said(
+    capsys: pytest.CaptureFixture[str], on: str, said: str
+) -> None:
+    text = " ".join(answered(capsys, job=("llama-3.1-8b", "--on", on)).split())
+    assert "GB/s a device is derived, not measured: " in text
+    assert said in text
+    doubt = json.loads(answered(capsys, "--json", job=("llama-3.1-8b", "--on", on)))["network_doubt"]
+    assert (doubt["kind"], [each["factor"] for each in doubt["doubts"]]) == ("derived", [0.5, 2.0])
+    assert any(each["flips"] for each in doubt["doubts"]) == ("would be taken" in said)
+
+
+def test_within_a_node_there_is_no_such_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "not measured: " not in answered(capsys)
+    assert json.loads(answered(capsys, "--json"))["network_doubt"] is None
