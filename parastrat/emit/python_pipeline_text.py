@@ -5,7 +5,7 @@ from __future__ import annotations
 from parastrat.plan import PipelineSchedule
 
 HEADER = '''\
-"""{title}, in plain torch.
+"""{title}, in plain torch (2.13).
 
     pipeline = parallelize(model, build_mesh(), loss_fn)  # then an optimizer of pipeline.parameters()
     loss = pipeline.step(inputs, targets)  # forward and backward; clear gradients before

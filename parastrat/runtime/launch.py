@@ -16,8 +16,9 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -181,6 +182,9 @@ def _launched(job: Job) -> None:
 
 def _config(job: Job, logs: Path) -> LaunchConfig:
     rendezvous = {} if job.nodes.rank is None else {"is_host": job.nodes.rank == 0}
+    # torch 2.11 cannot be told: its agents wait 30 s
+    told = "shutdown_timeout" in {field.name for field in fields(LaunchConfig)}
+    patience: dict[str, Any] = {"shutdown_timeout": _SHUTDOWN_S} if told else {}
     return LaunchConfig(
         min_nodes=job.nodes.count,
         max_nodes=job.nodes.count,
@@ -191,7 +195,7 @@ def _config(job: Job, logs: Path) -> LaunchConfig:
         rdzv_configs=rendezvous,
         max_restarts=job.max_restarts,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs / "agent")),
-        shutdown_timeout=_SHUTDOWN_S,
+        **patience,
     )
 
 

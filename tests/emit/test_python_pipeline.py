@@ -20,6 +20,7 @@ from emit.staged import MODELS as MAKE
 from emit.staged import both_ways
 from runtime.ranks import on_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from versions import free_outputs
 
 from parastrat.emit import EMITTERS, EmitError, Target
 from parastrat.emit.division import Division, Place, Reading, Style
@@ -409,6 +410,7 @@ def test_gradients_that_overflow_are_dropped_and_the_scale_halved(case_of: Calla
     assert numbers == [(8, 16, 8, 8), (1999, 2000, 0, 1)]
 
 
+@free_outputs
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from runtime.ranks import on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from versions import reduces_unused
 
 from parastrat.emit import EMITTERS, Target
 from parastrat.emit.division import Division
@@ -183,7 +184,7 @@ def text_of(case: Case, **known: Any) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [FSDP, DDP], ids=["fsdp2", "ddp"])
+@pytest.mark.parametrize("fields", [pytest.param(FSDP, marks=reduces_unused), DDP], ids=["fsdp2", "ddp"])
 def test_ranks_that_chose_other_experts_reduce_alike(
     fields: dict[str, Any], case_of: Callable[..., Case], cpu_device: Device
 ) -> None:
@@ -216,6 +217,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 }
 
 
+@reduces_unused
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_divided_and_staged_ranks_reduce_alike(case_of: Callable[..., Case], cpu_device: Device) -> None:

@@ -16,6 +16,7 @@ from drawn import drawn
 from emit.divided import both_ways
 from runtime.ranks import on_ranks
 from torch import nn
+from versions import follows_views
 
 from parastrat.emit import EMITTERS, EmitError, Target
 from parastrat.emit.division import Division, Place, Reading, Style
@@ -200,6 +201,7 @@ def test_makes_the_collectives_of_auto_parallelize(
         assert emitted["keys"] == ours["keys"]
 
 
+@follows_views
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_heads_counted_by_the_code_are_refused(case_of: Callable[..., Case], cpu_device: Device) -> None:

@@ -136,7 +136,11 @@ def test_a_snapshot_that_torch_wrote_is_told_apart_as_torch_does(tmp_path: Path)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     given = torch.randn(64, 256)
     with profile(
-        activities=[ProfilerActivity.CPU], record_shapes=True, profile_memory=True, with_stack=True
+        activities=[ProfilerActivity.CPU],
+        record_shapes=True,
+        profile_memory=True,
+        with_stack=True,
+        acc_events=True,  # torch 2.11 warns without
     ) as profiled:
         for _ in range(2):
             model(given).sum().backward()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from runtime.ranks import on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
+from versions import reduces_unused
 
 import parastrat
+from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
 from parastrat.runtime.blocks import has_routed_parts
+from parastrat.runtime.data_parallel import _reduce_unused
 from parastrat.runtime.slots import clean_name
 from parastrat.runtime.wrapping import wrapping_of
 
@@ -164,6 +168,7 @@ def cells(request: pytest.FixtureRequest) -> dict[tuple[str, str], list[Tensors]
     return {cell: [rank[index] for rank in found] for index, cell in enumerate(CELLS[ranks])}
 
 
+@reduces_unused
 @pytest.mark.slow
 def test_ranks_that_chose_other_experts_reduce_alike(
     cells: dict[tuple[str, str], list[Tensors]],
@@ -176,6 +181,12 @@ def test_ranks_that_chose_other_experts_reduce_alike(
             assert "pp" in AXES[axes] or rank.keys() == alone.keys()
             for name, gradient in rank.items():
                 torch.testing.assert_close(gradient, alone[name])
+
+
+def test_sharding_experts_is_refused_where_torch_cannot_reduce_zeros() -> None:
+    with pytest.raises(WrapError, match="leaves out experts that no token of a rank chose") as refused:
+        _reduce_unused(MODELS["listed"][0](), wrapping=SimpleNamespace())  # type: ignore[arg-type]
+    assert "ddp without tp" in refused.value.hint
 
 
 def walk(place: int, step: int) -> torch.Tensor:
@@ -245,6 +256,7 @@ def trainings(ranks: int) -> list[Tensors]:
     return [trained(kind, dict(AXES[axes]), loop) for axes, kind, loop in LOOPS[ranks]]
 
 
+@reduces_unused
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", LOOPS)
 def test_an_optimizer_leaves_experts_alone_that_no_rank_used(ranks: int) -> None:

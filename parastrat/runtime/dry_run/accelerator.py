@@ -51,6 +51,8 @@ def _answers(watch: Watch, devices: int, own: int) -> dict[str, Any]:
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
+        # optimizers ask; a torch that is built for CUDA would look for a driver
+        "is_current_stream_capturing": lambda: False,
         "device_count": lambda: devices,
         "current_device": lambda: own,
         "memory_allocated": lambda *_: watch.live,

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from parastrat.errors import UsageError
 from parastrat.runtime.dry_run.losses import losses_of_shares
 from parastrat.runtime.dry_run.replicas import replicas_alone, replicas_on_fakes
-from parastrat.runtime.dry_run.watch import Watch, resizes_seen
+from parastrat.runtime.dry_run.watch import Watch, storages_followed
 from parastrat.runtime.fakes import gpu_kernels
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.step import dividing_logits
@@ -79,7 +79,7 @@ class Fakes:
     def running(self, module: nn.Module, wrapping: Wrapping) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(gpu_kernels())
-            stack.enter_context(resizes_seen(self.watch))
+            stack.enter_context(storages_followed(self.watch))
             stack.enter_context(self._mode)
             stack.enter_context(explained(module))
             stack.enter_context(self.watch)
@@ -118,7 +118,7 @@ class Real:
     @contextmanager
     def running(self, module: nn.Module, wrapping: Wrapping) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(resizes_seen(self.watch))
+            stack.enter_context(storages_followed(self.watch))
             stack.enter_context(explained(module))
             stack.enter_context(self.watch)
             stack.enter_context(dividing_logits(wrapping))

@@ -35,7 +35,7 @@ from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.replicas import replicas_on_fakes
 from parastrat.runtime.dry_run.steps import Ended, Steps
 from parastrat.runtime.dry_run.values import Values, parameters_on_device
-from parastrat.runtime.dry_run.watch import Watch, resizes_seen
+from parastrat.runtime.dry_run.watch import Watch, storages_followed
 from parastrat.runtime.fakes import gpu_kernels
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _as_rank(task: ScriptTask, values: Values, watch: Watch) -> Iterator[None]:
         enter(_all_at_once())
         enter(parameters_on_device(values, watch))
         enter(gpu_kernels())
-        enter(resizes_seen(watch))
+        enter(storages_followed(watch))
         enter(values)
         enter(watch)
         yield

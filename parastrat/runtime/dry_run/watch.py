@@ -12,6 +12,7 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -19,6 +20,8 @@ from parastrat.dry_run import Traffic
 
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
+#: DTensors' way to know the shape of an operator's result
+_PROPAGATES = "_propagate_tensor_meta_non_cached"
 _COLLECTIVES = ("c10d", "_c10d_functional")
 #: messages that carry nothing of a model
 _SILENT = ("barrier", "wait_tensor", "wrap_tensor_autograd", "monitored_barrier_")
@@ -39,6 +42,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self.peak = 0
         self._bytes: dict[int, int] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
+        self._aside = False
         self._sent: Counter[tuple[str, int]] = Counter()
         self._sent_bytes: Counter[tuple[str, int]] = Counter()
 
@@ -48,6 +52,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         if DTensor in types:  # they send and compute by operators of their shares, which come by then
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if self._aside:
+            return result
         if func.namespace in _COLLECTIVES:
             self._note(func, (args, kwargs), result)
         if func.namespace != _QUERIES:
@@ -69,6 +75,15 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         """Count a storage anew that was made larger or smaller in place, as FSDP2 does with parameters."""
         if storage._cdata in self._bytes:  # noqa: SLF001
             self._counted(storage._cdata, storage.nbytes())  # noqa: SLF001
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Count nothing that is made inside."""
+        before, self._aside = self._aside, True
+        try:
+            yield
+        finally:
+            self._aside = before
 
     def forget_traffic(self) -> None:
         """Begin to count what is sent anew."""
@@ -117,8 +132,12 @@ def _group_size(group: Any) -> int:
 
 
 @contextmanager
-def resizes_seen(watch: Watch) -> Iterator[None]:
-    """Let the watch hear of storages that change their size: no operator is dispatched for that."""
+def storages_followed(watch: Watch) -> Iterator[None]:
+    """Let the watch hear of storages that change their size, and not of those that never are.
+
+    No operator is dispatched for the first. The others are whole tensors that DTensors' operators are
+    asked about to know shapes: torch 2.11 makes them where the watch sees them.
+    """
     resize: Callable[[torch.UntypedStorage, int], Any] = torch.UntypedStorage.resize_
 
     def seen(storage: torch.UntypedStorage, size: int) -> Any:
@@ -126,5 +145,14 @@ def resizes_seen(watch: Watch) -> Iterator[None]:
         watch.resized(storage)
         return result
 
-    with patch.object(torch.UntypedStorage, "resize_", seen):
+    propagate: Callable[..., Any] = getattr(ShardingPropagator, _PROPAGATES)
+
+    def unseen(propagator: ShardingPropagator, schema: Any) -> Any:
+        with watch.aside():
+            return propagate(propagator, schema)
+
+    with (
+        patch.object(torch.UntypedStorage, "resize_", seen),
+        patch.object(ShardingPropagator, _PROPAGATES, unseen),
+    ):
         yield

@@ -52,7 +52,7 @@ class Run:
         self._first, self._last = 0 in modules, plan.mesh.pp * plan.virtual_stages - 1 in modules
         count = plan.mesh.pp * plan.virtual_stages
         stages = [
-            PipelineStage(
+            _Stage(
                 module, index, count, device, group=group, **({} if ends is None else _metas(ends[index]))
             )
             for index, module in modules.items()
@@ -85,7 +85,17 @@ class Run:
         """Return what one micro-batch is received into: activations, and gradients on the way back."""
         kept = [info for stage in self._stages for info in (stage.args_recv_info, stage.grad_recv_info)]
         slots = [slot for each in kept for slot in each.get(0, ())]
-        return [slot.buffer for slot in slots if slot.buffer is not None]
+        # those of the module's own inputs have none
+        return [buffer for slot in slots if (buffer := getattr(slot, "buffer", None)) is not None]
+
+
+class _Stage(PipelineStage):
+    """A stage whose ranks greet others alone."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Leave out this rank: under torch 2.11 its neighbouring stages greet each other; Gloo fails."""
+        greetings = super()._get_init_p2p_neighbors_ops()
+        return [greeting for greeting in greetings if greeting.group_peer != self.group_rank]
 
 
 def _own_loss(output: torch.Tensor, _target: torch.Tensor) -> torch.Tensor:

@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from runtime.dry_run.plans import PLAN
 from runtime.dry_run.test_ranks import dried
+from torch._subclasses.fake_tensor import FakeTensor
 
 from parastrat.dry_run import DryRun
 from parastrat.errors import ParastratError, UsageError, WrapError
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.dry_run import Command, command_of, run_script
+from parastrat.runtime.dry_run.accelerator import pretended_accelerator
+from parastrat.runtime.dry_run.values import Values
+from parastrat.runtime.dry_run.watch import Watch
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 
@@ -29,6 +34,17 @@ def alike(script: DryRun, plan: DryRun) -> None:
     assert set(script.traffic) == set(plan.traffic)
     assert script.optimizer_step == pytest.approx(plan.optimizer_step, abs=1000)
     assert script.forward_backward == pytest.approx(plan.forward_backward, rel=0.02)
+
+
+def test_no_driver_is_looked_for_where_torch_is_built_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers ask in each step, and a build for CUDA fails on hosts without GPUs."""
+
+    def missing() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", missing)
+    with pretended_accelerator(Values(), Watch(FakeTensor), 2, 0):
+        assert not torch.cuda.is_current_stream_capturing()
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from parastrat.runtime.dry_run.watch import Watch, resizes_seen
+from parastrat.runtime.dry_run.watch import Watch, storages_followed
 
 
 def test_storages_count_from_their_operator_to_their_end() -> None:
@@ -35,7 +36,7 @@ def test_what_was_there_before_counts_once_it_is_held() -> None:
 
 def test_storages_that_change_their_size_count_anew() -> None:
     watch, weight = Watch(), torch.zeros(50)
-    with resizes_seen(watch):
+    with storages_followed(watch):
         watch.hold(weight)
         weight.untyped_storage().resize_(0)
         assert (watch.live, watch.peak) == (0, 200)
@@ -55,3 +56,17 @@ def test_the_most_is_counted_from_where_one_begins() -> None:
         watch.peak = watch.live
         torch.zeros(5)
     assert watch.peak == pytest.approx(20)
+
+
+def test_what_dtensors_ask_shapes_of_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.Tensor] = []
+
+    def propagate(_propagator: ShardingPropagator, size: int) -> None:
+        asked.append(torch.empty(size))
+
+    monkeypatch.setattr(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)
+    with Watch() as watch, storages_followed(watch):
+        ShardingPropagator()._propagate_tensor_meta_non_cached(100)
+        assert (watch.live, watch.peak) == (0, 0)
+        held = torch.empty(10)
+        assert watch.live == held.nbytes
