@@ -55,6 +55,10 @@ class MismatchError(ParastratError):
     """A plan made for another world or another model than the one at hand."""
 
 
+class OutOfStepError(MismatchError):
+    """A trial that ended because another rank failed in it, or came to something else."""
+
+
 class WrapError(ParastratError):
     """A model that cannot be wrapped as the plan says without changing what it computes."""
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parastrat.errors import MismatchError, ParastratError
+from parastrat.errors import MismatchError, OutOfStepError, ParastratError
 from parastrat.plan import Plan
 from parastrat.records import plain
 
@@ -40,13 +40,14 @@ def together(action: Callable[[], T]) -> T:
         result = action()
     except ParastratError as error:
         failure = error
-    messages = _gathered(None if failure is None else failure.message)
-    if failure is not None:
-        raise failure
+    stopped = isinstance(failure, OutOfStepError)  # it knows no more than that there is another
+    messages = _gathered(None if failure is None or stopped else failure.message)
     failed = [rank for rank, message in enumerate(messages) if message is not None]
+    if failure is not None and not (stopped and failed):
+        raise failure
     if failed:
         raise MismatchError(
-            f"{_named(failed)} refused: {messages[failed[0]]}", hint="see the output of that rank"
+            f"{named(failed)} refused: {messages[failed[0]]}", hint="see the output of that rank"
         )
     return result
 
@@ -62,7 +63,7 @@ def agree(plan: Plan, model: nn.Module) -> None:
     for rank, view in enumerate(views):
         groups[view].append(rank)
     if len(groups) > 1:
-        said = "; ".join(f"{_named(ranks)}: {view[2]} under {view[1]}" for view, ranks in groups.items())
+        said = "; ".join(f"{named(ranks)}: {view[2]} under {view[1]}" for view, ranks in groups.items())
         raise MismatchError(
             f"the ranks hold different plans or models ({said})",
             hint="start all ranks with the same script, arguments and plan file (PARASTRAT_PLAN)",
@@ -79,7 +80,7 @@ def alike(value: str, what: str) -> None:
     others = [rank for rank, each in enumerate(digests) if each != digests[0]]
     if others:
         raise MismatchError(
-            f"rank 0 and {_named(others)} {what}",
+            f"rank 0 and {named(others)} {what}",
             hint="start all ranks with the same script, arguments and versions of torch",
         )
 
@@ -118,5 +119,6 @@ def _gathered(value: T) -> list[T]:
     return values
 
 
-def _named(ranks: list[int]) -> str:
+def named(ranks: list[int]) -> str:
+    """Return ranks in words."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

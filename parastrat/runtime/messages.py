@@ -45,6 +45,14 @@ def true_on_any(own: list[bool], device: torch.device, group: dist.ProcessGroup 
     return own if all(own) else found.bool().tolist()
 
 
+def one_each(own: int, device: torch.device, group: dist.ProcessGroup | None) -> list[int]:
+    """Return the number that each rank of a group gives, in their order; all of them call it."""
+    given = torch.tensor([own], device=device)
+    every = [torch.empty_like(given) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(every, given, group=group)
+    return [int(number) for number in torch.cat(every).tolist()]
+
+
 def _packed(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     """Yield what makes a message of about the right size."""
     packed: list[torch.Tensor] = []

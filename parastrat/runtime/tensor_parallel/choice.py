@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parastrat.errors import ParastratError, WrapError
+from parastrat.runtime.agreement import together
 from parastrat.runtime.building import described
+from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
 from parastrat.runtime.tensor_parallel.dropout import drops
@@ -20,7 +22,12 @@ from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout
 from parastrat.runtime.tensor_parallel.loss import unproven_loss
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results
-from parastrat.runtime.tensor_parallel.sequence import NoStreamError, extended, streamed
+from parastrat.runtime.tensor_parallel.sequence import (
+    NoStreamError,
+    check_shares_differ,
+    extended,
+    streamed,
+)
 from parastrat.runtime.tensor_parallel.settle import settled
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
@@ -51,22 +58,28 @@ class Bench:
 
 
 def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
-    """Return a layout that was proven; all ranks of the tensor-parallel group call it.
+    """Return a layout that was proven; all ranks of the job call it.
 
     Raises:
         WrapError: if nothing of the model can be divided.
+        MismatchError: if another rank failed, naming it, or tried something else.
     """
-    return layout_on(source, bench_of(source, mesh))
+    return layout_on(source, together(lambda: bench_of(source, mesh)))
 
 
 def layout_on(source: Source, bench: Bench) -> Layout:
-    """Return a layout that was proven on this bench.
+    """Return a layout that was proven on this bench; all ranks of the job call it.
 
     The model's own plan comes first, then what its data flow suggests for the rest.
 
     Raises:
         WrapError: if nothing of the model can be divided.
+        MismatchError: if another rank failed, naming it, or tried something else.
     """
+    return in_step(lambda: _layout_on(source, bench), bench.mesh)
+
+
+def _layout_on(source: Source, bench: Bench) -> Layout:
     known, mesh = plain_tensors_known(), bench.mesh
     good: Groups = ()
     left: list[Left] = []
@@ -99,6 +112,7 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
         try:
             stream = streamed(source.module, layout)
             small = streamed(bench.copy, Layout(groups=_on(bench, layout.groups)))
+            check_shares_differ(bench.copy, bench.task.inputs, bench.mesh.size())
         except NoStreamError as error:
             reason = str(error)
         else:

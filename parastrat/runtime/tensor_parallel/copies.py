@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import ModelError, WrapError
-from parastrat.runtime.batches import to_device
+from parastrat.runtime.batches import called, to_device
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.example_inputs import example_inputs, made, resized
 from parastrat.runtime.initialise import Recipe, initialise
@@ -94,7 +94,7 @@ def _with_few_blocks(source: Source) -> nn.Module:
 
 
 def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
-    """Return inputs for the copy: ids and values at random, but those that the user gave.
+    """Return inputs for the copy: ids and values at random, but those that the user gave and that differ.
 
     Raises:
         WrapError: if nobody knows what the model takes.
@@ -102,7 +102,7 @@ def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
     length = degree * max(TOKENS // degree, 2)
     given = source.sample_inputs
     if given is not None:
-        return to_device(_cut(given, length), source.device)
+        return _telling(few, to_device(_cut(given, length), source.device))
     try:
         example = example_inputs(few, None)
         batch = made(example.make, SAMPLES, length)
@@ -144,6 +144,40 @@ def _cut(batch: Any, length: int) -> Any:
         return whole[tuple(slice(size) for size in wanted.shape)].contiguous()
 
     return tree_map(part, batch, like)
+
+
+def _telling(few: nn.Module, batch: Any) -> Any:
+    """Draw anew what is the same everywhere, such as ids that are all 0: a lost position would not show.
+
+    Only what an embedding or another layer reads as it was given: masks and the like mean something.
+    """
+    alike = {id(leaf): leaf for leaf in tree_leaves(batch) if _is_alike(leaf)}
+    if not alike:
+        return batch
+    trial = copy.deepcopy(few)  # a forward may leave tensors in the module
+    drawn = torch.Generator().manual_seed(2)
+    anew: dict[int, torch.Tensor] = {}
+
+    def read(part: nn.Module, args: tuple[Any, ...]) -> None:
+        for key, leaf in alike.items():
+            if not args or not isinstance(args[0], torch.Tensor) or args[0].data_ptr() != leaf.data_ptr():
+                continue
+            if leaf.is_floating_point():
+                anew[key] = torch.randn(leaf.shape, generator=drawn).to(leaf)
+            elif isinstance(part, nn.Embedding):
+                ids = torch.randint(part.num_embeddings, leaf.shape, generator=drawn).to(leaf)
+                anew[key] = torch.minimum(ids, anew.get(key, ids))  # several may read it
+
+    for part in trial.modules():
+        if any(True for _ in part.parameters(recurse=False)):
+            part.register_forward_pre_hook(read)
+    with torch.no_grad():
+        called(trial, batch)
+    return tree_map(lambda leaf: anew.get(id(leaf), leaf), batch)
+
+
+def _is_alike(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and bool((leaf == leaf.flatten()[0]).all())
 
 
 def _drop_blocks(module: nn.Module) -> None:

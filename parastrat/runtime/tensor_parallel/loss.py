@@ -11,6 +11,7 @@ from torch import nn
 
 from parastrat.runtime.batches import IGNORED
 from parastrat.runtime.building import described
+from parastrat.runtime.in_step import first_said
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Layout, heads
 from parastrat.runtime.tensor_parallel.logits import cross_entropies_computed, logits_divided
@@ -37,10 +38,14 @@ def unproven_loss(plain: nn.Module, inputs: Any, layout: Layout, mesh: DeviceMes
     if not found:
         return "no head is divided by its vocabulary"
     task = _with_labels(plain, inputs) or Task(inputs=inputs, classes=_classes(plain, found[0]))
+    untried = ""
     try:
         expected = results(copy.deepcopy(plain), task)
     except Exception as error:  # noqa: BLE001  (the module's code may raise anything; the reason quotes it)
-        return f"its loss cannot be tried: {described(error)}"
+        untried = f"its loss cannot be tried: {described(error)}"
+    untried = first_said(untried, mesh)
+    if untried:
+        return untried
     before = cross_entropies_computed()
     with logits_divided():
         verdict = proven(plain, expected, task, replace(layout, loss=True), mesh)

@@ -13,7 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
+from parastrat.errors import OutOfStepError
+from parastrat.runtime.agreement import named
 from parastrat.runtime.batches import IGNORED, called
+from parastrat.runtime.in_step import meet, steps
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
 if TYPE_CHECKING:
@@ -76,7 +79,12 @@ def proven(
     mesh: DeviceMesh,
     extent: Extent | None = None,
 ) -> Verdict:
-    """Compare a copy of ``plain`` under the layout with what ``plain`` gave; all ranks call it."""
+    """Compare a copy of ``plain`` under the layout with what ``plain`` gave; all ranks call it.
+
+    Raises:
+        OutOfStepError: if another rank has failed since the last trial, or tries another layout.
+    """
+    meet(str(layout), mesh)
     return tried(plain, expected, task, mesh, lambda copied: apply_layout(copied, layout, mesh, extent))
 
 
@@ -87,24 +95,40 @@ def tried(
     mesh: DeviceMesh,
     divide: Callable[[nn.Module], object],
 ) -> Verdict:
-    """Compare a copy of ``plain`` that is divided in place with what ``plain`` gave; all ranks call it."""
-    parallel = copy.deepcopy(plain)
+    """Compare a copy of ``plain`` that is divided in place with what ``plain`` gave; all ranks call it.
+
+    Where it raises on one rank, all hear of it before their next collective.
+    """
     differences: dict[str, float] = {}
-    failure = ""
+    failure = stopped = ""
     try:
-        divide(parallel)
-        differences = compared(expected, results(parallel, task))
+        with steps(mesh):
+            parallel = copy.deepcopy(plain)
+            divide(parallel)
+            differences = compared(expected, results(parallel, task))
+    except OutOfStepError as error:
+        stopped = error.message
     except Exception as error:  # noqa: BLE001  (the module's code may raise anything; the verdict quotes it)
         failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
     verdicts: list[Any] = [None] * mesh.size()
-    dist.all_gather_object(verdicts, (failure, differences), group=mesh.get_group())
+    dist.all_gather_object(verdicts, (failure, stopped, differences), group=mesh.get_group())
     worst: dict[str, float] = {}
-    for _, found in verdicts:
+    for _, _, found in verdicts:
         for name, share in found.items():
             worst[name] = max(share, worst.get(name, 0.0))
+    failures = {rank: said for rank, (said, _, _) in zip(mesh.mesh.tolist(), verdicts, strict=True) if said}
     return Verdict(
-        failure=next((said for said, _ in verdicts if said), ""), differences=tuple(worst.items())
+        failure=_said(failures, mesh.size()) or next((said for _, said, _ in verdicts if said), ""),
+        differences=tuple(worst.items()),
     )
+
+
+def _said(failures: dict[int, str], ranks: int) -> str:
+    """Return the first failure, with the ranks that failed where others did not."""
+    if not failures:
+        return ""
+    first = next(iter(failures.values()))
+    return first if len(failures) == ranks else f"{named(list(failures))}: {first}"
 
 
 def results(model: nn.Module, task: Task) -> Results:

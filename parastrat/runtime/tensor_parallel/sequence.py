@@ -7,13 +7,17 @@ and scatters the sums behind its rows.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import WrapError
+from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, take
@@ -50,6 +54,34 @@ def streamed(module: nn.Module, layout: Layout) -> Layout:
                 parts[name] = Part(role=Role.SUMMED)
     whole = Group(kind="what is whole in the blocks", parts=parts)
     return Layout(groups=(*layout.groups, whole), left=layout.left, sequence=True)
+
+
+def check_shares_differ(module: nn.Module, inputs: Any, degree: int) -> None:
+    """Check that ranks would have other positions of a batch than each other, so that lost ones show.
+
+    Args:
+        module: a small copy of the model, with blocks; its forward is run on another one.
+        inputs: the batch.
+        degree: number of ranks.
+
+    Raises:
+        NoStreamError: if what comes to the first block is the same on two of them.
+    """
+    trial = copy.deepcopy(module)
+    seen: list[torch.Tensor] = []
+    first = trial.get_submodule(repeated_blocks(trial).names[0])
+    first.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.extend(_activations((args, kwargs))[:1]), with_kwargs=True
+    )
+    with torch.no_grad():
+        called(trial, inputs)
+    shares = seen[0].chunk(degree, SEQUENCE) if seen else ()
+    if any(torch.equal(share, other) for share, other in pairwise(shares)):
+        raise NoStreamError("positions of the sample are alike, and lost ones would not show in a proof")
+
+
+def _activations(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.ndim == 3]
 
 
 def extended(layout: Layout, ends: Ends) -> Layout:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,8 +15,10 @@ from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import qwen3
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from parastrat.errors import WrapError
+from parastrat.errors import ParastratError, WrapError
+from parastrat.runtime.tensor_parallel import choice, loss
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.layout import Group, Layout, Role
@@ -129,3 +134,97 @@ def rows_of_tied_weights() -> dict[str, Any]:
 def test_an_embedding_has_the_rows_of_its_weight() -> None:
     for one in on_ranks(2, rows_of_tied_weights):
         assert one["parts"] == ["down", "source", "target", "up"], one["left"]
+
+
+class AloneError(Exception):
+    """What fails on one rank only."""
+
+
+class Failing(nn.Module):
+    """Columns and rows whose code may raise on rank 1 alone.
+
+    Args:
+        when: it raises: ``divided``: in the forward of a divided copy; ``backward``: in its backward;
+            ``caught``: in the forward too, where another rank's module goes on after any error;
+            ``between``: when it is divided; ``whole``: in the forward of the copy.
+    """
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+        self.embed, self.up, self.down = nn.Embedding(64, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 64)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        divided = isinstance(self.up.weight, DTensor) or self.up.weight.shape[0] < self.up.out_features
+        first = dist.get_rank() == 0
+        if not first and (self.when == "whole" or (self.when in ("divided", "caught") and divided)):
+            raise AloneError(self.when)
+        if not first and divided and self.when == "backward":
+            x.register_hook(failing)
+        try:
+            x = x + self.down(torch.relu(self.up(x)))
+        except Exception:
+            if self.when != "caught":
+                raise
+        return self.head(x)
+
+
+def failing(_gradient: torch.Tensor) -> torch.Tensor:
+    raise AloneError("backward")
+
+
+def one_rank_fails() -> dict[str, tuple[str, str]]:
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    ids = torch.arange(64).view(2, 32)
+    found = {}
+    for when in ("divided", "backward", "caught", "between", "loss", "whole"):
+        source = Source(module=Failing(when), sample_inputs=ids, record=None, device=torch.device("cpu"))
+        begun = time.monotonic()
+        with ExitStack() as stack:
+            if when == "between" and dist.get_rank() == 1:
+                stack.enter_context(patch.object(choice, "derived_layout", side_effect=AloneError(when)))
+            if when == "loss" and dist.get_rank() == 1:
+                stack.enter_context(patch.object(loss, "results", side_effect=AloneError(when)))
+            try:
+                layout = chosen_layout(replace(source, loss=when == "loss"), mesh)
+                found[when] = ("divides", "; ".join(map(str, layout.left)))
+            except ParastratError as error:
+                found[when] = (type(error).__name__, error.message)
+        assert time.monotonic() - begun < 60
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module")
+def failed() -> list[dict[str, tuple[str, str]]]:
+    return on_ranks(2, one_rank_fails)
+
+
+@pytest.mark.parametrize("when", ["divided", "backward", "caught"])
+def test_what_raises_on_one_rank_alone_is_not_proven_on_any(
+    when: str, failed: list[dict[str, tuple[str, str]]]
+) -> None:
+    assert failed[0][when] == failed[1][when]
+    assert f"{{up,down}}: not proven: rank 1: AloneError: {when}" in failed[0][when][1]
+
+
+@pytest.mark.parametrize("when", ["between", "whole"])
+def test_a_rank_that_fails_beside_the_trials_is_named_by_all(
+    when: str, failed: list[dict[str, tuple[str, str]]]
+) -> None:
+    (first, heard), (second, said) = failed[0][when], failed[1][when]
+    assert (first, second) == ("MismatchError", "WrapError")
+    assert f"AloneError: {when}" in said
+    assert heard == f"rank 1 refused: {said}"
+
+
+def test_a_loss_that_one_rank_cannot_try_is_whole_on_all(
+    failed: list[dict[str, tuple[str, str]]],
+) -> None:
+    assert failed[0]["loss"] == failed[1]["loss"]
+    assert failed[0]["loss"][0] == "divides"
+    assert "its loss cannot be tried: AloneError: loss" in failed[0]["loss"][1]

@@ -10,6 +10,8 @@ from runtime.models import plan, token_loss, tokens
 from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import ALL, Tiny, at_once, llama, trained
 from runtime.training import FEW, TOLERANCE, alone
+from torch import nn
+from torch.nn import functional
 
 import parastrat
 from parastrat.errors import WrapError
@@ -65,6 +67,45 @@ def left_out() -> list[str]:
     return wrapping_of(model).calls
 
 
+class Mixing(nn.Module):
+    """A block that mixes positions where nothing is divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + x.mean(1, keepdim=True)
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Mixer(nn.Module):
+    """Such blocks between an embedding, called as a module or as a function, and a head."""
+
+    def __init__(self, *, called: bool) -> None:
+        super().__init__()
+        self.called = called
+        self.embed, self.head = nn.Embedding(64, 16), nn.Linear(16, 64)
+        self.blocks = nn.ModuleList(Mixing() for _ in range(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids) if self.called else functional.embedding(ids, self.embed.weight)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def of_zeros(*, called: bool) -> tuple[list[str], float]:
+    """What is said of a layout that was proven on ids that are all 0, and how far other ids are off."""
+    torch.manual_seed(0)
+    plain = Mixer(called=called)
+    ids = torch.randint(64, (2, 16), generator=torch.Generator().manual_seed(1))
+    expected = plain(ids)
+    zeros = torch.zeros(2, 16, dtype=torch.int64)
+    model = parastrat.auto_parallelize(plain, plan=plan(tp=2, sequence_parallel=True), sample_inputs=zeros)
+    return wrapping_of(model).calls, float((model(ids) - expected).abs().max())
+
+
 def on(world: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         name: trained(model, {**fields, "sequence_parallel": True})
@@ -74,6 +115,7 @@ def on(world: int) -> dict[str, Any]:
     if world == 2:
         found["widths"], found["left out"] = widths(), left_out()
         found["twice"] = gradients_twice()
+        found["zeros"] = [of_zeros(called=called) for called in (True, False)]
     return found
 
 
@@ -108,3 +150,13 @@ def test_what_is_left_out_is_said(found: dict[str, Any]) -> None:
     calls = "\n".join(found["left out"])
     assert "sequence parallelism: not proven: " in calls
     assert "along the sequence, from" not in calls
+
+
+def test_a_sample_of_zeros_does_not_prove_that_positions_may_be_divided(found: dict[str, Any]) -> None:
+    """All positions are alike in it, so that what a rank does not see of the others would not show."""
+    for (calls, apart), reason in zip(
+        found["zeros"], ("not proven: ", "positions of the sample are alike"), strict=True
+    ):
+        assert "# over mesh['tp'], column: blocks.*.up" in calls
+        assert f"# whole on every tp rank: sequence parallelism: {reason}" in "\n".join(calls)
+        assert apart < 1e-5
