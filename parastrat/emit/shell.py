@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.emit.text_file import EmitError
 from parastrat.plan import Backend
+from parastrat.rules.runtime_support import refusals_of
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -51,6 +52,19 @@ def check_launch(case: Case) -> None:
                 f"{name!r} in the launch's env is no name of an environment variable",
                 hint="use letters, digits and _, not beginning with a digit",
             )
+
+
+def check_applied(case: Case) -> None:
+    """Refuse a plan that the started script's ``auto_parallelize`` would refuse.
+
+    Raises:
+        EmitError: with the nearest that it applies.
+    """
+    for finding in refusals_of(case.plan):
+        raise EmitError(
+            f"a script that is started for this plan would refuse it: {finding.message} ({finding.code})",
+            hint=finding.fix,
+        )
 
 
 def usage_check(script: str) -> str:

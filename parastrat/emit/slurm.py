@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import check_launch, exports, plan_check, title, usage_check
+from parastrat.emit.shell import check_applied, check_launch, exports, plan_check, title, usage_check
 from parastrat.emit.text_file import TextFile
 from parastrat.hardware import DeviceType
 
@@ -51,9 +51,10 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     folder in which sbatch is called, or where ``PARASTRAT_PLAN`` says.
 
     Raises:
-        EmitError: torchrun cannot start this plan.
+        EmitError: torchrun cannot start this plan, or ``auto_parallelize`` does not apply it.
     """
     check_launch(case)
+    check_applied(case)
     launch = case.launch
     text = _SCRIPT.format(
         title=title(case),

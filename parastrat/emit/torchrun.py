@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import check_launch, exports, plan_check, title, usage_check
+from parastrat.emit.shell import check_applied, check_launch, exports, plan_check, title, usage_check
 from parastrat.emit.text_file import TextFile
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     """Return ``run.sh`` for torchrun of torch 2.11 to 2.13; it expects ``plan.toml`` beside it.
 
     Raises:
-        EmitError: torchrun cannot start this plan.
+        EmitError: torchrun cannot start this plan, or ``auto_parallelize`` does not apply it.
     """
     check_launch(case)
+    check_applied(case)
     launch = case.launch
     text = _SCRIPT.format(
         title=title(case),

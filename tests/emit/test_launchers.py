@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parastrat.emit import EMITTERS, EmitError, Target, TextFile, emitted
-from parastrat.plan import Backend
+from parastrat.plan import Backend, Mesh, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,6 +128,25 @@ def test_refuses_what_torchrun_cannot_start(target: Target, case_of: Callable[..
         EMITTERS[target](replace(case, launch=replace(case.launch, nodes=1)))
     with pytest.raises(EmitError, match=r"'A B' .* is no name"):
         EMITTERS[target](replace(case, launch=replace(case.launch, env={"A B": "1"})))
+
+
+@pytest.mark.parametrize("target", LAUNCHERS)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mesh": Mesh(dp_shard=4, cp=2)}, r"does not apply cp 2 yet .fsdp2\+cp. .PS290"),
+        ({"mesh": Mesh(dp_shard=8, ep=2)}, r"does not apply ep 2 yet .fsdp2\+ep. .PS290"),
+        ({"shard": Shard.OPTIMIZER}, "shards the optimizer alone .ZeRO-1. over 8 ranks .PS291"),
+    ],
+)
+def test_refuses_what_the_started_script_would_refuse(
+    target: Target, fields: dict[str, Any], message: str, case_of: Callable[..., Case]
+) -> None:
+    with pytest.raises(EmitError, match=message) as refused:
+        EMITTERS[target](case_of(**fields))
+    with pytest.raises(EmitError) as said:
+        EMITTERS[Target.PYTHON](case_of(**fields))
+    assert refused.value.hint == said.value.hint
 
 
 @pytest.mark.parametrize("target", LAUNCHERS)

@@ -52,7 +52,7 @@ def test_models_without_a_config_are_not_built_anew() -> None:
 
 def test_values_beside_tensors_are_handed_on() -> None:
     model = Gpt()
-    given = {"tokens": torch.ones(4, 3, dtype=torch.long), "task": 1}
+    given = {"tokens": torch.arange(12).view(4, 3), "task": 1}
     source = Source(module=model, sample_inputs=given, record=None, device=torch.device("cpu"))
     batch = batch_for(source, model, 2)
     assert batch["task"] == 1
