@@ -157,9 +157,8 @@ def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
         )
     reduce_unused(True)
     wrapping.calls.append("model.set_reduce_scatter_unused_params(True)")
-    # of experts in one stack, one device has zeros for those that nobody chose, too
-    if has_lists_of_experts(module):
-        wrapping.reduce_unused.append(module)
+    # a stack of all experts has zeros on one device, too, but no gradient where nobody chose any of them
+    wrapping.reduce_unused.append(module)
 
 
 def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:

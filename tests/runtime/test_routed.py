@@ -52,6 +52,8 @@ class Idle(nn.Module):
     """A sample goes to an expert with weights, or to one without, which changes nothing."""
 
     tp_plan = {"first": "colwise_gather_output"}  # noqa: RUF012  (as above)
+    #: of the samples that work
+    sign = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,10 +62,16 @@ class Idle(nn.Module):
         self.last = nn.Linear(4, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        works = [bool(sample.mean() > 0) for sample in x]
+        works = [bool(sample.mean() * self.sign > 0) for sample in x]
         x = self.first(x)
         rows = [row @ self.experts.weight[0] if work else row for work, row in zip(works, x, strict=True)]
         return self.last(torch.stack(rows))
+
+
+class Resting(Idle):
+    """Behind the first step no sample works, and the whole stack is left alone."""
+
+    sign = -1
 
 
 class Choosing(nn.Module):
@@ -101,6 +109,7 @@ class Chain(nn.Module):
 MODELS: dict[str, tuple[type[nn.Module], set[str]]] = {
     "listed": (Routed, {"experts.0.weight", "experts.1.weight"}),
     "stacked": (Idle, {"experts.weight"}),
+    "resting": (Resting, set()),
     "chain": (Chain, {"layers.0.experts.0.weight", "layers.1.experts.1.weight"}),
 }
 #: data axes of two, with a second axis of two or none
@@ -233,6 +242,8 @@ def trained(kind: str, fields: dict[str, Any], loop: str, samples: int = 1) -> T
 LOOPS = {
     2: [
         *(("fsdp2", "listed", loop) for loop in ("step", "plain", "summed", "delayed")),
+        ("fsdp2", "resting", "step"),
+        ("fsdp2", "resting", "plain"),
         ("ddp", "listed", "step"),
         ("ddp", "listed", "plain"),
         ("fsdp2", "chain", "plain"),
@@ -243,6 +254,7 @@ LOOPS = {
         ("fsdp2+tp", "listed", "plain"),
         ("ddp+tp", "listed", "step"),
         ("ddp+tp", "listed", "plain"),
+        ("ddp+tp", "resting", "step"),
         ("fsdp2+pp", "chain", "step"),
         ("fsdp2+zbv", "chain", "step"),  # which sets gradients of weights itself
         ("ddp+pp", "chain", "step"),
