@@ -26,7 +26,8 @@ class Unused:
                 parameter.register_hook(lambda _, name=name: self.used.add(name))
 
     def begin(self) -> None:
-        self.shards = self.shards or dict(self.model.named_parameters())
+        # those that are gathered now are known; load_state_dict may have replaced others
+        self.shards |= {name: p for name, p in self.model.named_parameters() if p not in self.hooked}
         self.before = [name for name, shard in self.shards.items() if shard.grad is None]
 
     def end(self) -> None:
@@ -59,6 +60,6 @@ def leave_unused(model: nn.Module) -> None:
                 tensor.register_hook(backward)
 
     # before FSDP2 gathers anything
-    model.register_forward_pre_hook(lambda *_: (unused.shards or unused.begin(), None)[1], prepend=True)
+    model.register_forward_pre_hook(lambda *_: unused.begin(), prepend=True)
     model.register_forward_hook(forward)
 '''

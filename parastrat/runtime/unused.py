@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.wrapping import Wrapping
+
+
+_Place: TypeAlias = "tuple[nn.Module, str]"
 
 
 def leave_unused(model: nn.Module, wrapping: Wrapping) -> None:
@@ -47,22 +50,23 @@ class Unused:
 
     def __init__(self, roots: list[nn.Module], mesh: RankMesh) -> None:
         self._mesh = mesh
-        #: this rank's shards, which optimizers hold
-        self._shards: dict[nn.Parameter, None] = {}
-        #: what autograd sees of each, from the first time that it was gathered
-        self._gathered: dict[nn.Parameter, nn.Parameter] = {}
-        #: with a part in gradients that are not reduced yet
-        self._used: set[nn.Parameter] = set()
-        #: a backward is running, of which ``_ended`` will hear
-        self._running = False
-        self._without: list[nn.Parameter] = []
+        #: the owners and keys of parameters, in one order on all ranks
+        self._places: list[_Place] = []
         for root in roots:
-            # in one order on all ranks
             units = [part for part in root.modules() if isinstance(part, FSDPModule)]
             for unit in units:
                 held = list(_held(unit, set(units)))
-                self._shards |= dict.fromkeys(_all_of(held))
-                unit.register_forward_pre_hook(self._watcher(held))
+                unit.register_forward_pre_hook(self._watcher(held, len(self._places)))
+                self._places += held
+        #: this rank's shards, which optimizers hold
+        self._shards = [_at(place) for place in self._places]
+        #: what autograd sees of each, from the first time that it was gathered, by its number
+        self._gathered: dict[int, nn.Parameter] = {}
+        #: numbers of those with a part in gradients that are not reduced yet
+        self._used: set[int] = set()
+        #: a backward is running, of which ``_ended`` will hear
+        self._running = False
+        self._without: list[int] = []
 
     @contextmanager
     def dropped(self) -> Iterator[None]:
@@ -82,26 +86,27 @@ class Unused:
                     # FSDP2's own way to hear of a backward
                     leaf.register_hook(self._began)  # type: ignore[no-untyped-call]
 
+        # before FSDP2 gathers anything
+        model.register_forward_pre_hook(lambda *_: self._renew(), prepend=True)
         model.register_forward_hook(after)
 
-    def _watcher(self, held: list[tuple[nn.Module, str]]) -> Callable[..., None]:
-        shards = _all_of(held)
-
+    def _watcher(self, held: list[_Place], first: int) -> Callable[..., None]:
         def watch(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             """See to the parameters of a unit that FSDP2 has just gathered; it keeps them from then on."""
-            for gathered, shard in zip(_all_of(held), shards, strict=True):
-                if gathered.requires_grad and self._gathered.get(shard) is not gathered:
-                    self._gathered[shard] = gathered
-                    gathered.register_hook(self._noter(shard))  # type: ignore[no-untyped-call]
+            for number, place in enumerate(held, first):
+                gathered = _at(place)
+                if gathered.requires_grad and self._gathered.get(number) is not gathered:
+                    self._gathered[number] = gathered
+                    gathered.register_hook(self._noter(number))
 
         # FSDP2's own hooks are not compiled either
         apart: Callable[..., None] = torch.compiler.disable(watch)  # type: ignore[no-untyped-call]
         return apart
 
-    def _noter(self, shard: nn.Parameter) -> Callable[[torch.Tensor | None], None]:
+    def _noter(self, number: int) -> Callable[[torch.Tensor | None], None]:
         def note(gradient: torch.Tensor | None) -> None:
             if gradient is not None:
-                self._used.add(shard)
+                self._used.add(number)
 
         return note
 
@@ -115,22 +120,31 @@ class Unused:
         self._running = False
         self._end()
 
+    def _renew(self) -> None:
+        """Take what ``load_state_dict`` may have put in the place of shards; what is gathered is none."""
+        for number, place in enumerate(self._places):
+            now = _at(place)
+            if now is not self._gathered.get(number):
+                self._shards[number] = now
+
     def _begin(self) -> None:
-        self._without = [shard for shard in self._shards if shard.grad is None]
+        self._renew()
+        self._without = [number for number, shard in enumerate(self._shards) if shard.grad is None]
 
     def _end(self) -> None:
-        in_doubt = {shard for shard in self._without if shard.grad is not None} - self._used
-        own = [shard not in in_doubt for shard in self._shards]
-        device = next(iter(self._shards)).device
-        used = messages.true_on_any(own, device, self._mesh.stage_group)
+        in_doubt = {
+            number for number in self._without if self._shards[number].grad is not None
+        } - self._used
+        own = [number not in in_doubt for number in range(len(self._shards))]
+        used = messages.true_on_any(own, self._shards[0].device, self._mesh.stage_group)
         for shard, some in zip(self._shards, used, strict=True):
             if not some:
                 shard.grad = None
         # what has none waits to be reduced by a later backward
-        self._used = {shard for shard in self._used if shard.grad is None}
+        self._used = {number for number in self._used if self._shards[number].grad is None}
 
 
-def _held(unit: nn.Module, units: set[nn.Module]) -> Iterator[tuple[nn.Module, str]]:
+def _held(unit: nn.Module, units: set[nn.Module]) -> Iterator[_Place]:
     """Yield the owners and keys of what is gathered with a unit: the parameters of no unit inside of it."""
     for name, _ in unit.named_parameters(recurse=False, remove_duplicate=False):
         yield unit, name
@@ -139,10 +153,10 @@ def _held(unit: nn.Module, units: set[nn.Module]) -> Iterator[tuple[nn.Module, s
             yield from _held(child, units)
 
 
-def _all_of(held: list[tuple[nn.Module, str]]) -> list[nn.Parameter]:
-    """Return what the owners hold now."""
-    found = [owner._parameters[name] for owner, name in held]  # noqa: SLF001  (the attribute may show this rank's part)
-    return [parameter for parameter in found if parameter is not None]
+def _at(place: _Place) -> Any:
+    """Return what the owner holds there now."""
+    owner, name = place
+    return owner._parameters[name]  # noqa: SLF001  (the attribute may show this rank's part)
 
 
 def _at_the_end(action: Callable[[], None]) -> None:

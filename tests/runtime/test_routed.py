@@ -220,11 +220,15 @@ def trained(kind: str, fields: dict[str, Any], loop: str, samples: int = 1) -> T
             parastrat.forward_backward(model, x, y, loss_fn=functional.cross_entropy)
             optimizer.step()
             optimizer.zero_grad()
-        elif loop == "plain":
+        elif loop in ("plain", "replaced"):
             loss = functional.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if loop == "replaced":  # by objects with the same values, which another optimizer holds
+                held = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+                model.load_state_dict(held, assign=True)
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
         else:  # one step for two backwards, which FSDP2 reduces each or together
             if hasattr(model, "set_requires_gradient_sync"):
                 model.set_requires_gradient_sync(loop == "summed" or step % 2 == 1)
@@ -241,7 +245,7 @@ def trained(kind: str, fields: dict[str, Any], loop: str, samples: int = 1) -> T
 #: ways to write a loop, on the axes where they are told apart
 LOOPS = {
     2: [
-        *(("fsdp2", "listed", loop) for loop in ("step", "plain", "summed", "delayed")),
+        *(("fsdp2", "listed", loop) for loop in ("step", "plain", "summed", "delayed", "replaced")),
         ("fsdp2", "resting", "step"),
         ("fsdp2", "resting", "plain"),
         ("ddp", "listed", "step"),
