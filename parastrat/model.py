@@ -52,10 +52,12 @@ class Saved:
     sequence: float = 0
     #: logits: split by tp with loss parallelism, else gathered on every rank
     loss: float = 0
+    #: as much for any number of samples
+    fixed: float = 0
 
     @property
     def total(self) -> float:
-        return self.replicated + self.tensor + self.sequence + self.loss
+        return self.replicated + self.tensor + self.sequence + self.loss + self.fixed
 
     def __add__(self, other: Saved) -> Saved:
         return Saved(
@@ -63,6 +65,7 @@ class Saved:
             tensor=self.tensor + other.tensor,
             sequence=self.sequence + other.sequence,
             loss=self.loss + other.loss,
+            fixed=self.fixed + other.fixed,
         )
 
 
@@ -145,7 +148,9 @@ class Block:
     working: Saved
     #: all tensors alive across the cut behind one repeat
     boundary_bytes: float
-    #: the same under autocast; None: no other
+    #: of its parameters' gradients the share that is there when its backward holds most; None: unknown
+    meanwhile: float | None = None
+    #: activations, working and boundary under autocast; None: no other
     autocast: Autocast | None = None
     #: of the model's output what a training script holds while backward runs
     output: Saved = field(default_factory=Saved)

@@ -58,15 +58,17 @@ class SavedTable:
     tensor: Any
     sequence: Any
     loss: Any
+    fixed: Any
 
 
 def saved_table(several: Sequence[Saved]) -> SavedTable:
     """Return several blocks' bytes as columns beside those of plans."""
     table = np.array(
-        [(saved.replicated, saved.tensor, saved.sequence, saved.loss) for saved in several], dtype=float
+        [(saved.replicated, saved.tensor, saved.sequence, saved.loss, saved.fixed) for saved in several],
+        dtype=float,
     )
-    replicated, tensor, sequence, loss = table.T[..., None]
-    return SavedTable(replicated=replicated, tensor=tensor, sequence=sequence, loss=loss)
+    replicated, tensor, sequence, loss, fixed = table.T[..., None]
+    return SavedTable(replicated=replicated, tensor=tensor, sequence=sequence, loss=loss, fixed=fixed)
 
 
 def saved_bytes(saved: Saved | SavedTable, c: Columns, whole: Any = False) -> Bytes:
@@ -77,7 +79,7 @@ def saved_bytes(saved: Saved | SavedTable, c: Columns, whole: Any = False) -> By
     sequence = np.where(np.equal(c.sequence_parallel, 1) & np.logical_not(whole), c.tp, 1)
     loss = np.where(c.loss_parallel, c.tp, 1)
     per_sample = saved.replicated + saved.tensor / c.tp + saved.sequence / sequence + saved.loss / loss
-    return per_sample * c.micro_batch_size / c.cp
+    return per_sample * c.micro_batch_size / c.cp + saved.fixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,7 @@ def _joined(tables: Iterable[SavedTable]) -> SavedTable:
     return SavedTable(
         **{
             name: np.concatenate([getattr(table, name) for table in several], axis=1)
-            for name in ("replicated", "tensor", "sequence", "loss")
+            for name in ("replicated", "tensor", "sequence", "loss", "fixed")
         }
     )
 
@@ -167,6 +169,7 @@ def _chosen(table: SavedTable, own: Any) -> SavedTable:
         tensor=table.tensor[:, own],
         sequence=table.sequence[:, own],
         loss=table.loss[:, own],
+        fixed=table.fixed[:, own],
     )
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.ranks import ParameterTotals, RankLoad
     from parastrat.ranks.moments import Moments
+    from parastrat.ranks.pipelines import Kinds
     from parastrat.units import Bytes
 
 
@@ -56,7 +57,7 @@ def unmade_bytes(facts: Facts, load: RankLoad, c: Columns, moments: Moments, whe
     ran = sum((moments.freed[:, kind] * each for kind, each in enumerate(own * counts)), np.zeros(()))
     left = everything - ran
     if when is When.COPIED:
-        left = left - running
+        left = left - running * (sharded | _makes_all(kinds, load, moments))
     elif when is When.END:
         # the last of the units runs, and blocks outside units that stand before it have not
         units = sum(
@@ -65,9 +66,28 @@ def unmade_bytes(facts: Facts, load: RankLoad, c: Columns, moments: Moments, whe
             if kinds.units[kind]
         )
         left = np.where(of_unit, left - units + running, left)
+    if any(block.meanwhile for block in kinds.blocks):
+        left = left - running * ~sharded * _soon(kinds)[moments.kinds][:, None]
     left = np.where(sharded & (c.pp > 1), everything, np.maximum(left, 0))
     here = (makes_gradients(facts, c) | sharded) & (c.offload != code_of(Offload.PARAMETERS))
     return element_bytes(facts).gradient * np.where(here, left, 0.0)
+
+
+def _soon(kinds: Kinds) -> Any:
+    """Return of each kind of block the share of its gradients that is there before it holds most."""
+    return np.array([[block.meanwhile or 0.0] for block in kinds.blocks])
+
+
+def _makes_all(kinds: Kinds, load: RankLoad, moments: Moments) -> Any:
+    """Return where a block may hold most beside all gradients of one repeat: as the next repeat runs.
+
+    Where none follows, and it is unknown what of its own gradients it makes meanwhile, those are all.
+    """
+    unknown = np.array([[block.meanwhile is None] for block in kinds.blocks])
+    if unknown.all():
+        return np.ones((), dtype=bool)
+    left = [load.repeats[kind] - moments.freed[place, kind] for place, kind in enumerate(moments.kinds)]
+    return (np.array(left) > 1) | unknown[moments.kinds][:, None]
 
 
 def _held(totals: ParameterTotals, c: Columns) -> Any:

@@ -1,14 +1,10 @@
-"""Two watched steps of a module as the chain of blocks that estimates read.
-
-Numbers for one sample come from micro-batches of 2 and 4: what does not grow with the micro-batch
-(statistics of batch norm, masks) counts for every sample, so the result is exact for a micro-batch of one.
-"""
+"""Two watched steps of a module as the chain of blocks that estimates read."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
@@ -18,10 +14,9 @@ from parastrat.errors import ModelError
 from parastrat.model import Activations, Block, Operator, OperatorKind, Parameters, Saved
 from parastrat.runtime.lifetimes import Measured, measured
 from parastrat.runtime.operators import Call
+from parastrat.runtime.samples import SAMPLES, for_one, larger_of, line
 from parastrat.runtime.tracker import Tracker
 
-#: the micro-batches that are traced; one sample is too few for batch norm
-SAMPLES = (2, 4)
 #: kinds whose calls become one operator of a mean size
 _MERGED = (OperatorKind.ELEMENTWISE, OperatorKind.EMBEDDING)
 #: deviations from a straight line below this share of the whole are not worth a sentence
@@ -50,7 +45,7 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
         _block(
             segment.block,
             [_for_one(a, b) for a, b in zip(segment.calls, other.calls, strict=True)],
-            _measured_for_one(*pairs[index]),
+            pairs[index],
             groups[index],
         )
         for index, (segment, other) in enumerate(zip(small.segments, large.segments, strict=True))
@@ -83,45 +78,25 @@ def _check_same_path(small: Tracker, large: Tracker) -> None:
         )
 
 
-def _affine(small: float, large: float) -> float:
-    """Return the value for one sample on the line through both traces."""
-    slope = (large - small) / (SAMPLES[1] - SAMPLES[0])
-    return max(0.0, small - slope * (SAMPLES[0] - 1))
-
-
 def _for_one(small: Call, large: Call) -> Call:
     return replace(
         small,
-        flops=_affine(small.flops, large.flops),
-        bytes=_affine(small.bytes, large.bytes),
-        m=round(_affine(small.m, large.m)),
+        flops=for_one(small.flops, large.flops),
+        bytes=for_one(small.bytes, large.bytes),
+        m=round(for_one(small.m, large.m)),
     )
 
 
-def _measured_for_one(small: Measured, large: Measured) -> dict[str, float]:
-    return {
-        field.name: _affine(getattr(small, field.name), getattr(large, field.name))
-        for field in fields(Measured)
-    }
-
-
 def _linearity(pairs: list[tuple[Measured, Measured]]) -> list[str]:
-    """Return what is to be said where activations are not proportional to the micro-batch."""
+    """Return what is to be said where activations grow faster than the micro-batch."""
     small, large = (sum(side.kept for side in sides) for sides in zip(*pairs, strict=True))
-    constant = small - SAMPLES[0] * (large - small) / (SAMPLES[1] - SAMPLES[0])
-    if constant < -_NEGLIGIBLE * small:
-        grown = (
-            f"activations grow faster than the micro-batch ({small / 2**20:,.0f} MiB for {SAMPLES[0]} "
-            f"samples, {large / 2**20:,.0f} for {SAMPLES[1]}): larger ones are estimated too low"
-        )
-        return [grown]
-    if constant > _NEGLIGIBLE * small:
-        fixed = (
-            f"{constant / 2**20:,.1f} MiB of activations do not grow with the micro-batch: larger ones are "
-            "estimated too high"
-        )
-        return [fixed]
-    return []
+    if large / SAMPLES[1] <= (1 + _NEGLIGIBLE) * small / SAMPLES[0]:
+        return []
+    grown = (
+        f"activations grow faster than the micro-batch ({small / 2**20:,.0f} MiB for {SAMPLES[0]} "
+        f"samples, {large / 2**20:,.0f} for {SAMPLES[1]}): larger ones are estimated too low"
+    )
+    return [grown]
 
 
 def _recompute_caveats(calls: list[Call]) -> list[str]:
@@ -178,22 +153,23 @@ def _groups(
 
 
 def _block(
-    name: str, calls: list[Call], numbers: dict[str, float], parameters: tuple[Parameters, ...]
+    name: str, calls: list[Call], pair: tuple[Measured, Measured], parameters: tuple[Parameters, ...]
 ) -> Block:
-    kept = Saved(replicated=numbers["kept"])
+    small, large = pair
     return Block(
         name=name,
         repeat=1,
         parameters=parameters,
         operators=_operators(calls),
         activations=Activations(
-            none=kept,
-            attention=Saved(replicated=numbers["kept"] - numbers["core"]),
-            selective=Saved(replicated=numbers["selective"]),
-            full=Saved(replicated=numbers["checkpointed"]),
+            none=line(small.kept, large.kept),
+            attention=line(small.kept - small.core, large.kept - large.core),
+            selective=line(small.selective, large.selective),
+            full=line(small.checkpointed, large.checkpointed),
         ),
-        working=Saved(replicated=numbers["working"]),
-        boundary_bytes=numbers["boundary"],
+        working=line(small.working, large.working),
+        boundary_bytes=for_one(small.boundary, large.boundary),
+        meanwhile=large.meanwhile,
         unit=bool(name),
     )
 
@@ -243,10 +219,12 @@ def _merged(drafts: list[Block]) -> tuple[Block, ...]:
         if outside and not (draft.operators or draft.parameters or draft.activations.none.total):
             continue
         chain.append(replace(draft, name=_outside_name(index, last)) if outside else draft)
-    return tuple(
-        _repeated(list(run))
-        for _, run in groupby(chain, key=lambda block: replace(block, name="", working=Saved()))
-    )
+    return tuple(_repeated(list(run)) for _, run in groupby(chain, key=_kind_of))
+
+
+def _kind_of(block: Block) -> Block:
+    """Return what equal neighbours have in common."""
+    return replace(block, name="", working=Saved(), meanwhile=None)
 
 
 def _outside_name(index: int, last: int) -> str:
@@ -267,12 +245,13 @@ def _joined(block: Block, behind: Block) -> Block:
             selective=block.activations.selective + kept,
             full=block.activations.full + kept,
         ),
-        working=max(block.working, behind.working, key=lambda saved: saved.total),
+        working=larger_of([block.working, behind.working]),
         boundary_bytes=behind.boundary_bytes,
     )
 
 
 def _repeated(run: list[Block]) -> Block:
     name = run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}"
-    working = max((block.working for block in run), key=lambda saved: saved.total)
-    return replace(run[0], name=name, repeat=len(run), working=working)
+    working = larger_of([block.working for block in run])
+    meanwhile = max(block.meanwhile or 0.0 for block in run)
+    return replace(run[0], name=name, repeat=len(run), working=working, meanwhile=meanwhile)

@@ -98,15 +98,16 @@ def _by_config(module: nn.Module, config: Any, main_input: str) -> ExampleInputs
     """Return the inputs of a Hugging Face model, with labels, so that it computes its own loss."""
     accepted = set(inspect.signature(module.forward).parameters)
     per_sample = type(module).__name__.endswith(_PER_SAMPLE)
-    if main_input == "input_ids":
+    sound = _sound(config) if main_input == "input_features" else None
+    if main_input == "input_ids" or sound is not None:
 
         def sequences(samples: int, length: int | None) -> dict[str, torch.Tensor]:
             ids = _ids(samples, length or _LENGTHS[-1])
-            batch = {main_input: ids}
+            batch = {main_input: ids if sound is None else torch.zeros(samples, *sound)}
+            if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+                batch["decoder_input_ids"] = ids.clone()  # not every config tells how targets begin
             if "labels" in accepted:
                 batch["labels"] = _ids(samples) if per_sample else ids.clone()
-            elif getattr(config, "is_encoder_decoder", False):
-                batch["decoder_input_ids"] = ids.clone()
             if "next_sentence_label" in accepted:
                 batch["next_sentence_label"] = _ids(samples)
             return batch
@@ -123,6 +124,12 @@ def _by_config(module: nn.Module, config: Any, main_input: str) -> ExampleInputs
 
         return ExampleInputs(make=images, has_tokens=False)
     raise ModelError(f"{type(module).__name__} takes {main_input}: of what shape is unknown", hint=_HINT)
+
+
+def _sound(config: Any) -> tuple[int, int] | None:
+    """Return mel bands and frames, two for each of an encoder's positions, as in Whisper; None: unknown."""
+    bands, positions = (getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions"))
+    return None if bands is None or positions is None else (bands, 2 * positions)
 
 
 def _image_size(config: Any) -> tuple[int, int]:

@@ -103,21 +103,35 @@ def _refresh_recurrent(module: nn.Module) -> None:
 
 @contextmanager
 def gpu_kernels() -> Iterator[None]:
-    """Take a GPU's kernels, whoever calls them by whatever name."""
+    """Take a GPU's kernels, whoever calls them by whatever name, as for a batch with values."""
     with ExitStack() as stack:
+        stack.enter_context(as_with_values())
         stack.enter_context(_Replaced())
         # calls from inside of torch (multi-head attention, nn.Dropout) are out of a function mode's sight
         stack.enter_context(patch.object(functional, "scaled_dot_product_attention", _within_modes))
         stack.enter_context(patch.object(functional, "dropout", byte_mask_dropout))
+        yield
+
+
+@contextmanager
+def as_with_values() -> Iterator[None]:
+    """Let libraries do for fake tensors what they do for a batch in training, without padding."""
+    with ExitStack() as stack:
         if _checked_product is not None and _product is not None:
             stack.enter_context(patch.object(_meta_registrations, _CHECKED, _grouped))
         masking = sys.modules.get("transformers.masking_utils")
-        if masking is not None and hasattr(masking, "is_tracing"):
+        answers: dict[str, Callable[[Any], Any]] = {
             # it takes fake tensors for a graph capture and then builds masks that training does without
-            stack.enter_context(patch.object(masking, "is_tracing", _never))
-        if masking is not None and hasattr(masking, "find_packed_sequence_indices"):
+            "is_tracing": lambda _: _never,
             # it looks at the positions' values, which say nothing here: one sequence a row
-            stack.enter_context(patch.object(masking, "find_packed_sequence_indices", _one_sequence))
+            "find_packed_sequence_indices": lambda _: _one_sequence,
+            # attention goes without a mask where that of padding has no gap
+            "_ignore_causal_mask_sdpa": _unpadded,
+            "_ignore_bidirectional_mask_sdpa": _unpadded,
+        }
+        for name, answered in answers.items():
+            if masking is not None and hasattr(masking, name):
+                stack.enter_context(patch.object(masking, name, answered(getattr(masking, name))))
         yield
 
 
@@ -139,6 +153,16 @@ def _within_modes(*args: Any, **kwargs: Any) -> torch.Tensor:
         found: torch.Tensor = _attention(*args, **kwargs)
         return found
     return flash_attention(*args, **kwargs)
+
+
+def _unpadded(question: Callable[..., bool]) -> Callable[..., bool]:
+    """Return a question about a mask as it is answered where no sample is padded."""
+
+    def answered(padding_mask: object = None, *args: Any, **kwargs: Any) -> bool:
+        del padding_mask
+        return question(None, *args, **kwargs)
+
+    return answered
 
 
 def _one_sequence(*_args: object, **_kwargs: object) -> None:
@@ -172,7 +196,7 @@ def flash_attention(  # noqa: PLR0913, PLR0917  (torch's signature)
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """Attend with flash attention, or with the memory-efficient kernel where there is a mask."""
+    """Attend with flash attention; with the memory-efficient kernel for masks, and for narrower values."""
     del enable_gqa  # both kernels read the number of heads from the shapes
     device = query.device.type
     if torch.is_autocast_enabled(device):  # which casts for the function, not for the operators below
@@ -181,16 +205,18 @@ def flash_attention(  # noqa: PLR0913, PLR0917  (torch's signature)
     if query.ndim != 4:
         found: torch.Tensor = _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
         return found
-    if attn_mask is None:
+    repeat = query.shape[1] // key.shape[1]
+    narrow = query.shape[-1] != value.shape[-1]  # flash attention takes one width for all
+    if attn_mask is None and not narrow:
         plain: torch.Tensor = _ATEN._scaled_dot_product_flash_attention(  # noqa: SLF001  (operators' names)
             query, key, value, dropout_p, is_causal, scale=scale
         )[0]
         return plain
     bias = attn_mask
-    if bias.dtype == torch.bool:
-        bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), float("-inf"))
-    bias = bias.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
-    repeat = query.shape[1] // key.shape[1]
+    if bias is not None:
+        if bias.dtype == torch.bool:
+            bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), float("-inf"))
+        bias = bias.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
     if repeat > 1:
         key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
     masked: torch.Tensor = _ATEN._scaled_dot_product_efficient_attention(  # noqa: SLF001

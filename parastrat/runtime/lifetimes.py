@@ -22,6 +22,8 @@ class Measured:
     selective: int
     #: beyond what all segments up to this one keep, while its forward or backward runs
     working: int
+    #: of its own gradients the share that is there when its backward holds most
+    meanwhile: float
     #: alive at its end and read later, with a gradient
     boundary: int
 
@@ -40,11 +42,12 @@ def measured(tracker: Tracker) -> list[Measured]:
         if made.attention and made.savers.total() == 1:
             core[home] += made.bytes
     inputs, shared = _block_inputs(segments, homes)
-    working = _working(tracker, list(accumulate(kept)))
+    working, meanwhile = _working(tracker, list(accumulate(kept)))
     for index, segment in enumerate(segments):
         if segment.twin is not None:
             for numbers in (kept, core, working):
                 numbers[index] = numbers[segment.twin]
+            meanwhile[index] = meanwhile[segment.twin]
     boundary = _boundaries(tracker)
     return [
         Measured(
@@ -55,6 +58,7 @@ def measured(tracker: Tracker) -> list[Measured]:
             if segment.block
             else kept[index] + shared[index],
             working=working[index],
+            meanwhile=meanwhile[index],
             boundary=boundary[index],
         )
         for index, segment in enumerate(segments)
@@ -94,19 +98,29 @@ def _block_inputs(segments: list[Segment], homes: dict[Allocation, int]) -> tupl
     return inputs, shared
 
 
-def _working(tracker: Tracker, held: list[int]) -> list[int]:
-    """Return how far each segment goes beyond what is held up to its end.
+def _working(tracker: Tracker, held: list[int]) -> tuple[list[int], list[float]]:
+    """Return how far each segment goes beyond what is held up to its end, and which share of its gradients.
 
-    Gradients of parameters are left out: they stay after the step.
+    Gradients of parameters are left out of the former: they stay after the step. But where each comes
+    alone, those that a segment makes before its last tensors are gone lie beside these.
     """
-    most = [0] * len(held)
+    most, beside, gradients = ([0] * len(held) for _ in range(3))
     live = 0
     for index, sign, made in (*tracker.forward_events, *tracker.backward_events):
-        if made.constant or made.gradient:
+        if made.constant:
             continue
-        live += sign * made.bytes
+        # a sum takes the place of its first summand when that ends
+        if made.gradient and sign > 0 and not made.added:
+            gradients[index] += made.bytes
+        else:
+            live += sign * made.bytes
         most[index] = max(most[index], live - held[index])
-    return most
+        beside[index] = max(beside[index], live - held[index] + gradients[index])
+    shares = []
+    for index, segment in enumerate(tracker.segments):
+        own = sum(tracker.trainable.get(name, 0) for name in segment.parameters)
+        shares.append(min((beside[index] - most[index]) / max(own, 1), 1.0))
+    return most, shares
 
 
 def _boundaries(tracker: Tracker) -> list[int]:

@@ -16,8 +16,9 @@ from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import build_module, load_builder
-from parastrat.runtime.chain import SAMPLES, chain_of
+from parastrat.runtime.chain import chain_of
 from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
+from parastrat.runtime.samples import SAMPLES
 from parastrat.runtime.tracing import Setting, watched_step
 from parastrat.stack import Kernels
 from parastrat.workload import Precision

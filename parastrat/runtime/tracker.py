@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from parastrat.runtime.operators import FLASH, Call, call_of, with_workspace
 from parastrat.runtime.recompute import KEPT, MATMULS
 
+_ADD = torch.ops.aten.add.Tensor
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
 
@@ -39,6 +40,8 @@ class Allocation:
     differentiable: bool = False
     #: backward makes it a parameter's gradient
     gradient: bool = False
+    #: such a gradient, the sum of another one and what a further use of the parameter gives
+    added: bool = False
     #: lives as long as the model
     constant: bool = False
     #: alive at the end of the forward
@@ -81,7 +84,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.backward_events: list[tuple[int, int, Allocation]] = []
         self._alive: dict[int, Allocation] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
+        #: sums that backward makes, as autograd does of a tensor's gradients, with the first summand
+        self._sums: dict[Allocation, Allocation] = {}
         self._names: dict[int, str] = {}
+        #: bytes of the parameters that get gradients
+        self.trainable = {
+            name: parameter.untyped_storage().nbytes()
+            for name, parameter in parameters.items()
+            if parameter.requires_grad
+        }
         #: index of the segment that runs, or whose backward runs
         self.current = 0
         self._backward = False
@@ -102,6 +113,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             self.allocation(tensor, attention=func in FLASH)
         if not self._backward:
             self._note(func, args, kwargs, result)
+        elif func is _ADD and isinstance(args[0], torch.Tensor):
+            self._sums[self.allocation(result)] = self.allocation(args[0])
         return result
 
     def allocation(self, tensor: torch.Tensor, *, attention: bool = False) -> Allocation:
@@ -150,9 +163,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self._backward = True
 
     def end(self, gradients: list[torch.Tensor]) -> None:
-        """Backward is over."""
+        """Backward is over.
+
+        Of a parameter with several uses the first one's gradient stays until the next is added to it.
+        """
         for gradient in gradients:
-            self.allocation(gradient).gradient = True
+            made: Allocation | None = self.allocation(gradient)
+            while made is not None:
+                made.gradient = True
+                made.added = made in self._sums
+                made = self._sums.get(made)
+        self._sums.clear()
         self._watches.clear()
 
     @property

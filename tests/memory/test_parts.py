@@ -66,6 +66,32 @@ def test_what_divides_activations(fields: dict[str, Any], size: float) -> None:
     assert saved_bytes(Saved(replicated=16, tensor=40, sequence=80, loss=160), row(**fields)) == size
 
 
+@pytest.mark.parametrize("fields", [{}, {"micro_batch_size": 3}, {"tp": 4, "cp": 2}])
+def test_what_is_as_large_for_any_number_of_samples(fields: dict[str, Any]) -> None:
+    assert saved_bytes(Saved(fixed=16), row(**fields)) == 16
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "once", "twice"),
+    [
+        # all of them beside all that the block makes for itself
+        (None, 300 + 80, 10 + 300 + 80),
+        (0.0, 10 + 300, 10 + 300 + 80),
+        (0.25, 10 + 300 + 20, 10 + 300 + 80 + 20),
+    ],
+)
+def test_gradients_that_a_block_makes_before_it_holds_most(
+    meanwhile: float | None, once: int, twice: int
+) -> None:
+    # of four bytes each, as the weights are
+    layer = keeping(10, 300, parameters=parameters(20), meanwhile=meanwhile)
+    assert memory(holding(layer)).total - 80 == once
+    again = replace(layer, repeat=2)
+    assert memory(holding(again)).total - 160 == twice
+    # buckets of DDP hold all from the start
+    assert memory(holding(layer), dp_replicate=2).total - 80 == 10 + 300 + 80
+
+
 def test_a_loss_in_parallel_makes_more_or_less_as_the_stack_does() -> None:
     head = keeping(0, 100, loss_parallel_bytes=80.0)
     fields = {"tp": 4, "micro_batch_size": 3}

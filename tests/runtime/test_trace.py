@@ -14,6 +14,7 @@ import torch
 from runtime.models import Gpt
 from runtime.traced_models import Alternating, Cnn, Skipping, really_saved
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from parastrat.errors import ModelError
@@ -22,6 +23,7 @@ from parastrat.plan import Recompute
 from parastrat.runtime import tracing
 from parastrat.runtime.blocks import parameter_count
 from parastrat.runtime.building import load_builder
+from parastrat.runtime.fakes import flash_attention
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.trace import traced_module, traced_source
 from parastrat.sources import load_source
@@ -485,3 +487,56 @@ def test_routed_experts_are_traced_in_every_format() -> None:
     whole, short = spec(source, Precision.FP32), spec(source, Precision.BF16_MIXED)
     assert unit_flops(whole) == unit_flops(short) > 0
     assert kept(short) < kept(whole)
+
+
+class Tied(nn.Module):
+    """Reads one weight three times: for two inputs and for the output."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.down(functional.gelu(self.up(x)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(4096, 8)
+        self.first = nn.ModuleList(self.Layer() for _ in range(3))
+        self.second = nn.ModuleList(self.Layer() for _ in range(3))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for layer in self.first:
+            x = layer(x)
+        y = x + self.embed(ids)
+        for layer in self.second:
+            y = layer(y)
+        return functional.linear(y, self.embed.weight)
+
+
+def test_a_gradient_that_waits_for_the_next_use_of_its_weight_is_no_working_memory() -> None:
+    weight, ids = 4 * 4096 * 8, torch.zeros(2, 4, dtype=torch.long)
+    model = spec(traced_module(on_meta(Tied), ref="it", sample_inputs=ids), length=4)
+    units = [block for block in model.blocks if block.unit]
+    assert [block.repeat for block in units] == [3, 3]
+    assert all(block.working.fixed < weight / 4 for block in units)
+    # where it is read again its gradient is made, and added to the one before as a third
+    embedding, between, _ = (block for block in model.blocks if not block.unit)
+    assert embedding.working.fixed == pytest.approx(2 * weight, rel=0.05)
+    assert between.working.fixed == pytest.approx(2 * weight, rel=0.05)
+
+
+def test_what_has_the_size_of_weights_does_not_grow_with_the_samples() -> None:
+    model = spec(traced_module(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), ref="it"))
+    # the loss and the sum of the targets' weights
+    (only,) = model.blocks
+    assert only.activations.none.fixed == 2 * 4
+    assert only.activations.none.replicated == 4 * (8 + 16 + 4) + 8
+
+
+def test_values_that_are_narrower_than_keys() -> None:
+    with FakeTensorMode():
+        query, value = torch.empty(2, 4, 8, 24), torch.empty(2, 4, 8, 16)
+        assert flash_attention(query, query, value, is_causal=True).shape == value.shape

@@ -1,0 +1,39 @@
+"""Two micro-batches that are traced, and what they tell about all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parastrat.model import Saved
+
+#: the micro-batches that are traced; one sample is too few for batch norm
+SAMPLES = (2, 4)
+
+
+def for_one(small: float, large: float) -> float:
+    """Return the value for one sample on the line through those of both micro-batches."""
+    slope = (large - small) / (SAMPLES[1] - SAMPLES[0])
+    return max(0.0, small - slope * (SAMPLES[0] - 1))
+
+
+def line(small: float, large: float) -> Saved:
+    """Return the bytes of both micro-batches as what each sample takes, and what is there for any number.
+
+    The latter are statistics of norms over a batch, masks, positions, and whatever has the size of weights.
+    Bytes that grow faster than the micro-batch, or shrink, are proportional to it as in the larger one.
+    """
+    slope = (large - small) / (SAMPLES[1] - SAMPLES[0])
+    fixed = small - slope * SAMPLES[0]
+    if slope < 0 or fixed < 0:
+        return Saved(replicated=large / SAMPLES[1])
+    return Saved(replicated=slope, fixed=fixed)
+
+
+def larger_of(several: Sequence[Saved]) -> Saved:
+    """Return what each of several takes at most, for any number of samples.
+
+    Of traced bytes, which nothing divides.
+    """
+    return Saved(
+        replicated=max(saved.replicated for saved in several), fixed=max(saved.fixed for saved in several)
+    )
