@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from types import ModuleType, TracebackType
+from traceback import walk_stack
+from types import FrameType, ModuleType, TracebackType
 from typing import Any
 
 import torch
@@ -210,10 +211,19 @@ def _first_line(error: BaseException) -> str:
 def _own_place(trace: TracebackType | None) -> str:
     """Return the last line outside of parastrat, torch and the standard library's import machinery."""
     place = ""
-    ours, libraries = Path(__file__).parent, Path(torch.__file__).parent
     while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if not file.startswith(("<", str(ours), str(libraries))) and "contextlib" not in file:
-            place = f"{Path(file).name}, line {trace.tb_lineno}"
+        if _is_users(trace.tb_frame):
+            place = f"{Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno}"
         trace = trace.tb_next
     return place
+
+
+def place_now() -> str:
+    """Return the line of the user's code that runs."""
+    frame = next((frame for frame, _ in walk_stack(None) if _is_users(frame)), None)
+    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+
+
+def _is_users(frame: FrameType) -> bool:
+    file, ours, libraries = frame.f_code.co_filename, Path(__file__).parent, Path(torch.__file__).parent
+    return not file.startswith(("<", str(ours), str(libraries))) and "contextlib" not in file

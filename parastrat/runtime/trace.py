@@ -6,17 +6,19 @@ accelerator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from parastrat.errors import ModelError, ValuesError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
+from parastrat.runtime.answers import Answers
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import build_module, load_builder
-from parastrat.runtime.chain import chain_of
+from parastrat.runtime.chain import Chain, chain_of
 from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
 from parastrat.runtime.samples import SAMPLES
 from parastrat.runtime.tracing import Setting, watched_step
@@ -122,15 +124,10 @@ def _traced(
     source: TracedSource, sequence_length: int | None, precision: Precision, kernels: Kernels
 ) -> ModelSpec:
     module, inputs = source.module, source.inputs
-    small, large = (
-        watched_step(
-            module,
-            made(inputs.make, samples, sequence_length),
-            Setting(samples=samples, precision=precision),
-        )
-        for samples in SAMPLES
-    )
-    chain = chain_of(module, small, large)
+    try:
+        chain = _chain(source, sequence_length, precision, None)
+    except ValuesError as refused:
+        chain = _answered_chain(source, sequence_length, precision, refused)
     parameters = parameter_count(module)
     config = getattr(module, "config", None)
     unfused = () if kernels is Kernels.EAGER else (_UNFUSED,)
@@ -154,3 +151,43 @@ def _traced(
         source="traced on fake tensors",
         caveats=(_REPLICATED, *unfused, *inputs.caveats, *chain.caveats),
     )
+
+
+def _chain(
+    source: TracedSource, sequence_length: int | None, precision: Precision, answers: Answers | None
+) -> Chain:
+    small, large = (
+        watched_step(
+            source.module,
+            made(source.inputs.make, samples, sequence_length),
+            Setting(samples=samples, precision=precision),
+            answers,
+        )
+        for samples in SAMPLES
+    )
+    chain = chain_of(source.module, small, large)
+    return chain if answers is None else replace(chain, caveats=(*chain.caveats, answers.sentence))
+
+
+def _answered_chain(
+    source: TracedSource, sequence_length: int | None, precision: Precision, refused: ValuesError
+) -> Chain:
+    """Return the chain of the answers to questions about values under which it holds most.
+
+    Raises:
+        ValuesError: ``refused``, where the forward asks for more than yes, no or a selection.
+    """
+    found = []
+    for truth in (True, False):
+        try:
+            found.append(_chain(source, sequence_length, precision, Answers(truth=truth)))
+        except ModelError:  # this is not how the forward goes
+            continue
+    if not found:
+        raise refused
+    return max(found, key=_held)
+
+
+def _held(chain: Chain) -> float:
+    kept = sum(block.activations.none.total * block.repeat for block in chain.blocks)
+    return kept + max(block.working.total for block in chain.blocks)

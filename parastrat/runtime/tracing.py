@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 
 from parastrat.errors import ModelError, ValuesError
+from parastrat.runtime.answers import Answers
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.example_loss import loss_of, read_by_loss
@@ -47,7 +48,9 @@ class Setting:
         return self.precision not in (Precision.FP32, Precision.BF16)
 
 
-def watched_step(module: nn.Module, inputs: Any, setting: Setting) -> Tracker:
+def watched_step(
+    module: nn.Module, inputs: Any, setting: Setting, answers: Answers | None = None
+) -> Tracker:
     """Run one forward and backward on fake tensors; the module is as before afterwards.
 
     Args:
@@ -55,13 +58,14 @@ def watched_step(module: nn.Module, inputs: Any, setting: Setting) -> Tracker:
         inputs: tensor, tuple or dict of real tensors, for ``setting.samples`` samples.
         setting: the batch and the number format. Weights and inputs are in the compute format, as FSDP2
             runs mixed precision; buffers keep theirs.
+        answers: to what the forward asks of values; None: it must not ask.
 
     Raises:
         ModelError: the forward cannot run without values, or raises.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_module(module, mode, setting.dtype) as (parameters, constants), gpu_kernels():
-        tracker = Tracker(parameters, constants)
+        tracker = Tracker(parameters, constants, answers)
         with mode:
             batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
         hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)

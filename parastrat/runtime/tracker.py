@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parastrat.runtime.answers import Answers
 from parastrat.runtime.operators import FLASH, Call, call_of, with_workspace
 from parastrat.runtime.recompute import KEPT, MATMULS
 
@@ -74,10 +76,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     Args:
         parameters: the model's, by name; tied ones under one name.
         constants: other tensors that outlive the step.
+        answers: to what the forward asks of values; None: it must not ask.
     """
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], constants: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        constants: list[torch.Tensor],
+        answers: Answers | None = None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._answers = answers
         self.segments = [Segment(block="")]
         #: +1 and -1: an allocation begins and ends, in the segment that runs or whose backward runs
         self.forward_events: list[tuple[int, int, Allocation]] = []
@@ -105,7 +114,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = with_workspace(func, func(*args, **(kwargs or {})))
+        try:
+            result = with_workspace(func, func(*args, **(kwargs or {})))
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            if self._answers is None:
+                raise
+            result = self._answers.to(func, args, kwargs or {}, error)
         if func.namespace == _QUERIES:
             return result
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -357,10 +357,15 @@ class Branching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         y = self.layer(x)
-        if self.how == "if" and y.sum() > 0:
-            return y
+        if self.how in {"if", "unless"} and bool(y.sum() > 0) == (self.how == "if"):
+            return y.exp().tanh()
         if self.how == "mask":
-            return y[y > 0]
+            return y[y > 0].exp()
+        if self.how == "places":
+            rows, columns = torch.where(y > 0)
+            return y[rows, columns].exp()
+        if self.how == "number":
+            return y[: int(x.sum().item())]
         if self.how == "numpy":
             return y.detach().numpy()
         if self.how == "batch":
@@ -374,10 +379,9 @@ class Branching(nn.Module):
     ("how", "message"),
     [
         (
-            "if",
+            "number",
             "Branching.forward depends on values at aten._local_scalar_dense.default: test_trace.py, line",
         ),
-        ("mask", "Branching.forward depends on values at aten.nonzero.default: test_trace.py, line"),
         ("numpy", "Branching.forward raised RuntimeError"),
         ("batch", "runs other operators for 4 samples than for 2"),
         ("nothing", "returned nothing that depends on a trainable parameter"),
@@ -388,6 +392,25 @@ def test_forwards_that_cannot_be_traced(how: str, message: str) -> None:
         spec(traced_module(on_meta(lambda: Branching(how)), ref="it"))
     assert message in caught.value.message
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("how", "answer", "size"),
+    [
+        # the input, the last output and its target, and what exp and tanh keep, of four values each
+        ("if", "yes", 5 * 4 * 4 - 8),
+        ("unless", "no", 5 * 4 * 4 - 8),
+        # the input and what exp keeps of all, and the mask, or row and column of each
+        ("mask", "yes", 2 * 4 * 4 + 4),
+        ("places", "yes", 2 * 4 * 4 + 2 * 8 * 4),
+    ],
+)
+def test_what_hangs_on_values_is_estimated_by_what_holds_most(how: str, answer: str, size: int) -> None:
+    model = spec(traced_module(on_meta(lambda: Branching(how)), ref="it"))
+    (said,) = [caveat for caveat in model.caveats if "asks for values" in caveat]
+    assert "test_trace.py, line" in said
+    assert f"taken to be {answer}" in said
+    assert model.blocks[0].activations.none.replicated == size
 
 
 class Pairwise(nn.Module):
