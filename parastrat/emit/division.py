@@ -23,7 +23,10 @@ class Style(StrEnum):
     HEAD_DIVIDED = "head, divided"
     #: it computes alike on all ranks
     WHOLE = "whole"
+    #: alike too, by code that is given other things than one activation, such as a router or experts
+    WHOLE_INSIDE = "whole, inside"
     WHOLE_OF_SHARE = "whole, of a share"
+    WHOLE_INSIDE_OF_SHARE = "whole, inside, of a share"
     #: between columns and rows, on this rank's heads
     WHOLE_OF_HEADS = "whole, of heads"
     #: it hands one tensor to several columns
@@ -40,6 +43,8 @@ class Reading:
 
     keyword: str = ""
     positional: int = 1
+    #: it returns one tensor, nothing beside it
+    gives_one: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,7 +93,7 @@ def left_whole(plan: Plan, division: Division) -> str:
 
 
 def divided_text(division: Division, staging: Staging | None = None) -> list[str]:
-    """Return ``divide(model, mesh)``, and before it the style that torch has not.
+    """Return ``divide(model, mesh)``, and before it the styles that torch has not.
 
     Args:
         division: of the model.
@@ -113,7 +113,8 @@ def divided_text(division: Division, staging: Staging | None = None) -> list[str
         edges=_stage_edges(edges, staging) if staging and edges else "",
         ties="".join(ties),
     )
-    return [*([tensor_text.WHOLE] if "Whole()" in divide else []), divide]
+    own = {"Whole(": tensor_text.WHOLE, "WholeInside(": tensor_text.WHOLE_INSIDE}
+    return [*(definition for style, definition in own.items() if f" {style}" in divide), divide]
 
 
 def _stage_edges(edges: tuple[Place, ...], staging: Staging) -> str:
@@ -176,12 +177,14 @@ def _over_data(plan: Plan, *, routed: bool) -> str:
 
 def style_imports(code: str) -> list[str]:
     """Return the imports of what divides layers in this code."""
-    layouts = [name for name in ("DTensor", "Replicate", "Shard") if f"{name}" in code]
+    layouts = [name for name in ("DTensor", "Partial", "Replicate", "Shard") if f"{name}" in code]
     if "distribute_module(" in code:
         layouts.append("distribute_module")
+    inside = "WholeInside(" in code
     return [
         "import torch.distributed.tensor.parallel as tp",
         f"from torch.distributed.tensor import {', '.join(layouts)}",
+        *(["from torch.nn.utils.stateless import _reparametrize_module"] if inside else []),
     ]
 
 

@@ -15,6 +15,8 @@ STYLES = {
     Style.HEAD_OF_SHARE: "tp.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())",
     Style.HEAD_DIVIDED: "tp.ColwiseParallel(use_local_output=False)",
     Style.WHOLE: "Whole()",
+    Style.WHOLE_INSIDE: "WholeInside(Replicate())",
+    Style.WHOLE_INSIDE_OF_SHARE: "WholeInside(Partial())",
     Style.WHOLE_OF_SHARE: "tp.SequenceParallel(use_local_output=True)",
     Style.WHOLE_OF_HEADS: "tp.SequenceParallel(sequence_dim=2, use_local_output=True)",
 }
@@ -37,6 +39,26 @@ class Whole(tp.ParallelStyle):
             return tuple(DTensor.from_local(x, mesh, [Replicate()], run_check=False) for x in inputs)
 
         return distribute_module(module, mesh, None, known, lambda _, output, mesh: output.to_local())
+'''
+
+WHOLE_INSIDE = '''
+class WholeInside(tp.ParallelStyle):
+    """Code that reads whole weights as plain tensors, with gradients that are alike or to be added up."""
+
+    def __init__(self, gradients: Replicate | Partial) -> None:
+        self.gradients = [gradients]
+
+    def _apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        forward = module.forward
+
+        def inside(*inputs, **named):
+            own = module.named_parameters(recurse=False)
+            plain = {name: weight.to_local(grad_placements=self.gradients) for name, weight in own}
+            with _reparametrize_module(module, plain):
+                return forward(*inputs, **named)
+
+        module.forward = inside
+        return distribute_module(module, mesh)
 '''
 
 DIVIDE = '''

@@ -33,6 +33,18 @@ def llama() -> nn.Module:
     )
 
 
+def mixture() -> nn.Module:
+    """A router that returns several tensors, and all experts' weights in one."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=VOCABULARY, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, **shape
+        )
+    )
+
+
 def decoder() -> nn.Module:
     """The plain one that benchmarks divide by hand."""
     return Decoder()
@@ -86,5 +98,6 @@ def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[st
         lambda model: parastrat.auto_parallelize(model, plan=plan),
     ):
         torch.manual_seed(rank)
-        found.append(trained(wrap({"llama": llama, "decoder": decoder}[name]()), rank // plan.mesh.tp))
+        built = {"llama": llama, "decoder": decoder, "mixture": mixture}[name]()
+        found.append(trained(wrap(built), rank // plan.mesh.tp))
     return found[0], found[1]

@@ -178,12 +178,15 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "ddp+tp": ("decoder", {"mesh": Mesh(dp_replicate=2, tp=2), "shard": Shard.NONE}),
+    "mixture": ("mixture", {"mesh": Mesh(tp=2), "shard": Shard.NONE, "sequence_parallel": True}),
+    "mixture, whole": ("mixture", {"mesh": Mesh(tp=2), "shard": Shard.NONE}),
+    "mixture, fsdp2": ("mixture", {"mesh": Mesh(dp_shard=2, tp=2), "sequence_parallel": True}),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("cell", drawn(list(CELLS), 1))
+@pytest.mark.parametrize("cell", dict.fromkeys(["mixture", *drawn(list(CELLS), 1)]))
 def test_makes_the_collectives_of_auto_parallelize(
     cell: str, case_of: Callable[..., Case], cpu_device: Device
 ) -> None:

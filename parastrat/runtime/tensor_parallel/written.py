@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,6 +65,11 @@ class _Draft:
             raise NotWrittenError(f"{name} reads several activations, or none first")
         return reading
 
+    def is_plain(self, name: str) -> bool:
+        """Return whether a module makes one tensor of one activation."""
+        reading = self.readings.get(self.pattern(name))
+        return reading is not None and reading.gives_one
+
     def pattern(self, name: str) -> str:
         """Return a name with ``*`` for the number of its block."""
         start = f"{self.blocks.containers[0]}."
@@ -90,12 +95,22 @@ def readings(module: nn.Module, inputs: Any) -> dict[str, Reading | None]:
         else:
             found[name] = Reading(keyword=names[0]) if len(names) == 1 and not places else None
 
-    def noted(name: str) -> RemovableHandle:
+    def given(name: str) -> RemovableHandle:
         pattern = draft.pattern(name)
         hook = module.get_submodule(name).register_forward_pre_hook
         return hook(lambda _part, args, kwargs: note(pattern, args, kwargs), with_kwargs=True)
 
-    handles = [noted(name) for name, _ in module.named_modules()]
+    def returned(name: str, output: Any) -> None:
+        reading = found[name]
+        if reading is not None:
+            found[name] = replace(reading, gives_one=isinstance(output, torch.Tensor))
+
+    def gives(name: str) -> RemovableHandle:
+        pattern = draft.pattern(name)
+        hook = module.get_submodule(name).register_forward_hook
+        return hook(lambda _part, _args, output: returned(pattern, output))
+
+    handles = [watch(name) for name, _ in module.named_modules() for watch in (given, gives)]
     with torch.no_grad():
         called(module, inputs)
     for handle in handles:
@@ -188,6 +203,8 @@ def _style(draft: _Draft, name: str, part: Part, *, shared: bool, alone: bool, g
         raise NotWrittenError(f"{name} has a padding index, which torch takes for one of each rank's rows")
     if part.role is Role.SUMMED and group.rows:
         return Style.WHOLE_OF_HEADS
+    if part.role is Role.SUMMED and not draft.is_plain(name):
+        return Style.WHOLE_INSIDE_OF_SHARE
     if draft.layout.loss and name in heads(draft.layout, draft.blocks.names):
         return Style.HEAD_DIVIDED
     return _STYLES[part.role, shared and (part.role is not Role.COLUMN or alone)]
@@ -199,9 +216,11 @@ def _note_rest(draft: _Draft) -> None:
         own = next(iter(part.named_parameters(recurse=False)), None)
         if own is None or name in draft.layout.parts:
             continue
-        if not name or [*part.children()] or [*part.buffers(recurse=False)]:
+        # code that reads plain weights may call parts without any, such as an activation function
+        kept = [child for child in part.children() if draft.is_plain(name) or [*child.parameters()]]
+        if not name or kept or [*part.buffers(recurse=False)]:
             raise NotWrittenError(f"{f'{name}.{own[0]}'.lstrip('.')} stands beside layers")
-        draft.note(name, Style.WHOLE)
+        draft.note(name, Style.WHOLE if draft.is_plain(name) else Style.WHOLE_INSIDE)
 
 
 def _places(draft: _Draft) -> tuple[Place, ...]:
