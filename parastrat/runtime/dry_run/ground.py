@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import UsageError
 from parastrat.runtime.dry_run.losses import losses_of_shares
@@ -43,8 +44,9 @@ class Ground(Protocol):
     meter: Meter
     #: sees the collectives
     watch: Watch
-    #: how many are run; the last one counts
-    steps: int
+
+    def steps(self, model: nn.Module) -> int:
+        """Return how many steps are run; the last one counts."""
 
     def wrapping(self) -> Any:
         """Return a context in which models are wrapped."""
@@ -69,8 +71,11 @@ class Fakes:
         self.device = torch.device("cpu")
         self.watch = Watch()
         self.meter: Meter = self.watch
-        self.steps = 2  # the first one's backward has no optimizer states
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def steps(self, model: nn.Module) -> int:
+        # in the second DDP makes its buckets anew
+        return 2 if isinstance(model, DistributedDataParallel) else 1
 
     def wrapping(self) -> Any:
         return replicas_on_fakes(self._mode, self.watch)
@@ -110,7 +115,10 @@ class Real:
         self.device = device
         self.watch = Watch()
         self.meter: Any = self.watch if device.type == "cpu" else Allocator()
-        self.steps = 3  # in the second DDP's ranks agree on their buckets
+
+    def steps(self, model: nn.Module) -> int:
+        # in the second DDP's ranks agree on their buckets; others' allocators have met every size then
+        return 3 if isinstance(model, DistributedDataParallel) else 2
 
     def wrapping(self) -> Any:
         return replicas_alone()

@@ -17,6 +17,7 @@ from parastrat.runtime.apply import Start, wrap
 from parastrat.runtime.batches import called
 from parastrat.runtime.dry_run.alone import others_agree, pretend
 from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
+from parastrat.runtime.dry_run.stepping import OnShares
 from parastrat.runtime.dry_run.watch import Watch
 from parastrat.runtime.dry_run.ways import found_while, known
 from parastrat.runtime.example_inputs import example_inputs, made
@@ -74,16 +75,19 @@ def dry_run(task: Task) -> DryRun:
         wrapping.stepping = True  # the loop below is ``forward_backward``'s
         if wrapping.pipeline is not None:
             wrapping.pipeline.route(batch)  # traces the whole, which is not this rank's memory
-        optimizer = OPTIMIZERS[task.workload.optimizer](model.parameters())
+        optimizer = OnShares(OPTIMIZERS[task.workload.optimizer], model.parameters())
         with ground.running(module, wrapping):
             batch = tree_map(ground.batch, batch)
-            for _ in range(ground.steps):
+            optimizer.make_states()
+            left = ground.steps(model)
+            while left:
                 ground.watch.forget_traffic()
                 after_forward, forward_backward = _micro_batches(model, wrapping, batch, ground.meter)
                 reserved = ground.reserved()
+                # what a step takes is not told by one in whose backward more lived than there is to live
+                left = max(left - 1, optimizer.forget_unused())
                 ground.meter.peak = ground.meter.live
                 optimizer.step()
-                optimizer.zero_grad()
                 step = ground.meter.peak
     micro_batches = wrapping.plan.gradient_accumulation_steps
     # torch keeps what a stage receives into, for each micro-batch of a step, as long as the schedule

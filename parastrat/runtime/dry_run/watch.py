@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +21,7 @@ from parastrat.dry_run import Traffic
 
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
+_DEVICE = torch.ops.prim.device.default
 #: DTensors' way to know the shape of an operator's result
 _PROPAGATES = "_propagate_tensor_meta_non_cached"
 _COLLECTIVES = ("c10d", "_c10d_functional")
@@ -46,11 +48,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
         self._sent: Counter[tuple[str, int]] = Counter()
         self._sent_bytes: Counter[tuple[str, int]] = Counter()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled here; the guard against it takes a tenth of a dry run
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if DTensor in types:  # they send and compute by operators of their shares, which come by then
             return NotImplemented
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # two calls in three ask for it
+            return args[0].fake_device
         result = func(*args, **(kwargs or {}))
         if self._aside:
             return result

@@ -39,6 +39,14 @@ class Wide(Chain):
         super().__init__(WIDE_WIDTH, WIDE_LAYERS)
 
 
+class Idle(Chain):
+    """It has a layer more than it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(WIDTH, WIDTH, bias=False)
+
+
 class Feeding(nn.Module):
     """A layer that tensor parallelism divides."""
 

@@ -94,6 +94,15 @@ def test_one_device_sends_nothing_and_holds_all() -> None:
     assert found.micro_batches == 1
 
 
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(dp_shard=4)])
+def test_parameters_without_gradients_have_no_states(mesh: Mesh) -> None:
+    fields: dict[str, Any] = {"mesh": mesh, "shard": Shard.PARAMETERS if mesh.dp_shard > 1 else Shard.NONE}
+    idle, used = dried("Idle", **fields), dried(**fields)
+    spare = 4 * UNIT / mesh.dp_shard
+    assert idle.parameters - used.parameters == spare
+    assert idle.optimizer_step - used.optimizer_step == spare
+
+
 def test_replicas_reduce_buckets_that_gradients_are_views_of() -> None:
     found = dried("Wide", mesh=Mesh(dp_replicate=4), shard=Shard.NONE)
     assert found.parameters == 4 * WIDE

@@ -1,0 +1,70 @@
+"""An optimizer of a rank that is dry-run: on its own shares, and with its states from the beginning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import nn
+
+
+class OnShares:
+    """An optimizer that is given what a rank holds of each parameter, and the gradient's share of that.
+
+    On DTensors it would run the same kernels on the same bytes; but torch asks for each of them, over lists
+    of all parameters, how every one may be divided, which takes as long as forward and backward.
+
+    Args:
+        make: the optimizer of these tensors.
+        parameters: of the wrapped model.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer],
+        parameters: Iterable[nn.Parameter],
+    ) -> None:
+        self._pairs = [(parameter, _share(parameter).detach()) for parameter in parameters]
+        self._optimizer = make([share for _, share in self._pairs])
+
+    def make_states(self) -> None:
+        """Make the states of all parameters that are trained, as a step before would have."""
+        for parameter, share in self._pairs:
+            share.grad = torch.empty_like(share) if parameter.requires_grad else None
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def forget_unused(self) -> bool:
+        """Forget the states of parameters that have no gradient now; return whether there were any."""
+        idle = [share for parameter, share in self._pairs if parameter.grad is None]
+        forgotten = [self._optimizer.state.pop(share) for share in idle if share in self._optimizer.state]
+        return bool(forgotten)
+
+    def step(self) -> None:
+        """Step, and free the gradients."""
+        for parameter, share in self._pairs:
+            share.grad = _gradient(parameter)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for parameter, _ in self._pairs:
+            parameter.grad = None
+
+
+def _share(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds, without the gradient's way that ``to_local`` would open."""
+    own: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
+    found: torch.Tensor = own
+    return found
+
+
+def _gradient(parameter: nn.Parameter) -> torch.Tensor | None:
+    """Return the gradient's share, divided as the parameter is, for which torch sends what it has to."""
+    gradient = parameter.grad
+    if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
+        return _share(gradient.redistribute(parameter.device_mesh, parameter.placements))
+    return gradient
