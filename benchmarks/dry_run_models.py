@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from torch import nn
-
+from parastrat.profiles import model_names
 from parastrat.runtime.preset_models import built
 from parastrat.sources.presets import TransformerSource, load_preset
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from parastrat.model import ModelSource
 
 BLOCKS = 4
-#: presets that transformers builds from their sizes
-NAMES = (
-    "llama-3.2-1b",
-    "llama-3.2-3b",
-    "llama-3.1-8b",
-    "llama-2-7b",
-    "llama-2-13b",
-    "llama-3.1-70b",
-    "llama-3.1-405b",
-    "gpt2",
-    "gpt2-xl",
-    "mistral-nemo-12b",
-    "gemma-7b",
-    "qwen2.5-7b",
-    "qwen2.5-72b",
-    "qwen3-8b",
-    "qwen3-32b",
-    "yi-34b",
-)
+#: above it a model is no decoder of the comparison
+MOST = 405.9e9
 
 
-def cut(name: str) -> TransformerSource:
-    """Return a preset with a few blocks."""
+def decoders() -> tuple[str, ...]:
+    """Return the decoder presets up to 405B that transformers builds."""
+    return tuple(name for name in model_names() if _wanted(load_preset(name)))
+
+
+def _wanted(preset: ModelSource | None) -> bool:
+    if not isinstance(preset, TransformerSource) or preset.model_type is None:
+        return False
+    return preset.at(1, Precision.FP32, Kernels.EAGER).parameters <= MOST
+
+
+def cut(name: str, blocks: int | None = BLOCKS) -> TransformerSource:
+    """Return a preset with a few blocks; with None all of them."""
     preset = load_preset(name)
     if not isinstance(preset, TransformerSource):
         raise TypeError(name)
-    return replace(preset, architecture=replace(preset.architecture, layers=BLOCKS))
+    if blocks is None:
+        return preset
+    return replace(preset, architecture=replace(preset.architecture, layers=blocks))
 
 
 def __getattr__(attribute: str) -> Callable[[], nn.Module]:
-    for name in NAMES:
+    for name in decoders():
         if attribute == name.replace("-", "_").replace(".", "_"):
-            return lambda: built(cut(name).architecture)
+            source = cut(name)
+            return lambda: built(source.model_type or "", source.architecture)
     raise AttributeError(attribute)

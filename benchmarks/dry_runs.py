@@ -1,26 +1,32 @@
 """The closed form's peaks beside dry runs of the same plans: the runtime's own wrapping on fake tensors.
 
-Usage: python benchmarks/dry_runs.py [EVERY]
+Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT]
 
-Models are cut to four blocks. ``EVERY``: take every so many-th combination alone. Compared are bytes of
-tensors: the estimate without its overhead, and the most that lives in a step after the first, on the rank
-that needs most.
+Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
+all, on the model cut to four blocks; and ten at full depth. Compared are bytes of tensors: the estimate
+without its overhead, and the most that lives in a step, on the rank that needs most. ``--state`` keeps what
+dry runs found, one line each: a run that ended early goes on there.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
 import statistics
-import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-from dry_run_models import NAMES, cut
+from dry_run_models import BLOCKS, cut, decoders
 
 from parastrat.assess import assess
 from parastrat.case import Facts
-from parastrat.errors import WrapError
+from parastrat.errors import ParastratError, WrapError
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.runtime.dry_run import preload, ranks_to_run, run_on_fakes
@@ -99,6 +105,19 @@ WAYS = {
     "hsdp": {"mesh": Mesh(dp_replicate=8, dp_shard=8)},
 }
 SIZES = (1, 2)
+#: combinations of a model and a way at full depth
+WHOLE = (
+    ("llama-3.2-1b", "single", Recompute.NONE),
+    ("gpt2", "ddp", Recompute.NONE),
+    ("qwen2.5-0.5b", "tp 2", Recompute.ATTENTION),
+    ("opt-1.3b", "fsdp2", Recompute.SELECTIVE),
+    ("qwen3-4b", "hsdp", Recompute.FULL),
+    ("llama-3.1-8b", "fsdp2", Recompute.FULL),
+    ("olmo-2-7b", "fsdp2 x tp 8, sp, loss", Recompute.SELECTIVE),
+    ("gemma-2b", "pp 2 x fsdp2", Recompute.FULL),
+    ("phi-3-mini", "pp 4, 1F1B", Recompute.FULL),
+    ("mistral-7b", "pp 2 x fsdp2 x tp 4, sp", Recompute.NONE),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +130,21 @@ class Combination:
     recompute: Recompute
     #: samples of a micro-batch
     size: int = 1
+    #: None: as deep as it is
+    blocks: int | None = BLOCKS
+
+    @property
+    def key(self) -> str:
+        """What names it in a state."""
+        depth = "whole" if self.blocks is None else f"{self.blocks} blocks"
+        return f"{self.model}, {depth}, {self.way}, recompute {self.recompute}, micro-batch {self.size}"
+
+    @property
+    def ref(self) -> str:
+        """The builder of the model."""
+        if self.blocks is None:
+            return self.model
+        return f"{MODELS}:{self.model.replace('-', '_').replace('.', '_')}"
 
     @property
     def plan(self) -> Plan:
@@ -133,9 +167,36 @@ class Combination:
         return True
 
 
-def compared(each: Combination) -> float:
-    """Return the estimate over the dry run, less 1."""
-    plan, source = each.plan, cut(each.model)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A combination's peaks."""
+
+    of: Combination
+    #: bytes; None where the plan is refused
+    dry_run: int | None
+    estimate: float
+    #: why it was refused; empty where it ran
+    refused: str = ""
+
+    @property
+    def error(self) -> float:
+        """The estimate over the dry run, less 1."""
+        return self.estimate / self.dry_run - 1 if self.dry_run else 0.0
+
+    def __str__(self) -> str:
+        if self.dry_run is None:
+            return f"{self.of.key}: refused, {self.refused}"
+        return f"{self.of.key}: dry run {self.dry_run / GIB:.2f} GiB, {100 * self.error:+.2f} %"
+
+
+def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared:
+    """Return a combination's estimate beside its dry run.
+
+    Args:
+        each: the combination.
+        known: the state's line of it, whose dry run is not repeated.
+    """
+    plan, source = each.plan, cut(each.model, each.blocks)
     length = min(LENGTH, source.architecture.positions or LENGTH)
     workload = Workload(
         global_batch_size=plan.global_batch_size,
@@ -151,43 +212,75 @@ def compared(each: Combination) -> float:
         stack=stack,
     )
     memory = assess(job, plan).estimate.memory
-    ref = f"{MODELS}:{each.model.replace('-', '_').replace('.', '_')}"
-    found = max(
-        (run_on_fakes(ref, plan, workload, rank) for rank in ranks_to_run(job.model, plan)),
-        key=lambda rank: rank.peak,
-    )
-    error = (memory.total - memory.overhead) / found.peak - 1
-    print(
-        f"{each.model}, {each.way}, recompute {each.recompute}, micro-batch {each.size}: "
-        f"dry run {found.peak / GIB:.2f} GiB, {100 * error:+.2f} %",
-        flush=True,
-    )
-    return error
+    estimate = memory.total - memory.overhead
+    if known is not None:
+        return Compared(of=each, dry_run=known["peak"], estimate=estimate, refused=known["refused"])
+    try:
+        peak = max(
+            run_on_fakes(each.ref, plan, workload, rank).peak for rank in ranks_to_run(job.model, plan)
+        )
+    except ParastratError as error:
+        return Compared(of=each, dry_run=None, estimate=estimate, refused=error.message)
+    return Compared(of=each, dry_run=peak, estimate=estimate)
 
 
-def combinations() -> list[Combination]:
-    """Return all that the runtime applies, in an order that is drawn once and for all."""
-    every = (
-        Combination(model=model, way=way, recompute=recompute, size=size)
-        for model, way, recompute, size in product(NAMES, WAYS, Recompute, SIZES)
+@cache
+def combinations(each: int = 3) -> tuple[Combination, ...]:
+    """Return so many combinations of every model, drawn once and for all, each way about as often."""
+    drawn = random.Random(0)  # noqa: S311  (a draw that can be repeated)
+    ways: list[str] = []
+    found = []
+    for model in decoders():
+        for _ in range(each):
+            ways = ways or drawn.sample(list(WAYS), len(WAYS))
+            way = ways.pop()
+            every = (
+                Combination(model=model, way=way, recompute=recompute, size=size)
+                for recompute, size in product(Recompute, SIZES)
+            )
+            found.append(drawn.choice([one for one in every if one.runs]))
+    whole = (
+        Combination(model=model, way=way, recompute=recompute, blocks=None)
+        for model, way, recompute in WHOLE
     )
-    found = [each for each in every if each.runs]
-    return random.Random(0).sample(found, len(found))  # noqa: S311  (a draw that can be repeated)
+    return (*drawn.sample(found, len(found)), *whole)
+
+
+def _run(each: Combination, state: Path | None, lines: dict[str, dict[str, Any]]) -> Compared:
+    begun = time.monotonic()
+    found = compared(each, lines.get(each.key))
+    print(found, flush=True)
+    if state is not None and each.key not in lines:
+        line = {"key": each.key, "peak": found.dry_run, "refused": found.refused}
+        with state.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"seconds": round(time.monotonic() - begun, 1)}) + "\n")
+    return found
 
 
 def main() -> None:
     """Print every comparison, and what the errors come to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state", type=Path)
+    parser.add_argument("--each", type=int, default=3, help="combinations of each model")
+    parser.add_argument("--jobs", type=int, default=2, help="dry runs at once")
+    given = parser.parse_args()
+    text = given.state.read_text(encoding="utf-8") if given.state and given.state.exists() else ""
+    lines = {line["key"]: line for line in map(json.loads, text.splitlines())}
     preload("transformers.models.llama.modeling_llama")
-    every = int(sys.argv[1]) if len(sys.argv) > 1 else 1
-    errors = {each: abs(compared(each)) for each in combinations()[::every]}
+    with ThreadPoolExecutor(max_workers=given.jobs) as pool:
+        every = list(pool.map(lambda each: _run(each, given.state, lines), combinations(given.each)))
+    ran = [each for each in every if each.dry_run is not None]
     for way in WAYS:
-        own = [error for each, error in errors.items() if each.way == way]
+        own = [each for each in ran if each.of.way == way]
         if own:
             print(f"{way}: {_summary(own)}")
-    print(_summary(list(errors.values())))
+    for name, chosen in (("whole", [each for each in ran if each.of.blocks is None]), ("all", ran)):
+        if chosen:
+            print(f"{name}: {_summary(chosen)}; {len(every) - len(ran)} refused")
 
 
-def _summary(errors: list[float]) -> str:
+def _summary(found: list[Compared]) -> str:
+    errors = [abs(each.error) for each in found]
     near, far = (sum(error <= most for error in errors) for most in (0.03, 0.08))
     return (
         f"{len(errors)} combinations: median {100 * statistics.median(errors):.2f} %, {near} within 3 %, "

@@ -3,8 +3,9 @@
 
 Usage: python scripts/make_presets.py
 
-A row's style says what its family has in common. A preset whose file lacks the first line that this script
-writes was made by hand, and is left alone.
+A row's style says what its family has in common, its ``model_type`` which family of transformers builds
+modules of its shapes, if one does. A preset whose file lacks the first line that this script writes was
+made by hand, and is left alone.
 """
 
 from __future__ import annotations
@@ -138,6 +139,7 @@ def preset(row: dict[str, str]) -> str:
     lines = [
         HEADER,
         f"name = {json.dumps(row['name'])}",
+        *((f"model_type = {json.dumps(row['model_type'])}",) if row["model_type"] else ()),
         f"source = {json.dumps(row['source'])}",
         "",
         "# ties counted once",

@@ -33,7 +33,7 @@ def load_config(ref: str, path: Path) -> ModelSource | None:
     kind = table.get("model_type")
     if not isinstance(kind, str):
         raise ModelError(f"{file}: model_type is missing", hint="name a Hugging Face config.json")
-    form, family = FORMS.get(kind), _family(kind)
+    form, family = FORMS.get(kind), family_of(kind)
     if form is None or family is None:
         return None
     if table.get("architectures") not in (None, [], [family["class"]]):
@@ -46,7 +46,7 @@ def load_config(ref: str, path: Path) -> ModelSource | None:
     return TransformerSource(ref=ref, architecture=architecture)
 
 
-def _family(kind: str) -> dict[str, Any] | None:
+def family_of(kind: str) -> dict[str, Any] | None:
     """Return a family's class, defaults and names; None where the table has none."""
     table = json.loads((profiles_root() / "families.json").read_text(encoding="utf-8"))
     family: dict[str, Any] | None = table["families"].get(kind)

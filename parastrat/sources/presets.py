@@ -33,6 +33,8 @@ class TransformerSource:
     ref: str
     architecture: Architecture
     defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
+    #: of the family of transformers that builds modules of these shapes; None where it is not said
+    model_type: str | None = None
 
     @property
     def family(self) -> Family:
@@ -109,7 +111,9 @@ def load_preset(name: str) -> ModelSource | None:
     if network is not None:
         return ImageSource(ref=ref, network=network, defaults=training)
     architecture = build(Architecture, _named(table, "architecture"))
-    return TransformerSource(ref=ref, architecture=architecture, defaults=training)
+    return TransformerSource(
+        ref=ref, architecture=architecture, defaults=training, model_type=table.get("model_type")
+    )
 
 
 def _image_network(table: dict[str, Any]) -> ImageNetwork | None:

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import schedules
 
 from parastrat.runtime import agreement, messages
 from parastrat.runtime.pipeline import pipelined
-from parastrat.runtime.tensor_parallel import proof
+from parastrat.runtime.tensor_parallel import dropout, proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,6 +39,7 @@ def others_agree() -> Iterator[None]:
         stack.enter_context(patch.object(pipelined, "index_of", lambda _: 0))
         stack.enter_context(patch.object(pipelined, "check_same_batches", lambda *_: None))
         stack.enter_context(patch.object(pipelined, "own_draws", nullcontext))
+        stack.enter_context(patch.object(dropout, "drawn", lambda: 0))
         stack.enter_context(patch.object(messages, "true_on_any", _true_here))
         stack.enter_context(patch.object(messages, "one_each", lambda own, *_: [own]))
         # once in a training, neighbours tell each other whether they know their shapes; torch 2.13 began it

@@ -13,7 +13,7 @@ from parastrat.runtime.agreement import together
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
-from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
+from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, fitted
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
 from parastrat.runtime.tensor_parallel.ends import suggested_ends
@@ -213,4 +213,5 @@ def _proven(bench: Bench, known: Groups, more: Groups) -> tuple[Groups, list[Lef
 def _on(bench: Bench, groups: Groups) -> Groups:
     """Return the groups that the copy has too."""
     places = {name for name, _ in bench.copy.named_modules()}
-    return bench.settled(tuple(group for group in groups if places.issuperset(group.parts)))
+    held = (group for group in groups if places.issuperset(group.parts))
+    return bench.settled(tuple(fitted(group, bench.copy) for group in held))

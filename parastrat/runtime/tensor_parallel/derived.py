@@ -240,16 +240,19 @@ def expanded(layout: Layout, module: nn.Module) -> Layout:
         for place in places:
             names = _moved(group, place, depth)
             if names and all(name in places for name in names.values()):
-                parts = {
-                    names[name]: _fitting(part, module, names[name]) for name, part in group.parts.items()
-                }
+                parts = {names[name]: part for name, part in group.parts.items()}
                 sizes = {names[name]: held for name, held in group.sizes.items()}
-                groups.setdefault(tuple(parts), replace(group, parts=parts, sizes=sizes))
+                own = fitted(replace(group, parts=parts, sizes=sizes), module)
+                groups.setdefault(tuple(parts), own)
     return replace(layout, groups=tuple(groups.values()))
 
 
+def fitted(group: Group, module: nn.Module) -> Group:
+    """Return the group with stretches of this module's sizes: a copy may have smaller ones."""
+    return replace(group, parts={name: _fitting(part, module, name) for name, part in group.parts.items()})
+
+
 def _fitting(part: Part, module: nn.Module, name: str) -> Part:
-    """Return the part with stretches of this module's sizes; the copy may have had smaller ones."""
     layer: Any = module.get_submodule(name)
     dims = feature_dims(layer)
     if not part.segments or dims is None:

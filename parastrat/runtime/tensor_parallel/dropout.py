@@ -79,9 +79,9 @@ class Regions:
         def behind(column: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
             if column.training and self._whole is None:
                 # from the generator itself, so that a recomputed forward draws the same
-                drawn = int(torch.randint(2**62, (1,)).item())
+                seed = drawn()
                 self._whole = States.now(self._device)
-                torch.manual_seed((drawn + 1 + self._tp_rank) % 2**63)
+                torch.manual_seed((seed + 1 + self._tp_rank) % 2**63)
 
         module.register_forward_hook(behind)
 
@@ -94,6 +94,11 @@ class Regions:
                 self._whole = None
 
         module.register_forward_pre_hook(ahead)
+
+
+def drawn() -> int:
+    """Return a number that the generator draws."""
+    return int(torch.randint(2**62, (1,)).item())
 
 
 def drops(module: nn.Module) -> bool:
