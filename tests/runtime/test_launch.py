@@ -23,7 +23,8 @@ from parastrat.runtime.allocation import Nodes, StatedNodes, nodes_of
 from parastrat.runtime.job_logs import Watch, first_to_fail, last_error, last_words, stderr_log
 from parastrat.runtime.launch import run_plan
 
-DEADLINE_S = 60
+#: torch 2.11 may wait for 30 s of it for ranks that it stops, and cannot be told otherwise
+DEADLINE_S = 90
 
 ALL_REDUCE = """
 import os, sys, torch, torch.distributed as dist
