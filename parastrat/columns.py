@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from parastrat.errors import UnknownFactError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from enum import StrEnum
 
     from parastrat.case import Facts
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.units import Numbers
     from parastrat.workload import Workload
+
+Made = TypeVar("Made")
 
 
 def code_of(choice: StrEnum) -> int:
@@ -91,9 +93,11 @@ class Columns:
     #: tables of columns, each with the rows of it that are meant (None: all); the first that has a name
     #: counts. What was read is an attribute, so that it is found without a call when it is read again
     _tables: list[tuple[Mapping[str, Any], Any]]
+    #: what ``derived`` functions returned
+    _derived: dict[Any, Any]
 
     def __init__(self, known: Mapping[str, Any]) -> None:
-        self.__dict__["_tables"] = [(known, None)]
+        self.__dict__.update(_tables=[(known, None)], _derived={})
 
     def __getattr__(self, name: str) -> Any:
         for table, rows in self._tables:
@@ -115,7 +119,7 @@ class Columns:
         own = [({**table, **more}, None), *others] if rows is None else [(more, None), *self._tables]
         columns = Columns.__new__(Columns)
         columns.__dict__.update(self.__dict__)
-        columns.__dict__.update(more, _tables=own)
+        columns.__dict__.update(more, _tables=own, _derived={})
         return columns
 
     def at(self, rows: Any) -> Columns:
@@ -124,9 +128,8 @@ class Columns:
         Columns that nobody reads are never taken.
         """
         columns = Columns.__new__(Columns)
-        columns.__dict__["_tables"] = [
-            (table, rows if own is None else own[rows]) for table, own in self._tables
-        ]
+        tables = [(table, rows if own is None else own[rows]) for table, own in self._tables]
+        columns.__dict__.update(_tables=tables, _derived={})
         return columns
 
     def has(self, name: str) -> bool:
@@ -155,6 +158,20 @@ class Columns:
         for table, _ in reversed(self._tables):
             named.update((name, value) for name, value in table.items() if value is not None)
         return named
+
+
+def derived(make: Callable[[Columns], Made]) -> Callable[[Columns], Made]:
+    """Let a function that hangs on columns alone return what it made of the same ones before."""
+
+    @wraps(make)
+    def found(columns: Columns) -> Made:
+        known = columns._derived  # noqa: SLF001 - of this module
+        if make not in known:
+            known[make] = make(columns)
+        made: Made = known[make]
+        return made
+
+    return found
 
 
 def facts_columns(facts: Facts) -> dict[str, Any]:

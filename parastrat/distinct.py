@@ -21,7 +21,7 @@ _DENSE = 8
 NUMBERED = {
     "share": ("pp", "dp"),
     "width": ("cp", "tp", "ep", "sequence_parallel", "loss_parallel"),
-    "layout": ("pp", "cp", "tp", "ep", "sequence_parallel", "loss_parallel"),
+    "layout": ("pp", "cp", "tp", "ep", "sequence_parallel", "loss_parallel", "shard"),
     "sharding": ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "shard"),
 }
 #: so few rows are told apart as tuples

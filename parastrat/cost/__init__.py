@@ -1,14 +1,22 @@
 """FLOPs and seconds of one step."""
 
 from parastrat.cost.blocks import BlockSeconds, block_seconds
-from parastrat.cost.step import step_s, time_columns, time_estimate, time_floor, work_floor
+from parastrat.cost.step import (
+    micro_batch_s,
+    step_s,
+    time_columns,
+    time_estimate,
+    time_floor,
+    weights_floor,
+)
 
 __all__ = [
     "BlockSeconds",
     "block_seconds",
+    "micro_batch_s",
     "step_s",
     "time_columns",
     "time_estimate",
     "time_floor",
-    "work_floor",
+    "weights_floor",
 ]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.cost.communication import Fabric
     from parastrat.model import ModelSpec
-    from parastrat.units import Seconds
+    from parastrat.units import Numbers, Seconds
 
 PARTS = (
     "compute",
@@ -104,15 +104,33 @@ def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = Non
     return step
 
 
-def work_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
-    """Return the seconds below which ``time_floor`` does not get: those of blocks and of the bubble alone.
-
-    All else, of which there is at least nothing, is left out.
-    """
+def micro_batch_s(facts: Facts, columns: Columns, blocks: BlockSeconds) -> Seconds:
+    """Return the seconds that one micro-batch takes in all blocks of the model, one after the other."""
     of_work = _of_model(facts, columns, blocks)
-    micro_batch = sum(of_work[part] for part in ("compute", *EXPOSED))
-    slots = columns.gradient_accumulation_steps + (columns.pp - 1) / columns.virtual_stages
-    return micro_batch / columns.pp * slots
+    seconds: Seconds = sum(of_work[part] for part in ("compute", *EXPOSED))
+    return seconds
+
+
+def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: Numbers) -> Seconds:
+    """Return the seconds below which ``time_floor`` does not get where blocks and bubble take ``work``.
+
+    On top come the step's constant, the optimizer, and the collectives of parameters and gradients, on a
+    rank with the mean load and without resharding as there. What they hide behind is at most all the work.
+
+    Args:
+        facts: the job.
+        columns: the plans, without micro-batches.
+        work: of each plan on further axes behind the plans', for each number of micro-batches.
+        micro_batches: the numbers.
+    """
+    plain = columns.joined({"reshard_after_forward": False})
+    seconds = _weights_s(facts, plain, mean_ranks(facts.model, plain), _fabric(facts))
+    one = {part: np.broadcast_to(each, len(columns.pp))[:, None] for part, each in seconds.items()}
+    floor = work + facts.stack.step_constant_s + one["optimizer"]
+    if "each" not in one:
+        return floor
+    total = one["each"] * np.where(plain.pp[:, None] > 1, 1, micro_batches) + one["once"]
+    return floor + total - one["overlap"] * np.minimum(total, work)
 
 
 def _of_model(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import code_of, derived
 from parastrat.memory.gathered import shards_parameters
 from parastrat.model import OperatorKind
 from parastrat.plan import PipelineSchedule, Recompute
@@ -17,6 +17,7 @@ from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from enum import StrEnum
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -131,6 +132,7 @@ def _joined(tables: Iterable[SavedTable]) -> SavedTable:
     )
 
 
+@derived
 def autocasts(c: Columns) -> Any:
     """Return where autocast casts what products read; FSDP2 casts weights as it gathers them."""
     return ~np.atleast_1d(shards_parameters(c))
@@ -160,7 +162,7 @@ def kept_bytes(facts: Facts, c: Columns) -> Bytes:
 def keeps_casts(facts: Facts, c: Columns) -> Any:
     """Return which kinds of block keep the casts of their weights, as no policy makes them again."""
     units = activation_table(block_kinds(facts.model).blocks).units
-    return ~units | np.isin(c.recompute, [code_of(policy) for policy in _KEEPING_CASTS])
+    return ~units | is_any_of(c.recompute, _KEEPING_CASTS)
 
 
 def _chosen(table: SavedTable, own: Any) -> SavedTable:
@@ -238,7 +240,7 @@ def in_flight(c: Columns, rank: Numbers) -> Numbers:
     }
     held = steps
     for names, count in ways.items():
-        chosen = _any_of(c.pp_schedule, names)
+        chosen = is_any_of(c.pp_schedule, names)
         if chosen.any():
             held = np.where(chosen, np.minimum(count(), steps), held)
     return np.where(c.pp > 1, held, 1)
@@ -253,7 +255,7 @@ def held_bytes(c: Columns, flying: Numbers, one: Bytes, head: Bytes) -> Bytes:
         one: what all blocks of a rank keep of one.
         head: of that the head, whose interleaved chunk is the last to run forward and the first backward.
     """
-    once = _any_of(c.pp_schedule, (PipelineSchedule.INTERLEAVED,)) & (c.pp > 1)
+    once = is_any_of(c.pp_schedule, (PipelineSchedule.INTERLEAVED,)) & (c.pp > 1)
     return flying * one - np.where(once, np.maximum(flying - 1, 0) * head, 0.0)
 
 
@@ -262,5 +264,6 @@ def head_bytes(facts: Facts, kept: Bytes) -> Bytes:
     return np.where(activation_table(block_kinds(facts.model).blocks).of_loss > 0, kept, 0.0)
 
 
-def _any_of(schedules: Numbers, names: Sequence[PipelineSchedule]) -> Any:
-    return np.logical_or.reduce([schedules == code_of(name) for name in names])
+def is_any_of(codes: Numbers, choices: Sequence[StrEnum]) -> Any:
+    """Return where a column holds one of some choices."""
+    return np.logical_or.reduce([codes == code_of(choice) for choice in choices])

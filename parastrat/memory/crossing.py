@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
-from parastrat.memory.activations import autocasts
+from parastrat.memory.activations import autocasts, is_any_of
 from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.stack import Crossing
 
@@ -43,13 +42,13 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
     if facts.stack.crossing is Crossing.NOTHING or not np.any(c.pp > 1):
         return 0.0, 0.0
     width, given = (each * c.micro_batch_size / c.cp * (c.pp > 1) for each in _widths(facts, c))
-    bent = np.isin(c.pp_schedule, [code_of(schedule) for schedule in _BENT])
+    bent = is_any_of(c.pp_schedule, _BENT)
     receiving = c.virtual_stages - (rank == 0)
     sending = c.virtual_stages - (rank == np.where(bent, 0, c.pp - 1))
     if facts.stack.crossing is Crossing.SENT:
         return 0.0, held * sending * width
     buffers = c.gradient_accumulation_steps * (receiving + sending) * width
-    in_buffers = autocasts(c) | np.isin(c.recompute, [code_of(policy) for policy in _KEEPING_INPUTS])
+    in_buffers = autocasts(c) | is_any_of(c.recompute, _KEEPING_INPUTS)
     divided = (c.tp > 1) & np.equal(c.sequence_parallel, 1)
     return buffers, held * (sending * width - receiving * (in_buffers & ~divided) * given)
 

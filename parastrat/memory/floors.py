@@ -8,18 +8,28 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
-from parastrat.memory.activations import SAVED_BY, everything_bytes, in_flight, kept_bytes, running_bytes
+from parastrat.memory.activations import (
+    SAVED_BY,
+    everything_bytes,
+    head_bytes,
+    held_bytes,
+    in_flight,
+    kept_bytes,
+    running_bytes,
+)
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
-    gathered_bytes,
+    gathering_of,
     gathers,
+    never_met_bytes,
     reducing_bytes,
     shards_parameters,
+    waiting_bytes,
 )
 from parastrat.memory.pools import gathering_pool, pooled
-from parastrat.memory.unmade import unmade_bytes
+from parastrat.memory.unmade import unmade_of
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
@@ -37,42 +47,54 @@ if TYPE_CHECKING:
     from parastrat.plan import Recompute
     from parastrat.units import Bytes
 
+#: ranks whose backward is looked at: the first has most in flight, of those behind it the next
+_FOREMOST = 2
+
 
 def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) -> Bytes:
     """Return what the plans of a row need at least under each policy, whatever resharding they have.
 
     That is the largest of each rank's states in the optimizer step, which options do not change, and of
-    the first rank's peak in backward, with the lesser of the gathered parameters; either beside what the
-    allocator holds for gathering.
+    the foremost ranks' peaks in backward, with the lesser of the gathered parameters; either beside what
+    the allocator holds for gathering.
 
     Returns:
         A row for each policy, beside the plans' rows.
     """
     blocks, share = block_kinds(facts.model).blocks, 1 + facts.stack.fragmentation
-    stepping, gathered, held_at = _held(facts, columns, share)
+    stepping, gathered, reducing, held_at = _held(facts, columns, share)
     saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     ranks = ranks_of(facts.model, saved)
     one_batch, at = distinct(
         saved, ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "loss_parallel", "shard", "pp")
     )
-    repeats, in_full = ranks.first.repeats, in_flight(columns, 0)
-    moments = ranks.moments.ranks(1).at(ranks.at)
+    first, moments = ranks.foremost(_FOREMOST), ranks.moments.ranks(_FOREMOST).at(ranks.at)
+    rank = first.rank.take(saved_at, axis=-1)
+    flying = in_flight(columns, rank)
     codes, places = [code_of(policy) for policy in policies], np.arange(len(one_batch.pp))
     each = one_batch.at(np.tile(places, len(codes))).joined({"recompute": np.repeat(codes, len(places))})
     kept = kept_bytes(facts, each)
     # policies before the rows of all that follows
     shape = len(blocks), len(codes), len(places)
-    running = running_bytes(facts, kept, everything_bytes(facts, kept, each), each)
-    kept, running = kept.reshape(shape), running.reshape(shape)
-    peak = np.full((len(codes), len(in_full)), -np.inf)
-    for kind, freed, beside in zip(moments.kinds, moments.freed[:, :, 0], gathered, strict=True):
-        passing = share * (running[kind].take(at, axis=1) - _of_blocks(kept, freed, at))
-        np.maximum(peak, beside + passing.take(saved_at, axis=1), out=peak)
-    peak += in_full * (share * _of_blocks(kept, repeats, at)).take(saved_at, axis=1)
+    every = everything_bytes(facts, kept, each)
+    running = running_bytes(facts, kept, every, each)
+    heads, kept, every, running = (
+        of_kind.reshape(shape).take(at, axis=-1)[:, :, None]
+        for of_kind in (head_bytes(facts, kept), kept, every, running)
+    )
+    peak = np.full((len(codes), *rank.shape), -np.inf)
+    for place, kind in enumerate(moments.kinds):
+        passing = share * (running[kind] - _of_blocks(kept, moments.freed[place]))
+        never = share * never_met_bytes(reducing[place], every[kind].take(saved_at, axis=-1))
+        np.maximum(peak, gathered[place] + passing.take(saved_at, axis=-1) - never, out=peak)
+    one, head = (
+        (share * _of_blocks(of_kind, first.repeats)).take(saved_at, axis=-1) for of_kind in (kept, heads)
+    )
+    peak += held_bytes(columns, flying, one, head)
     for policy, code in enumerate(codes):
-        buffers, sent = crossing_bytes(facts, columns.joined({"recompute": code}), 0, in_full)
+        buffers, sent = crossing_bytes(facts, columns.joined({"recompute": code}), rank, flying)
         peak[policy] += share * (buffers + sent)
-    return np.maximum(stepping[held_at], peak) + context_bytes(facts)
+    return np.maximum(stepping[held_at], peak.max(axis=1)) + context_bytes(facts)
 
 
 def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
@@ -92,35 +114,32 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
     return np.maximum(stepping, backward) + context_bytes(facts)
 
 
-def _of_blocks(kept: Any, counts: Sequence[Any], at: Any) -> Any:
-    """Return what so many blocks of each kind keep."""
-    held = ((each, count) for each, count in zip(kept, counts, strict=True) if count.any())
-    return sum((each.take(at, axis=1) * count for each, count in held), np.zeros((kept.shape[1], len(at))))
+def _of_blocks(kept: Any, counts: Sequence[Any]) -> Any:
+    """Return what so many blocks of each kind keep on each rank, policies before ranks."""
+    several = (each * count for each, count in zip(kept, counts, strict=True) if count.any())
+    return sum(several, np.zeros(kept.shape[1:]))
 
 
-def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any]:
+def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any, Any]:
     """Return what does not hang on activations: in the optimizer step, and at each moment of backward.
 
     The former stands for the rows that differ in it, whose places are returned last. The others are those
-    of every row's first rank, and below 0 where it has no such block.
+    of every row's foremost ranks, and below 0 where one has no such block.
     """
     model, element, kinds = facts.model, element_bytes(facts), block_kinds(facts.model)
     held, at = distinct(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
     ranks = ranks_of(model, held)
-    every, first = ranks.every, ranks.first
+    every, first = ranks.every, ranks.foremost(_FOREMOST)
     pool = gathering_pool(kinds, every, held, element) * pooled(facts)
     stepping = sum(state_bytes(every, held, element).values()) + stepping_bytes(every, held, element) + pool
     states = state_bytes(first, held, element)
-    # what is searched keeps a pipeline's units gathered
-    options = [
-        held.joined({"reshard_after_forward": reshard & (held.pp == 1)}) for reshard in (True, False)
-    ]
-    moments = ranks.moments.ranks(1).at(ranks.at)
-    ways = (gathered_bytes(kinds, first, own, element, moments) for own in options)
+    moments = ranks.moments.ranks(_FOREMOST).at(ranks.at)
+    gathered = gathering_of(kinds, first, held, element, moments).least()
     # gradients may not be there yet, but the memory of those before may be kept
-    unmade = unmade_bytes(facts, first, held, moments, When.FIRST) * ~(pooled(facts) & gathers(held))
-    bytes_ = states["parameters"] + states["optimizer"] + states["gradients"] + pool[0] - unmade
-    # at least half of the running unit's gradients meet what is read
-    bytes_ = bytes_ - share * reducing_bytes(kinds, held, element, moments) / 2
-    found = np.where(moments.present, bytes_ + share * np.minimum(*ways), -np.inf)[:, 0]
-    return stepping.max(axis=0), found.take(at, axis=-1), at
+    unmade = unmade_of(facts, first, held, moments).at(When.FIRST) * ~(pooled(facts) & gathers(held))
+    bytes_ = states["parameters"] + states["optimizer"] + states["gradients"] + pool[:_FOREMOST] - unmade
+    found = np.where(moments.present, bytes_ + share * gathered, -np.inf)
+    waiting = share * waiting_bytes(facts, first, held, element).take(at, axis=-1)
+    found = found.take(at, axis=-1) + waiting * (columns.gradient_accumulation_steps > 1)
+    reducing = reducing_bytes(kinds, held, element, moments)
+    return stepping.max(axis=0), found, reducing.take(at, axis=-1), at

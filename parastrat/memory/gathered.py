@@ -5,12 +5,13 @@ Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import code_of, derived
 from parastrat.plan import Shard
 from parastrat.ranks.states import local, root_totals, unit_totals
 
@@ -51,25 +52,21 @@ class When(Enum):
     END = auto()
 
 
+@derived
 def shards_parameters(c: Columns) -> Any:
     """Return where a plan shards parameters."""
     return c.shard == code_of(Shard.PARAMETERS)
 
 
+@derived
 def gathers(c: Columns) -> Any:
     """Return where a plan shards parameters over several ranks: experts' over those of tp as well."""
     return shards_parameters(c) & (np.where(c.ep > 1, c.dp_shard * c.cp * c.tp, c.dp_shard * c.cp) > 1)
 
 
-def gathered_bytes(
-    kinds: Kinds,
-    load: RankLoad,
-    c: Columns,
-    element: ElementBytes,
-    moments: Moments,
-    when: When = When.FIRST,
-) -> Bytes:
-    """Return FSDP2's gathered parameters and unsharded gradients while a block runs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """FSDP2's gathered parameters and unsharded gradients while blocks run backward.
 
     The root unit stays gathered from forward until it reduces. With resharding two other units are
     gathered, the running one and the prefetched next; without, all that have not run yet. The running one's
@@ -80,39 +77,79 @@ def gathered_bytes(
     (``torch.distributed.pipelining.stage``); with resharding each forward ends that, so that all are
     gathered only at the end of a micro-batch's backward.
 
+    Arrays have moments before ranks before plans.
+    """
+
+    #: bytes of what is there however units reshard, and of an element that is gathered
+    kept: Any
+    compute: float
+    #: parameters of units that are gathered with resharding, and without it; of the running one alone
+    ahead: Any
+    left: Any
+    running: Any
+    #: bytes of gradients that wait as a block begins to run, and as it has run once
+    first: Any
+    copied: Any
+    #: where there is no pipeline, and where anything is gathered
+    alone: Any
+    gathers: Any
+
+    def at(self, when: When, resharding: Any) -> Bytes:
+        """Return the bytes at one of a block's repeats in backward; ``resharding`` is a plan's choice."""
+        left, gradients = self.left, self.first
+        if when is When.COPIED:
+            left, gradients = left - self.alone * self.running, self.copied
+        elif when is When.END:
+            resharding = resharding & self.alone
+        return self._with(np.where(resharding, self.ahead, left), gradients)
+
+    def least(self) -> Bytes:
+        """Return the bytes as a block begins to run, whatever is chosen; pipelines keep units gathered."""
+        whole = np.where(self.alone, np.minimum(self.ahead, self.left), self.left)
+        return self._with(whole, self.first)
+
+    def _with(self, whole: Any, gradients: Any) -> Bytes:
+        return (self.kept + self.compute * whole + gradients) * self.gathers
+
+
+def gathering_of(
+    kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes, moments: Moments
+) -> Gathering:
+    """Return what is gathered, whatever units reshard.
+
     Args:
         kinds: the model's kinds of block.
         load: what a pipeline rank holds.
         c: the plans.
         element: bytes of an element.
         moments: when blocks run backward, of each plan's ranks.
-        when: of a block's repeats in backward.
-
-    Returns:
-        Bytes with moments before ranks before plans.
     """
     everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
     root = sum(local(load.root, c))
-    alone = c.pp == 1
-    resharded = c.reshard_after_forward & (alone | (when is not When.END))
-    units = unit_parameters(kinds, c)
+    alone, units = c.pp == 1, unit_parameters(kinds, c)
     own, of_unit = units[moments.kinds][:, None], np.array(kinds.units)[moments.kinds][:, None, None]
-    # the unit that runs backward next is prefetched; the first block has none behind it
-    behind = np.concatenate([units, np.zeros_like(units[:1])])[moments.behind, np.arange(len(c.pp))]
-    ahead = np.where(of_unit, 2 * own, behind)
-    reduced = np.where(of_unit, own, np.where(moments.last & ~moments.first, root, 0.0))
-    ran = _that_ran(kinds.units, units, moments) + own * (of_unit & (when is When.COPIED))
-    whole = np.where(resharded, ahead, everything - root - alone * ran)
-    # the first unit of all finds no gradients of another
-    copies = np.where(of_unit & (ran == 0), 0.0, reduced)
+    ended = ~of_unit & moments.last & ~moments.first
+    reduced = np.where(of_unit, own, np.where(ended, root, 0.0))
+    ran = _that_ran(kinds.units, units, moments)
     outside = [not unit for unit in kinds.units]
     of_root = _that_ran(outside, sum(local(root_totals(kinds), c)), moments)
-    gradients = element.reduce * np.where(alone, copies, everything)
-    gradients = gradients + element.compute * np.where(of_unit & alone, of_root, 0.0)
     # the root is not gathered any more as its gradients are reduced
-    resharding = alone & ~of_unit & moments.last & ~moments.first
-    gathered = element.compute * (np.where(resharding, 0.0, root) + whole + reduced) + gradients
-    return gathered * gathers(c)
+    gathered = np.where(alone & ended, 0.0, root) + reduced + np.where(of_unit & alone, of_root, 0.0)
+    # the unit that runs backward next is prefetched; the first block has none behind it
+    behind = np.concatenate([units, np.zeros_like(units[:1])])[moments.behind, np.arange(len(c.pp))]
+    # the first unit of all finds no gradients of another
+    found = np.where(of_unit & (ran == 0), 0.0, reduced)
+    return Gathering(
+        kept=element.compute * gathered,
+        compute=element.compute,
+        ahead=np.where(of_unit, 2 * own, behind),
+        left=everything - root - alone * ran,
+        running=np.where(of_unit, own, 0.0),
+        first=element.reduce * np.where(alone, found, everything),
+        copied=element.reduce * np.where(alone, reduced, everything),
+        alone=alone,
+        gathers=gathers(c),
+    )
 
 
 def reducing_bytes(kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments) -> Bytes:

@@ -21,13 +21,14 @@ from parastrat.memory.activations import (
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
-    gathered_bytes,
+    gathering_of,
+    gathers,
     reducing_bytes,
     shards_parameters,
     waiting_bytes,
 )
 from parastrat.memory.pools import gathering_pool, pooled
-from parastrat.memory.unmade import makes_gradients, unmade_bytes
+from parastrat.memory.unmade import makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
 
@@ -61,6 +62,8 @@ class RanksHeld:
     gathered: tuple[Any, ...]
     #: at the same moments the gradients that a first micro-batch does not find, by ``held_at``
     unmade: tuple[Any, ...]
+    #: where each of these ways may be the one of most, by ``held_at``
+    mattering: tuple[Any, ...]
     held_at: Any
     #: what all blocks of a rank keep, and of that the head, by ``saved_at``
     one: Any
@@ -95,11 +98,9 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     kept, casts = kept_bytes(facts, saved), cast_bytes(facts, saved)
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
     load, same = of_held.every, of_saved.every
-    # the end differs where a pipeline gathers unit by unit, and where gradients come one by one
-    unit_by_unit = held.reshard_after_forward & (held.pp > 1) & shards_parameters(held)
-    ends = np.any(unit_by_unit | makes_gradients(facts, held))
-
-    own, ways = of_held.moments.at(of_held.at), WAYS if ends else WAYS[:2]
+    mattering = _mattering(facts, held)
+    own, ways = of_held.moments.at(of_held.at), WAYS if mattering[-1].any() else WAYS[:2]
+    gathering, unmade = gathering_of(kinds, load, held, element, own), unmade_of(facts, load, held, own)
     moments = of_saved.moments.at(of_saved.at)
     everything = everything_bytes(facts, kept, saved)
     by_kind = running_bytes(facts, kept, everything, saved)
@@ -118,8 +119,9 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         optimizer_step=stepping_bytes(load, held, element),
         pool=gathering_pool(kinds, load, held, element) * pooled(facts),
         waiting=waiting_bytes(facts, load, held, element),
-        gathered=tuple(gathered_bytes(kinds, load, held, element, own, when) for when in ways),
-        unmade=tuple(unmade_bytes(facts, load, held, own, when) for when in ways),
+        gathered=tuple(gathering.at(when, held.reshard_after_forward) for when in ways),
+        unmade=tuple(unmade.at(when) for when in ways),
+        mattering=mattering,
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
         head=sum(each * count for each, count in zip(heads, same.repeats, strict=True)),
@@ -131,6 +133,19 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         present=moments.present,
         saved_at=saved_at,
     )
+
+
+def _mattering(facts: Facts, held: Columns) -> tuple[Any, ...]:
+    """Return where each way to meet the moments of backward may be the one at which most is held.
+
+    What a block's first repeat has made comes beside what others will make only where gradients come with
+    their units: not under a pipeline that reduces once a step, and not in buckets. The end differs where a
+    pipeline gathers unit by unit, and where gradients come one by one.
+    """
+    one_by_one, piped = makes_gradients(facts, held), held.pp > 1
+    unit_by_unit = held.reshard_after_forward & piped & shards_parameters(held)
+    always = np.ones(len(held.pp), dtype=bool)
+    return always, one_by_one | (gathers(held) & ~piped), one_by_one | unit_by_unit
 
 
 def ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool, Any]]:

@@ -60,19 +60,25 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])
     # the memory of a stream of its own is kept for the next step
-    lacks = np.flatnonzero((not pooled(facts)) | makes_gradients(facts, columns))
+    lacks = (not pooled(facts)) | makes_gradients(facts, columns)
     never = share * never_met_bytes(of_held(ranks.reducing), of_saved(ranks.everything))
+    beside = gradients - never
     peak = np.full(held.shape, -np.inf)
     waiting = of_held(share * ranks.waiting) * _several(columns)
-    for gathered, freed, unreduced, unmade in ways(ranks):
+    for (gathered, freed, unreduced, unmade), matters in zip(ways(ranks), ranks.mattering, strict=False):
         passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
-        every = of_held(share * gathered) + of_saved(passing) + gradients
-        every -= never
-        if lacks.size:
-            own = unmade.take(ranks.held_at[lacks], axis=-1)
-            several = np.broadcast_to(flying, one.shape)[..., lacks]
-            every[..., lacks] -= lacking_bytes(own, one[..., lacks], several, columns.at(lacks))
-        np.maximum(peak, every.max(axis=0) + waiting * unreduced, out=peak)
+        rows = np.flatnonzero(matters[ranks.held_at])
+        held_at, saved_at = ranks.held_at[rows], ranks.saved_at[rows]
+        every = (share * gathered).take(held_at, axis=-1) + passing.take(saved_at, axis=-1)
+        every += beside.take(rows, axis=-1)
+        among = np.flatnonzero(lacks[rows])
+        if among.size:
+            lacking = rows[among]
+            several = np.broadcast_to(flying, one.shape)[..., lacking]
+            own = unmade.take(held_at[among], axis=-1)
+            every[..., among] -= lacking_bytes(own, one[..., lacking], several, columns.at(lacking))
+        most = every.max(axis=0) + waiting[..., rows] * unreduced
+        peak[..., rows] = np.maximum(peak[..., rows], most)
     backward = of_held(states) + held + peak
     total = context + (of_held(ranks.pool) + np.maximum(stepping + buffers, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)

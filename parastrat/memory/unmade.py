@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,43 +35,80 @@ def makes_gradients(facts: Facts, c: Columns) -> Any:
     )
 
 
-def unmade_bytes(facts: Facts, load: RankLoad, c: Columns, moments: Moments, when: When) -> Bytes:
-    """Return the gradients that are not there as a block runs in the backward of the first micro-batch.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmade:
+    """The gradients that are not there as a block runs in the backward of the first micro-batch.
 
     Sharded ones come as units reduce, the root's at the end, and under a pipeline all of them.
+    Arrays have moments before ranks before plans.
+    """
+
+    #: gradients as a block begins to run, of these its own, and those that are there once it has run
+    left: Any
+    running: Any
+    copied: Any
+    #: of one block of each kind; which are units, and how many of each a rank has
+    own: Any
+    units: tuple[bool, ...]
+    repeats: tuple[Any, ...]
+    moments: Moments
+    #: of all, and where none comes before a step's end
+    everything: Any
+    late: Any
+    #: bytes of a gradient where they come one by one, else 0
+    each: Any
+
+    def at(self, when: When) -> Bytes:
+        """Return the bytes at one of a block's repeats in backward."""
+        left = self.left
+        if when is When.COPIED:
+            left = left - self.copied
+        elif when is When.END:
+            left = self._ended()
+        return self.each * np.where(self.late, self.everything, np.maximum(left, 0))
+
+    def _ended(self) -> Any:
+        """Return what is left as the last unit runs; blocks outside units that stand before it have not."""
+        moments = self.moments
+        units = sum(
+            (count - moments.freed[:, kind]) * self.own[kind]
+            for kind, count in enumerate(self.repeats)
+            if self.units[kind]
+        )
+        of_unit = np.array(self.units)[moments.kinds][:, None, None]
+        return np.where(of_unit, self.left - units + self.running, self.left)
+
+
+def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unmade:
+    """Return the gradients that a first micro-batch does not find.
 
     Args:
         facts: the job.
         load: what a pipeline rank holds.
         c: the plans.
         moments: when blocks run backward, of each plan's ranks.
-        when: of a block's repeats in backward.
-
-    Returns:
-        Bytes with moments before ranks before plans.
     """
     kinds, sharded = block_kinds(facts.model), gathers(c)
     everything, own = (_held(totals, c) for totals in (load.trainable, trainable_totals(kinds)))
-    counts = np.array(kinds.units)[:, None] | ~sharded
-    of_unit = np.array(kinds.units)[moments.kinds][:, None, None]
-    running = (own * counts)[moments.kinds][:, None]
-    ran = sum((moments.freed[:, kind] * each for kind, each in enumerate(own * counts)), np.zeros(()))
+    counted = own * (np.array(kinds.units)[:, None] | ~sharded)
+    running = counted[moments.kinds][:, None]
+    ran = sum((moments.freed[:, kind] * each for kind, each in enumerate(counted)), np.zeros(()))
     left = everything - ran
-    if when is When.COPIED:
-        left = left - running * (sharded | _makes_all(kinds, load, moments))
-    elif when is When.END:
-        # the last of the units runs, and blocks outside units that stand before it have not
-        units = sum(
-            (count - moments.freed[:, kind]) * own[kind]
-            for kind, count in enumerate(load.repeats)
-            if kinds.units[kind]
-        )
-        left = np.where(of_unit, left - units + running, left)
     if any(block.meanwhile for block in kinds.blocks):
         left = left - running * ~sharded * _soon(kinds)[moments.kinds][:, None]
-    left = np.where(sharded & (c.pp > 1), everything, np.maximum(left, 0))
     here = (makes_gradients(facts, c) | sharded) & (c.offload != code_of(Offload.PARAMETERS))
-    return element_bytes(facts).gradient * np.where(here, left, 0.0)
+    return Unmade(
+        left=left,
+        running=running,
+        copied=running * (sharded | _makes_all(kinds, load, moments)),
+        own=own,
+        units=kinds.units,
+        repeats=load.repeats,
+        moments=moments,
+        everything=everything,
+        late=sharded & (c.pp > 1),
+        each=element_bytes(facts).gradient * here,
+    )
 
 
 def _soon(kinds: Kinds) -> Any:

@@ -80,10 +80,9 @@ class Ranks:
         """What they hold, as arrays with ranks before plans."""
         return _load(self.model, self.table.numbers.take(self.at, axis=2))
 
-    @property
-    def first(self) -> RankLoad:
-        """What the first of each pipeline holds, which has most micro-batches in flight."""
-        return _load(self.model, self.table.numbers[:, 0].take(self.at, axis=1))
+    def foremost(self, most: int) -> RankLoad:
+        """Return what the first ranks of each pipeline hold, which have most micro-batches in flight."""
+        return _load(self.model, self.table.numbers[:, :most].take(self.at, axis=2))
 
     @property
     def moments(self) -> Moments:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import code_of, derived
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
 from parastrat.ranks.load import ParameterTotals
@@ -85,11 +85,16 @@ def _gradient_bytes(precision: Precision, stack: Stack) -> int:
 
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
     """Return the dense and the expert parameters that tp and ep leave on one rank."""
+    return totals.replicated + totals.tensor / c.tp, totals.expert / _expert_divisor(c)
+
+
+@derived
+def _expert_divisor(c: Columns) -> Numbers:
     divisor: Numbers = np.where(c.ep > 1, c.ep, c.tp)
-    experts = totals.expert / divisor
-    return totals.replicated + totals.tensor / c.tp, experts
+    return divisor
 
 
+@derived
 def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
     """Return over how many ranks dense and expert parameters are sharded, as torchtitan's meshes do."""
     dense = c.dp_shard * c.cp

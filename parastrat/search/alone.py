@@ -12,9 +12,11 @@ from parastrat.columns import Columns, code_of, facts_columns
 from parastrat.hardware import DeviceType, Rates
 from parastrat.records import plain
 from parastrat.rules import rejection_masks
-from parastrat.search.obeying import Obeying, attributed, obeying
+from parastrat.search.bounded import Searched, searched
+from parastrat.search.misfits import nearest_of
+from parastrat.search.obeying import attributed, obeying
 from parastrat.search.space import option_columns
-from parastrat.search.survey import Survey, nearest_of
+from parastrat.search.survey import Survey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +36,7 @@ class Alone:
 
     #: of the one device
     facts: Facts
-    allowed: Obeying
+    space: Searched
     columns: Columns
     #: the estimates, which begin at the row ``first``
     found: Estimated
@@ -53,13 +55,13 @@ class Alone:
                 "step": self.found.time["step"][self.first :],
             }
         )
-        kept, rejected = attributed(columns, dict(rejection_masks(columns, self.allowed.judged)))
+        kept, rejected = attributed(columns, dict(rejection_masks(columns, self.space.allowed.judged)))
         return Survey(
             columns=kept,
-            rejected=(*self.allowed.rejected, *rejected),
-            considered=self.allowed.considered,
+            rejected=(*self.space.allowed.rejected, *rejected),
+            considered=self.space.allowed.considered,
             bounded=0,
-            allowed=self.allowed,
+            space=self.space,
             nearest=nearest_of(rejected),
         )
 
@@ -81,10 +83,10 @@ def assessed_with_one_device(
     on a host without accelerators the one device is another: a process with all cores.
     """
     alone = replace(facts, hardware=single_device(facts.hardware))
-    allowed = obeying(alone, replace(fixed, strategy=None))
-    columns = option_columns(fixed, allowed.columns)
+    space = searched(alone, fixed, obeying(alone, replace(fixed, strategy=None)))
+    columns = option_columns(fixed, space.allowed.columns)
     if not plans or alone.hardware.device is not facts.hardware.device:
-        own = Alone(facts=alone, allowed=allowed, columns=columns, found=estimated(alone, columns), first=0)
+        own = Alone(facts=alone, space=space, columns=columns, found=estimated(alone, columns), first=0)
         return assess_all(facts, plans), own
     many = len(columns.pp)
     table = {
@@ -92,7 +94,7 @@ def assessed_with_one_device(
         for name, column in plans_table(plans).items()
     }
     found = estimated(facts, Columns(facts_columns(facts) | table))
-    own = Alone(facts=alone, allowed=allowed, columns=columns, found=found, first=len(plans))
+    own = Alone(facts=alone, space=space, columns=columns, found=found, first=len(plans))
     return cases_of(facts, plans, found), own
 
 

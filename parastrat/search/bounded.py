@@ -1,148 +1,131 @@
-"""Rows with floors: what none of their plans falls below."""
+"""What is searched, with floors: what no plan of a mesh, or of a row, falls below."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
-from parastrat.cost import BlockSeconds, block_seconds, time_floor, work_floor
+from parastrat.cost import time_floor, weights_floor
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.rules import rejection_masks
 from parastrat.search.obeying import Obeying, Rejected, attributed
 from parastrat.search.rows import Constraints
 from parastrat.search.space import option_counts, policies
+from parastrat.search.work import Work
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
-
-#: share of meshes that must not fit before it saves time to leave their rows out at once
-_MOST = 0.5
+    from parastrat.rules import PlanRule
+    from parastrat.units import Mask
 
 #: rows that are judged sooner than bounded
-_FEW = 600
+_FEW = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounded:
-    """Rows that obey rules, with floors of their memory, once they are asked for, and of their step."""
+class Searched:
+    """A space that is searched."""
 
     facts: Facts
     fixed: Constraints
     allowed: Obeying
-    #: for each recompute policy that is searched, a row of bytes; 0 where nobody asked
-    memory: Any
-    #: the rows whose memory was asked for, and those that a rule of memory removed, maybe by their mesh
-    asked: Any
-    removed: Any
-    #: by rule
-    rejected: list[Rejected]
+    work: Work
     #: whether memory is a limit
     limited: bool = True
 
     @property
-    def columns(self) -> Columns:
-        return self.allowed.columns
-
-    @property
     def few(self) -> bool:
-        """Whether the rows are judged sooner than bounded."""
-        return len(self.asked) <= _FEW
+        """Whether its rows are judged sooner than bounded."""
+        return int(self.allowed.counts.sum()) <= _FEW
 
-    def able(self, places: Any, *, roomy: bool) -> Any:
-        """Return which of some rows may fit under any policy, with the margin or without."""
-        if self.few:
-            return np.ones(len(places), dtype=bool)
-        unasked = places[~self.asked[places]]
-        if len(unasked):
-            self._ask(unasked)
-        able = ~self.removed[places]
-        return able & self.may_fit(places, roomy=True).any(axis=0) if roomy else able
-
-    def ask_of_meshes(self) -> None:
-        """Remove the rows of meshes that do not fit whatever else is chosen."""
-        floors, mesh = mesh_floor(self.facts, self.allowed.meshes), self.columns.mesh
-        misfits = floors > self.facts.hardware.device.usable_memory_bytes
-        if misfits.mean() > _MOST:
-            places = np.flatnonzero(misfits[mesh])
-            self.memory[:, places] = floors[mesh[places]]
-            self._remove(places)
-
-    def _ask(self, places: Any) -> None:
-        self.refine(places)
-        self._remove(places)
-
-    def refine(self, places: Any) -> None:
-        """Find floors of memory of some rows, higher than those of their meshes."""
-        columns = self._chosen(places)
-        self.memory[:, places] = memory_floor(self.facts, columns, policies(self.fixed))
-        self.asked[places] = True
-
-    def _remove(self, places: Any) -> None:
-        """Remove those of some rows whose floors of memory a rule forbids."""
-        columns, capacity = self._chosen(places), self.facts.hardware.device.usable_memory_bytes
-        least = self.memory[:, places].min(axis=0)
-        judged = columns.joined({"memory_total": least, "memory_capacity": capacity})
-        # a rule of memory that fires on the floor fires on every plan of the row
-        masks = dict(rejection_masks(judged, self.allowed.judged))
-        _, rejected = attributed(judged, masks, option_counts(self.fixed, columns))
-        for entry in rejected:
-            self.removed[places[entry.rows]] = True
-        self.rejected.extend(rejected)
-
-    def _chosen(self, places: Any) -> Columns:
-        # columns that were read are not taken again
-        return (
-            self.columns if np.array_equal(places, np.arange(len(self.asked))) else self.columns.at(places)
-        )
-
-    def may_fit(self, places: Any, *, roomy: bool) -> Any:
-        """Return for each policy which of some rows may fit under it, with the margin or without."""
-        memory = self.memory[:, places]
+    def may_fit(self, memory: Any, *, roomy: bool) -> Any:
+        """Return which floors of memory leave a chance, with the margin or without."""
+        if not self.limited:
+            return np.ones(memory.shape, dtype=bool)
         margin = memory_margin(self.facts, memory) if roomy else 0
         return memory + margin <= self.facts.hardware.device.usable_memory_bytes
 
-    def blocks(self, places: Any) -> BlockSeconds:
-        """Return what a micro-batch takes in the blocks of some rows."""
-        return block_seconds(self.facts, self._chosen(places))
+    def memory_of_meshes(self) -> Any:
+        """Return floors of what the plans of each mesh need."""
+        meshes = self.allowed.meshes
+        return mesh_floor(self.facts, meshes) if self.limited else np.zeros(len(meshes.pp))
 
-    def steps(self, places: Any, blocks: BlockSeconds | None, *, roomy: bool) -> Any:
-        """Return the floors of some rows' steps, of plans that fit with the margin or without.
+    def steps_of_meshes(self, chosen: Any) -> Any:
+        """Return floors of the steps of chosen meshes, the least over micro-batches and schedules."""
+        meshes, c = self.allowed.meshes.at(chosen), self.allowed.batches.columns
+        sizes = self.work.sizes
+        size = np.searchsorted(sizes, c.micro_batch_size)
+        # what no schedule runs with never ends
+        slots = np.full((len(self.allowed.batches.counts), len(sizes)), np.inf)
+        steps = np.ones(slots.shape)
+        steps[c.share, size] = c.gradient_accumulation_steps
+        bubble = (c.pp - 1) / c.virtual_stages
+        np.minimum.at(slots, (c.share, size), (c.gradient_accumulation_steps + bubble) / c.pp)
+        work = self.work.micro_batches(meshes, policies(self.fixed)[0]) * slots[meshes.share]
+        return weights_floor(self.facts, meshes, work, steps[meshes.share]).min(axis=1)
 
-        It is that of the first policy that may fit, because each computes again at least what those before
-        it do.
+    def steps(self, rows: Columns, recompute: Any) -> Any:
+        """Return floors of the steps of rows with a recompute policy each, by its code."""
+        return time_floor(self.facts, rows.joined({"recompute": recompute}), self.work.of(rows))
+
+    def with_floors(self, columns: Columns) -> Bounded:
+        """Return rows with floors of their memory."""
+        if not self.limited:
+            return self.without_floors(columns)
+        memory = memory_floor(self.facts, columns, policies(self.fixed))
+        return Bounded(space=self, columns=columns, memory=memory)
+
+    def without_floors(self, columns: Columns) -> Bounded:
+        """Return rows that are judged whatever they need."""
+        memory = np.zeros((len(policies(self.fixed)), len(columns.pp)))
+        return Bounded(space=self, columns=columns, memory=memory)
+
+    def least_memory(self, chosen: Any) -> tuple[Any, Any]:
+        """Return the meshes of rows of which one needs the least of its mesh, and these rows' floors."""
+        rows = self.allowed.batches.least().of(self.allowed.meshes, chosen)
+        return rows.mesh, memory_floor(self.facts, rows, policies(self.fixed)).min(axis=0)
+
+    def misfits(self, chosen: Any, memory: Any) -> tuple[Rejected, ...]:
+        """Return which of chosen meshes rules reject by floors of their memory, each with all its plans."""
+        meshes = self.allowed.meshes.at(chosen)
+        plans = option_counts(self.fixed, meshes) * self.allowed.counts[chosen]
+        # rules that read batches as well wait
+        masks = self.masks(meshes, memory)
+        return attributed(self.allowed.batches.first_of(meshes), masks, plans)[1]
+
+    def masks(self, columns: Columns, memory: Any) -> dict[PlanRule, Mask]:
+        """Return what rules forbid that read memory, where floors stand for it, and were not asked before.
+
+        One that fires on a floor fires on every plan above it.
         """
-        if self.few or not len(places):
-            return np.zeros(len(places))
-        codes = np.array([code_of(policy) for policy in policies(self.fixed)])
-        recompute = codes[self.may_fit(places, roomy=roomy).argmax(axis=0)]
-        return time_floor(self.facts, self._chosen(places).joined({"recompute": recompute}), blocks)
-
-    def works(self, places: Any, blocks: BlockSeconds | None) -> Any:
-        """Return lower floors of some rows' steps, computed in less time and without their memory."""
-        recompute = code_of(policies(self.fixed)[0])
-        return work_floor(self.facts, self._chosen(places).joined({"recompute": recompute}), blocks)
+        capacity = self.facts.hardware.device.usable_memory_bytes
+        judged = columns.joined({"memory_total": memory, "memory_capacity": capacity})
+        return dict(rejection_masks(judged, self.allowed.judged))
 
 
-def bounded(facts: Facts, fixed: Constraints, allowed: Obeying) -> Bounded:
-    """Return the rows that rules leave of a space."""
-    count = len(allowed.columns.pp)
-    return Bounded(
-        facts=facts,
-        fixed=fixed,
-        allowed=allowed,
-        memory=np.zeros((len(policies(fixed)), count)),
-        asked=np.zeros(count, dtype=bool),
-        removed=np.zeros(count, dtype=bool),
-        rejected=[],
-    )
+def searched(facts: Facts, fixed: Constraints, allowed: Obeying) -> Searched:
+    """Return a space, to be searched."""
+    return Searched(facts=facts, fixed=fixed, allowed=allowed, work=Work(facts=facts, allowed=allowed))
 
 
-def without_limit(facts: Facts, fixed: Constraints, allowed: Obeying) -> Bounded:
-    """Return the rows that rules leave of a space if every plan fitted."""
-    rows = bounded(facts, fixed, allowed)
-    return replace(rows, asked=np.ones_like(rows.asked), limited=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounded:
+    """Some rows of a space with floors of their memory."""
+
+    space: Searched
+    columns: Columns
+    #: for each recompute policy that is searched, a row of bytes
+    memory: Any
+
+    def may_fit(self, *, roomy: bool) -> Any:
+        """Return for each policy which rows may fit under it, with the margin or without."""
+        return self.space.may_fit(self.memory, roomy=roomy)
+
+    def misfits(self) -> tuple[Rejected, ...]:
+        """Return which rows rules reject by the floors of their memory, each with all its plans."""
+        masks = self.space.masks(self.columns, self.memory.min(axis=0))
+        return attributed(self.columns, masks, option_counts(self.space.fixed, self.columns))[1]

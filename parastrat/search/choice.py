@@ -54,7 +54,7 @@ def find_plan(
     unforced = None
     if fixed.strategy is not None:
         unforced = find_plan(facts, replace(fixed, strategy=None), tolerance=tolerance).chosen
-    near, aside = ((), None) if chosen else nearest_fits(facts, fixed, judged.allowed, model_at)
+    near, aside = ((), None) if chosen else nearest_fits(judged.space, model_at)
     return SearchResult(
         facts=facts,
         chosen=chosen,

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.assess import assess
-from parastrat.search.fastest import fastest_fitting
+from parastrat.search.bounded import searched
+from parastrat.search.fastest import fastest_of
 from parastrat.search.obeying import obeying
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ def memory_front(facts: Facts, fixed: Constraints, *, apart: float = APART) -> t
     fast, within 0.5 %, the simplest, as everywhere. Empty where nothing fits.
     """
     found: list[Case] = []
-    within, allowed = facts, obeying(facts, fixed)
-    while (plan := fastest_fitting(within, fixed, allowed)) is not None:
+    space = searched(facts, fixed, obeying(facts, fixed))
+    while (plan := fastest_of(space)) is not None:
         found.append(assess(facts, plan))
-        within = _limited(facts, int((1 - apart) * found[-1].estimate.memory.total))
+        limit = int((1 - apart) * found[-1].estimate.memory.total)
+        space = replace(space, facts=_limited(facts, limit))
     # a plan that is simpler than a faster one may be slower than what needs less
     steps = [case.estimate.time.step for case in found]
     return tuple(case for at, case in enumerate(found) if all(steps[at] < step for step in steps[at + 1 :]))

@@ -18,11 +18,10 @@ from parastrat.search.space import policies, recompute_columns, reshard_columns
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.cost import BlockSeconds
-    from parastrat.search.bounded import Bounded
+    from parastrat.search.bounded import Bounded, Searched
 
 #: so few plans are judged together, the dominated among them too
-_FEW = 2500
+_FEW = 1200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +57,25 @@ def with_memory(facts: Facts, columns: Columns) -> Columns:
     )
 
 
-def judge(rows: Bounded, places: Any, blocks: BlockSeconds | None = None) -> Judged:
-    """Judge the plans of some rows by the rules that were not, and time those that can run.
-
-    ``blocks`` are the seconds of the rows' blocks where they are known already.
-    """
-    facts, asked = rows.facts, rows.allowed.judged
+def judge(rows: Bounded, places: Any) -> Judged:
+    """Judge the plans of some rows by the rules that were not, and time those that can run."""
+    space, asked = rows.space, rows.space.allowed.judged
     options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
     options = options.joined({"option": np.arange(len(options.pp))})
     floors = rows.memory[:, places[options.source]]
-    may_fit = floors <= facts.hardware.device.usable_memory_bytes
-    if rows.limited:
-        columns = _undominated(facts, rows.fixed, options, may_fit)
+    may_fit = space.may_fit(floors, roomy=False)
+    if space.limited:
+        columns = _undominated(space, options, may_fit, space.may_fit(floors, roomy=True))
     else:
-        columns = _fitting(options, rows.fixed)
+        columns = _fitting(options, space.fixed)
     able, rejected = attributed(columns, dict(rejection_masks(columns, asked)))
     kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
     step = np.zeros(0)
     if len(kept.pp):
-        step = step_s(facts, kept, blocks and blocks.rows(kept.source))
+        step = step_s(space.facts, kept, space.work.of(kept))
     bounded: tuple[Rejected, ...] = ()
     if not may_fit.all():
-        misfits = _plans(options, rows.fixed, ~may_fit)
+        misfits = _plans(options, space.fixed, ~may_fit)
         least = {"memory_total": floors[~may_fit], "memory_capacity": columns.memory_capacity}
         _, bounded = attributed(misfits, dict(rejection_masks(misfits.joined(least), asked)))
     return Judged(columns=kept.joined({"step": step}), rejected=rejected, bounded=bounded)
@@ -113,20 +109,24 @@ def _fitting(options: Columns, fixed: Constraints) -> Columns:
     return chosen.joined({**memory, "roomy": np.ones(len(chosen.pp), dtype=bool)})
 
 
-def _undominated(facts: Facts, fixed: Constraints, options: Columns, may_fit: Any) -> Columns:
+def _undominated(space: Searched, options: Columns, may_fit: Any, likely: Any) -> Columns:
     """Return the plans that may win of rows with resharding, with their memory.
 
-    Of plans that differ in recompute alone, one without any that fits with its margin is at least as fast
-    as the others, and goes before them where times are equal: those are left out.
+    Of plans that differ in recompute alone, the first that fits with its margin is at least as fast as
+    those after it, and goes before them where times are equal: those are left out. By its floor it is known
+    which one that may be; mostly it is.
     """
+    facts, fixed = space.facts, space.fixed
     if len(may_fit) == 1 or may_fit.sum() <= _FEW:
         return with_memory(facts, _plans(options, fixed, may_fit))
-    least = np.zeros_like(may_fit)
-    least[0] = may_fit[0]
-    first = with_memory(facts, _plans(options, fixed, least))
+    first = np.arange(len(may_fit))[:, None] == likely.argmax(axis=0)
+    first &= likely
+    likeliest = with_memory(facts, _plans(options, fixed, first))
     dominated = np.zeros(len(options.pp), dtype=bool)
-    dominated[np.flatnonzero(may_fit[0])] = first.roomy
-    others = may_fit & ~least & ~dominated
+    dominated[likeliest.option[likeliest.roomy]] = True
+    others = may_fit & ~first & ~dominated
     if not others.any():
-        return first
-    return stacked([first, with_memory(facts, _plans(options, fixed, others))])
+        return likeliest
+    if not first.any():
+        return with_memory(facts, _plans(options, fixed, others))
+    return stacked([likeliest, with_memory(facts, _plans(options, fixed, others))])

@@ -16,8 +16,7 @@ from parastrat.memory.host import host_memory
 from parastrat.plan import Offload
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
-from parastrat.search.bounded import without_limit
-from parastrat.search.fastest import fastest_fitting, fastest_of, fastest_plan
+from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
 from parastrat.workload import Optimizer
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
-    from parastrat.search.obeying import Obeying
+    from parastrat.search.bounded import Searched
     from parastrat.search.rows import Constraints
     from parastrat.workload import Workload
 
@@ -46,23 +45,18 @@ class _Fit:
 
 
 def nearest_fits(
-    facts: Facts,
-    fixed: Constraints,
-    allowed: Obeying,
-    model_at: Callable[[int], ModelSpec] | None,
+    space: Searched, model_at: Callable[[int], ModelSpec] | None
 ) -> tuple[tuple[NearestFit, ...], Case | None]:
     """Return up to five plans that fit after a change, those that cost least speed first.
 
     Beside them stands the plan that their speed is held against; None where rules forbid it.
 
     Args:
-        facts: the job.
-        fixed: what the user settled beforehand.
-        allowed: the rows of the job that rules leave. They are those of a change that alters memory alone.
+        space: what was searched. A change that alters memory alone leaves its meshes and what they take.
         model_at: the model at another sequence length.
     """
-    fits = [fit for fit in _ways(facts, fixed, allowed, model_at) if fit is not None][:_MOST]
-    aside = _memory_aside(facts, fixed, allowed) if fits else None
+    fits = [fit for fit in _ways(space, model_at) if fit is not None][:_MOST]
+    aside = _memory_aside(space) if fits else None
     cases = dict(_assessed(fits if aside is None else [*fits, aside]))
     held_against = None if aside is None else cases[aside.change]
     found = [_against(held_against, fit.change, cases[fit.change]) for fit in fits]
@@ -70,10 +64,10 @@ def nearest_fits(
     return tuple(found), held_against
 
 
-def _memory_aside(facts: Facts, fixed: Constraints, allowed: Obeying) -> _Fit | None:
+def _memory_aside(space: Searched) -> _Fit | None:
     """Return the fastest plan if memory were no limit, on the devices as they are."""
-    plan = fastest_of(without_limit(facts, fixed, allowed))
-    return None if plan is None else _Fit(change="memory is no limit", facts=facts, plan=plan)
+    plan = fastest_of(replace(space, limited=False))
+    return None if plan is None else _Fit(change="memory is no limit", facts=space.facts, plan=plan)
 
 
 def _against(aside: Case | None, change: str, case: Case) -> NearestFit:
@@ -101,16 +95,13 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[str, Case]]:
             yield fit.change, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
-def _ways(
-    facts: Facts,
-    fixed: Constraints,
-    allowed: Obeying,
-    model_at: Callable[[int], ModelSpec] | None,
-) -> Iterator[_Fit | None]:
+def _ways(space: Searched, model_at: Callable[[int], ModelSpec] | None) -> Iterator[_Fit | None]:
+    facts, fixed = space.facts, space.fixed
     for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
         if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
             change = f"offload the {offload.value} to host memory"
-            fit = _fitting_of(facts, replace(fixed, offload=offload), offloading(allowed, offload), change)
+            changed, allowed = replace(fixed, offload=offload), offloading(space.allowed, offload)
+            fit = _fitting_of(replace(space, fixed=changed, allowed=allowed), change)
             host = None if fit is None else host_memory(facts, fit.plan)
             if fit is not None and not (host and host.exceeded):
                 yield fit
@@ -118,7 +109,7 @@ def _ways(
     freed = _fitting(facts, _unbound(fixed), "") if _unbound(fixed) != fixed else None
     if freed is not None:
         yield replace(freed, change=f"drop the fixed flags, {freed.plan.strategy} fits")
-    yield _smaller_states(facts, fixed, allowed)
+    yield _smaller_states(space)
     yield _shorter(facts, fixed, model_at)
     yield _more_nodes(facts, fixed)
 
@@ -127,16 +118,16 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop)
 
 
-def _smaller_states(facts: Facts, fixed: Constraints, allowed: Obeying) -> _Fit | None:
+def _smaller_states(space: Searched) -> _Fit | None:
     """Return a plan whose optimizer keeps its states in 8 bits."""
-    workload = facts.workload
+    workload = space.facts.workload
     if workload.optimizer is not Optimizer.ADAMW:
         return None
     chosen = Optimizer.ADAMW_8BIT
     assumed = tuple(name for name in workload.assumed if name != "optimizer")
-    changed = replace(facts, workload=replace(workload, optimizer=chosen, assumed=assumed))
+    changed = replace(space.facts, workload=replace(workload, optimizer=chosen, assumed=assumed))
     change = f"optimizer {chosen.value} instead of {workload.optimizer.value}"
-    return _fitting_of(changed, fixed, allowed, change)
+    return _fitting_of(replace(space, facts=changed), change)
 
 
 def _shorter(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None) -> _Fit | None:
@@ -181,10 +172,10 @@ def _fitting(facts: Facts, fixed: Constraints, change: str) -> _Fit | None:
     return _Fit(change=change, facts=facts, plan=plan) if plan is not None else None
 
 
-def _fitting_of(facts: Facts, fixed: Constraints, allowed: Obeying, change: str) -> _Fit | None:
-    """Return the fastest plan of known rows that fits, with its margin where one does."""
-    plan = fastest_fitting(facts, fixed, allowed) if _may_fit(facts, fixed) else None
-    return _Fit(change=change, facts=facts, plan=plan) if plan is not None else None
+def _fitting_of(space: Searched, change: str) -> _Fit | None:
+    """Return the fastest plan of a space that fits, with its margin where one does."""
+    plan = fastest_of(space) if _may_fit(space.facts, space.fixed) else None
+    return _Fit(change=change, facts=space.facts, plan=plan) if plan is not None else None
 
 
 def _may_fit(facts: Facts, fixed: Constraints) -> bool:

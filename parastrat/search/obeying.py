@@ -10,6 +10,7 @@ import numpy as np
 from parastrat.columns import Columns, code_of
 from parastrat.distinct import NUMBERED, distinct
 from parastrat.rules import rejection_masks
+from parastrat.search.batches import OF_BATCH, Batches, of_shares
 from parastrat.search.rows import Constraints, plan_at, rungs_of, strategies_of, with_facts
 from parastrat.search.space import (
     batch_columns,
@@ -21,7 +22,7 @@ from parastrat.search.space import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from parastrat.case import Facts
     from parastrat.plan import Offload, Plan
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 #: the simplest options, for rows whose own are not chosen yet
 PLAIN = {"recompute": 0, "reshard_after_forward": False, "pp_schedule": -1, "virtual_stages": 1}
-
-#: what tells batches and schedules apart, and what follows from it
-_BATCH = ("pp", "dp", "micro_batch_size", "virtual_stages")
-_OF_BATCH = ("gradient_accumulation_steps", "pp_schedule")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +52,12 @@ class Rejected:
     def of_rung(self, rung: int) -> Rejected | None:
         """Return what of it is on a rung of the ladder, if anything."""
         own = self.columns.rung[self.rows] == rung
-        if not own.any():
-            return None
-        plans = self.plans[own] if getattr(self.plans, "shape", ()) else self.plans
-        return replace(self, rows=self.rows[own], plans=plans)
+        return self.chosen(own) if own.any() else None
+
+    def chosen(self, wanted: Any) -> Rejected:
+        """Return those of the rows that are wanted."""
+        plans = self.plans[wanted] if getattr(self.plans, "shape", ()) else self.plans
+        return replace(self, rows=self.rows[wanted], plans=plans)
 
     @property
     def example(self) -> Plan:
@@ -69,44 +68,85 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obeying:
-    """The rows that no rule rejects which reads neither options nor memory."""
+    """The plans that no rule rejects which reads neither options nor memory: meshes, and their batches."""
 
-    #: meshes with micro-batch and schedule, and with ``rung`` and ``strategy`` as numbers
-    columns: Columns
-    #: all meshes, among which ``mesh`` is each row's place
+    #: with ``rung`` and ``strategy`` as numbers, and ``share``, by which batches are told
     meshes: Columns
+    batches: Batches
     rejected: tuple[Rejected, ...]
     #: the rules that had all they read
     judged: frozenset[PlanRule]
     #: plans of the whole space
     considered: int
 
+    def rows(self, meshes: Any) -> Columns:
+        """Return chosen meshes with micro-batch and schedule."""
+        return self.batches.of(self.meshes, meshes)
+
+    @property
+    def columns(self) -> Columns:
+        """All meshes with micro-batch and schedule."""
+        return self.rows(np.arange(len(self.meshes.pp)))
+
+    @property
+    def counts(self) -> Any:
+        """Rows of each mesh."""
+        return self.batches.counts[self.meshes.share]
+
 
 def obeying(facts: Facts, fixed: Constraints, chosen: Columns | None = None) -> Obeying:
-    """Return the rows of a space that rules allow, and what they reject; of chosen meshes if any are."""
+    """Return the plans of a space that rules allow, and what they reject; of chosen meshes if any are."""
     meshes = _told(fixed, chosen or meshes_of(facts, fixed))
+    shares, share = distinct(meshes, NUMBERED["share"])
+    meshes, many = meshes.joined({"share": share}), len(shares.pp)
+    batches = batch_columns(facts, fixed, shares)
+    batches = plain_schedule(batches.joined({"share": batches.mesh}))
+    every = of_shares(batches, many)
+    meshes = _chosen(meshes, every.counts[share] > 0)
     on_meshes = dict(rejection_masks(meshes))
-    batches = plain_schedule(batch_columns(facts, fixed, meshes))
+    meshes, rejected = _allowed(meshes, on_meshes, every)
     on_batches = dict(_masks_of_batches(batches, on_meshes))
-    of_mesh = batches.mesh
-    masks = {
-        rule: np.broadcast_to(mask, len(meshes.pp))[of_mesh]
-        for rule, mask in on_meshes.items()
-        if np.any(mask)
-    }
-    columns, rejected = attributed(batches, masks | on_batches)
-    left = sum(entry.count for entry in rejected)
-    first = len(columns.pp)
-    columns = schedule_columns(columns)
-    considered = left + int(option_counts(fixed, columns).sum())
-    columns, more = _interleaved(columns, on_meshes, first, len(policies(fixed)))
+    batches, early = attributed(batches, on_batches)
+    schedules = schedule_columns(batches)
+    kept, late = _interleaved(schedules, on_meshes, len(batches.pp))
+    rejected += _on(meshes, early, many)
+    counts = np.bincount(schedules.share, minlength=many)
+    considered = sum(entry.count for entry in rejected)
+    considered += int((option_counts(fixed, meshes) * counts[meshes.share]).sum())
+    rejected += [replace(entry, plans=len(policies(fixed))) for entry in _on(meshes, late, many)]
+    left = of_shares(kept, many)
     return Obeying(
-        columns=columns,
-        meshes=meshes,
-        rejected=(*rejected, *more),
+        meshes=_chosen(meshes, left.counts[meshes.share] > 0),
+        batches=left,
+        rejected=tuple(rejected),
         judged=frozenset([*on_meshes, *on_batches]),
         considered=considered,
     )
+
+
+def _chosen(columns: Columns, wanted: Any) -> Columns:
+    return columns if wanted.all() else columns.at(np.flatnonzero(wanted))
+
+
+def _allowed(
+    meshes: Columns, masks: Mapping[PlanRule, Mask], batches: Batches
+) -> tuple[Columns, list[Rejected]]:
+    """Return the meshes that rules allow, and what they reject: each mesh with all batches of its share."""
+    _, rejected = attributed(batches.first_of(meshes), masks, batches.counts[meshes.share])
+    alive = np.ones(len(meshes.pp), dtype=bool)
+    for entry in rejected:
+        alive[entry.rows] = False
+    return _chosen(meshes, alive), list(rejected)
+
+
+def _on(meshes: Columns, rejected: Sequence[Rejected], shares: int) -> list[Rejected]:
+    """Return the rows of all meshes of which rules removed batches."""
+    every, found = np.arange(len(meshes.pp)), []
+    for entry in rejected:
+        rows = of_shares(entry.columns.at(entry.rows), shares).of(meshes, every)
+        if len(rows.mesh):
+            found.append(replace(entry, columns=rows, rows=np.arange(len(rows.mesh))))
+    return found
 
 
 def meshes_of(facts: Facts, fixed: Constraints) -> Columns:
@@ -115,17 +155,24 @@ def meshes_of(facts: Facts, fixed: Constraints) -> Columns:
 
 
 def offloading(allowed: Obeying, offload: Offload) -> Obeying:
-    """Return the rows that rules leave if states are kept elsewhere: those that read it are asked again."""
-    changed = {"offload": code_of(offload)}
-    columns, meshes = allowed.columns.joined(changed), allowed.meshes.joined(changed)
-    others = {rule for rule in allowed.judged if not _reads(rule, columns, "offload")}
-    kept, rejected = attributed(columns, dict(rejection_masks(columns, others)))
-    return replace(allowed, columns=kept, meshes=meshes, rejected=(*allowed.rejected, *rejected))
+    """Return the plans that rules leave if states are kept elsewhere, which some rules read."""
+    meshes = allowed.meshes.joined({"offload": code_of(offload)})
+    row = allowed.batches.of(meshes, np.arange(len(meshes.pp))[:1])
+    others = {rule for rule in allowed.judged if not _reads(rule, row, "offload")}
+    again = dict(rejection_masks(meshes, others))
+    meshes, rejected = _allowed(meshes, again, allowed.batches)
+    return replace(
+        allowed,
+        meshes=meshes,
+        rejected=(*allowed.rejected, *rejected),
+        # rules that read batches as well wait for plans
+        judged=frozenset([*others, *again]),
+    )
 
 
 def _reads(rule: PlanRule, columns: Columns, name: str) -> bool:
-    """Return whether a rule reads a column."""
-    row = columns.at(np.arange(len(columns.pp))[:1])
+    """Return whether a rule reads a column, of rows that nothing else read."""
+    row = columns.at(np.arange(len(columns.pp)))
     rule.mask(row)
     return row.was_read(name)
 
@@ -140,7 +187,6 @@ def _told(fixed: Constraints, columns: Columns) -> Columns:
             "rung": rungs_of(columns),
             "width": distinct(columns, NUMBERED["width"])[1],
             "layout": distinct(columns, NUMBERED["layout"])[1],
-            "share": distinct(columns, NUMBERED["share"])[1],
             # replicas follow from the others
             "sharding": distinct(shards, ("pp", "dp_shard", "tp", "ep"))[1],
         }
@@ -157,17 +203,12 @@ def _told(fixed: Constraints, columns: Columns) -> Columns:
 
 
 def _interleaved(
-    columns: Columns, judged: Mapping[PlanRule, Mask], first: int, plans: int
+    columns: Columns, judged: Container[PlanRule], first: int
 ) -> tuple[Columns, tuple[Rejected, ...]]:
-    """Judge the rows of interleaved schedules, which follow those of the first, by what was not of meshes.
-
-    Each stands for several plans, whose recompute is not chosen yet.
-    """
+    """Judge the rows of interleaved schedules, behind so many of the first, by rules that were not."""
     many = len(columns.pp)
-    if many == first:
-        return columns, ()
     later = columns.at(np.arange(first, many)).joined({"source": np.arange(first, many)})
-    kept, rejected = attributed(later, dict(_masks_of_batches(later, judged)), plans)
+    kept, rejected = attributed(later, dict(_masks_of_batches(later, judged)))
     if not rejected:
         return columns, ()
     return columns.at(np.concatenate([np.arange(first), kept.source])), rejected
@@ -176,12 +217,10 @@ def _interleaved(
 def _masks_of_batches(columns: Columns, judged: Container[PlanRule]) -> Iterator[tuple[PlanRule, Mask]]:
     """Yield the rules that read of a mesh its stages and data ranks alone, each with what it forbids.
 
-    They are asked once for what they can tell apart. Other rules find a column unknown, and wait.
+    Other rules find a column unknown, and wait.
     """
-    few, at = distinct(columns, _BATCH)
-    own = Columns({**columns.numbers(), **{name: getattr(few, name) for name in (*_BATCH, *_OF_BATCH)}})
-    for rule, mask in rejection_masks(own, judged):
-        yield rule, mask[at] if getattr(mask, "shape", ()) else mask
+    own = {name: getattr(columns, name) for name in ("pp", "dp", *OF_BATCH)}
+    return rejection_masks(Columns({**columns.numbers(), **own}), judged)
 
 
 def attributed(

@@ -24,7 +24,8 @@ _LARGEST_MICRO_BATCH = 64
 #: attention's own recompute is left to the user: with flash attention it frees next to nothing
 _RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 
-#: more rows than a space has before options multiply them
+#: more meshes than a space has, and more rows before options multiply them
+_MESHES = 2**24
 _PLACES = 2**32
 
 _SCHEDULES = (
@@ -95,7 +96,8 @@ def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
     """Return the meshes joined with every micro-batch that divides a rank's share of the batch.
 
     Micro-batches are powers of two. A batch that the data axes do not divide keeps one row, so that the
-    rule which says so rejects it by name. ``mesh`` is each row's place among the meshes.
+    rule which says so rejects it by name. ``mesh`` is each row's place among the meshes; ``place`` orders
+    rows by micro-batch, then by mesh.
     """
     share = facts.workload.global_batch_size // meshes.dp
     whole = facts.workload.global_batch_size % meshes.dp == 0
@@ -113,11 +115,12 @@ def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
         accumulation = np.where(divides, share // size, np.maximum(share // size, 1))
         rows.append(np.flatnonzero(kept))
         steps.append(accumulation[rows[-1]])
-    mesh = np.concatenate(rows)
+    mesh, counts = np.concatenate(rows), [len(own) for own in rows]
     return meshes.at(mesh).joined(
         {
             "mesh": mesh,
-            "micro_batch_size": np.repeat(sizes, [len(own) for own in rows]),
+            "place": np.repeat(np.arange(len(sizes)) * _MESHES, counts) + mesh,
+            "micro_batch_size": np.repeat(sizes, counts),
             "gradient_accumulation_steps": np.concatenate(steps),
         }
     )
@@ -140,7 +143,7 @@ def schedule_columns(batches: Columns) -> Columns:
         {
             "pp_schedule": np.where(pp[together] > 1, schedules, -1),
             "virtual_stages": np.repeat([chunks for _, chunks in _SCHEDULES], sizes),
-            "place": np.repeat(np.arange(len(_SCHEDULES)) * _PLACES, sizes) + together,
+            "place": np.repeat(np.arange(len(_SCHEDULES)) * _PLACES, sizes) + batches.place[together],
         }
     )
 

@@ -1,9 +1,4 @@
-"""The best plans of a space, found without judging all of it.
-
-Rows of meshes with micro-batch and schedule are visited in the order of a floor of their step, options and
-all; a row whose floor lies above what was found is left out. So is one whose floor of memory does not fit.
-Of many rows these floors are computed for some at a time, in the order of a lower one.
-"""
+"""The best plans of a space, by rung and by strategy, and what speaks against the others."""
 
 from __future__ import annotations
 
@@ -13,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.rules import rejection_masks
-from parastrat.search.best_first import visit, visit_many
-from parastrat.search.bounded import Bounded, bounded
-from parastrat.search.judged import Judged, judge, with_memory
-from parastrat.search.obeying import Obeying, Rejected, attributed, obeying
+from parastrat.search.bounded import Searched, searched
+from parastrat.search.misfits import nearest
+from parastrat.search.obeying import Rejected, obeying
 from parastrat.search.rows import AXES, Constraints, plan_at, stacked
-from parastrat.search.space import option_columns, option_counts
+from parastrat.search.visited import Wanted, nothing_of
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -35,12 +28,6 @@ NEAR = 1.005
 
 _RUNGS = 6
 
-#: of so many rows floors are computed some at a time
-_MANY = 16000
-
-#: codes of rules about memory, whose rows may come near to fitting
-_MEMORY_CODES = "PS1"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
@@ -53,7 +40,7 @@ class Survey:
     #: plans that were not judged, because a floor of their step lies above what was found
     bounded: int
     #: the rows that it went through
-    allowed: Obeying
+    space: Searched
     #: by rung, where no plan can run, the one that comes nearest to fitting
     nearest: Mapping[int, Plan] = field(default_factory=dict)
 
@@ -79,66 +66,33 @@ def best(columns: Columns, rows: Any) -> int:
 
 def survey(facts: Facts, fixed: Constraints) -> Survey:
     """Return the best plans of every rung and strategy that the constraints allow."""
-    rows = bounded(facts, fixed, obeying(facts, fixed))
-    strategies, rungs = _numbered(rows.columns.strategy), rows.columns.rung
+    space = searched(facts, fixed, obeying(facts, fixed))
+    meshes, found = space.allowed.meshes, nothing_of(space)
+    strategies, rungs = _numbered(meshes.strategy), meshes.rung
     limits = limits_of_strategies(strategies, rungs)
-    if len(rungs) > _MANY:
-        rows.ask_of_meshes()
-    found, waiting = visited(rows, (np.flatnonzero(~rows.removed), strategies), limits, roomy=True)
+    found.visit(np.arange(len(rungs)), Wanted(groups=strategies, limits=limits))
     # plans without the margin count where a rung has no other
     poor = np.ones(_RUNGS, dtype=bool)
-    for each in found:
+    for each in found.judged:
         poor[each.columns.rung[each.columns.roomy]] = False
-    tight = np.flatnonzero(waiting & poor[rungs] & ~rows.removed)
-    more, late = visited(rows, (tight, rungs), near, roomy=False)
-    fits = in_order([each.columns for each in (*found, *more)], rows.columns)
+    found.visit(np.flatnonzero(poor[rungs]), Wanted(groups=rungs, limits=near, roomy=False))
+    fits = in_order([each.columns for each in found.judged], meshes)
     empty = np.ones(_RUNGS, dtype=bool)
     empty[fits.rung] = False
-    left = waiting & late & ~rows.removed
+    by_rules = space.allowed.rejected
+    left_out = sum(entry.count for entry in (*by_rules, *found.misfits))
     return Survey(
         columns=fits,
         rejected=(
-            *rows.allowed.rejected,
-            *rows.rejected,
-            *(entry for each in (*found, *more) for entry in (*each.rejected, *each.bounded)),
+            *by_rules,
+            *found.misfits,
+            *(entry for each in found.judged for entry in (*each.rejected, *each.bounded)),
         ),
-        considered=rows.allowed.considered,
-        bounded=int(option_counts(fixed, rows.columns)[left].sum()),
-        allowed=rows.allowed,
-        nearest=_nearest(rows, (empty, waiting & late), (*found, *more)),
+        considered=space.allowed.considered,
+        bounded=space.allowed.considered - left_out - sum(found.plans),
+        space=space,
+        nearest=nearest(found, empty),
     )
-
-
-def visited(
-    rows: Bounded, chosen: tuple[Any, Any], limits: Callable[[Any], Any], *, roomy: bool
-) -> tuple[list[Judged], Any]:
-    """Judge those of the chosen rows that may be the best of their groups; return also which wait."""
-    places, groups = chosen
-    found: list[Judged] = []
-    waiting = np.ones(len(groups), dtype=bool)
-    many = len(places) > _MANY
-    if not many:
-        places = places[rows.able(places, roomy=roomy)]
-    if not len(places):
-        return found, waiting
-    # of many rows micro-batches are timed for all at once, of others for those alone that may fit
-    blocks = None if rows.few else rows.blocks(places)
-
-    def least_steps(few: Any) -> Any:
-        waiting[places[few]] = False
-        found.append(judge(rows, places[few], blocks and blocks.rows(few)))
-        return found[-1].least_steps(len(few), roomy=roomy)
-
-    def raised(some: Any) -> Any:
-        able, floors = rows.able(places[some], roomy=roomy), np.full(len(some), np.inf)
-        floors[able] = rows.steps(places[some[able]], blocks and blocks.rows(some[able]), roomy=roomy)
-        return floors
-
-    if many:
-        visit_many(rows.works(places, blocks), groups[places], raised, least_steps, limits)
-    else:
-        visit(rows.steps(places, blocks, roomy=roomy), groups[places], least_steps, limits)
-    return found, waiting
 
 
 def near(least: Any) -> Any:
@@ -178,64 +132,6 @@ def in_order(parts: Sequence[Columns], rows: Columns) -> Columns:
         return rows.at(nothing).joined({"step": nothing, "roomy": nothing.astype(bool)})
     columns = stacked(parts)
     return columns.at(np.argsort(columns.place, kind="stable"))
-
-
-def _nearest(rows: Bounded, chosen: tuple[Any, Any], found: Sequence[Judged]) -> dict[int, Plan]:
-    """Return of each chosen rung the plan that needs the least, of those that rules of memory removed.
-
-    Rows of which a plan was not judged are visited in the order of their floors of memory.
-    """
-    empty, waiting = chosen
-    nearest: dict[int, tuple[float, int, Plan]] = {}
-    for entry in (entry for each in found for entry in each.rejected):
-        if entry.rule.code.startswith(_MEMORY_CODES):
-            _keep_nearest(nearest, entry.columns.at(entry.rows[empty[entry.columns.rung[entry.rows]]]))
-    rungs = rows.columns.rung
-    limit = np.array([nearest[rung][0] if rung in nearest else np.inf for rung in range(_RUNGS)])
-    floors = rows.memory.min(axis=0)
-    left = np.flatnonzero(empty[rungs] & (floors <= limit[rungs]))
-    left = left[waiting[left] | ~rows.may_fit(left, roomy=False).all(axis=0)]
-
-    def least_memory(some: Any) -> Any:
-        own = rows.columns.at(left[some]).joined({"source": np.arange(len(some))})
-        plans = with_memory(rows.facts, option_columns(rows.fixed, own))
-        _, rejected = attributed(plans, dict(rejection_masks(plans, rows.allowed.judged)))
-        least = np.full(len(some), np.inf)
-        for entry in rejected:
-            if entry.rule.code.startswith(_MEMORY_CODES):
-                misfits = plans.at(entry.rows)
-                np.minimum.at(least, misfits.source, misfits.memory_total)
-                _keep_nearest(nearest, misfits)
-        return least
-
-    def refined(some: Any) -> Any:
-        unasked = left[some][~rows.asked[left[some]]]
-        rows.refine(unasked)
-        return rows.memory[:, left[some]].min(axis=0)
-
-    if rows.asked[left].all():
-        visit(floors[left], rungs[left], least_memory, lambda least: least)
-    else:
-        visit_many(floors[left], rungs[left], refined, least_memory, lambda least: least)
-    return {rung: plan for rung, (_, _, plan) in nearest.items()}
-
-
-def nearest_of(rejected: Sequence[Rejected]) -> dict[int, Plan]:
-    """Return of each rung the plan that needs the least, of those that rules of memory removed."""
-    nearest: dict[int, tuple[float, int, Plan]] = {}
-    for entry in rejected:
-        if entry.rule.code.startswith(_MEMORY_CODES):
-            _keep_nearest(nearest, entry.columns.at(entry.rows))
-    return {rung: plan for rung, (_, _, plan) in nearest.items()}
-
-
-def _keep_nearest(nearest: dict[int, tuple[float, int, Plan]], misfits: Columns) -> None:
-    order = np.lexsort((misfits.place, misfits.memory_total))
-    for rung in sorted(set(misfits.rung.tolist())):
-        row = int(order[np.argmax(misfits.rung[order] == rung)])
-        key = (float(misfits.memory_total[row]), int(misfits.place[row]))
-        if rung not in nearest or key < nearest[rung][:2]:
-            nearest[rung] = (*key, plan_at(misfits, row))
 
 
 def objection(judged: Survey, rung: int) -> tuple[PlanRule, Plan] | None:

@@ -106,7 +106,7 @@ def test_ranks_of_many_plans_are_each_plans_own() -> None:
         for place in range(len(ranks.rank)):
             # a plan with fewer distinct ranks has its last one again
             assert numbers_of(ranks, (place, plan)) == numbers_of(loads[min(place, len(loads) - 1)], ())
-        assert numbers_of(ranks_of(model, columns).first, (plan,)) == numbers_of(loads[0], ())
+        assert numbers_of(ranks_of(model, columns).foremost(1), (0, plan)) == numbers_of(loads[0], ())
 
 
 def numbers_of(load: RankLoad, plan: tuple[int, ...]) -> list[float]:

@@ -12,8 +12,8 @@ from parastrat.hardware import Host
 from parastrat.plan import Offload, Recompute
 from parastrat.result import NearestFit, SearchResult
 from parastrat.search import Constraints, find_plan
-from parastrat.search.bounded import without_limit
-from parastrat.search.fastest import fastest_fitting, fastest_of, fastest_plan
+from parastrat.search.bounded import searched
+from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import obeying, offloading
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision
@@ -122,11 +122,11 @@ def test_changes_of_memory_alone_find_the_plan_of_their_own_search(
     allowed = obeying(given, Constraints())
     for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
         fixed = Constraints(offload=offload)
-        plan = fastest_fitting(given, fixed, offloading(allowed, offload))
+        plan = fastest_of(searched(given, fixed, offloading(allowed, offload)))
         assert plan == fastest_plan(given, fixed)
         assert plan is None or plan.offload is offload
     small = replace(given, workload=replace(given.workload, optimizer=Optimizer.ADAMW_8BIT))
-    assert fastest_fitting(small, Constraints(), allowed) == fastest_plan(small, Constraints())
+    assert fastest_of(searched(small, Constraints(), allowed)) == fastest_plan(small, Constraints())
 
 
 @pytest.mark.parametrize("job", SHORT_OF_MEMORY)
@@ -135,7 +135,7 @@ def test_without_a_limit_the_plan_is_that_of_devices_with_any_memory(
     job: tuple[str, str, int], fixed: Constraints
 ) -> None:
     given, ample = short_of_memory(*job), short_of_memory(*job[:2], 2**60)
-    aside = fastest_of(without_limit(given, fixed, obeying(given, fixed)))
+    aside = fastest_of(replace(searched(given, fixed, obeying(given, fixed)), limited=False))
     assert aside == fastest_plan(ample, replace(fixed, recompute=fixed.recompute or Recompute.NONE))
 
 

@@ -1,0 +1,112 @@
+"""Of plans that do not fit those that come nearest to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.rules import rejection_masks
+from parastrat.search.best_first import visit
+from parastrat.search.judged import with_memory
+from parastrat.search.obeying import Rejected, attributed
+from parastrat.search.rows import plan_at
+from parastrat.search.space import policies, recompute_columns, reshard_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.columns import Columns
+    from parastrat.plan import Plan
+    from parastrat.search.bounded import Bounded
+    from parastrat.search.visited import Visited
+
+#: codes of rules about memory, whose rows may come near to fitting
+_MEMORY_CODES = "PS1"
+
+#: meshes and plans that are visited first: floors are near to what plans need
+_FIRST = 30
+
+
+def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
+    """Return of each empty rung the plan that needs the least, of those that rules of memory removed.
+
+    Meshes are visited in the order of their floors of memory, and of their rows each policy in that of its
+    own.
+    """
+    space, plans = found.space, _Nearest()
+    for entry in (entry for each in found.judged for entry in each.rejected):
+        plans.keep(entry.chosen(empty[entry.columns.rung[entry.rows]]))
+    if space.few:
+        return plans.by_rung
+    rungs, least = space.allowed.meshes.rung, np.full(len(empty), np.inf)
+    for rung, (bytes_, _) in plans.needs.items():
+        least[rung] = bytes_
+    left = np.flatnonzero(empty[rungs])
+
+    def of_meshes(some: Any) -> Any:
+        rows = space.with_floors(space.allowed.rows(left[some]))
+        several = np.tile(np.arange(len(rows.columns.mesh)), len(rows.memory))
+
+        def of_policies(few: Any) -> Any:
+            judged = with_memory(space.facts, _plans(rows, few))
+            _, rejected = attributed(judged, dict(rejection_masks(judged, space.allowed.judged)))
+            for entry in rejected:
+                plans.keep(entry)
+            return plans.least(rows.columns.rung[several[few]])
+
+        groups = rows.columns.rung[several]
+        visit(rows.memory.ravel(), groups, of_policies, _itself, least=least, first=_FIRST)
+        return np.full(len(some), np.inf)
+
+    if len(left):
+        visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, first=_FIRST)
+    return plans.by_rung
+
+
+def _plans(rows: Bounded, chosen: Any) -> Columns:
+    """Return the plans of some rows under one policy each, told by the place of its floor among all."""
+    policy, row = np.divmod(chosen, len(rows.columns.mesh))
+    options = reshard_columns(rows.columns.at(row).joined({"policy": policy}))
+    several = policies(rows.space.fixed)
+    return recompute_columns(
+        options, {each: np.flatnonzero(options.policy == place) for place, each in enumerate(several)}
+    )
+
+
+def _itself(least: Any) -> Any:
+    return least
+
+
+def nearest_of(rejected: Sequence[Rejected]) -> dict[int, Plan]:
+    """Return of each rung the plan that needs the least, of those that rules of memory removed."""
+    plans = _Nearest()
+    for entry in rejected:
+        plans.keep(entry)
+    return plans.by_rung
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nearest:
+    """Of each rung the plan that needs the least so far."""
+
+    by_rung: dict[int, Plan] = field(default_factory=dict)
+    #: its bytes, and its place, by which equal ones are told apart
+    needs: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    def least(self, rungs: Any) -> Any:
+        """Return what the nearest plans of some rungs need."""
+        return np.array([self.needs.get(rung, (np.inf, 0))[0] for rung in rungs.tolist()])
+
+    def keep(self, entry: Rejected) -> None:
+        """Keep what comes nearer than what is known, of plans that a rule of memory removed."""
+        if not entry.rule.code.startswith(_MEMORY_CODES):
+            return
+        misfits = entry.columns.at(entry.rows)
+        order = np.lexsort((misfits.place, misfits.memory_total))
+        for rung in sorted(set(misfits.rung.tolist())):
+            row = int(order[np.argmax(misfits.rung[order] == rung)])
+            key = (float(misfits.memory_total[row]), int(misfits.place[row]))
+            if rung not in self.needs or key < self.needs[rung]:
+                self.needs[rung], self.by_rung[rung] = key, plan_at(misfits, row)

@@ -1,0 +1,152 @@
+"""The plans of a space that may be the best of their groups, found without judging all of it.
+
+Meshes are visited in the order of a floor of their step, and of those their rows, with micro-batch and
+schedule, in the order of a higher one; what has a floor above what was found is left out. So is what has a
+floor of memory that does not fit. Of few meshes all rows are put in order at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.search.best_first import mattering, visit
+from parastrat.search.judged import Judged, judge
+from parastrat.search.space import option_counts, policies
+
+if TYPE_CHECKING:
+    from parastrat.search.bounded import Bounded, Searched
+    from parastrat.search.obeying import Rejected
+
+#: of more rows meshes are put in order first
+_MANY = 2500
+#: meshes whose rows are put in order first, of all groups together
+_FIRST = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The best plans that a search is for."""
+
+    #: the group of every mesh of the space, counted from 0
+    groups: Any
+    #: from the least step of every group what a floor must not exceed to matter
+    limits: Callable[[Any], Any]
+    #: with the margin of memory; or those that fit without it alone
+    roomy: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visited:
+    """What was found of a space so far."""
+
+    space: Searched
+    #: floors of what each mesh needs, raised to the least of its rows' once these are known
+    memory: Any
+    #: of each mesh, whether what floors of memory leave out of it was told
+    told: Any
+    judged: list[Judged] = field(default_factory=list)
+    #: what floors of memory left out
+    misfits: list[Rejected] = field(default_factory=list)
+    #: plans of the rows that were judged, each time
+    plans: list[int] = field(default_factory=list)
+
+    def visit(self, meshes: Any, wanted: Wanted) -> None:
+        """Judge those rows of chosen meshes that may be the best of their groups.
+
+        First rows are asked for that may have a plan with its margin, then, where none has, the others: no
+        row is judged twice.
+        """
+        space = self.space
+        if space.few:
+            if wanted.roomy:
+                rows = space.without_floors(space.allowed.rows(meshes))
+                self._judge(rows, np.arange(len(rows.columns.pp)))
+            return
+        meshes = self._fitting(meshes, wanted)
+        least = np.full(int(wanted.groups.max(initial=-1)) + 1, np.inf)
+        if space.allowed.counts[meshes].sum() <= _MANY:
+            self._visit_rows(meshes, wanted, least)
+            return
+
+        def of_meshes(some: Any) -> Any:
+            chosen = meshes[some]
+            if space.allowed.counts[chosen].sum() > _MANY:
+                self._raise(chosen, *space.least_memory(chosen))
+                chosen = self._fitting(chosen, wanted)
+            self._visit_rows(chosen, wanted, least)
+            return np.full(len(some), np.inf)
+
+        floors = space.steps_of_meshes(meshes)
+        visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, first=_FIRST)
+
+    def _fitting(self, meshes: Any, wanted: Wanted) -> Any:
+        """Return those of some meshes that may fit by their floors of memory, and tell the others."""
+        untold = meshes[~self.told[meshes]]
+        misfits = self.space.misfits(untold, self.memory[untold])
+        self.misfits.extend(misfits)
+        for entry in misfits:
+            self.told[untold[entry.rows]] = True
+        return meshes[self.space.may_fit(self.memory[meshes], roomy=wanted.roomy)]
+
+    def _raise(self, meshes: Any, mesh: Any, floors: Any) -> None:
+        """Raise the floors of some meshes to the least of their rows', of which each has its mesh."""
+        least = np.full(len(self.memory), np.inf)
+        np.minimum.at(least, mesh, floors)
+        self.memory[meshes] = np.maximum(self.memory[meshes], least[meshes])
+
+    def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
+        if not len(meshes):
+            return
+        space, codes = self.space, np.array([code_of(policy) for policy in policies(self.space.fixed)])
+        every = space.allowed.rows(meshes)
+        # of the policy that takes least, whether that fits or not
+        floors = space.steps(every, np.full(len(every.mesh), codes[0]))
+        kept = mattering(floors, wanted.groups[every.mesh], wanted.limits(least))
+        floors, rows = floors[kept], space.with_floors(every.at(kept))
+        mesh = rows.columns.mesh
+        if len(mesh) == len(every.mesh):
+            self._raise(meshes, mesh, rows.memory.min(axis=0))
+        alive = self._tell(rows, meshes)
+        likely = rows.may_fit(roomy=True)
+        places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
+        fits = (likely if wanted.roomy else rows.may_fit(roomy=False))[:, places]
+        # each policy computes again what the ones before it do, and more
+        later = np.flatnonzero(~fits[0])
+        floors = floors[places]
+        if len(later):
+            recompute = codes[fits[:, later].argmax(axis=0)]
+            floors[later] = space.steps(rows.columns.at(places[later]), recompute)
+
+        def least_steps(some: Any) -> Any:
+            judged = self._judge(rows, places[some])
+            return judged.least_steps(len(some), roomy=wanted.roomy)
+
+        visit(floors, wanted.groups[mesh[places]], least_steps, wanted.limits, least=least)
+
+    def _tell(self, rows: Bounded, meshes: Any) -> Any:
+        """Return which rows of some meshes may fit, and tell the others."""
+        mesh = rows.columns.mesh
+        alive, told = np.ones(len(mesh), dtype=bool), self.told[mesh]
+        for entry in rows.misfits():
+            alive[entry.rows] = False
+            untold = ~told[entry.rows]
+            if untold.any():
+                self.misfits.append(entry.chosen(untold))
+        self.told[meshes] = True
+        return alive
+
+    def _judge(self, rows: Bounded, places: Any) -> Judged:
+        self.plans.append(int(option_counts(rows.space.fixed, rows.columns.at(places)).sum()))
+        self.judged.append(judge(rows, places))
+        return self.judged[-1]
+
+
+def nothing_of(space: Searched) -> Visited:
+    """Return what is found of a space before it is visited."""
+    memory = space.memory_of_meshes()
+    return Visited(space=space, memory=memory, told=np.zeros(len(memory), dtype=bool))

@@ -1,0 +1,64 @@
+"""What micro-batches take in blocks: a table for all meshes of a space, and all searches of its plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.cost import BlockSeconds, block_seconds, micro_batch_s
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.plan import Recompute
+    from parastrat.search.obeying import Obeying
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """The seconds of blocks, which hang on what divides them and on the micro-batch alone.
+
+    They are those of a job's model on its devices, however much memory there is, and wherever states are.
+    """
+
+    facts: Facts
+    allowed: Obeying
+
+    def of(self, columns: Columns) -> BlockSeconds:
+        """Return the seconds of rows of the space, or of their plans."""
+        size = np.searchsorted(self.sizes, columns.micro_batch_size)
+        return replace(self._seconds, at=self._widths[columns.width] * len(self.sizes) + size)
+
+    def micro_batches(self, meshes: Columns, policy: Recompute) -> Any:
+        """Return the seconds of a micro-batch in all blocks of some meshes, with a column for each size."""
+        rows = self._rows.joined({"recompute": np.full(len(self._rows.pp), code_of(policy))})
+        seconds = micro_batch_s(self.facts, rows, self._seconds).reshape(-1, len(self.sizes))
+        return seconds[self._widths[meshes.width]]
+
+    @cached_property
+    def sizes(self) -> Any:
+        """The sizes of micro-batches, the smallest first."""
+        return np.unique(self.allowed.batches.columns.micro_batch_size)
+
+    @cached_property
+    def _widths(self) -> Any:
+        """The place of each width among those that occur, by its number."""
+        return np.cumsum(np.bincount(self.allowed.meshes.width) > 0) - 1
+
+    @cached_property
+    def _rows(self) -> Columns:
+        """Every width with every size of a micro-batch."""
+        meshes, width = self.allowed.meshes, self.allowed.meshes.width
+        first = np.zeros(int(width.max(initial=-1)) + 1, dtype=np.int64)
+        first[width] = np.arange(len(width))
+        widths = first[np.bincount(width) > 0]
+        sizes = np.tile(self.sizes, len(widths))
+        return meshes.at(np.repeat(widths, len(self.sizes))).joined({"micro_batch_size": sizes})
+
+    @cached_property
+    def _seconds(self) -> BlockSeconds:
+        return block_seconds(self.facts, self._rows)
