@@ -91,9 +91,9 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         (share * _of_blocks(of_kind, first.repeats)).take(saved_at, axis=-1) for of_kind in (kept, heads)
     )
     peak += held_bytes(columns, flying, one, head)
-    for policy, code in enumerate(codes):
-        buffers, sent = crossing_bytes(facts, columns.joined({"recompute": code}), rank, flying)
-        peak[policy] += share * (buffers + sent)
+    several = columns.joined({"recompute": np.array(codes)[:, None, None]})
+    buffers, sent = crossing_bytes(facts, several, rank, flying)
+    peak += share * (buffers + sent)
     return np.maximum(stepping[held_at], peak.max(axis=1)) + context_bytes(facts)
 
 

@@ -22,7 +22,8 @@ Judgement: TypeAlias = "Callable[[Case], Hit | None]"
 Reading: TypeAlias = "Callable[[ConfigFile], Iterator[Hit]]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# there is one value for each rule, so that none needs to be compared or hashed by its fields
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Guidance:
     """Advice that no case shows by itself; ``explain`` and the rules' page tell it."""
 
@@ -38,7 +39,7 @@ class Guidance:
     covers: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRule(Guidance):
     """A rule over columns; search rejects what one of severity ``error`` fires on.
 
@@ -47,7 +48,7 @@ class PlanRule(Guidance):
 
     condition: Condition
     #: holds the message once it is declared, right below the condition
-    _wording: list[Wording] = field(default_factory=list, compare=False, repr=False)
+    _wording: list[Wording] = field(default_factory=list, repr=False)
 
     def mask(self, columns: Columns) -> Mask:
         """Return where the rule fires.
@@ -74,7 +75,7 @@ class PlanRule(Guidance):
         return wording(case)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CaseRule(Guidance):
     """A rule about network, launcher or environment: it sees one case and never runs in search."""
 
@@ -89,7 +90,7 @@ class CaseRule(Guidance):
         return self.judge(case)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileRule(Guidance):
     """A rule about a config file of one format, as it is written; only the checker runs it."""
 

@@ -28,6 +28,9 @@ _MEMORY_CODES = "PS1"
 #: meshes and plans that are visited first: floors are near to what plans need
 _FIRST = 30
 
+#: rows that are judged without floors
+_HANDFUL = 40
+
 
 def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     """Return of each empty rung the plan that needs the least, of those that rules of memory removed.
@@ -38,7 +41,7 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     space, plans = found.space, _Nearest()
     for entry in (entry for each in found.judged for entry in each.rejected):
         plans.keep(entry.chosen(empty[entry.columns.rung[entry.rows]]))
-    if space.few:
+    if found.few:
         return plans.by_rung
     rungs, least = space.allowed.meshes.rung, np.full(len(empty), np.inf)
     for rung, (bytes_, _) in plans.needs.items():
@@ -46,7 +49,10 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     left = np.flatnonzero(empty[rungs])
 
     def of_meshes(some: Any) -> Any:
-        rows = space.with_floors(space.allowed.rows(left[some]))
+        columns = space.allowed.rows(left[some])
+        # floors of a handful would take longer than what they spare
+        bound = space.without_floors if len(columns.mesh) <= _HANDFUL else space.with_floors
+        rows = bound(columns)
         several = np.tile(np.arange(len(rows.columns.mesh)), len(rows.memory))
 
         def of_policies(few: Any) -> Any:

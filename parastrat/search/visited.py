@@ -45,6 +45,8 @@ class Visited:
     """What was found of a space so far."""
 
     space: Searched
+    #: whether all rows are judged at once
+    few: bool
     #: floors of what each mesh needs, raised to the least of its rows' once these are known
     memory: Any
     #: of each mesh, whether what floors of memory leave out of it was told
@@ -62,7 +64,7 @@ class Visited:
         row is judged twice.
         """
         space = self.space
-        if space.few:
+        if self.few:
             if wanted.roomy:
                 rows = space.without_floors(space.allowed.rows(meshes))
                 self._judge(rows, np.arange(len(rows.columns.pp)))
@@ -149,4 +151,5 @@ class Visited:
 def nothing_of(space: Searched) -> Visited:
     """Return what is found of a space before it is visited."""
     memory = space.memory_of_meshes()
-    return Visited(space=space, memory=memory, told=np.zeros(len(memory), dtype=bool))
+    told = np.zeros(len(memory), dtype=bool)
+    return Visited(space=space, few=space.few(memory), memory=memory, told=told)
