@@ -1,11 +1,11 @@
 """A recommendation for every preset on 1, 8 and 128 of every node: nothing may crash or break a rule.
 
-Usage: python benchmarks/sweep.py [JOBS]
+Usage: python benchmarks/sweep.py [JOBS | PART/PARTS]
 
 Prints how many were answered, what each fault was, and how long an answer took, by the clock and of the
 processor, which other processes disturb less. ``JOBS``: so many drawn at
-random; without it all, which takes more than an hour. For every fifty answers, one whose space is small is
-compared with every plan of that space.
+random; ``PART/PARTS``: one of so many equal parts of all, counted from 1; without it all, which takes more
+than an hour. For every fifty answers, one whose space is small is compared with every plan of that space.
 """
 
 from __future__ import annotations
@@ -143,11 +143,20 @@ def spread(name: str, answers: list[tuple[float, str]]) -> str:
     )
 
 
+def chosen_jobs(wanted: str) -> list[tuple[str, str]]:
+    """Return so many jobs, or one part of so many of all; all where nothing is wanted."""
+    every = jobs()
+    part, _, parts = wanted.partition("/")
+    if parts:
+        return every[int(part) - 1 :: int(parts)]
+    if part:
+        return random.Random(0).sample(every, int(part))  # noqa: S311 - a draw that can be repeated
+    return every
+
+
 def main() -> None:
     """Print the counts, every fault, and the times."""
-    chosen = jobs()
-    if len(sys.argv) > 1:
-        chosen = random.Random(0).sample(chosen, int(sys.argv[1]))  # noqa: S311 - a draw that can be repeated
+    chosen = chosen_jobs("".join(sys.argv[1:]))
     # of answers their times alone: thousands of results would slow down whatever collects garbage
     clock, processor = [], []
     faults, compared, planned = Counter[str](), 0, 0

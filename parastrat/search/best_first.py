@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 #: rows that are visited first, of all groups together, and of each at least and at most; then four times
 #: as many
 _FIRST = 200
-_OF_EACH = 5, 24
+_LEAST_OF_EACH = 5
+MOST_OF_EACH = 24
 _GROWTH = 4
 #: so many times the first are visited at once: their floors would take longer to compare
 _FEW = 3
@@ -28,7 +29,7 @@ def visit(
     limits: Callable[[Any], Any],
     *,
     least: Any = None,
-    first: int = _FIRST,
+    most: int = MOST_OF_EACH,
 ) -> None:
     """Visit rows until every one left has a floor above its group's limit.
 
@@ -38,14 +39,14 @@ def visit(
         judge: the values of some rows, infinite where a row has none.
         limits: from the least value of every group what a floor must not exceed to matter.
         least: the least value of every group so far, which is kept; none where it is not given.
-        first: how many rows are visited first.
+        most: how many rows of a group are visited first, at most.
     """
     if least is None:
         least = np.full(int(groups.max(initial=-1)) + 1, np.inf)
     left = mattering(floors, groups, limits(least))
     left = left[np.argsort(floors[left], kind="stable")]
     present = max(int(np.count_nonzero(np.bincount(groups[left]))), 1)
-    of_each = int(np.clip(first // present, *_OF_EACH))
+    of_each = int(np.clip(_FIRST // present, _LEAST_OF_EACH, most))
     while len(left):
         few = len(left) <= _FEW * of_each * present
         now = np.ones(len(left), dtype=bool) if few else _place_in_group(groups[left]) < of_each

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 #: codes of rules about memory, whose rows may come near to fitting
 _MEMORY_CODES = "PS1"
 
-#: meshes and plans that are visited first: floors are near to what plans need
-_FIRST = 30
+#: meshes and plans of a rung that are visited first: floors are near to what plans need
+_MOST_OF_EACH = 6
 
 #: rows that are judged without floors
 _HANDFUL = 40
@@ -49,7 +49,10 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     left = np.flatnonzero(empty[rungs])
 
     def of_meshes(some: Any) -> Any:
-        columns = space.allowed.rows(left[some])
+        chosen = left[some]
+        if found.raised(chosen):
+            chosen = chosen[found.memory[chosen] <= least[rungs[chosen]]]
+        columns = space.allowed.rows(chosen)
         # floors of a handful would take longer than what they spare
         bound = space.without_floors if len(columns.mesh) <= _HANDFUL else space.with_floors
         rows = bound(columns)
@@ -63,11 +66,11 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
             return plans.least(rows.columns.rung[several[few]])
 
         groups = rows.columns.rung[several]
-        visit(rows.memory.ravel(), groups, of_policies, _itself, least=least, first=_FIRST)
+        visit(rows.memory.ravel(), groups, of_policies, _itself, least=least, most=_MOST_OF_EACH)
         return np.full(len(some), np.inf)
 
     if len(left):
-        visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, first=_FIRST)
+        visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, most=_MOST_OF_EACH)
     return plans.by_rung
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 #: of more rows meshes are put in order first
 _MANY = 2500
-#: meshes whose rows are put in order first, of all groups together
-_FIRST = 200
+#: meshes of a group whose rows are put in order first, at most
+_MOST_OF_EACH = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +77,13 @@ class Visited:
 
         def of_meshes(some: Any) -> Any:
             chosen = meshes[some]
-            if space.allowed.counts[chosen].sum() > _MANY:
-                self._raise(chosen, *space.least_memory(chosen))
+            if self.raised(chosen):
                 chosen = self._fitting(chosen, wanted)
             self._visit_rows(chosen, wanted, least)
             return np.full(len(some), np.inf)
 
         floors = space.steps_of_meshes(meshes)
-        visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, first=_FIRST)
+        visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, most=_MOST_OF_EACH)
 
     def _fitting(self, meshes: Any, wanted: Wanted) -> Any:
         """Return those of some meshes that may fit by their floors of memory, and tell the others."""
@@ -94,6 +93,13 @@ class Visited:
         for entry in misfits:
             self.told[untold[entry.rows]] = True
         return meshes[self.space.may_fit(self.memory[meshes], roomy=wanted.roomy)]
+
+    def raised(self, meshes: Any) -> bool:
+        """Raise the floors of some meshes if they have many rows; return whether they are."""
+        if self.space.allowed.counts[meshes].sum() <= _MANY:
+            return False
+        self._raise(meshes, *self.space.least_memory(meshes))
+        return True
 
     def _raise(self, meshes: Any, mesh: Any, floors: Any) -> None:
         """Raise the floors of some meshes to the least of their rows', of which each has its mesh."""

@@ -201,7 +201,7 @@ def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
     given = facts(*job)
     at_once, fastest = find_plan(given), fastest_plan(given, Constraints())
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
-    monkeypatch.setattr("parastrat.search.best_first._OF_EACH", (1, 2))
+    monkeypatch.setattr("parastrat.search.visited._MOST_OF_EACH", 5)
     piece_by_piece = find_plan(given)
     assert piece_by_piece.rungs == at_once.rungs
     assert piece_by_piece.alternatives == at_once.alternatives
