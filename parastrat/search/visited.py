@@ -110,25 +110,24 @@ class Visited:
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         if not len(meshes):
             return
-        space, codes = self.space, np.array([code_of(policy) for policy in policies(self.space.fixed)])
-        every = space.allowed.rows(meshes)
-        # of the policy that takes least, whether that fits or not
-        floors = space.steps(every, np.full(len(every.mesh), codes[0]))
-        kept = mattering(floors, wanted.groups[every.mesh], wanted.limits(least))
-        floors, rows = floors[kept], space.with_floors(every.at(kept))
-        mesh = rows.columns.mesh
-        if len(mesh) == len(every.mesh):
+        space, columns = self.space, self.space.allowed.rows(meshes)
+        codes = np.array([code_of(policy) for policy in policies(space.fixed)])
+        if np.isfinite(least).any():
+            # by the policy that takes least, whether that fits or not
+            steps = space.steps(columns, np.full(len(columns.mesh), codes[0]))
+            columns = columns.at(mattering(steps, wanted.groups[columns.mesh], wanted.limits(least)))
+        rows = space.with_floors(columns)
+        mesh = columns.mesh
+        if len(mesh) == space.allowed.counts[meshes].sum():
             self._raise(meshes, mesh, rows.memory.min(axis=0))
         alive = self._tell(rows, meshes)
         likely = rows.may_fit(roomy=True)
         places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
+        if not len(places):
+            return
         fits = (likely if wanted.roomy else rows.may_fit(roomy=False))[:, places]
         # each policy computes again what the ones before it do, and more
-        later = np.flatnonzero(~fits[0])
-        floors = floors[places]
-        if len(later):
-            recompute = codes[fits[:, later].argmax(axis=0)]
-            floors[later] = space.steps(rows.columns.at(places[later]), recompute)
+        floors = space.steps(columns.at(places), codes[fits.argmax(axis=0)])
 
         def least_steps(some: Any) -> Any:
             judged = self._judge(rows, places[some])
