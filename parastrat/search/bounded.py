@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from parastrat.rules import PlanRule
     from parastrat.units import Mask
 
-#: rows that are judged sooner than bounded, where most may fit, and where not
+#: rows that are judged sooner than bounded
 _FEW = 600
-_HANDFUL = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +37,10 @@ class Searched:
     #: whether memory is a limit
     limited: bool = True
 
-    def few(self, memory: Any) -> bool:
-        """Return whether its rows are judged sooner than bounded, by floors of what its meshes need.
-
-        So are a handful, and some more of which most may fit.
-        """
-        rows = int(self.allowed.counts.sum())
-        ample = np.median(memory) < self.facts.hardware.device.usable_memory_bytes / 2 if rows else True
-        return rows <= (_FEW if ample else _HANDFUL)
+    @property
+    def few(self) -> bool:
+        """Whether its rows are judged sooner than bounded."""
+        return int(self.allowed.counts.sum()) <= _FEW
 
     def may_fit(self, memory: Any, *, roomy: bool) -> Any:
         """Return which floors of memory leave a chance, with the margin or without."""

@@ -41,12 +41,29 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     space, plans = found.space, _Nearest()
     for entry in (entry for each in found.judged for entry in each.rejected):
         plans.keep(entry.chosen(empty[entry.columns.rung[entry.rows]]))
-    if found.few:
+    if space.few:
         return plans.by_rung
     rungs, least = space.allowed.meshes.rung, np.full(len(empty), np.inf)
     for rung, (bytes_, _) in plans.needs.items():
         least[rung] = bytes_
-    left = np.flatnonzero(empty[rungs])
+
+    def of_rows(rows: Bounded) -> None:
+        groups = rows.columns.rung
+        several = np.tile(np.arange(len(groups)), len(rows.memory))
+
+        def of_policies(few: Any) -> Any:
+            judged = with_memory(space.facts, _plans(rows, few))
+            _, rejected = attributed(judged, dict(rejection_masks(judged, space.allowed.judged)))
+            for entry in rejected:
+                plans.keep(entry)
+            return plans.least(groups[several[few]])
+
+        floors = np.where(empty[groups], rows.memory, np.inf).ravel()
+        visit(floors, groups[several], of_policies, _itself, least=least, most=_MOST_OF_EACH)
+
+    for rows in found.rows:
+        of_rows(rows)
+    left = np.flatnonzero(empty[rungs] & ~found.seen)
 
     def of_meshes(some: Any) -> Any:
         chosen = left[some]
@@ -55,22 +72,10 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         columns = space.allowed.rows(chosen)
         # floors of a handful would take longer than what they spare
         bound = space.without_floors if len(columns.mesh) <= _HANDFUL else space.with_floors
-        rows = bound(columns)
-        several = np.tile(np.arange(len(rows.columns.mesh)), len(rows.memory))
-
-        def of_policies(few: Any) -> Any:
-            judged = with_memory(space.facts, _plans(rows, few))
-            _, rejected = attributed(judged, dict(rejection_masks(judged, space.allowed.judged)))
-            for entry in rejected:
-                plans.keep(entry)
-            return plans.least(rows.columns.rung[several[few]])
-
-        groups = rows.columns.rung[several]
-        visit(rows.memory.ravel(), groups, of_policies, _itself, least=least, most=_MOST_OF_EACH)
+        of_rows(bound(columns))
         return np.full(len(some), np.inf)
 
-    if len(left):
-        visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, most=_MOST_OF_EACH)
+    visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, most=_MOST_OF_EACH)
     return plans.by_rung
 
 

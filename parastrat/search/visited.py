@@ -45,12 +45,13 @@ class Visited:
     """What was found of a space so far."""
 
     space: Searched
-    #: whether all rows are judged at once
-    few: bool
     #: floors of what each mesh needs, raised to the least of its rows' once these are known
     memory: Any
     #: of each mesh, whether what floors of memory leave out of it was told
     told: Any
+    #: of each mesh, whether all of its rows were bounded; these
+    seen: Any
+    rows: list[Bounded] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     #: what floors of memory left out
     misfits: list[Rejected] = field(default_factory=list)
@@ -64,7 +65,7 @@ class Visited:
         row is judged twice.
         """
         space = self.space
-        if self.few:
+        if space.few:
             if wanted.roomy:
                 rows = space.without_floors(space.allowed.rows(meshes))
                 self._judge(rows, np.arange(len(rows.columns.pp)))
@@ -120,6 +121,8 @@ class Visited:
         mesh = columns.mesh
         if len(mesh) == space.allowed.counts[meshes].sum():
             self._raise(meshes, mesh, rows.memory.min(axis=0))
+            self.seen[meshes] = True
+            self.rows.append(rows)
         alive = self._tell(rows, meshes)
         likely = rows.may_fit(roomy=True)
         places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
@@ -156,5 +159,5 @@ class Visited:
 def nothing_of(space: Searched) -> Visited:
     """Return what is found of a space before it is visited."""
     memory = space.memory_of_meshes()
-    told = np.zeros(len(memory), dtype=bool)
-    return Visited(space=space, few=space.few(memory), memory=memory, told=told)
+    told, seen = np.zeros((2, len(memory)), dtype=bool)
+    return Visited(space=space, memory=memory, told=told, seen=seen)
