@@ -49,6 +49,8 @@ _ASSUMED_SPREAD = math.log(2)
 _WEIGHTS_BY = (
     "pp",
     "virtual_stages",
+    # where it bends the chain
+    "pp_schedule",
     "dp_replicate",
     "dp_shard",
     "cp",

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 SAVED_BY = (
     "pp",
     "virtual_stages",
+    # where it bends the chain
+    "pp_schedule",
     "micro_batch_size",
     "cp",
     "tp",
@@ -253,9 +255,10 @@ def held_bytes(c: Columns, flying: Numbers, one: Bytes, head: Bytes) -> Bytes:
         c: the plans.
         flying: micro-batches in flight, in the mean of a rank's chunks.
         one: what all blocks of a rank keep of one.
-        head: of that the head, whose interleaved chunk is the last to run forward and the first backward.
+        head: of that the head, whose interleaved or bent chunk is the last to run forward and the first
+            backward.
     """
-    once = is_any_of(c.pp_schedule, (PipelineSchedule.INTERLEAVED,)) & (c.pp > 1)
+    once = is_any_of(c.pp_schedule, (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV)) & (c.pp > 1)
     return flying * one - np.where(once, np.maximum(flying - 1, 0) * head, 0.0)
 
 

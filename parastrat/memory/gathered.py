@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 HELD_BY = (
     "pp",
     "virtual_stages",
+    # where it bends the chain
+    "pp_schedule",
     "dp_replicate",
     "dp_shard",
     "cp",

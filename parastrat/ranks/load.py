@@ -52,9 +52,18 @@ class RankLoad:
     root: ParameterTotals
 
 
-def pipeline_ranks(model: ModelSpec, pp: int, virtual_stages: int) -> tuple[RankLoad, ...]:
-    """Return the distinct pipeline ranks; of equal ones the first, which holds most in flight."""
-    table, (place,) = pipelines_of(model).table_of((pp, virtual_stages))
+def pipeline_ranks(
+    model: ModelSpec, pp: int, virtual_stages: int, *, bent: bool = False
+) -> tuple[RankLoad, ...]:
+    """Return the distinct pipeline ranks; of equal ones the first, which holds most in flight.
+
+    Args:
+        model: the model.
+        pp: ranks of the pipeline.
+        virtual_stages: of each rank.
+        bent: the chain runs down the ranks and up again, as under the V schedules.
+    """
+    table, (place,) = pipelines_of(model).table_of((pp, virtual_stages, bent))
     return tuple(_load(model, row) for row in table.numbers[:, :, place].T.tolist())
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from parastrat.columns import code_of
 from parastrat.model import Split
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain
 from parastrat.remembered import remembered
+from parastrat.schedules import V_SHAPED
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
 TOTALS = ("trainable", "frozen", "root")
 DIVIDED = ("replicated", "tensor", "expert")
 _COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPERT: 2}
+
+
+#: a pipeline: its ranks, the virtual stages of each, and whether the chain runs up again
+Shape: TypeAlias = tuple[int, int, bool]
+_BENT = tuple(map(code_of, sorted(V_SHAPED)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +75,8 @@ class Pipelines:
     parts: Any
     #: for each group of tied parameters the blocks that have it, with its totals
     ties: tuple[tuple[tuple[int, Any], ...], ...]
-    #: the places of pipelines, told by their ranks and virtual stages, in the lists and tables below
-    known: dict[tuple[int, int], int] = field(default_factory=dict)
+    #: the places of pipelines in the lists and tables below
+    known: dict[Shape, int] = field(default_factory=dict)
     #: by number of stages, the stage of each repeat of each block
     stages: dict[int, list[int]] = field(default_factory=dict)
     #: a row for each distinct rank
@@ -80,15 +87,17 @@ class Pipelines:
     def table(self, c: Columns) -> tuple[RankTable, Any]:
         """Return the ranks of many plans' pipelines, and which of the pipelines each plan has."""
         many = int(np.max(c.virtual_stages, initial=0)) + 1
-        shapes = c.pp * many + c.virtual_stages
+        bent = np.logical_or.reduce([c.pp_schedule == code for code in _BENT])
+        shapes = (c.pp * many + c.virtual_stages) * 2 + bent
         found = np.flatnonzero(np.bincount(shapes))
-        table, places = self.table_of(*(divmod(shape, many) for shape in found.tolist()))
+        told = ((*divmod(shape // 2, many), shape % 2 == 1) for shape in found.tolist())
+        table, places = self.table_of(*told)
         place_of = np.zeros(int(found.max(initial=0)) + 1, dtype=np.int64)
         place_of[found] = places
         return table, place_of[shapes]
 
-    def table_of(self, *shapes: tuple[int, int]) -> tuple[RankTable, Any]:
-        """Return a table with some pipelines, told by ranks and virtual stages, and their places there."""
+    def table_of(self, *shapes: Shape) -> tuple[RankTable, Any]:
+        """Return a table with some pipelines, and their places there."""
         missing = [shape for shape in shapes if shape not in self.known]
         for shape in missing:
             self.known[shape] = len(self.cuts)
@@ -113,18 +122,23 @@ class Pipelines:
             moments=moments_of(repeats, self.kinds.of, self.kinds.units),
         )
 
-    def _distinct(self, pp: int, virtual_stages: int) -> Any:
+    def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Any:
         """Return the distinct ranks of a pipeline: place, repeats of each block, and totals.
 
-        Virtual stage i of rank r is stage ``i * pp + r`` of the chain. Ranks are equal that hold as many
-        blocks of the same kinds in the same order; the first of them, which holds most in flight, is told.
+        Virtual stage i of rank r is stage ``i * pp + r`` of the chain; of a bent one each odd i runs up the
+        ranks again, so that the first rank holds the first stage and the last. Ranks are equal that hold as
+        many blocks of the same kinds in the same order; the first of them, which holds most in flight, is
+        told.
         """
         stages, blocks = pp * virtual_stages, len(self.kinds.of)
         if stages not in self.stages:
             self.stages[stages] = cut_chain(self.flops, stages)
         filled = np.array(self.stages[stages]) * blocks + self.chain
         counts = np.bincount(filled, minlength=stages * blocks).astype(float)
-        repeats = counts.reshape(virtual_stages, pp, blocks).sum(axis=0)
+        held = counts.reshape(virtual_stages, pp, blocks)
+        if bent:
+            held[1::2] = held[1::2, ::-1].copy()
+        repeats = held.sum(axis=0)
         # later ranks are overwritten by earlier ones
         every = range(pp - 1, -1, -1)
         first = {self._told(own): rank for rank, own in zip(every, repeats[::-1].tolist(), strict=True)}

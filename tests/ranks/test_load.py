@@ -8,6 +8,9 @@ from parastrat.columns import Columns
 from parastrat.model import Parameters, Split
 from parastrat.ranks import ParameterTotals, RankLoad, mean_ranks, pipeline_ranks, rank_columns, ranks_of
 from parastrat.ranks.stages import cut_chain
+from parastrat.sources.presets import load_preset
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
 
 DIVIDED = ("replicated", "tensor", "expert")
 
@@ -97,6 +100,7 @@ def test_ranks_of_many_plans_are_each_plans_own() -> None:
         {
             "pp": np.array([pp for pp, _ in shapes]),
             "virtual_stages": np.array([stages for _, stages in shapes]),
+            "pp_schedule": np.full(len(shapes), -1),
         }
     )
     ranks = rank_columns(model, columns)
@@ -117,7 +121,8 @@ def numbers_of(load: RankLoad, plan: tuple[int, ...]) -> list[float]:
 
 def test_no_plans_have_no_ranks() -> None:
     nothing = np.array([], dtype=int)
-    assert rank_columns(decoder(4, 1.0), Columns({"pp": nothing, "virtual_stages": nothing})).rank.size == 0
+    columns = Columns({"pp": nothing, "virtual_stages": nothing, "pp_schedule": nothing})
+    assert rank_columns(decoder(4, 1.0), columns).rank.size == 0
 
 
 def test_pipelines_of_as_many_stages_are_cut_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,3 +137,15 @@ def test_pipelines_of_as_many_stages_are_cut_once(monkeypatch: pytest.MonkeyPatc
     alike = [pipeline_ranks(model, *shape) for shape in ((8, 1), (4, 2), (2, 4))]
     assert cut == [8]
     assert [len(ranks) for ranks in alike] == [3, 3, 2]
+
+
+def test_a_bent_chain_ends_where_it_begins() -> None:
+    source = load_preset("llama-3.2-1b")
+    assert source is not None
+    model = source.at(64, Precision.FP32, Kernels.EAGER)
+    looped, bent = (pipeline_ranks(model, 2, 2, bent=way) for way in (False, True))
+    # embedding, layers, head
+    assert [[bool(count) for count in rank.repeats] for rank in looped] == [[1, 1, 0], [0, 1, 1]]
+    assert [[bool(count) for count in rank.repeats] for rank in bent] == [[1, 1, 1], [0, 1, 0]]
+    # tied words are held once
+    assert bent[0].trainable.total + bent[1].trainable.total == model.parameters

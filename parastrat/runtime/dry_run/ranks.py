@@ -14,6 +14,7 @@ from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.rank import OPTIMIZERS, Task, dry_run, ways_of
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.refusals import check_plan
+from parastrat.schedules import V_SHAPED, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +76,9 @@ def _checked(task: Task) -> Task:
 def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
     """Return one rank of each kind: places in a pipeline that hold other blocks; its first and its last."""
     pp = plan.mesh.pp
-    places = {0, pp - 1} | {int(load.rank) for load in pipeline_ranks(model, pp, plan.virtual_stages)}
+    bent = schedule_of(plan) in V_SHAPED
+    loads = pipeline_ranks(model, pp, plan.virtual_stages, bent=bent)
+    places = {0, pp - 1} | {int(load.rank) for load in loads}
     return tuple(place * (plan.mesh.world_size // pp) for place in sorted(places))
 
 
