@@ -47,7 +47,7 @@ if sys.argv[1] == "by hand":
 
 
 def main() -> None:
-    """Print how many runs had a process that did not end with 0; exit 1 if one of ours had."""
+    """Print how many runs had a process that did not end with 0, and how; exit 1 if one of ours had."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "training.py")
@@ -71,12 +71,17 @@ def _ends_badly(script: Path, how: str) -> bool:
             [sys.executable, str(script), how],
             env={**common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for rank in range(2)
     ]
-    codes = [process.wait() for process in processes]
-    return any(codes)
+    said = [process.communicate()[1] for process in processes]
+    for rank, process in enumerate(processes):
+        if process.returncode:
+            print(f"{how}: rank {rank} ended with {process.returncode}, and last said:", flush=True)
+            print("".join(said[rank].splitlines(keepends=True)[-5:]), flush=True)
+    return any(process.returncode for process in processes)
 
 
 if __name__ == "__main__":

@@ -43,10 +43,10 @@ def test_one_file_goes_to_stdout_as_it_is(typed: Typed, plan: Path) -> None:
 
 def test_layers_of_a_preset_are_not_known(typed: Typed, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
-    assert typed("estimate", "opt-1.3b", "--on", "dgx-a100:1", "--tp", "4", "-o", path).code == 0
+    assert typed("estimate", "bert-large", "--on", "dgx-a100:1", "--tp", "4", "-o", path).code == 0
     done = typed("emit", path, "--to", "python")
     assert done.code == 2
-    assert "opt-1.3b is known by its sizes alone" in done.err
+    assert "bert-large is known by its sizes alone" in done.err
     assert "--model path.py:callable" in done.err
 
 
