@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 
-from parastrat.hardware import FigureKind, Hardware, Link, Provenance, Rates
+from parastrat.hardware import FigureKind, Hardware, Link, Provenance, Rates, kind_of
 from parastrat.profiles import profiles_root
 from parastrat.search import find_plan
 
@@ -53,9 +53,8 @@ def moved(hardware: Hardware) -> Iterator[tuple[str, Hardware]]:
 
 
 def _factor(provenance: tuple[Provenance, ...], field: str) -> float:
-    """Return by what a figure is uncertain; one that nobody gave a source for is assumed."""
-    kinds = [entry.kind for entry in provenance if entry.field == field]
-    return FACTOR[kinds[0] if kinds else FigureKind.ASSUMED]
+    """Return by what a figure is uncertain."""
+    return FACTOR[kind_of(provenance, field)]
 
 
 def main() -> None:

@@ -24,6 +24,11 @@ class Provenance:
     source: str
 
 
+def kind_of(provenance: tuple[Provenance, ...], field: str) -> FigureKind:
+    """Return how a figure is known; one that nobody gave a source for is assumed."""
+    return next((entry.kind for entry in provenance if entry.field == field), FigureKind.ASSUMED)
+
+
 class Vendor(StrEnum):
     NVIDIA = "nvidia"
     AMD = "amd"

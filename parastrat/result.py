@@ -65,7 +65,6 @@ class Doubt:
     chosen: Case
     #: what would be recommended there
     other: Case
-
     #: share by which a plan may be slower and still be as good
     tolerance: float
 

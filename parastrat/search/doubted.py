@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.assess import assess
-from parastrat.hardware import FigureKind
+from parastrat.hardware import FigureKind, kind_of
 from parastrat.result import Doubt, NetworkDoubt
 from parastrat.search.choice import find_plan
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 #: what the rate is multiplied with, one after the other
 FACTORS = (0.5, 2.0)
-_RATE = "bytes_per_s"
 
 
 def network_doubt(
@@ -40,8 +39,7 @@ def network_doubt(
     hardware, link = facts.hardware, facts.hardware.scale_out
     if chosen is None or link is None or hardware.world_size <= hardware.scale_up_devices:
         return None
-    kinds = [entry.kind for entry in link.provenance if entry.field == _RATE]
-    kind = kinds[0] if kinds else FigureKind.ASSUMED
+    kind = kind_of(link.provenance, "bytes_per_s")
     if kind is FigureKind.MEASURED:
         return None
     doubts = []
