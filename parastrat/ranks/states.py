@@ -79,8 +79,12 @@ def element_bytes(facts: Facts) -> ElementBytes:
 
 
 def _gradient_bytes(precision: Precision, stack: Stack) -> int:
-    own = stack.fp16_gradient_bytes if precision is Precision.FP16_MIXED else None
-    return stack.mixed_gradient_bytes if own is None else own
+    return _under(precision, stack.fp16_gradient_bytes, stack.mixed_gradient_bytes)
+
+
+def _under(precision: Precision, own: int | None, usual: int) -> int:
+    """Return a stack's own figure of fp16-mixed, where it has one and that is the precision."""
+    return usual if own is None or precision is not Precision.FP16_MIXED else own
 
 
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
@@ -141,9 +145,8 @@ def context_bytes(facts: Facts) -> int:
     """Return what an accelerator's context takes; a CPU process has none, its libraries are not counted."""
     if facts.hardware.device.type is DeviceType.CPU:
         return 0
-    stack, precision = facts.stack, facts.workload.precision
-    own = stack.fp16_context_bytes if precision is Precision.FP16_MIXED else None
-    return stack.context_bytes if own is None else own
+    stack = facts.stack
+    return _under(facts.workload.precision, stack.fp16_context_bytes, stack.context_bytes)
 
 
 def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> ParameterTotals:
