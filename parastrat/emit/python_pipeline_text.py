@@ -26,93 +26,51 @@ SCHEDULES = {
 }
 
 STAGES = """\
-BLOCKS = [f"{container}{{index}}" for index in range({count})]
+BLOCKS = {blocks}
 # the parts that each stage runs, in the order of the forward
 STAGES = [
 {stages}
 ]
-{tied}"""
+{received}{tied}"""
+
+RECEIVED = """\
+# what each stage receives: the part that returns it, and its place among all that this returns
+RECEIVED = [
+{received}
+]
+"""
 
 TIED = """\
 # one weight that several stages hold, by its name in each
 TIED = {{{names}}}
 """
 
-STAGE = '''
-class Elsewhere(nn.Module):
-    """Stands for a part of another stage: returns what this stage received, or hands on its input."""
-
-    received = None
-
-    def forward(self, *inputs, **named) -> torch.Tensor:
-        return [*inputs, *named.values()][0] if self.received is None else self.received
-
-
-class Stage(nn.Module):
-    """The model's own forward, with the parts of other stages left out."""
-
-    def __init__(self, model: nn.Module, index: int) -> None:
-        super().__init__()
-        self.model, self.is_last = model, index == len(STAGES) - 1
-        for name in [name for stage in STAGES if stage is not STAGES[index] for name in stage]:
-            model.set_submodule(name, Elsewhere())
-        self.earlier = [model.get_submodule(name) for stage in STAGES[:index] for name in stage]
-        if not self.is_last:
-            model.get_submodule(STAGES[index][-1]).register_forward_hook(self.keep)
-
-    def keep(self, _part, _args, output: torch.Tensor) -> None:
-        self.sent = output
-
-    def forward(self, received: torch.Tensor, *, inputs: torch.Tensor) -> torch.Tensor:
-        if received.requires_grad:
-            received.register_hook(torch.Tensor.contiguous)  # its gradient is sent back
-        for part in self.earlier:
-            part.received = received
-        output = self.model(inputs)
-        return output{output} if self.is_last else self.sent{copied}
-'''
-
 PIPELINE = '''
 class Pipeline:
     """This rank's stages."""
 
-    def __init__(self, stages: dict[int, Stage], mesh: DeviceMesh, loss_fn) -> None:
+    def __init__(self, stages: dict[int, Stage], mesh: DeviceMesh, loss_fn{skeleton}) -> None:
         self.stages, self.mesh, self.loss_fn, self.schedules = stages, mesh, loss_fn, {{}}
         self.device = next(self.parameters()).device
-{set_scale}{ties}
+{keep}{set_scale}{setup}
     def parameters(self):
         return nn.ModuleList(self.stages.values()).parameters()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {{k: v for stage in self.stages.values() for k, v in stage.model.state_dict().items()}}
 
-    def schedule(self, inputs: torch.Tensor) -> {schedule}:
-        """Tell torch the shapes of a micro-batch, so that no stage asks its neighbour for them."""
-        inputs = inputs[: len(inputs) // {count}].to("meta")
-        passed = torch.empty({shape}, {dtype}device="meta", requires_grad=True)
-        pp = self.mesh.get_group("pp")
-        stages = [
-            PipelineStage(stage, i, len(STAGES), self.device, passed if i else inputs, passed, group=pp)
-            for i, stage in self.stages.items()
-        ]
-        return {schedule}({stages}, {count}, loss_fn=self.loss, scale_grads=False)
-
+{schedule}
     def loss(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss = self.loss_fn(output{full}, targets){local} / self.total.clamp(min=1)
         self.mean += loss.detach()
         return loss{scale}
 {unscaling}
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(self, inputs{type}, targets: torch.Tensor) -> torch.Tensor:
         """Return the mean loss over all targets of the global batch; -100 is none."""
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
-        if len(inputs) % {count}:
-            raise ValueError(f"{{len(inputs)}} samples are not {count} equal micro-batches")
-{positions}\
-        if inputs.shape not in self.schedules:
-            self.schedules[inputs.shape] = self.schedule(inputs)
+{prepare}\
         self.total, self.mean = (targets != -100).sum(), torch.zeros((), device=self.device)
 {sum_targets}\
-        first, target = (inputs,) if 0 in self.stages else (), targets if {last} in self.stages else None
+        first, target = ({counted},) if 0 in self.stages else (), targets if {last} in self.stages else None
 {run}{gradients}\
         dist.all_reduce(self.mean, group=self.mesh.get_group("pp"))  # the other stages add nothing
 {sum_loss}\
@@ -120,14 +78,12 @@ class Pipeline:
 '''
 
 RUN = """\
-        schedule = self.schedules[inputs.shape]
-        schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
+        {schedule}.step(*first, target=target, return_outputs=False, inputs=inputs)
 """
 
 RUN_DIVIDED = """\
-        schedule = self.schedules[inputs.shape]
         with tp.loss_parallel():  # cross_entropy of shares of the logits
-            schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
+            {schedule}.step(*first, target=target, return_outputs=False, inputs=inputs)
 """
 
 POSITIONS = """\
@@ -137,10 +93,10 @@ POSITIONS = """\
 
 #: stages that drew from one seed would all drop the same elements
 RUN_DROPPING = """\
-        schedule, seed = self.schedules[inputs.shape], int(torch.randint(2**62, (1,)))
+        seed = int(torch.randint(2**62, (1,)))
         with torch.random.fork_rng():
             torch.manual_seed(seed + self.mesh.get_local_rank("pp"))  # else all stages drop the same
-            schedule.step(*first, target=target, return_outputs=False, inputs=inputs)
+            {schedule}.step(*first, target=target, return_outputs=False, inputs=inputs)
 """
 
 TIES = """\
@@ -216,6 +172,7 @@ SHARD = """\
     policy = MixedPrecisionPolicy({policy})
     options = {{"mesh": mesh[{axes}], "mp_policy": policy}}
     for index, stage in stages.items():
+{norms}\
         # each block is a unit, gathered for all micro-batches of a step; the rest is one more
         for name in [name for name in STAGES[index] if name in BLOCKS]:
             fully_shard(stage.model.get_submodule(name), **options, reshard_after_forward=False)
@@ -234,7 +191,7 @@ GRADIENTS = """\
 """
 
 RETURN = """\
-    return Pipeline(stages, mesh, loss_fn)
+    return Pipeline(stages, mesh, loss_fn{skeleton})
 """
 
 DATA = """\

@@ -118,7 +118,7 @@ def divided_text(division: Division, staging: Staging | None = None) -> list[str
 
 
 def _stage_edges(edges: tuple[Place, ...], staging: Staging) -> str:
-    has_none = any(stage.first == stage.end for stage in staging.stages)
+    has_none = any(set(staging.blocks).isdisjoint(stage) for stage in staging.stages)
     first, last = (_style(replace(place, name="")).replace("\n    ", "\n") for place in edges)
     return tensor_text.STAGE_EDGES.format(
         runs=f"filter(None, {tensor_text.RUNS})" if has_none else tensor_text.RUNS, first=first, last=last

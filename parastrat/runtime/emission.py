@@ -19,13 +19,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from parastrat.emit import EmitError
 from parastrat.emit.division import EDGES, Style
 from parastrat.emit.python import emit
-from parastrat.emit.staging import StageParts, Staging
+from parastrat.emit.staging import Alike, Staging
 from parastrat.errors import LaunchError, ParastratError
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described
 from parastrat.runtime.initialise import build_on_meta
-from parastrat.runtime.pipeline.written import NotStagedError, staged
-from parastrat.runtime.pipeline.written import tried as tried_stages
+from parastrat.runtime.pipeline.passing import NotStagedError
+from parastrat.runtime.pipeline.trial import tried as tried_stages
+from parastrat.runtime.pipeline.written import staged
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
 from parastrat.runtime.tensor_parallel.copies import Source
@@ -119,22 +120,28 @@ def proven_staging(ref: str, case: Case, division: Division | None = None) -> St
     builder = builder_of(ref)
     module, _ = build_on_meta(builder.build)
     made = builder.sample_inputs
+    refused: NotStagedError | None = None
     try:
         draft = staged(module, case.plan, None if made is None else made(2, case.workload.sequence_length))
-        _check_places(division, draft.staging)
-        return tried_stages(draft, _defined(emit(case, division, draft.staging)))
+        for staging in draft.stagings:
+            try:
+                _check_places(division, staging)
+                return tried_stages(draft, staging, _defined(emit(case, division, staging)))
+            except NotStagedError as error:
+                refused = error
     except NotStagedError as error:
-        raise EmitError(
-            f"this model's stages are not written in a few lines of torch: {error}",
-            hint="emit for torchrun or slurm: their scripts run this plan through auto_parallelize",
-        ) from error
+        refused = error
+    raise EmitError(
+        f"this model's stages are not written in a few lines of torch: {refused}",
+        hint="emit for torchrun or slurm: their scripts run this plan through auto_parallelize",
+    ) from refused
 
 
 def _check_places(division: Division | None, staging: Staging) -> None:
     """Refuse layers divided together that are in no block, where a stage may end; and unknown positions."""
     if division is None:
         return
-    if division.edges and not staging.by_position:
+    if division.edges and not (staging.alike and staging.alike.by_position):
         raise NotStagedError("positions are divided, and the input has others than what passes the stages")
     for place in division.places:
         if place.style not in _ALONE and not place.name.startswith(f"{division.container}.*."):
@@ -242,9 +249,10 @@ def _apart(bench: Bench, case: Case, division: Division) -> str:
 
 def _of_single_blocks(division: Division) -> Staging:
     """Return stages that may begin and end with any block."""
-    stages = tuple(StageParts(first=index, end=index + 1) for index in range(division.blocks))
+    prefix = f"{division.container}." if division.container else ""
+    blocks = tuple(f"{prefix}{index}" for index in range(division.blocks))
     return Staging(
-        container=division.container, blocks=division.blocks, stages=stages, sizes=(), dtype="float32"
+        blocks=blocks, stages=tuple((block,) for block in blocks), alike=Alike(sizes=(), dtype="float32")
     )
 
 

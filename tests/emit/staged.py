@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,12 +18,18 @@ from torch.nn.functional import cross_entropy, linear
 
 import parastrat
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from parity_models import SUBJECTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parastrat.plan import Plan
 
 STEPS = 3
+#: dimensions of targets that are maps: samples, rows and columns
+MAPS = 3
 
 
 class Layer(nn.Module):
@@ -46,8 +54,7 @@ class Layers(nn.Module):
             self.head.weight = self.embed.weight
         if oddity == "beside":
             self.scale = nn.Parameter(torch.ones(()))
-        if oddity == "normed":
-            self.norm = nn.BatchNorm1d(16)
+        self.norm = nn.BatchNorm1d(16) if oddity == "normed" else nn.Identity()
         if oddity == "lists":
             self.more = nn.ModuleList(Layer(rate) for _ in range(6))
 
@@ -55,12 +62,14 @@ class Layers(nn.Module):
         x = first = self.embed(input=tokens) + self.place(
             torch.arange(tokens.shape[1], device=tokens.device)
         )
-        for block in [*self.blocks, *(self.blocks if self.oddity == "shared" else ())]:
+        again = {"shared": self.blocks, "lists": getattr(self, "more", ())}.get(self.oddity, ())
+        for block in [*self.blocks, *again]:
             x = block(x) * 2 / (block.dropout.p + 2 if self.oddity == "counted" else 2)
         if self.oddity == "skips":
             x = x + first
         if self.oddity == "functional":
             return linear(x, self.embed.weight)
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
         return (self.head(x), x) if self.oddity == "pairs" else self.head(x)
 
 
@@ -78,6 +87,8 @@ def vectors() -> nn.Module:
 
 
 class Two(Layers):
+    """Two inputs, of which both pass all blocks."""
+
     def sample_inputs(self, samples: int, length: int | None) -> tuple[torch.Tensor, ...]:
         ids = torch.zeros(samples, length or 16, dtype=torch.long)
         return ids, ids
@@ -91,7 +102,14 @@ beside, normed, lists, shared = (partial(Layers, odd) for odd in ("beside", "nor
 counted, skips, functional, pairs = (
     partial(Layers, odd) for odd in ("counted", "skips", "functional", "pairs")
 )
+#: several tensors pass between their stages, or of several shapes
+OTHERS = ("resnet", "unet", "lstm", "vit", "t5")
+resnet, unet, lstm, vit, t5 = (SUBJECTS[name].build for name in OTHERS)
 MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{name: SUBJECTS[name].build for name in OTHERS},
+    "skips": skips,
+    "lists": lists,
+    "normed": normed,
     "llama": llama,
     "decoder": decoder,
     "layers": layers,
@@ -101,13 +119,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def summed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+def summed(logits: torch.Tensor, targets: torch.Tensor, reduction: str = "sum") -> torch.Tensor:
+    if targets.ndim == MAPS:
+        return cross_entropy(logits, targets, reduction=reduction)
+    return cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
 
 
 def mean(output: Any, targets: torch.Tensor) -> torch.Tensor:
     logits = output if isinstance(output, torch.Tensor) else output.logits
-    return cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+    return summed(logits.float(), targets, "mean")
 
 
 def batches(name: str, plan: Plan, place: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -116,6 +136,11 @@ def batches(name: str, plan: Plan, place: int) -> list[tuple[torch.Tensor, torch
     for number in range(STEPS):
         drawn = torch.Generator().manual_seed(10 * number + place)
         samples = plan.micro_batch_size * plan.gradient_accumulation_steps
+        if name in OTHERS:
+            inputs, targets = SUBJECTS[name].batch(10 * number + place, samples)
+            # one tensor goes in as it is
+            found.append((next(iter(inputs.values())) if name in ("resnet", "vit") else inputs, targets))
+            continue
         ids = torch.randint(VOCABULARY, (samples, 17), generator=drawn)
         inputs, targets = ids[:, :-1], ids[:, 1:].clone()
         targets[0, : 4 + place] = -100
@@ -139,7 +164,13 @@ def trained(
         optimizer.zero_grad()
         messages.append(sorted(sent.seen))
     # with the first step, auto_parallelize compares what the ranks of a pipeline are given
-    return {"losses": losses, "messages": messages[1:], "keys": sorted(parts.state_dict())}
+    saved = parts.state_dict()
+    return {
+        "losses": losses,
+        "messages": messages[1:],
+        "keys": sorted(saved),
+        "statistics": {key: value.tolist() for key, value in saved.items() if "running_" in key},
+    }
 
 
 def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[str, Any]]:

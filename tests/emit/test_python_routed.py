@@ -21,7 +21,7 @@ from versions import reduces_unused
 from parastrat.emit import EMITTERS, Target
 from parastrat.emit.division import Division
 from parastrat.emit.python import emit
-from parastrat.emit.staging import StageParts, Staging
+from parastrat.emit.staging import Alike, Staging
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.emission import proven_division, proven_staging
 from parastrat.workload import Precision
@@ -261,11 +261,9 @@ def test_divided_and_staged_ranks_reduce_alike(case_of: Callable[..., Case], cpu
 def test_divided_and_staged_code_says_it_where_tokens_choose(case_of: Callable[..., Case]) -> None:
     division = Division(container="layers", blocks=2, places=())
     staging = Staging(
-        container="layers",
-        blocks=2,
-        stages=(StageParts(first=0, end=1), StageParts(first=1, end=2)),
-        sizes=(4,),
-        dtype="float32",
+        blocks=("layers.0", "layers.1"),
+        stages=(("layers.0",), ("layers.1",)),
+        alike=Alike(sizes=(4,), dtype="float32"),
     )
     for cell, fields in MIXTURES.items():
         said = []

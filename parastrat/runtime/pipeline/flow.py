@@ -117,7 +117,9 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         for place, tensor in enumerate(_tensors(result)):
             if tensor.untyped_storage()._cdata not in self._held:  # noqa: SLF001  (the address)
                 made = self.held(tensor)
-                made.number, made.sources = self.intern((key, place)), sources
+                is_copy = func is _CLONE and _is_whole(args[0]) and args[0].stride() == tensor.stride()
+                made.number = inputs[0].number if is_copy else self.intern((key, place))
+                made.sources = sources
                 if self.visit is not None:
                     self.visit.touched[id(made)] = made
         return result
@@ -185,11 +187,17 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
 
 
 _ATEN = torch.ops.aten
+_CLONE = _ATEN.clone.default
 #: reading one value, which fake tensors have not
 _TO_NUMBER = _ATEN._local_scalar_dense.default  # noqa: SLF001  (operators have no public names)
 #: finding places, whose number hangs on values, such as those of the tokens that chose an expert
 _PLACES = _ATEN.nonzero.default
 _GROUPED = _ATEN._grouped_mm.default  # noqa: SLF001
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is all of its storage."""
+    return tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes()
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
