@@ -1,25 +1,18 @@
-"""Tensor parallelism by hand, with torch's own styles: divided between norms, the sequence divided between.
+"""Tensor parallelism by hand, on each rank's own tensors: Megatron's layers, the sequence divided between.
 
-The logits are gathered (no loss parallelism), as the plan says.
+Layers and their collectives as in arXiv 1909.08053 and 2205.05198. The logits are gathered (no loss
+parallelism), as the plan says.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
 
 from handwritten.step import accumulate
 
@@ -27,47 +20,134 @@ if TYPE_CHECKING:
     from handwritten.step import LossFunction, Share
 
 
-def divide(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Divide heads, features, vocabulary and, between them, positions."""
-    positions = Shard(1)
-    plan: dict[str, ParallelStyle] = {
-        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=positions),
-        "norm": SequenceParallel(),
-        "head": ColwiseParallel(input_layouts=positions, output_layouts=Replicate()),
-    }
-    for index in range(len(model.blocks)):
-        name = f"blocks.{index}"
-        # gathered once for the layers that read it
-        whole = PrepareModuleInput(input_layouts=(positions,), desired_input_layouts=(Replicate(),))
-        plan |= {f"{name}.{norm}": SequenceParallel() for norm in ("attention_norm", "feed_norm")}
-        plan |= {f"{name}.attention": whole, f"{name}.feed": whole}
-        columns = ("attention.q", "attention.k", "attention.v", "feed.gate", "feed.up")
-        plan |= {f"{name}.{column}": ColwiseParallel() for column in columns}
-        rows = ("attention.out", "feed.down")
-        plan |= {f"{name}.{row}": RowwiseParallel(output_layouts=positions) for row in rows}
-    parallelize_module(model, mesh, plan)
+def gathered(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return the positions of all ranks, from (samples, positions of one, width)."""
+    ranks = dist.get_world_size(group)
+    every = share.new_empty(ranks, *share.shape)
+    dist.all_gather_into_tensor(every.flatten(0, 1), share.contiguous(), group=group)
+    return every.transpose(0, 1).reshape(len(share), -1, share.shape[-1])
+
+
+def scattered(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Return this rank's positions of the sum over ranks."""
+    ranks = dist.get_world_size(group)
+    shares = whole.view(len(whole), ranks, -1, whole.shape[-1]).transpose(0, 1).contiguous()
+    own = torch.empty_like(shares[0])
+    dist.reduce_scatter_tensor(own, shares.flatten(0, 1), group=group)
+    return own
+
+
+class Gather(torch.autograd.Function):
+    """All positions, before layers of which each rank has columns."""
+
+    @staticmethod
+    def forward(ctx: Any, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return gathered(share, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return scattered(gradient, ctx.group), None
+
+
+class Scatter(torch.autograd.Function):
+    """This rank's positions of a sum, behind layers of which each rank has rows."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        return scattered(whole, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gathered(gradient, ctx.group), None
+
+
+class GatherLogits(torch.autograd.Function):
+    """The logits of all ranks, which compute the same loss of them: each has the whole gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.own = group.rank(), group.size()
+        every = share.new_empty(group.size(), *share.shape)
+        dist.all_gather_into_tensor(every.flatten(0, 1), share.contiguous(), group=group)
+        return every.movedim(0, -2).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        rank, ranks = ctx.own
+        return gradient.chunk(ranks, dim=-1)[rank], None
+
+
+class Vocabulary(nn.Module):
+    """This rank's part of an embedding; what it returns is to be added up over ranks."""
+
+    def __init__(self, whole: nn.Embedding, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(_own(whole.weight, group, dim=0))
+        self.first = group.rank() * len(self.weight)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        own = tokens - self.first
+        others = (own < 0) | (own >= len(self.weight))
+        return functional.embedding(own.masked_fill(others, 0), self.weight).masked_fill(
+            others[..., None], 0
+        )
+
+
+def _own(weight: torch.Tensor, group: dist.ProcessGroup, *, dim: int) -> torch.Tensor:
+    return weight.detach().chunk(group.size(), dim)[group.rank()].clone()
+
+
+def divide(model: nn.Module, group: dist.ProcessGroup) -> list[nn.Parameter]:
+    """Divide heads, features, vocabulary and, between them, positions; return what each rank has whole.
+
+    Each rank's gradients of those are of its own positions alone.
+    """
+
+    def gather(_module: nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return Gather.apply(given[0], group)
+
+    def scatter(_module: nn.Module, _given: Any, output: torch.Tensor) -> torch.Tensor:
+        return Scatter.apply(output, group)
+
+    model.embedding = Vocabulary(model.embedding, group)
+    model.embedding.register_forward_hook(scatter)
+    for block in model.blocks:
+        for part, columns, row in (
+            (block.attention, ("q", "k", "v"), block.attention.out),
+            (block.feed, ("gate", "up"), block.feed.down),
+        ):
+            part.register_forward_pre_hook(gather)  # once for the layers that read it
+            row.register_forward_hook(scatter)
+            row.weight = nn.Parameter(_own(row.weight, group, dim=1))
+            for column in columns:
+                layer = part.get_submodule(column)
+                layer.weight = nn.Parameter(_own(layer.weight, group, dim=0))
+    model.head.weight = nn.Parameter(_own(model.head.weight, group, dim=0))
+    model.head.register_forward_pre_hook(gather)
+    model.head.register_forward_hook(lambda _module, _given, share: GatherLogits.apply(share, group))
+    norms = [norm for block in model.blocks for norm in (block.attention_norm, block.feed_norm)]
+    return [norm.weight for norm in (*norms, model.norm)]
+
+
+_whole: list[nn.Parameter] = []
 
 
 def parallelize(model: nn.Module, device: torch.device) -> nn.Module:
     """Divide over all ranks."""
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("tp",))
-    divide(model.to(device), mesh)
+    _whole[:] = divide(model.to(device), mesh.get_group())
     return model
 
 
 def forward_backward(model: nn.Module, share: Share, loss_fn: LossFunction) -> torch.Tensor:
     """All ranks see the same samples; the norms saw a share of the positions each."""
     mean = accumulate(model, share, loss_fn)
-    summed = [parameter for parameter in model.parameters() if parameter.grad.placements == (Partial(),)]
-    shares = [parameter.grad.to_local() for parameter in summed]
-    # one message a step; left as they are, the optimizer would add them up in each of its operators
-    flat = torch.cat([each.flatten() for each in shares])
+    # one message a step
+    flat = torch.cat([weight.grad.flatten() for weight in _whole])
     dist.all_reduce(flat)
-    parts = flat.split([each.numel() for each in shares])
-    for parameter, part in zip(summed, parts, strict=True):
-        whole = part.view(parameter.shape)
-        parameter.grad = DTensor.from_local(whole, parameter.device_mesh, [Replicate()], run_check=False)
-    # torch leaves the embedding's gradient whole; likewise the optimizer would divide it each time
-    grad = model.embedding.weight.grad
-    model.embedding.weight.grad = grad.redistribute(placements=model.embedding.weight.placements)
+    parts = flat.split([weight.numel() for weight in _whole])
+    for weight, part in zip(_whole, parts, strict=True):
+        weight.grad = part.view_as(weight)
     return mean

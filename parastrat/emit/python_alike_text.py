@@ -33,8 +33,16 @@ class Stage(nn.Module):
         for part in self.earlier:
             part.received = received
         output = self.model(inputs)
-        return output{output} if self.is_last else self.sent{copied}
+{why}        return output{output} if self.is_last else self.sent{copied}
 '''
+
+#: of schedules that split backward
+WAITING = ".clone()  # weights wait for their gradients"
+#: of views
+COPIED = ".clone(memory_format=torch.contiguous_format)"
+WHY = """\
+        # torch cannot detach views, and Gloo sends no gaps
+"""
 
 SCHEDULE = '''\
     def schedule(self, inputs: torch.Tensor) -> {schedule}:

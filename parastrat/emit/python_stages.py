@@ -16,7 +16,7 @@ from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.emit.division import Division
-    from parastrat.emit.staging import Alike, Sent, Staging
+    from parastrat.emit.staging import Sent, Staging
     from parastrat.plan import Plan
 
 
@@ -51,7 +51,13 @@ def stage_class(plan: Plan, staging: Staging, division: Division | None) -> str:
     """Return the class that runs the parts of one stage."""
     output = f".{staging.output}" if staging.output else ""
     if staging.alike:
-        return alike_text.STAGE.format(copied=_copied(plan, staging.alike, division), output=output)
+        is_view = staging.alike.is_view or (division is not None and bool(division.edges))
+        waiting = alike_text.WAITING if schedule_of(plan) in SPLIT else ""
+        return alike_text.STAGE.format(
+            why=alike_text.WHY if is_view else "",
+            copied=alike_text.COPIED if is_view else waiting,
+            output=output,
+        )
     dtype, sharded = COMPUTE.get(plan.precision), plan.shards_parameters
     return passing_text.STAGE.format(
         autocast=passing_text.AUTOCAST.format(dtype=dtype) if dtype and not sharded else "",
@@ -62,13 +68,6 @@ def stage_class(plan: Plan, staging: Staging, division: Division | None) -> str:
         takes=staging.takes,
         output=output,
     )
-
-
-def _copied(plan: Plan, alike: Alike, division: Division | None) -> str:
-    if schedule_of(plan) in SPLIT:
-        return ".clone()  # weights wait for their gradients"
-    is_view = alike.is_view or (division is not None and bool(division.edges))
-    return ".clone()  # torch cannot detach views" if is_view else ""
 
 
 def own_stages(plan: Plan) -> str:
