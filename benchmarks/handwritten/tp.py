@@ -144,10 +144,14 @@ def parallelize(model: nn.Module, device: torch.device) -> nn.Module:
 def forward_backward(model: nn.Module, share: Share, loss_fn: LossFunction) -> torch.Tensor:
     """All ranks see the same samples; the norms saw a share of the positions each."""
     mean = accumulate(model, share, loss_fn)
-    # one message a step
-    flat = torch.cat([weight.grad.flatten() for weight in _whole])
-    dist.all_reduce(flat)
-    parts = flat.split([weight.numel() for weight in _whole])
-    for weight, part in zip(_whole, parts, strict=True):
-        weight.grad = part.view_as(weight)
+    add_up([weight.grad for weight in _whole], dist.group.WORLD)
     return mean
+
+
+def add_up(gradients: list[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Add up gradients over ranks in place, in one message a step."""
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))

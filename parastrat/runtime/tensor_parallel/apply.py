@@ -75,10 +75,10 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
         regions = Regions(wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
         _divide_dropout(module, layout, regions, extent)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
-    apply_layout(module, layout, mesh, extent)
-    # otherwise gradients are reduced over the data ranks in backward, or summed over stages before the end
-    if wrapping.plan.mesh.dp == 1 and wrapping.pipeline is None:
-        wrapping.sums = Sums(module, mesh)
+    summed = apply_layout(module, layout, mesh, extent)
+    # DDP reduces gradients in backward, and stages add up those of tied weights before the end
+    if (wrapping.plan.mesh.dp == 1 or wrapping.plan.shards_parameters) and wrapping.pipeline is None:
+        wrapping.sums = Sums(module, summed, mesh)
     wrapping.calls.extend(_said(layout))
 
 

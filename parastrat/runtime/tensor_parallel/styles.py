@@ -12,11 +12,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
-from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
+from parastrat.runtime.tensor_parallel.dtensors import own_share, own_values, shares_known
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, leave, scatter_sum, take
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
 from parastrat.runtime.tensor_parallel.logits import logits
-from parastrat.runtime.tensor_parallel.sums import entered
+from parastrat.runtime.tensor_parallel.sums import Place, entered
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -60,19 +60,35 @@ def divided_dim(module: nn.Module, name: str, part: Part | None) -> int | None:
     return dims[1] if name == "weight" else None
 
 
-def apply_part(module: nn.Module, part: Part | None, styling: Styling) -> None:
-    """Divide one module's own parameters, which are DTensors from here on, and surround its forward."""
+def apply_part(module: nn.Module, part: Part | None, styling: Styling) -> list[Place]:
+    """Divide one module's own parameters, which are DTensors from here on, and surround its forward.
+
+    Returns:
+        Whole weights that see a share of the data, whose gradients are added up.
+    """
     mesh = styling.mesh
-    uses = {}
+    uses, summed = {}, []
     for name, parameter in module.named_parameters(recurse=False):
         dim = divided_dim(module, name, part)
         uses[name] = _use(module, name, part, styling)
+        if _is_summed(name, part, styling):
+            summed.append(Place(module, name))
         if not isinstance(parameter, DTensor):  # another owner of a tied one may have been here
             module._parameters[name] = distributed(parameter, mesh, dim)  # noqa: SLF001
     if uses:
         use_as(module, uses)
     if part is not None:
         _surround(module, part, styling)
+    return summed
+
+
+def _is_summed(name: str, part: Part | None, styling: Styling) -> bool:
+    """Return whether a whole parameter's gradients on the ranks are those of their shares of the data."""
+    if part is None or styling.inside is Inside.DTENSORS:
+        return False
+    # behind the sum over ranks, each has its own positions
+    is_bias_of_share = part.role in _ROWS and name == "bias" and styling.sequence
+    return part.role is Role.SUMMED or is_bias_of_share
 
 
 def distributed(parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None) -> nn.Parameter:
@@ -100,14 +116,15 @@ def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> U
     if part is not None and part.role is Role.SUMMED:
         if styling.inside is Inside.DTENSORS:
             return lambda parameter: parameter.redistribute(placements=[Replicate()])
-        return lambda parameter: entered(parameter, mesh)
+        place = Place(module, name)
+        return lambda _parameter: entered(place, mesh)
     if part is not None and part.role in _ROWS and name == "bias":
         # added once, behind the sum; Conv1D cannot do without
         return _absent if isinstance(module, nn.Linear) else _zero
     if part is not None and part.segments and part.role in _COLUMNS:
         dim = divided_dim(module, name, part)
         return lambda parameter: _own_stretches(parameter, part.segments, dim or 0)
-    return lambda parameter: parameter.to_local()
+    return own_values
 
 
 def _absent(_parameter: DTensor) -> None:
@@ -170,8 +187,8 @@ def _with_bias(output: torch.Tensor, module: nn.Module, summed: DeviceMesh | Non
     if bias is None:
         return output
     if summed is not None:
-        return output + entered(bias, summed)
-    return output + (bias.to_local() if isinstance(bias, DTensor) else bias)
+        return output + entered(Place(module, "bias"), summed)
+    return output + (own_values(bias) if isinstance(bias, DTensor) else bias)
 
 
 def embedding_rows(module: nn.Module) -> int:

@@ -7,70 +7,101 @@ that each use of a weight adds up its own; ``forward_backward`` knows when a ste
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from parastrat.runtime.messages import in_messages
 from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.tensor_parallel.dtensors import own_values
 from parastrat.runtime.tensor_parallel.flow import enter
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a module holds a weight; FSDP2 puts its own in the place of what was there."""
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """What the place holds now."""
+        held = self.owner._parameters[self.name]  # noqa: SLF001  (the attribute is what a forward reads)
+        return cast("nn.Parameter", held)
+
+
 class Sums:
     """What one model adds up at the end of a step.
 
     Args:
-        module: divided already.
+        module: divided already, not yet sharded.
+        places: of all weights that see a share of the data.
         mesh: the tensor-parallel ranks.
     """
 
     #: of the step that is running
     running: Sums | None = None
 
-    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
+    def __init__(self, module: nn.Module, places: Iterable[Place], mesh: DeviceMesh) -> None:
+        self._module, self._mesh = module, mesh
         owners = Counter(
             parameter for part in module.modules() for parameter in part.parameters(recurse=False)
         )
         # another owner of a tied weight may see all the data
-        self._at_once: set[torch.Tensor] = {parameter for parameter, count in owners.items() if count > 1}
-        self._waiting: dict[torch.Tensor, torch.Tensor | None] = {}
+        self._places = {place for place in places if owners[place.weight] == 1}
 
     @contextmanager
     def at_the_end(self) -> Iterator[None]:
-        """Add up the gradients of the backwards inside, once behind them; earlier ones stay."""
+        """Add up the gradients of the backwards inside, once behind them; earlier ones stay.
+
+        Those of sharded weights are added up in shards.
+        """
+        earlier = {place: weight.grad for place, weight in self._weights()}
+        for _, weight in self._weights():
+            weight.grad = None
         Sums.running = self
         try:
             yield
         finally:
             Sums.running = None
-            waiting, self._waiting = self._waiting, {}
-        new = [local_tensor(parameter.grad) for parameter in waiting if parameter.grad is not None]
+        weights = self._weights()
+        new = [local_tensor(weight.grad) for _, weight in weights if weight.grad is not None]
         in_messages(new, lambda message: dist.all_reduce(message, group=self._mesh.get_group()))
-        for parameter, before in waiting.items():
+        for place, weight in weights:
+            before = earlier[place]
             if before is not None:
-                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+                weight.grad = before if weight.grad is None else before.add_(weight.grad)
 
-    def waits_for(self, parameter: torch.Tensor) -> bool:
-        """Note a weight that is used; return whether its gradient is added up at the end of the step."""
-        if parameter in self._at_once:
-            return False
-        if parameter not in self._waiting:
-            self._waiting[parameter], parameter.grad = parameter.grad, None
-        return True
+    def waits_for(self, place: Place) -> bool:
+        """Return whether a weight's gradient is added up at the end of the step."""
+        return place in self._places
+
+    def _weights(self) -> list[tuple[Place, nn.Parameter]]:
+        """Return the weights as optimizers know them, in an order that all ranks have."""
+        for part in self._module.modules():
+            if isinstance(part, FSDPModule):
+                part.reshard()  # an evaluation leaves the last unit gathered
+        order = {part: index for index, part in enumerate(self._module.modules())}
+        places = sorted(self._places, key=lambda place: (order[place.owner], place.name))
+        return [(place, place.weight) for place in places]
 
 
-def entered(parameter: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def entered(place: Place, mesh: DeviceMesh) -> torch.Tensor:
     """Return a whole weight's values for a share of the data."""
-    local = local_tensor(parameter)
-    trained = parameter.requires_grad and torch.is_grad_enabled()
-    if trained and Sums.running is not None and Sums.running.waits_for(parameter):
+    weight = place.weight
+    local = own_values(weight) if isinstance(weight, DTensor) else weight
+    trained = weight.requires_grad and torch.is_grad_enabled()
+    if trained and Sums.running is not None and Sums.running.waits_for(place):
         return local
     return enter(local, mesh)

@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.tensor_parallel.layout import Group, Layout
+    from parastrat.runtime.tensor_parallel.sums import Place
 
 
-def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Extent | None = None) -> None:
+def apply_layout(
+    module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Extent | None = None
+) -> list[Place]:
     """Divide the module in place: all its parameters become DTensors on ``mesh``, ties kept.
 
     Args:
@@ -28,6 +31,9 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Ex
         layout: of the whole.
         mesh: the tensor-parallel ranks.
         extent: the blocks that follow each other here; None: all of a whole module.
+
+    Returns:
+        Whole weights that see a share of the data, whose gradients are added up.
     """
     extent = extent or Extent.of(module)
     stylings = {
@@ -39,12 +45,13 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Ex
     parts = layout.parts
     alone = Styling(mesh=mesh, entrance=_entrance(mesh))
     made: dict[int, nn.Parameter] = {}
+    summed: list[Place] = []
     for path, part in list(module.named_modules()):
         before = dict(part.named_parameters(recurse=False))
         for name, parameter in before.items():
             if id(parameter) in made:
                 part._parameters[name] = made[id(parameter)]  # noqa: SLF001  (nn.Module's setattr has side effects)
-        apply_part(part, parts.get(path), stylings.get(path, alone))
+        summed += apply_part(part, parts.get(path), stylings.get(path, alone))
         for name, parameter in before.items():
             made[id(parameter)] = part._parameters[name]  # noqa: SLF001
     for group in layout.groups:
@@ -56,6 +63,7 @@ def apply_layout(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Ex
         divide_stream(module, layout, mesh, extent)
     for part in (module, *extent.modules(module)):
         local_inside(part)
+    return summed
 
 
 def _styling(group: Group, layout: Layout, mesh: DeviceMesh, extent: Extent) -> Styling:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.errors import WrapError
-from parastrat.plan import Recompute
+from parastrat.plan import Recompute, Shard
 from parastrat.runtime.wrapping import wrapping_of
 
 pytestmark = pytest.mark.slow
@@ -50,14 +50,18 @@ def widths() -> tuple[list[int], list[str]]:
     return widths, refused
 
 
-def gradients_twice() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def gradients_twice(**fields: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Gradients of one step, and of two that are added up, of weights that are whole on every rank."""
-    model = parastrat.auto_parallelize(llama(), plan=plan(tp=2, sequence_parallel=True))
-    whole = [parameter for name, parameter in model.named_parameters() if "norm" in name]
+    steps = {"gradient_accumulation_steps": 2, "micro_batch_size": 1}
+    torch.manual_seed(0)
+    model = parastrat.auto_parallelize(llama(), plan=plan(tp=2, sequence_parallel=True, **steps, **fields))
     x, y = tokens(0, 2, vocab=64)
+    with torch.no_grad():
+        model(x)  # FSDP2 keeps the root's weights gathered behind it
     found = []
     for _ in range(2):
         parastrat.forward_backward(model, x, y, loss_fn=lambda output, y: token_loss(output.logits, y))
+        whole = [parameter for name, parameter in model.named_parameters() if "norm" in name]
         found.append([parameter.grad.full_tensor().clone() for parameter in whole])
     return found[0], found[1]
 
@@ -115,6 +119,9 @@ def on(world: int) -> dict[str, Any]:
     if world == 2:
         found["widths"], found["left out"] = widths(), left_out()
         found["twice"] = gradients_twice()
+    if world == 4:
+        found["twice, sharded"] = gradients_twice(dp_shard=2, shard=Shard.PARAMETERS)
+    if world == 2:
         found["zeros"] = [of_zeros(called=called) for called in (True, False)]
     return found
 
@@ -141,9 +148,12 @@ def test_blocks_see_a_share_of_the_positions(found: dict[str, Any]) -> None:
 
 
 def test_gradients_add_up_over_steps(found: dict[str, Any]) -> None:
-    once, twice = found["twice"]
-    assert any(gradient.abs().max() > 0 for gradient in once)
-    torch.testing.assert_close(twice, [2 * gradient for gradient in once])
+    for cell in ("twice", "twice, sharded"):
+        once, twice = found[cell]
+        assert all(gradient.abs().max() > 0 for gradient in once)
+        torch.testing.assert_close(twice, [2 * gradient for gradient in once])
+    # ranks that share parameters saw the same samples
+    torch.testing.assert_close(found["twice, sharded"][0], found["twice"][0])
 
 
 def test_what_is_left_out_is_said(found: dict[str, Any]) -> None:
