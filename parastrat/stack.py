@@ -115,6 +115,8 @@ class Stack:
     time_spread_with_experts: float | None = None
     #: whether a token's copies for experts of one scale-up domain cross into it as one
     dispatch_once_per_domain: bool = False
+    #: whether tp ranks send a part each of what crosses between pipeline stages, and gather it behind
+    scatters_sends: bool = False
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together
     parallel_loss_tensors: int = 1
     #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all

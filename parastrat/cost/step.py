@@ -9,7 +9,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds
-from parastrat.cost.communication import fabric_of, send_s
+from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
@@ -220,9 +220,13 @@ def _pipeline_sends(facts: Facts, c: Columns, fabric: Fabric | None) -> Seconds:
     if fabric is None:
         return np.zeros(len(c.pp))
     boundary = max(block.boundary_bytes for block in facts.model.blocks)
-    sequence = np.where(c.sequence_parallel, c.tp, 1)
-    payload = boundary * c.micro_batch_size / (c.cp * sequence)
+    whole = boundary * c.micro_batch_size / c.cp
+    scattered = facts.stack.scatters_sends
+    payload = whole / np.where(c.sequence_parallel | scattered, c.tp, 1)
     one = send_s(payload, c.dp * c.cp * c.tp, fabric)
+    if scattered:
+        gathered = ring_s(whole, Group(ranks=c.tp, stride=1), fabric)
+        one = one + np.where(c.sequence_parallel, 0.0, gathered)
     count = 2 * c.gradient_accumulation_steps * c.virtual_stages
     return np.where(c.pp > 1, (1 - facts.stack.pp_overlap) * count * one, 0.0)
 

@@ -302,6 +302,21 @@ def test_a_boundary_is_shared_and_crosses_nodes_where_stages_do(
     assert sends(**fields) == pytest.approx(2 * seconds)
 
 
+@pytest.mark.parametrize(
+    ("fields", "seconds"),
+    [
+        # an eighth through each network card, and gathered in the node: 7/8 at 100 GB/s
+        ({"tp": 8}, 1 / 8 / 10 + 7 / 8 / 100),
+        # nothing to gather where each rank wants its part alone, or where there is one rank
+        ({"tp": 8, "sequence_parallel": True}, 1 / 8 / 10),
+        ({"dp_shard": 8}, 1 / 10),
+    ],
+)
+def test_ranks_that_hold_the_same_may_send_a_part_each(fields: dict[str, Any], seconds: float) -> None:
+    parts = job(layer(boundary_bytes=GB), num_nodes=2, stack={"scatters_sends": True})
+    assert sends(parts, **fields) == pytest.approx(2 * seconds)
+
+
 def updated(facts: Facts, **fields: Any) -> float:
     return step(facts, **fields).optimizer
 
