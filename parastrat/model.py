@@ -255,6 +255,9 @@ class TrainingDefaults:
 
     sequence_length: int | None = None
     global_batch_size: int | None = None
+    #: samples of a micro-batch, and each rank's stages of its pipeline, at that batch
+    micro_batch_size: int | None = None
+    virtual_stages: int | None = None
     optimizer: Optimizer | None = None
     source: str = ""
 

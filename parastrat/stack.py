@@ -55,6 +55,9 @@ class Unstated:
     sequence_parallel: bool
     #: without a pipeline; None: it has to be stated
     gradient_accumulation_steps: int | None = None
+    #: the day, YYYY-MM-DD, since which micro-batches of a pipeline have one sample; before it there were as
+    #: many as ranks. None: it has to be stated
+    single_samples_since: str | None = None
     #: the day, YYYY-MM-DD, since which its own training script compiles the loss too; None: never
     compiles_loss_since: str | None = None
     #: of the runs' parallel loss; None: as the stack's

@@ -19,6 +19,8 @@ TABLE = ROOT / "scripts" / "data" / "presets.csv"
 FOLDER = ROOT / "profiles" / "models"
 HEADER = "# written by scripts/make_presets.py from scripts/data/presets.csv"
 
+#: what a row tells of the published training
+_TRAINING = ("sequence_length", "global_batch_size", "micro_batch_size", "virtual_stages")
 _BIASES = ("qkv_bias = true", "output_bias = true", "ffn_bias = true")
 _LLAMA = ('family = "decoder"', 'norm = "rms"', "gated = true")
 _LAYER = ('norm = "layer"', "gated = false")
@@ -161,7 +163,7 @@ def preset(row: dict[str, str]) -> str:
     for part, names in _PARTS.items():
         lines += _part(part, names, row[part], style)
     if row["training_source"]:
-        stated = [f"{name} = {row[name]}" for name in ("sequence_length", "global_batch_size") if row[name]]
+        stated = [f"{name} = {row[name]}" for name in _TRAINING if row[name]]
         if style in _OPTIMIZER:
             stated.append(f"optimizer = {json.dumps(_OPTIMIZER[style])}")
         lines += ["", "[training]", *stated, f"source = {json.dumps(row['training_source'])}"]

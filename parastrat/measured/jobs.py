@@ -13,6 +13,7 @@ from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recom
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.profiles.nodes import with_ranks
 from parastrat.rules.backend import decide_backend
+from parastrat.sources.adapters import with_adapters
 from parastrat.sources.training import default_optimizer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision, Workload
@@ -20,6 +21,7 @@ from parastrat.workload import Precision, Workload
 if TYPE_CHECKING:
     from parastrat.hardware import Hardware
     from parastrat.measured.rows import MeasuredRow
+    from parastrat.model import ModelSource
     from parastrat.stack import Stack
 
 #: what tables call the ways to shard over data ranks
@@ -44,7 +46,11 @@ _PRECISIONS = {
 #: devices of a node where a row states neither a machine nor the number
 _USUAL_NODE = 8
 
-_TASKS = (None, "pretrain", "sft")
+_TASKS = (None, "pretrain", "sft", "lora")
+#: of adapters where a table says no more than that there are some: Megatron-Bridge's default, whose recipes
+#: for performance put them beside queries, keys and values (NVIDIA-NeMo/Megatron-Bridge @067f987,
+#: src/megatron/bridge/peft/lora.py, perf_recipes/llama)
+_USUAL_RANK = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +68,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         CannotPredictError: something is unknown that no stack has a default for, or cannot be estimated.
     """
     if row.task not in _TASKS:
-        raise CannotPredictError(f"task {row.task} trains other parameters than presets do")
+        raise CannotPredictError(f"task {row.task} is none of {', '.join(filter(None, _TASKS))}")
     stack = _stack(row)
     hardware = _hardware(row)
     precision = _precision(row)
@@ -70,6 +76,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:
         raise CannotPredictError("seq_len is not stated")
+    row = _as_published(row, source)
     mesh, shard = _mesh(row, stack, hardware)
     micro_batch, steps = _batch(row, stack, mesh)
     plan = Plan(
@@ -96,9 +103,19 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         assumed=("optimizer",),
     )
     model = source.at(length, precision, stack.kernels)
+    if row.task == "lora":
+        model = with_adapters(model, _USUAL_RANK)
     return MeasuredJob(
         facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan=plan
     )
+
+
+def _as_published(row: MeasuredRow, source: ModelSource) -> MeasuredRow:
+    """Return a run with its model's published micro-batches where it is that run, by its batch."""
+    known = source.defaults
+    if row.micro_batch or not known.micro_batch_size or row.global_batch != known.global_batch_size:
+        return row
+    return replace(row, micro_batch=known.micro_batch_size, vpp=row.vpp or known.virtual_stages)
 
 
 def _stack(row: MeasuredRow) -> Stack:
@@ -183,8 +200,7 @@ def _batch(row: MeasuredRow, stack: Stack, mesh: Mesh) -> tuple[int, int]:
     if row.global_batch is None:
         raise CannotPredictError("global_batch is not stated")
     share, rest = divmod(row.global_batch, mesh.dp)
-    steps = stack.unstated.gradient_accumulation_steps
-    size = row.micro_batch or (share // steps if steps and mesh.pp == 1 else None)
+    size = row.micro_batch or _usual_micro_batch(row, stack, mesh, share)
     if size is None:
         raise CannotPredictError("micro_batch is not stated")
     if rest or not share or share % size:
@@ -192,6 +208,18 @@ def _batch(row: MeasuredRow, stack: Stack, mesh: Mesh) -> tuple[int, int]:
             f"a global batch of {row.global_batch} is no multiple of dp {mesh.dp} x micro-batch {size}"
         )
     return size, share // size
+
+
+def _usual_micro_batch(row: MeasuredRow, stack: Stack, mesh: Mesh, share: int) -> int | None:
+    """Return the samples of a micro-batch where a run does not say, of so many of a rank; None: unknown."""
+    unstated = stack.unstated
+    if mesh.pp == 1:
+        return (
+            share // unstated.gradient_accumulation_steps if unstated.gradient_accumulation_steps else None
+        )
+    if unstated.single_samples_since is None:
+        return None
+    return 1 if _lasted_until(row) >= unstated.single_samples_since else max(share // mesh.pp, 1)
 
 
 def _recompute(row: MeasuredRow, stack: Stack) -> Recompute:

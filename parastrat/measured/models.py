@@ -23,6 +23,8 @@ _NEAR = 0.05
 #: what tables call runs of a model before it had its name and sizes. BLOOM's scripts have its embedding
 #: norm and ALiBi from the first (bigscience-workshop/bigscience train/tr11-176B-ml @9e64ede)
 _NAMED_LATER = {"BLOOM-prequel": "bloom-176b"}
+#: what tables call a model beside which adapters are trained; the row's task says the same
+_WITH_ADAPTERS = " Finetuning LORA"
 #: elements of a head where a row does not state heads
 _USUAL_HEAD = 128
 
@@ -34,7 +36,8 @@ def source_of(row: MeasuredRow) -> ModelSource:
         CannotPredictError: it is no preset, and the row leaves out sizes or what tells its form.
     """
     try:
-        source = load_source(_NAMED_LATER.get(row.model.split()[0], row.model))
+        name = row.model.removesuffix(_WITH_ADAPTERS) if row.task == "lora" else row.model
+        source = load_source(_NAMED_LATER.get(name.split()[0], name))
     except ModelError as error:
         if "is no preset: " in error.message:
             raise CannotPredictError(error.message) from error

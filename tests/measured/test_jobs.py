@@ -77,7 +77,11 @@ def test_selective_is_what_the_stack_means_by_it() -> None:
 def test_a_micro_batch_that_is_not_stated_is_the_whole_share_in_torch_alone() -> None:
     plan = job_of(run(micro_batch=None)).plan
     assert (plan.micro_batch_size, plan.gradient_accumulation_steps) == (4, 1)
-    for other in ({"stack": "megatron-core"}, {"pp": 2}):
+    for other in (
+        {"stack": "megatron-core"},
+        {"stack": "megatron-core", "pp": 2},
+        {"stack": "fsdp1", "pp": 2},
+    ):
         with pytest.raises(CannotPredictError, match="micro_batch is not stated"):
             job_of(run(micro_batch=None, **other))
 
@@ -122,6 +126,25 @@ def test_a_part_of_a_node_and_several_nodes() -> None:
     assert (named.device.name, named.world_size) == ("h100-sxm5", 8)
 
 
+def test_micro_batches_of_published_runs_are_the_presets() -> None:
+    sizes = {"model": "GPT 76.1B", "stack": "megatron-2021", "hardware": "dgx-a100", "fsdp": "none"}
+    stated = {"gpus": 1024, "tp": 8, "pp": 4, "global_batch": 1792, "micro_batch": None, "seq_len": 2048}
+    plan = job_of(run(**sizes | stated)).plan
+    assert (plan.micro_batch_size, plan.virtual_stages) == (2, 3)
+    # what is stated goes before, and another batch is another run
+    other = job_of(run(**sizes | stated | {"micro_batch": 1})).plan
+    assert (other.micro_batch_size, other.virtual_stages) == (1, 1)
+    with pytest.raises(CannotPredictError, match="micro_batch is not stated"):
+        job_of(run(**sizes | stated | {"global_batch": 896}))
+
+
+def test_adapters_are_trained_beside_frozen_weights() -> None:
+    model = job_of(run(task="lora", model="Llama3 8b Finetuning LORA")).facts.model
+    # of rank 32 beside queries, keys and values
+    assert model.trainable_parameters == 32 * 32 * (8192 + 2 * 5120)
+    assert model.parameters == 8_030_261_248 + model.trainable_parameters
+
+
 def test_sizes_go_before_the_presets() -> None:
     model = job_of(run(layers=4, vocab=32000)).facts.model
     assert (model.layers, model.vocab, model.kv_heads) == (4, 32000, 8)
@@ -149,7 +172,7 @@ def test_models_of_no_preset_have_the_form_of_their_parameters() -> None:
         ({"hardware": "abacus"}, "unknown hardware 'abacus'"),
         ({"precision": None}, "precision is not stated"),
         ({"precision": "nvfp4"}, "number format nvfp4"),
-        ({"task": "lora"}, "task lora"),
+        ({"task": "distillation"}, "task distillation is none of pretrain, sft, lora"),
         ({"model": "nemotron-3-nano"}, "Mamba-2"),
         ({"seq_len": None}, "seq_len is not stated"),
         ({"dp": 3}, "dp 3 x pp, cp and tp 1 are not 8 devices"),
