@@ -126,6 +126,22 @@ def test_a_part_of_a_node_and_several_nodes() -> None:
     assert (named.device.name, named.world_size) == ("h100-sxm5", 8)
 
 
+@pytest.mark.parametrize(
+    ("stated", "batch"),
+    [
+        ({"year": 2024}, (4, 2)),
+        ({"date": "2025-04-06"}, (4, 2)),
+        ({"date": "2025-04-07"}, (1, 8)),
+        ({}, (1, 8)),
+    ],
+)
+def test_torchtitans_pipelines_had_as_many_micro_batches_as_ranks(
+    stated: dict[str, Any], batch: tuple[int, int]
+) -> None:
+    plan = job_of(run(pp=2, micro_batch=None, **stated)).plan
+    assert (plan.micro_batch_size, plan.gradient_accumulation_steps) == batch
+
+
 def test_micro_batches_of_published_runs_are_the_presets() -> None:
     sizes = {"model": "GPT 76.1B", "stack": "megatron-2021", "hardware": "dgx-a100", "fsdp": "none"}
     stated = {"gpus": 1024, "tp": 8, "pp": 4, "global_batch": 1792, "micro_batch": None, "seq_len": 2048}
