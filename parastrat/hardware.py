@@ -96,6 +96,7 @@ class Rates:
     bf16: float | None = None
     fp16: float | None = None
     fp8: float | None = None
+    fp4: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

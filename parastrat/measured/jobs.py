@@ -19,7 +19,7 @@ from parastrat.stack import Kernels
 from parastrat.workload import Precision, Workload
 
 if TYPE_CHECKING:
-    from parastrat.hardware import Hardware
+    from parastrat.hardware import Device, Hardware
     from parastrat.measured.rows import MeasuredRow
     from parastrat.model import ModelSource
     from parastrat.stack import Stack
@@ -34,6 +34,8 @@ _SHARDS = {
 }
 _HSDP = "hsdp"
 
+#: runs as fp8 does, its products at the rate of four bits
+_FOUR_BITS = "nvfp4"
 #: number formats by how their names begin; mxfp8 is fp8 with scales of its own
 _PRECISIONS = {
     "bf16": Precision.BF16_MIXED,
@@ -70,8 +72,8 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     if row.task not in _TASKS:
         raise CannotPredictError(f"task {row.task} is none of {', '.join(filter(None, _TASKS))}")
     stack = _stack(row)
-    hardware = _hardware(row)
     precision = _precision(row)
+    hardware = _hardware(row)
     source = source_of(row)
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:
@@ -153,14 +155,32 @@ def _hardware(row: MeasuredRow) -> Hardware:
         raise CannotPredictError(error.message) from error
     if row.gpus % per_node:
         raise CannotPredictError(f"{row.gpus} devices are no whole nodes of {per_node}")
+    if _has_four_bits(row):
+        hardware = replace(hardware, device=_of_four_bits(hardware.device))
     nodes = row.gpus // per_node
     return replace(hardware, num_nodes=nodes, name=name if nodes == 1 else f"{name}:{nodes}")
+
+
+def _has_four_bits(row: MeasuredRow) -> bool:
+    return (row.precision or "").lower() == _FOUR_BITS
+
+
+def _of_four_bits(device: Device) -> Device:
+    """Return a device that multiplies four bits where it is asked for eight."""
+    peak, sustained = device.peak, device.sustained
+    if peak.fp4 is None or sustained.fp4 is None:
+        raise CannotPredictError(f"the rate of {device.name} for {_FOUR_BITS} is unknown")
+    return replace(
+        device, peak=replace(peak, fp8=peak.fp4), sustained=replace(sustained, fp8=sustained.fp4)
+    )
 
 
 def _precision(row: MeasuredRow) -> Precision:
     stated = (row.precision or "").lower()
     if not stated:
         raise CannotPredictError("precision is not stated")
+    if _has_four_bits(row):
+        return Precision.FP8
     for name, precision in _PRECISIONS.items():
         if stated.startswith(name):
             return precision

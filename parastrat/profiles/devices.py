@@ -24,7 +24,7 @@ _DEVICE: Fields = {
     "power_w": ("power_w", 1.0),
 }
 _NOT_EVERYWHERE = frozenset({"power_w", "host_gb_per_s", "newest_attention_efficiency"})
-_RATES: Fields = {name: (name, TERA) for name in ("fp32", "tf32", "bf16", "fp16", "fp8")}
+_RATES: Fields = {name: (name, TERA) for name in ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")}
 _COUNTS = frozenset({"memory_bytes", "usable_memory_bytes", "cores", "numa_nodes"})
 
 

@@ -161,6 +161,16 @@ def test_adapters_are_trained_beside_frozen_weights() -> None:
     assert model.parameters == 8_030_261_248 + model.trainable_parameters
 
 
+def test_four_bits_are_multiplied_where_eight_are() -> None:
+    stated = {"stack": "megatron-core", "hardware": "gb200-nvl72", "gpus": 4, "fsdp": "zero1"}
+    four = job_of(run(precision="nvfp4", **stated)).facts
+    eight = job_of(run(precision="mxfp8", **stated)).facts
+    assert (four.workload.precision, four.model) == (Precision.FP8, eight.model)
+    rates = eight.hardware.device.sustained
+    assert four.hardware.device.sustained.fp8 == rates.fp4 != rates.fp8
+    assert four.hardware.device.peak.fp8 == 1e16
+
+
 def test_sizes_go_before_the_presets() -> None:
     model = job_of(run(layers=4, vocab=32000)).facts.model
     assert (model.layers, model.vocab, model.kv_heads) == (4, 32000, 8)
@@ -187,7 +197,8 @@ def test_models_of_no_preset_have_the_form_of_their_parameters() -> None:
         ({"hardware": None}, "neither hardware nor gpu"),
         ({"hardware": "abacus"}, "unknown hardware 'abacus'"),
         ({"precision": None}, "precision is not stated"),
-        ({"precision": "nvfp4"}, "number format nvfp4"),
+        ({"precision": "nvfp4"}, "the rate of h100-sxm5 for nvfp4 is unknown"),
+        ({"precision": "nvfp4 (85% layers)"}, "number format nvfp4 (85% layers)"),
         ({"task": "distillation"}, "task distillation is none of pretrain, sft, lora"),
         ({"model": "nemotron-3-nano"}, "Mamba-2"),
         ({"seq_len": None}, "seq_len is not stated"),
