@@ -33,6 +33,8 @@ class StackFit:
     fields: tuple[str, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
+    #: how far the constants may still be off together, in squares of how well each was known before
+    covariance: tuple[tuple[float, ...], ...] = ()
 
     @property
     def changes(self) -> dict[str, float]:

@@ -118,6 +118,10 @@ class Stack:
     time_spread_with_experts: float | None = None
     #: whether a token's copies for experts of one scale-up domain cross into it as one
     dispatch_once_per_domain: bool = False
+    #: bytes moved to cast one such element to four bits; None: as to fp8
+    fp4_cast_bytes: float | None = None
+    #: whether a run's products are of four bits
+    casts_four_bits: bool = False
     #: whether tp ranks send a part each of what crosses between pipeline stages, and gather it behind
     scatters_sends: bool = False
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together
@@ -133,3 +137,9 @@ class Stack:
     fp16_gradient_bytes: int | None = None
     #: context_bytes under fp16-mixed, where an optimizer of its own has buckets; None: the same
     fp16_context_bytes: int | None = None
+
+    @property
+    def cast_bytes(self) -> float:
+        """Bytes moved to cast one element of a product's input, weights or output's gradient."""
+        four = self.fp4_cast_bytes if self.casts_four_bits else None
+        return self.fp8_cast_bytes if four is None else four

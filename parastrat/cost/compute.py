@@ -166,7 +166,7 @@ def _fastest(facts: Facts, products: Products) -> Any:
 
 def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
     """Return the seconds of casting one element to fp8, for each product."""
-    moved = facts.stack.fp8_cast_bytes * facts.stack.elementwise_factor
+    moved = facts.stack.cast_bytes * facts.stack.elementwise_factor
     return _beside(products.repeated, c) * moved / facts.hardware.device.memory_bytes_per_s
 
 

@@ -109,9 +109,10 @@ def runs_of(rows: Iterable[MeasuredRow]) -> tuple[Run, ...]:
 
 
 def predicted(run: Run, stack: Stack) -> float:
-    """Return the seconds of a run's step on a stack; which kernels run is the run's own."""
-    facts = run.job.facts
-    facts = replace(facts, stack=replace(stack, kernels=facts.stack.kernels))
+    """Return the seconds of a run's step on a stack; which kernels run, and in what, is the run's own."""
+    facts, own = run.job.facts, run.job.facts.stack
+    stack = replace(stack, kernels=own.kernels, casts_four_bits=own.casts_four_bits)
+    facts = replace(facts, stack=stack)
     columns = Columns({**facts_columns(facts), **plans_table([run.job.plan])})
     return float(step_s(facts, columns)[0])
 
@@ -147,7 +148,7 @@ def fitted(
 
     weights, best = _weights(runs), np.zeros(len(constants))
     before = errors = errors_at(best)
-    deviations = np.ones(len(constants))
+    known = np.eye(len(constants))
     if runs:
         slopes = _slopes(errors_at, best, errors)
         for _ in range(_ROUNDS):
@@ -156,17 +157,37 @@ def fitted(
             if _loss(found, tried, weights) >= _loss(errors, best, weights) - _GAIN:
                 break
             best, errors = tried, found
-        deviations = _deviations(slopes, weights, float(np.abs(errors).mean()))
+        known = _covariance(slopes, weights, float(np.abs(errors).mean()))
     return StackFit(
         stack=at(best),
         constants=tuple(
             _corrected(constant, stack, (own, deviation))
-            for constant, own, deviation in zip(constants, best, deviations, strict=True)
+            for constant, own, deviation in zip(constants, best, np.sqrt(np.diag(known)), strict=True)
         ),
         fields=tuple(field for constant in constants for field in constant.fields),
         before=tuple(before.tolist()),
         after=tuple(errors.tolist()),
+        covariance=tuple(map(tuple, known.tolist())),
     )
+
+
+def unsureness(run: Run, prior: Stack, fit: StackFit, predict: Callable[[Run, Stack], float]) -> float:
+    """Return the standard deviation of the logarithm of a run's seconds that its stack's constants leave.
+
+    How seconds change with constants is taken at the stack as it was before the fit.
+
+    Args:
+        run: any run.
+        prior: the stack that was fitted.
+        fit: what came of it, with ``CONSTANTS``.
+        predict: the seconds of a run on a stack.
+    """
+    still = math.log(predict(run, prior))
+    slopes = [
+        (math.log(predict(run, replace(prior, **constant.moved(prior, _STEP)))) - still) / _STEP  # type: ignore[arg-type]  # shares and factors
+        for constant in CONSTANTS
+    ]
+    return math.sqrt(np.array(slopes) @ np.array(fit.covariance) @ np.array(slopes))
 
 
 def _weights(runs: Sequence[Run]) -> Any:
@@ -203,13 +224,13 @@ def _least(offsets: Any, slopes: Any, weights: Any) -> Any:
     return sigmas
 
 
-def _deviations(slopes: Any, weights: Any, scatter: float) -> Any:
-    """Return how well each constant is known after the runs, in sigmas of how well it was before.
+def _covariance(slopes: Any, weights: Any, scatter: float) -> Any:
+    """Return how well constants are known together after the runs, in sigmas of how well they were before.
 
     Errors that are distributed by exp(-|error| / scatter) tell 1 / scatter^2 each.
     """
     told = weights / max(scatter, _SCATTER)
-    return np.sqrt(np.diag(np.linalg.inv(slopes.T @ (told[:, None] * slopes) + np.eye(slopes.shape[1]))))
+    return np.linalg.inv(slopes.T @ (told[:, None] * slopes) + np.eye(slopes.shape[1]))
 
 
 def _corrected(constant: Constant, stack: Stack, found: tuple[float, float]) -> Corrected:

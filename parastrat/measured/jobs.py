@@ -130,6 +130,7 @@ def _stack(row: MeasuredRow) -> Stack:
     loss = stack.unstated.parallel_loss_tensors
     if loss is not None:
         stack = replace(stack, parallel_loss_tensors=loss)
+    stack = replace(stack, casts_four_bits=_has_four_bits(row))
     since = stack.unstated.compiles_loss_since
     if since is not None and _lasted_until(row) >= since:
         return replace(stack, kernels=Kernels.COMPILED_LOSS)

@@ -64,17 +64,29 @@ def test_backward_products_have_shapes_of_their_own() -> None:
     assert found.matmul_backward == pytest.approx((15 + 63 / 4) / 1.25)
 
 
-def narrow(*operators: Operator, unit: bool = True, cast_bytes: float = 0, **plan: Any) -> BlockTimes:
+def narrow(
+    *operators: Operator, unit: bool = True, cast_bytes: float = 0, four: float | None = None, **plan: Any
+) -> BlockTimes:
     """Times under fp8, at twice the rate of bf16."""
     own = block(*operators, unit=unit)
     rates = {"sustained": Rates(bf16=TERA, fp8=2 * TERA)}
     stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0}
+    if four is not None:
+        stack |= {"casts_four_bits": True, "fp4_cast_bytes": four or None}
     return block_times(job(own, device=rates, stack=stack, precision=Precision.FP8), (own,), row(**plan))
 
 
 def test_fp8_multiplies_in_repeated_blocks_alone() -> None:
     assert narrow(matmul(TERA)).matmul_forward == pytest.approx(1 / 2)
     assert narrow(matmul(TERA), unit=False).matmul_forward == pytest.approx(1)
+
+
+def test_four_bits_are_cast_by_bytes_of_their_own_where_they_are_known() -> None:
+    product = matmul(2 * 100 * 20 * 50, m=100, n=20, k=50)
+    eight, four = narrow(product, cast_bytes=3), narrow(product, cast_bytes=3, four=7)
+    plain = narrow(product).matmul_forward
+    assert four.matmul_forward - plain == pytest.approx(7 / 3 * (eight.matmul_forward - plain))
+    assert narrow(product, cast_bytes=3, four=0).matmul_forward == eight.matmul_forward
 
 
 def test_fp8_casts_inputs_and_weights_forward_and_the_outputs_gradient_backward() -> None:

@@ -8,7 +8,7 @@ import pytest
 from measured.rows import run as row_of
 
 from parastrat.correction import StackFit
-from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of
+from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of, unsureness
 from parastrat.measured.jobs import job_of
 from parastrat.profiles import load_stack
 from parastrat.stack import Stack
@@ -103,3 +103,23 @@ def test_runs_out_of_memory_or_without_a_time_are_left_out() -> None:
 
 def test_every_constant_is_a_field_of_a_stack() -> None:
     assert all(hasattr(STACK, field) for constant in CONSTANTS for field in constant.fields)
+
+
+def test_what_waits_for_constants_that_are_little_known_is_unsure() -> None:
+    runs = on(STACK)
+    nothing, something = fitted([], STACK), fitted(runs, STACK)
+    before = [unsureness(run, STACK, nothing, predicted) for run in runs]
+    # launches of a small GPT-2 are known to 0.7, of products of Llama the rate to 0.05
+    assert before[2] > 0.35
+    assert 0.04 < before[0] < 0.15
+    after_runs = [unsureness(run, STACK, something, predicted) for run in runs]
+    assert all(now < then for now, then in zip(after_runs, before, strict=True))
+    assert len(something.covariance) == len(CONSTANTS)
+
+
+def test_runs_of_four_bits_stay_so_on_every_stack() -> None:
+    stated = {"stack": "megatron-core", "hardware": "gb200-nvl72", "gpus": 4, "fsdp": "zero1"}
+    (run,) = runs_of([row_of(precision="nvfp4", step_time_s=1.0, **stated)])
+    core = load_stack("megatron-core")
+    assert predicted(run, core) == predicted(run, replace(core, fp8_cast_bytes=0.0))
+    assert predicted(run, core) < predicted(run, replace(core, fp4_cast_bytes=9.0))
