@@ -27,7 +27,7 @@ from pathlib import Path
 from parastrat.correction import StackFit
 from parastrat.measured import read_rows
 from parastrat.measured.comparison import step_time
-from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of
+from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of, unsureness
 from parastrat.profiles import load_stack
 from parastrat.stack import Kernels, Stack
 
@@ -38,6 +38,8 @@ PAGE = ROOT / "docs" / "held_out.md"
 _LEAST_ROWS = 8
 _PARTS = 5
 _DRAWS = 5
+#: of runs whose constants are known: what parastrat.measured.fitting takes for it
+_SCATTER = 0.06
 #: stacks that are not PyTorch's
 _OTHERS = {"jax"}
 
@@ -75,9 +77,10 @@ corrects a stack by a user's own:
 - *known stack*: by those and by four fifths of the source's models, the last fifth being predicted;
 - *one measurement*: by other sources' runs and one run of the source, drawn five times.
 
-An error is predicted / measured - 1. The interval told with each prediction holds 80 % of the errors of all
-other sources, each weighed alike. The structure of the cost model, the figures of devices and the other
-constants were made with these runs in sight: expect more on runs that nobody saw.
+An error is predicted / measured - 1. The interval told with each prediction is as wide as its constants are
+unsure, and {100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other
+sources, each weighed alike. The structure of the cost model, the figures of devices and the other constants
+were made with these runs in sight: expect more on runs that nobody saw.
 """
 _FSDP2 = {"fsdp_overlap": 0.7, "dp_overlap": 0.7}
 _WITH_FSDP2 = {"torch", "torch-compile"}
@@ -101,7 +104,14 @@ class Prediction:
 
     of: Published
     error: float
+    #: standard deviation that the constants leave, a logarithm
+    unsure: float = 0.0
     half_width: float = 0.0
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation, of what no constant explains too."""
+        return math.hypot(self.unsure, _SCATTER)
 
 
 def published() -> tuple[list[Published], dict[str, dict[bool, int]]]:
@@ -152,9 +162,14 @@ class Fitter:
     def fit(self, runs: Iterable[Published], stack: str) -> StackFit:
         return fitted([each.run for each in runs], neutral(stack), predict=self.seconds)
 
-    def errors(self, of: Sequence[Published], stack: Stack) -> list[Prediction]:
+    def predicted(self, of: Sequence[Published], name: str, fit: StackFit) -> list[Prediction]:
+        prior = neutral(name)
         return [
-            Prediction(of=each, error=math.log(self.seconds(each.run, stack) / each.run.seconds))
+            Prediction(
+                of=each,
+                error=math.log(self.seconds(each.run, fit.stack) / each.run.seconds),
+                unsure=unsureness(each.run, prior, fit, self.seconds),
+            )
             for each in of
         ]
 
@@ -202,18 +217,18 @@ def predictions(
     """Return each run's errors by constants that did not see it."""
     found: list[Prediction] = []
     for stack, learned, own in way(runs):
-        found += fitter.errors(own, fitter.fit(learned, stack).stack)
+        found += fitter.predicted(own, stack, fitter.fit(learned, stack))
     return with_intervals(found)
 
 
 def with_intervals(found: list[Prediction]) -> list[Prediction]:
-    """Return predictions with half-widths of intervals that hold 80 % of all other sources' errors."""
+    """Return predictions with half-widths of their spread times what holds 80 % of all other sources."""
 
-    def width(source: str) -> float:
+    def factor(source: str) -> float:
         others: dict[str, list[float]] = defaultdict(list)
         for each in found:
             if each.of.source != source:
-                others[each.of.source].append(abs(each.error))
+                others[each.of.source].append(abs(each.error) / each.spread)
         # each source weighs alike
         each_one = [(size, 1 / len(sizes)) for sizes in others.values() for size in sizes]
         total, reached = sum(weight for _, weight in each_one), 0.0
@@ -223,8 +238,8 @@ def with_intervals(found: list[Prediction]) -> list[Prediction]:
                 return size
         return math.inf
 
-    widths = {source: width(source) for source in {each.of.source for each in found}}
-    return [replace(each, half_width=widths[each.of.source]) for each in found]
+    factors = {source: factor(source) for source in {each.of.source for each in found}}
+    return [replace(each, half_width=factors[each.of.source] * each.spread) for each in found]
 
 
 def table_lines(found: list[Prediction], counts: dict[str, int]) -> Iterator[str]:
