@@ -58,6 +58,10 @@ class Unstated:
     #: the day, YYYY-MM-DD, since which micro-batches of a pipeline have one sample; before it there were as
     #: many as ranks. None: it has to be stated
     single_samples_since: str | None = None
+    #: the day, YYYY-MM-DD, since which its recipes in mxfp8 are one CUDA graph a step, for presets whose
+    #: names begin so; None: never
+    captures_since: str | None = None
+    captured_models: tuple[str, ...] = ()
     #: the day, YYYY-MM-DD, since which its own training script compiles the loss too; None: never
     compiles_loss_since: str | None = None
     #: of the runs' parallel loss; None: as the stack's
@@ -120,6 +124,10 @@ class Stack:
     dispatch_once_per_domain: bool = False
     #: bytes moved to cast one such element to four bits; None: as to fp8
     fp4_cast_bytes: float | None = None
+    #: whether a run's steps are each one CUDA graph, which launches nothing from the host
+    captured: bool = False
+    #: of experts' exchanges, where steps are captured, the share that another micro-batch's compute hides
+    captured_exchange_overlap: float = 0.0
     #: whether a run's products are of four bits
     casts_four_bits: bool = False
     #: whether tp ranks send a part each of what crosses between pipeline stages, and gather it behind

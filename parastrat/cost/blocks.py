@@ -134,4 +134,6 @@ def _expert_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
     # dispatch and combine, each forward and backward
     once = facts.stack.dispatch_once_per_domain
     copies = np.maximum(_each(blocks, "experts_per_token"), 1) if once else 1
-    return 4 * (sorting + (size > 0) * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric, copies))
+    shown = 1 - facts.stack.captured_exchange_overlap * facts.stack.captured
+    exchange = shown * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric, copies)
+    return 4 * (sorting + (size > 0) * exchange)

@@ -106,7 +106,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         traffic_forward=_divided(table.traffic, shares)
         * stack.elementwise_factor
         / device.memory_bytes_per_s,
-        launch_forward=launches * device.launch_s,
+        launch_forward=launches * (0.0 if stack.captured else device.launch_s),
     )
 
 

@@ -109,9 +109,9 @@ def runs_of(rows: Iterable[MeasuredRow]) -> tuple[Run, ...]:
 
 
 def predicted(run: Run, stack: Stack) -> float:
-    """Return the seconds of a run's step on a stack; which kernels run, and in what, is the run's own."""
+    """Return the seconds of a run's step on a stack; which kernels run, and how, is the run's own."""
     facts, own = run.job.facts, run.job.facts.stack
-    stack = replace(stack, kernels=own.kernels, casts_four_bits=own.casts_four_bits)
+    stack = replace(stack, kernels=own.kernels, captured=own.captured, casts_four_bits=own.casts_four_bits)
     facts = replace(facts, stack=stack)
     columns = Columns({**facts_columns(facts), **plans_table([run.job.plan])})
     return float(step_s(facts, columns)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from parastrat.hardware import Device, Hardware
     from parastrat.measured.rows import MeasuredRow
     from parastrat.model import ModelSource
-    from parastrat.stack import Stack
+    from parastrat.stack import Stack, Unstated
 
 #: what tables call the ways to shard over data ranks
 _SHARDS = {
@@ -75,6 +76,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     precision = _precision(row)
     hardware = _hardware(row)
     source = source_of(row)
+    stack = replace(stack, captured=_is_captured(row, stack.unstated, source))
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:
         raise CannotPredictError("seq_len is not stated")
@@ -137,6 +139,20 @@ def _stack(row: MeasuredRow) -> Stack:
     return stack
 
 
+def _is_captured(row: MeasuredRow, unstated: Unstated, source: ModelSource) -> bool:
+    """Return whether a run's steps are each one CUDA graph, by its release; without one they are not."""
+    since, day = unstated.captures_since, row.date or _release(row)
+    if since is None or day is None or day < since:
+        return False
+    return _format(row) == "mxfp8" and source.ref.startswith(unstated.captured_models)
+
+
+def _release(row: MeasuredRow) -> str | None:
+    """Return the first day of the month that a source's release is named by, as in "(26.04.01)"."""
+    found = re.search(r"\((\d\d)\.(\d\d)(\.\d+)?\)$", row.source or "")
+    return f"20{found[1]}-{found[2]}-01" if found else None
+
+
 def _lasted_until(row: MeasuredRow) -> str:
     """Return the last day on which a run can have been, of which a row may state the year alone."""
     return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
@@ -162,8 +178,12 @@ def _hardware(row: MeasuredRow) -> Hardware:
     return replace(hardware, num_nodes=nodes, name=name if nodes == 1 else f"{name}:{nodes}")
 
 
+def _format(row: MeasuredRow) -> str:
+    return (row.precision or "").lower()
+
+
 def _has_four_bits(row: MeasuredRow) -> bool:
-    return (row.precision or "").lower() == _FOUR_BITS
+    return _format(row) == _FOUR_BITS
 
 
 def _of_four_bits(device: Device) -> Device:
@@ -177,7 +197,7 @@ def _of_four_bits(device: Device) -> Device:
 
 
 def _precision(row: MeasuredRow) -> Precision:
-    stated = (row.precision or "").lower()
+    stated = _format(row)
     if not stated:
         raise CannotPredictError("precision is not stated")
     if _has_four_bits(row):

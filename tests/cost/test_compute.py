@@ -48,6 +48,17 @@ def test_products_of_a_micro_batch_take_their_flops(kind: OperatorKind) -> None:
     assert (found.forward, found.backward) == (pytest.approx(24), pytest.approx(48))
 
 
+def test_a_captured_step_launches_nothing_from_the_host() -> None:
+    own = matmul(TERA), elementwise(TERA)
+
+    def forward(**stack: Any) -> Any:
+        facts = job(block(*own), device={"launch_s": 0.5}, stack=stack)
+        return block_times(facts, (block(*own),), row()).forward
+
+    assert forward() > 2.1
+    assert forward(captured=True) == pytest.approx(2)
+
+
 def test_without_weights_backward_has_one_product() -> None:
     assert times(matmul(TERA, weighted=False)).backward == pytest.approx(1)
 

@@ -270,6 +270,19 @@ def test_seconds_of_blocks_serve_for_whatever_is_computed_again_and_for_chosen_r
     assert len(set(found["step"].tolist())) == len(chosen)
 
 
+def test_captured_steps_hide_exchanges_behind_another_micro_batch() -> None:
+    routed = layer(expert_parallel_bytes=GB)
+    chosen = {"captured_exchange_overlap": 0.75}
+    shown, hidden = (
+        step(job(routed, stack=chosen | {"captured": captured}), dp_shard=2, ep=2).ep_exposed
+        for captured in (False, True)
+    )
+    # what sorts tokens stays: read and written once, four times a layer, of two
+    sorting = 2 * 4 * 2 * GB / TERA
+    assert hidden - sorting == pytest.approx((shown - sorting) / 4)
+    assert shown > 3 * sorting
+
+
 def sends(facts: Facts | None = None, **fields: Any) -> float:
     made = facts or job(layer(boundary_bytes=GB), block(boundary_bytes=GB / 2), num_nodes=2)
     return step(made, pp=2, **ONE_F_ONE_B, **fields).pp_exposed

@@ -171,6 +171,25 @@ def test_four_bits_are_multiplied_where_eight_are() -> None:
     assert four.hardware.device.peak.fp8 == 1e16
 
 
+@pytest.mark.parametrize(
+    ("stated", "captured"),
+    [
+        ({"source": "performance-summary.md@067f987df0 L102 (26.06)"}, True),
+        ({"source": "performance-summary.md@067f987df0 L102 (26.06.01)"}, True),
+        ({"date": "2026-06-01"}, True),
+        ({"source": "performance-summary.md@067f987df0 L301 (26.04)"}, False),
+        # not known to be of that release, of another format, of a model whose recipe is none such
+        ({"year": 2026}, False),
+        ({"date": "2026-06-01", "precision": "fp8"}, False),
+        ({"date": "2026-06-01", "model": "kimi-k2"}, False),
+        ({"date": "2026-06-01", "stack": "torch"}, False),
+    ],
+)
+def test_recipes_of_experts_are_captured_since_a_release(stated: dict[str, Any], captured: bool) -> None:
+    usual = {"stack": "megatron-core", "model": "qwen3-30b-a3b", "fsdp": "zero1", "precision": "mxfp8"}
+    assert job_of(run(**usual | stated)).facts.stack.captured is captured
+
+
 def test_sizes_go_before_the_presets() -> None:
     model = job_of(run(layers=4, vocab=32000)).facts.model
     assert (model.layers, model.vocab, model.kv_heads) == (4, 32000, 8)
