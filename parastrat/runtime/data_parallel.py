@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import torch
 
     from parastrat.runtime.wrapping import Wrapping
+
+#: dimensions of a stack of matrices, such as those of all experts
+_STACKED = 3
 
 
 def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
@@ -98,6 +101,10 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     # schedules find no gradients for those that were freed after the forward
     reshard = plan.reshard_after_forward and plan.mesh.pp == 1
     keywords: dict[str, Any] = {"mesh": wrapping.mesh.data, "mp_policy": policy(plan.precision)}
+    by_columns = _columns_over(plan.mesh.dp_shard)
+    stacks = [name for name, parameter in module.named_parameters() if by_columns(parameter)]
+    if stacks:
+        keywords["shard_placement_fn"] = by_columns
     own = _without_shared(module, units)
     if plan.precision in COMPUTE:
         norms = _shard_norms(module, wrapping)
@@ -109,6 +116,8 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
+    if stacks:
+        said += f", shard_placement_fn=<rows or columns of {len(stacks)} stacks such as {stacks[0]}>"
     if own:
         wrapping.calls.append(
             f"for name in {tuple(own)}:\n"
@@ -119,6 +128,22 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     _reduce_unused(module, wrapping)
     follow_first_rank(module, wrapping)
     return module
+
+
+def _columns_over(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
+    """Return which stacks of matrices FSDP2 shards along rows or columns, where experts do not divide.
+
+    Along the first dimension it would pad them: 8 experts over 64 ranks take the room of 64, all of it in
+    what is gathered, and an eighth of the experts on each of the first ranks. Torchtitan does alike.
+    """
+
+    def placement(parameter: nn.Parameter) -> Shard | None:
+        own: Any = parameter._local_tensor if isinstance(parameter, DTensor) else parameter  # noqa: SLF001
+        if own.ndim != _STACKED or own.shape[0] % ranks == 0:
+            return None
+        return next((Shard(dim) for dim in (1, 2) if own.shape[dim] % ranks == 0), None)
+
+    return placement
 
 
 def _without_gradients_of_nothing(module: nn.Module, wrapping: Wrapping) -> None:

@@ -286,6 +286,37 @@ def test_an_optimizer_leaves_experts_alone_that_no_rank_used(ranks: int) -> None
                 assert (weight - alone[name]).abs().max() < 2e-6, (axes, loop, name)
 
 
+class Stacked(nn.Module):
+    """Three matrices, which two ranks do not divide, and rows that they do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(48.0).view(3, 4, 4) / 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x @ own for own in self.weight]).sum(dim=0)
+
+
+def sharded_along_rows() -> tuple[tuple[int, ...], torch.Tensor]:
+    fields = AXES["fsdp2"]
+    model = parastrat.auto_parallelize(Stacked(), plan=plan(**fields), sample_inputs=torch.ones(1, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 4) * (1 + wrapping_of(model).mesh.dp_rank)).square().sum().backward()
+    optimizer.step()
+    (weight,) = model.parameters()
+    return tuple(weight.to_local().shape), weight.full_tensor()
+
+
+@pytest.mark.slow
+def test_stacks_that_ranks_do_not_divide_are_sharded_along_rows() -> None:
+    alone = Stacked()
+    loss = sum(alone(torch.ones(1, 4) * scale).square().sum() / 2 for scale in (1, 2))
+    loss.backward()
+    for shape, weight in on_ranks(2, sharded_along_rows):
+        assert shape == (3, 2, 4)
+        assert (weight - (alone.weight - 0.1 * alone.weight.grad)).abs().max() < 2e-6
+
+
 def test_experts_are_told_from_other_lists() -> None:
     assert has_routed_parts(Routed())
     assert not has_routed_parts(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]))
