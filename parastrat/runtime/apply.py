@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ from parastrat.runtime.refusals import (
     check_world,
 )
 from parastrat.runtime.slots import slots_of
+from parastrat.runtime.starting import Start
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.unused import leave_unused
@@ -113,22 +113,15 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
     decided = choice
     together(lambda: _check(module, decided))
     agree(decided.plan, module)
-    start = Start(record=record, checkpoint=checkpoint, sample_inputs=sample_inputs)
+    start = Start(
+        record=record,
+        checkpoint=checkpoint,
+        sample_inputs=sample_inputs,
+        sequence_length=decided.sequence_length,
+    )
     wrapped = wrap(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
     return wrapped
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Where the first weights come from, and what the forward takes."""
-
-    #: how a callable built its module on the meta device; None for a module that was given
-    record: Record | None
-    checkpoint: str | Path | None
-    sample_inputs: Any = None
-    #: gives meta tensors memory instead of values, where nobody computes with them; None: they get values
-    give_memory: Callable[[nn.Module], None] | None = None
 
 
 def _stated(plan: Plan | str | Path | None) -> tuple[Choice | None, ParastratError | None]:
@@ -177,7 +170,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     # a layout is proven on a copy of the whole, which no stage holds
     choose_layout(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     if wrapping.mesh.pp is not None:
-        wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start.sample_inputs)
+        wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start)
     tensor_parallel(module, wrapping)
     units = _units(module, wrapping)
     model = _placed(module, wrapping, units, start)

@@ -65,7 +65,7 @@ def decide(module: nn.Module, example: Example, world: World) -> Choice:
     result = find_plan(facts, Constraints(pp=1, cp=1, tp=1, ep=1, plain_loop=not example.accumulates))
     plan = _for_all(result, world.world_size)
     sys.stderr.write(f"parastrat: decided on {plan.strategy} ({plan.mesh}), {_said(plan)}\n")
-    return Choice(plan=plan)
+    return Choice(plan=plan, sequence_length=workload.sequence_length)
 
 
 def _workload(module: nn.Module, inputs: Any, world: World) -> Workload:

@@ -24,6 +24,7 @@ from parastrat.errors import LaunchError, ParastratError
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described
 from parastrat.runtime.initialise import build_on_meta
+from parastrat.runtime.pipeline.build import Example
 from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.pipeline.trial import tried as tried_stages
 from parastrat.runtime.pipeline.written import staged
@@ -122,7 +123,9 @@ def proven_staging(ref: str, case: Case, division: Division | None = None) -> St
     made = builder.sample_inputs
     refused: NotStagedError | None = None
     try:
-        draft = staged(module, case.plan, None if made is None else made(2, case.workload.sequence_length))
+        length = case.workload.sequence_length
+        example = Example(inputs=None if made is None else made(2, length), sequence_length=length)
+        draft = staged(module, case.plan, example)
         for staging in draft.stagings:
             try:
                 _check_places(division, staging)

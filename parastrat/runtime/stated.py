@@ -27,6 +27,8 @@ class Choice:
     #: None: any model will do
     fingerprint: ModelFingerprint | None = None
     launch: Launch | None = None
+    #: tokens of a sample; None: not known
+    sequence_length: int | None = None
 
 
 def stated_choice(plan: Plan | str | Path | None) -> Choice | None:
@@ -51,7 +53,12 @@ def stated_choice(plan: Plan | str | Path | None) -> Choice | None:
         raise PlanFileError(
             f"{plan} has no [plan]", hint="make one with `parastrat recommend MODEL -o plan.toml`"
         )
-    return Choice(plan=parsed.plan, fingerprint=parsed.model, launch=parsed.launch)
+    return Choice(
+        plan=parsed.plan,
+        fingerprint=parsed.model,
+        launch=parsed.launch,
+        sequence_length=None if parsed.workload is None else parsed.workload.sequence_length,
+    )
 
 
 def device_type(choice: Choice | None) -> str:

@@ -30,6 +30,7 @@ from parastrat.emit.staging import Alike, Staging
 from parastrat.errors import ModelError, ParastratError
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
 from parastrat.runtime.emission import proven_division, proven_staging
+from parastrat.runtime.pipeline.build import Example
 from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.pipeline.trial import tried
 from parastrat.runtime.pipeline.written import staged
@@ -341,7 +342,7 @@ def test_stages_that_compute_something_else_are_found(case_of: Callable[..., Cas
     case = case_of(
         ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE, precision=Precision.FP32, gradient_accumulation_steps=2
     )
-    draft = staged(MAKE["layers"]().to("meta"), case.plan, None)
+    draft = staged(MAKE["layers"]().to("meta"), case.plan, Example())
     staging = draft.stagings[0]
     text = written(case, staging)
     assert tried(draft, staging, defined(text)) == staging
@@ -359,7 +360,7 @@ def test_what_passes_is_found_to_be_something_else(case_of: Callable[..., Case])
         ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE, precision=Precision.FP32, gradient_accumulation_steps=2
     )
     module = MAKE["unet"]().to("meta")
-    draft = staged(module, case.plan, torch.zeros(2, 3, 16, 16))
+    draft = staged(module, case.plan, Example(inputs=torch.zeros(2, 3, 16, 16)))
     (staging,) = draft.stagings
     assert len(staging.received[1]) > 1
     text = written(case, staging)

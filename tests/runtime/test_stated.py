@@ -49,6 +49,15 @@ def test_the_environment_names_the_plan(path: Path, monkeypatch: pytest.MonkeyPa
     assert wrapping_of(parastrat.auto_parallelize(Gpt(), plan=plan())).plan.micro_batch_size == 2
 
 
+def test_a_file_tells_the_length_of_its_samples(path: Path) -> None:
+    assert stated_choice(path).sequence_length is None
+    text = (
+        "[workload]\nglobal_batch_size = 8\nsequence_length = 77\noptimizer = 'adamw'\nprecision = 'fp32'\n"
+    )
+    path.write_text(path.read_text() + text)
+    assert stated_choice(path).sequence_length == 77
+
+
 def test_a_file_made_for_another_model_is_refused(path: Path) -> None:
     with pytest.raises(
         MismatchError, match=r"plan is for gpt with .* in 2 repeated blocks; this Gpt has .* in 3"

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from parastrat.dry_run import DryRun, Traffic
 from parastrat.plan import Compile, PipelineSchedule
-from parastrat.runtime.apply import Start, wrap
+from parastrat.runtime.apply import wrap
 from parastrat.runtime.batches import called
 from parastrat.runtime.dry_run.alone import others_agree, pretend
 from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
@@ -25,9 +25,10 @@ from parastrat.runtime.example_loss import example_loss
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.slots import slots_of
+from parastrat.runtime.starting import Start
 from parastrat.runtime.step import completing, dividing_logits, reducing
 from parastrat.runtime.wrapping import wrapping_of
-from parastrat.schedules import schedule_of
+from parastrat.schedules import SPLIT_ALWAYS, schedule_of
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -126,15 +127,27 @@ def _begun(task: Task, ground: Ground) -> tuple[nn.Module, Any, Callable[[], nn.
     module, record = build_on_meta(builder.build)
     inputs = example_inputs(module, builder.sample_inputs)
     batch = made(inputs.make, plan.micro_batch_size, task.workload.sequence_length)
-    start = Start(record=record, checkpoint=None, give_memory=ground.give_memory)
+    start = Start(
+        record=record,
+        checkpoint=None,
+        sequence_length=task.workload.sequence_length,
+        give_memory=ground.give_memory,
+    )
     return module, batch, lambda: wrap(module, plan, ground.device, start)
 
 
 def _received(wrapping: Wrapping) -> int:
-    """Return the bytes that a rank's stages receive into for one micro-batch, both ways; 0 without any."""
+    """Return the bytes that a rank's stages receive into for one micro-batch, both ways; 0 without any.
+
+    With the gradients that a split backward leaves in what was received forward.
+    """
     if wrapping.pipeline is None:
         return 0
-    return sum(buffer.nbytes for buffer in wrapping.pipeline.receiving())
+    split = schedule_of(wrapping.plan) in SPLIT_ALWAYS
+    return sum(
+        buffer.nbytes * (2 if split and buffer.requires_grad else 1)
+        for buffer in wrapping.pipeline.receiving()
+    )
 
 
 def _held(module: nn.Module, watch: Watch) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.plan import Plan
+    from parastrat.runtime.starting import Start
     from parastrat.runtime.tensor_parallel.layout import Layout
     from parastrat.runtime.wrapping import Wrapping
 
@@ -42,14 +43,14 @@ _SAMPLES = 2
 _GUESSED_LENGTHS = (16, 128)
 
 
-def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inputs: Any) -> Pipeline:
+def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, start: Start) -> Pipeline:
     """Cut a module in place: afterwards it holds what this rank's stages need.
 
     Args:
         module: whole, on any device; or on the meta device.
         wrapping: with the plan.
         pp: this rank's pipeline.
-        sample_inputs: one micro-batch; None guesses it.
+        start: with a micro-batch, or what is known of one.
 
     Raises:
         WrapError: if it cannot be cut into the plan's stages, or they would compute something else.
@@ -59,7 +60,8 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, sample_inp
         wrapping.calls.append("model.config.use_cache = False")
     setting = Setting(precision=plan.precision, autocast=not plan.shards_parameters)
     skeleton = without_data(module).train()
-    cut = together(lambda: cut_of(skeleton, sample_inputs, setting, plan, wrapping.layout))
+    example = Example(inputs=start.sample_inputs, sequence_length=start.sequence_length)
+    cut = together(lambda: cut_of(skeleton, example, setting, plan, wrapping.layout))
     blocks = wrapping.blocks.names
     divided = _divided_at_cuts(cut, blocks)
     if wrapping.layout is not None and wrapping.layout.sequence and divided:
@@ -110,14 +112,14 @@ def _divided_at_cuts(cut: Cut, blocks: tuple[str, ...]) -> str:
 
 
 def cut_of(
-    skeleton: nn.Module, sample_inputs: Any, setting: Setting, plan: Plan, layout: Layout | None = None
+    skeleton: nn.Module, example: Example, setting: Setting, plan: Plan, layout: Layout | None = None
 ) -> Cut:
     """Return where a module on the meta device is cut into the plan's stages, proven.
 
     Raises:
         WrapError: if it cannot be cut, or the stages would compute something else.
     """
-    batch, route = traced(skeleton, sample_inputs, setting)
+    batch, route = traced(skeleton, example, setting)
     joined = () if layout is None else tuple(map(divided_between, layout.groups))
     spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages, joined)
     owners = owners_of(route, spans, slots_of(skeleton))
@@ -152,17 +154,27 @@ def _check_ties(owners: dict[str, tuple[int, ...]], plan: Plan) -> None:
             )
 
 
-def traced(module: nn.Module, sample_inputs: Any, setting: Setting) -> tuple[Any, Route]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """What is known of a micro-batch. Where a forward is cut hangs on its length, as FLOPs do."""
+
+    #: as the forward takes it; None: guessed
+    inputs: Any = None
+    #: tokens of a sample; None: guessed
+    sequence_length: int | None = None
+
+
+def traced(module: nn.Module, example: Example, setting: Setting) -> tuple[Any, Route]:
     """Return a micro-batch and the way that the forward takes for it.
 
     Raises:
         WrapError: if the forward cannot be traced with what was given or guessed.
     """
     try:
-        inputs = example_inputs(module, None if sample_inputs is None else resized(sample_inputs))
+        inputs = example_inputs(module, None if example.inputs is None else resized(example.inputs))
     except ModelError as error:
         raise _untraced(error) from error
-    batches = [made(inputs.make, _SAMPLES, length) for length in _lengths(sample_inputs, inputs)]
+    batches = [made(inputs.make, _SAMPLES, length) for length in _lengths(example, inputs)]
     for batch in batches[:-1]:
         try:
             return batch, route_of(module, batch, setting)
@@ -174,8 +186,11 @@ def traced(module: nn.Module, sample_inputs: Any, setting: Setting) -> tuple[Any
         raise _untraced(error) from error
 
 
-def _lengths(sample_inputs: Any, inputs: ExampleInputs) -> tuple[int | None, ...]:
-    return _GUESSED_LENGTHS if sample_inputs is None and inputs.has_tokens else (None,)
+def _lengths(example: Example, inputs: ExampleInputs) -> tuple[int | None, ...]:
+    if example.inputs is not None or not inputs.has_tokens:
+        return (None,)
+    known = example.sequence_length
+    return _GUESSED_LENGTHS if known is None else (known, *_GUESSED_LENGTHS)
 
 
 def _untraced(error: ModelError) -> WrapError:

@@ -14,7 +14,7 @@ from parastrat.plan import Recompute
 from parastrat.runtime.blocks import has_routed_parts, repeated_blocks
 from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import class_name
-from parastrat.runtime.pipeline.build import cut_of, traced
+from parastrat.runtime.pipeline.build import Example, cut_of, traced
 from parastrat.runtime.pipeline.passing import (
     NotStagedError,
     Stages,
@@ -56,13 +56,13 @@ class Draft:
     expected: tuple[Hashable, ...]
 
 
-def staged(module: nn.Module, plan: Plan, sample_inputs: Any) -> Draft:
+def staged(module: nn.Module, plan: Plan, example: Example) -> Draft:
     """Return how a module is cut into the plan's stages, as ``auto_parallelize`` cuts it.
 
     Args:
         module: whole, on the meta device; its caches are turned off.
         plan: with pp.
-        sample_inputs: one micro-batch; None guesses it.
+        example: what is known of a micro-batch.
 
     Raises:
         WrapError: it cannot be cut.
@@ -73,8 +73,8 @@ def staged(module: nn.Module, plan: Plan, sample_inputs: Any) -> Draft:
     statistics = has_changing_buffers(module)
     if statistics:
         _check_statistics(plan)
-    cut = cut_of(module, sample_inputs, setting, plan)
-    inputs, takes = _given(module, traced(module, sample_inputs, setting)[0])
+    cut = cut_of(module, example, setting, plan)
+    inputs, takes = _given(module, traced(module, example, setting)[0])
     slots = slots_of(module)
     stages = stages_of(cut, [name for slot in slots if slot.is_parameter for name in slot.names])
     _check_parameters(module, slots, stages)

@@ -9,7 +9,7 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
-from parastrat.runtime.pipeline.build import traced
+from parastrat.runtime.pipeline.build import Example, traced
 from parastrat.runtime.pipeline.cut import owners_of, spans_of
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.route import Route, route_of
@@ -107,8 +107,17 @@ def test_a_forward_that_depends_on_values_is_not_followed() -> None:
     with pytest.raises(
         WrapError, match=r"cannot be followed: Distinct\.forward depends on values"
     ) as caught:
-        traced(Distinct().to("meta"), TOKENS, FP32)
+        traced(Distinct().to("meta"), Example(inputs=TOKENS), FP32)
     assert "plan without pp" in caught.value.hint
+
+
+def test_a_forward_is_followed_at_the_length_that_is_known() -> None:
+    module = Gpt(layers=2).to("meta")
+    # of longer ones than it has positions a guess is followed
+    for length, followed in ((None, 16), (8, 8), (48, 16)):
+        batch, way = traced(module, Example(sequence_length=length), FP32)
+        assert batch.shape == (2, followed)
+        assert way.events[0].tensors[0].shape[1] == followed
 
 
 def test_places_of_stages() -> None:
