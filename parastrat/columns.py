@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from parastrat.hardware import Hardware
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
+    from parastrat.stack import Stack
     from parastrat.units import Numbers
     from parastrat.workload import Workload
 
@@ -85,6 +86,8 @@ class Columns:
     device_type: Numbers
     bf16_native: Numbers
     has_fp8: Numbers
+    # stack
+    divides_experts: Numbers
     # estimate
     memory_total: Numbers
     memory_margin: Numbers
@@ -180,6 +183,7 @@ def facts_columns(facts: Facts) -> dict[str, Any]:
         **workload_columns(facts.workload),
         **model_columns(facts.model),
         **hardware_columns(facts.hardware),
+        **stack_columns(facts.stack),
     }
 
 
@@ -217,6 +221,11 @@ def hardware_columns(hardware: Hardware) -> dict[str, Any]:
         "bf16_native": device.bf16_native,
         "has_fp8": device.peak.fp8 is not None,
     }
+
+
+def stack_columns(stack: Stack) -> dict[str, Any]:
+    """Return what it is trained by, as columns."""
+    return {"divides_experts": stack.divides_experts}
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:

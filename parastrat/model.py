@@ -35,6 +35,8 @@ class Parameters:
     split: Split = Split.REPLICATED
     #: blocks that name the same group share these parameters; they count once in the model
     tie_group: str | None = None
+    #: autocast makes short copies of them: not for grouped products, which it does not know
+    cast: bool = True
 
     @property
     def count(self) -> int:
@@ -50,6 +52,8 @@ class Saved:
     tensor: float = 0
     #: split by tp with sequence parallelism, else replicated
     sequence: float = 0
+    #: of experts: split by tp where it divides experts or under ep their tokens
+    expert: float = 0
     #: logits: split by tp with loss parallelism, else gathered on every rank
     loss: float = 0
     #: as much for any number of samples
@@ -57,16 +61,15 @@ class Saved:
 
     @property
     def total(self) -> float:
-        return self.replicated + self.tensor + self.sequence + self.loss + self.fixed
+        return self.replicated + self.tensor + self.sequence + self.expert + self.loss + self.fixed
+
+    def times(self, share: float) -> Saved:
+        """Return so many times each."""
+        return Saved(**{name: share * getattr(self, name) for name in self.__dataclass_fields__})
 
     def __add__(self, other: Saved) -> Saved:
-        return Saved(
-            replicated=self.replicated + other.replicated,
-            tensor=self.tensor + other.tensor,
-            sequence=self.sequence + other.sequence,
-            loss=self.loss + other.loss,
-            fixed=self.fixed + other.fixed,
-        )
+        names = self.__dataclass_fields__
+        return Saved(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +132,7 @@ class Autocast:
     activations: Activations
     working: Saved
     boundary_bytes: float
+    awaited: Saved = field(default_factory=Saved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +152,11 @@ class Block:
     working: Saved
     #: all tensors alive across the cut behind one repeat
     boundary_bytes: float
+    #: gradients of its products and norms, of which those of the weights are made, where that waits
+    awaited: Saved = field(default_factory=Saved)
     #: of its parameters' gradients the share that is there when its backward holds most; None: unknown
     meanwhile: float | None = None
-    #: activations, working and boundary under autocast; None: no other
+    #: activations, working, boundary and awaited under autocast; None: no other
     autocast: Autocast | None = None
     #: of the model's output what a training script holds while backward runs
     output: Saved = field(default_factory=Saved)

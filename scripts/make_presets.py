@@ -23,6 +23,7 @@ HEADER = "# written by scripts/make_presets.py from scripts/data/presets.csv"
 _TRAINING = ("sequence_length", "global_batch_size", "micro_batch_size", "virtual_stages")
 _BIASES = ("qkv_bias = true", "output_bias = true", "ffn_bias = true")
 _LLAMA = ('family = "decoder"', 'norm = "rms"', "gated = true")
+_FP32_NORMS = ('family = "decoder"', 'norm = "rms-fp32"', "gated = true")
 _LAYER = ('norm = "layer"', "gated = false")
 # its keys have no bias; no dropout in training
 _WHISPER = (
@@ -50,12 +51,14 @@ STYLES = {
         "dropout = true",
     ),
     "megatron": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true", "positions = POSITIONS"),
-    "gemma2": (*_LLAMA, "layer_norms = 4"),
-    "gemma3": (*_LLAMA, "layer_norms = 4", 'qk_norm = "head"'),
+    "gemma": _FP32_NORMS,
+    "gemma2": (*_FP32_NORMS, "layer_norms = 4", 'scores = "capped"', "capped_logits = true"),
+    "gemma3": (*_FP32_NORMS, "layer_norms = 4", 'qk_norm = "head"'),
     "grok": (*_LLAMA, "layer_norms = 4"),
-    "gpt-oss": (*_LLAMA, "qkv_bias = true", "output_bias = true", "sinks = true"),
+    "llama4": _LLAMA,
+    "gpt-oss": (*_FP32_NORMS, "qkv_bias = true", "output_bias = true", "sinks = true", 'scores = "sinks"'),
     "olmo": ('family = "decoder"', 'norm = "bare"', "gated = true"),
-    "olmo2": (*_LLAMA, 'qk_norm = "width"'),
+    "olmo2": (*_FP32_NORMS, 'qk_norm = "width"'),
     "falcon": ('family = "decoder"', *_LAYER, "fused_qkv = true"),
     "falcon-7b": ('family = "decoder"', *_LAYER, "fused_qkv = true", "layer_norms = 1"),
     # two rows of the position table are the padding's
@@ -73,10 +76,11 @@ STYLES = {
         *_LAYER,
         *_BIASES,
         "fused_qkv = true",
-        "composite_activation = true",
         "embedding_norm = true",
+        'scores = "plain"',
     ),
-    "nemotron": ('family = "decoder"', *_LAYER, "composite_activation = true"),
+    # the square reads what the ReLU gives
+    "nemotron": ('family = "decoder"', *_LAYER),
     "bert": (
         'family = "encoder"',
         *_LAYER,
@@ -121,7 +125,10 @@ _PARTS = {
     "window": ("size", "layers", "chunked"),
 }
 #: what all experts of a style have in common
-_EXPERTS = {"gpt-oss": ("router_bias = true", "bias = true")}
+_EXPERTS = {
+    "gpt-oss": ("router_bias = true", "bias = true", "composite_activation = true"),
+    "llama4": ("every_token = true",),
+}
 _FIELDS = (
     "layers",
     "hidden",

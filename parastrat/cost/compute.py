@@ -12,6 +12,7 @@ from parastrat.cost.operators import SPLITS, operator_table
 from parastrat.errors import ProfileError
 from parastrat.model import Split
 from parastrat.plan import Recompute
+from parastrat.ranks.states import expert_tp
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -208,9 +209,7 @@ def _shares(c: Columns) -> Numbers:
         Split.REPLICATED: np.ones_like(c.tp),
         Split.TENSOR: c.tp,
         Split.SEQUENCE: np.where(c.sequence_parallel, c.tp, 1),
-        # tp divides the experts, or under ep their tokens: torchtitan splits what it sends over tp
-        # (ReordererSequenceParallel), and as much comes back from the other ranks
-        Split.EXPERT: c.tp,
+        Split.EXPERT: expert_tp(c),
     }
     return c.micro_batch_size / (np.stack([divisors[split] for split in SPLITS]) * c.cp)
 
@@ -222,8 +221,8 @@ def _sides(products: Products, c: Columns, experts: int | None) -> tuple[Numbers
     if products.grouped.any():
         own = np.where(c.ep > 1, c.tp, 1)
         m[products.grouped] = np.maximum(m[products.grouped] * c.ep / own / (experts or 1), 1)
-    of_experts = _beside(products.split == SPLITS.index(Split.EXPERT), c) & (c.ep > 1)
-    divisor = np.where(of_experts, 1, c.tp)
+    of_experts = _beside(products.split == SPLITS.index(Split.EXPERT), c)
+    divisor = np.where(of_experts, np.where(c.ep > 1, 1, expert_tp(c)), c.tp)
     n = n / np.where(_beside(products.divides_n, c), divisor, 1)
     k = k / np.where(_beside(products.divides_k, c), divisor, 1)
     return m, np.maximum(n, 1), np.maximum(k, 1)

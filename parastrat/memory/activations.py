@@ -10,19 +10,19 @@ import numpy as np
 from parastrat.columns import code_of, derived
 from parastrat.memory.gathered import shards_parameters
 from parastrat.model import OperatorKind
-from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import block_totals, element_bytes, local, totals_table
+from parastrat.ranks.load import ParameterTotals
+from parastrat.ranks.states import cast_totals, element_bytes, expert_tp, local, totals_table
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from enum import StrEnum
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.model import Autocast, Block, Saved
-    from parastrat.ranks.load import ParameterTotals
     from parastrat.units import Bytes, Numbers
 
 #: what decides the activations of one micro-batch on a rank
@@ -42,6 +42,8 @@ SAVED_BY = (
     "shard",
 )
 _POLICIES = len(Recompute)
+#: fields of ``Saved``
+_WAYS = ("replicated", "tensor", "sequence", "expert", "loss", "fixed")
 #: under which autograd keeps what autocast makes of weights
 _KEEPING_CASTS = Recompute.NONE, Recompute.ATTENTION
 #: operators whose weights autocast casts
@@ -60,6 +62,7 @@ class SavedTable:
     replicated: Any
     tensor: Any
     sequence: Any
+    expert: Any
     loss: Any
     fixed: Any
 
@@ -67,11 +70,10 @@ class SavedTable:
 def saved_table(several: Sequence[Saved]) -> SavedTable:
     """Return several blocks' bytes as columns beside those of plans."""
     table = np.array(
-        [(saved.replicated, saved.tensor, saved.sequence, saved.loss, saved.fixed) for saved in several],
+        [[getattr(saved, name) for name in _WAYS] for saved in several],
         dtype=float,
     )
-    replicated, tensor, sequence, loss, fixed = table.T[..., None]
-    return SavedTable(replicated=replicated, tensor=tensor, sequence=sequence, loss=loss, fixed=fixed)
+    return SavedTable(**dict(zip(_WAYS, table.T[..., None], strict=True)))
 
 
 def saved_bytes(saved: Saved | SavedTable, c: Columns, whole: Any = False) -> Bytes:
@@ -81,7 +83,8 @@ def saved_bytes(saved: Saved | SavedTable, c: Columns, whole: Any = False) -> By
     """
     sequence = np.where(np.equal(c.sequence_parallel, 1) & np.logical_not(whole), c.tp, 1)
     loss = np.where(c.loss_parallel, c.tp, 1)
-    per_sample = saved.replicated + saved.tensor / c.tp + saved.sequence / sequence + saved.loss / loss
+    divided = saved.tensor / c.tp + saved.expert / expert_tp(c)
+    per_sample = saved.replicated + divided + saved.sequence / sequence + saved.loss / loss
     return per_sample * c.micro_batch_size / c.cp + saved.fixed
 
 
@@ -93,6 +96,8 @@ class ActivationTable:
     kept: SavedTable
     #: without and under autocast, in the last axis
     working: SavedTable
+    #: the same; what a backward of inputs alone leaves to that of the weights
+    awaited: SavedTable
     #: of the model's output what a training script holds
     output: SavedTable
     #: one more tensor of a parallel loss, by what tp divides
@@ -115,10 +120,14 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
             for policy in Recompute
         ),
         working=_joined(saved_table([each.working for each in way]) for way in ways),
+        awaited=_joined(saved_table([each.awaited for each in way]) for way in ways),
         output=saved_table([block.output for block in blocks]),
         of_loss=np.array([[block.loss_parallel_bytes] for block in blocks]),
         cast=totals_table(
-            [block_totals(block, of=own) for block, own in zip(blocks, multiply, strict=True)]
+            [
+                cast_totals(block) if own else ParameterTotals()
+                for block, own in zip(blocks, multiply, strict=True)
+            ]
         ),
         units=np.array([[block.unit] for block in blocks]),
     )
@@ -127,10 +136,7 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
 def _joined(tables: Iterable[SavedTable]) -> SavedTable:
     several = list(tables)
     return SavedTable(
-        **{
-            name: np.concatenate([getattr(table, name) for table in several], axis=1)
-            for name in ("replicated", "tensor", "sequence", "loss", "fixed")
-        }
+        **{name: np.concatenate([getattr(table, name) for table in several], axis=1) for name in _WAYS}
     )
 
 
@@ -157,7 +163,7 @@ def kept_bytes(facts: Facts, c: Columns) -> Bytes:
     """
     table = activation_table(block_kinds(facts.model).blocks)
     own = np.atleast_1d(c.recompute) + _POLICIES * autocasts(c)
-    kept = saved_bytes(_chosen(table.kept, own), c, _whole(facts, c))
+    kept = saved_bytes(under(table.kept, own), c, sees_whole(facts, c))
     return kept + keeps_casts(facts, c) * cast_bytes(facts, c)
 
 
@@ -167,17 +173,12 @@ def keeps_casts(facts: Facts, c: Columns) -> Any:
     return ~units | is_any_of(c.recompute, _KEEPING_CASTS)
 
 
-def _chosen(table: SavedTable, own: Any) -> SavedTable:
-    return SavedTable(
-        replicated=table.replicated[:, own],
-        tensor=table.tensor[:, own],
-        sequence=table.sequence[:, own],
-        loss=table.loss[:, own],
-        fixed=table.fixed[:, own],
-    )
+def under(table: SavedTable, own: Any) -> SavedTable:
+    """Return the bytes at the chosen places of the last axis, one for each plan."""
+    return SavedTable(**{name: getattr(table, name)[:, own] for name in _WAYS})
 
 
-def _whole(facts: Facts, c: Columns) -> Any:
+def sees_whole(facts: Facts, c: Columns) -> Any:
     """Return which kinds of block see whole sequences: tensors cross whole between stages of our pipelines.
 
     Only inside of units are they divided then; Megatron's stages send shares.
@@ -199,8 +200,8 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
         c: the plans.
     """
     table = activation_table(block_kinds(facts.model).blocks)
-    working = _chosen(table.working, autocasts(c).astype(np.int64))
-    made = saved_bytes(working, c, _whole(facts, c)) + everything - kept
+    working = under(table.working, autocasts(c).astype(np.int64))
+    made = saved_bytes(working, c, sees_whole(facts, c)) + everything - kept
     output = np.where(c.pp == 1, saved_bytes(table.output, c).sum(axis=0), 0.0)
     of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
     return made + output + np.where(c.loss_parallel, of_loss, 0.0)
@@ -209,8 +210,8 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
 def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
     """Return what backward reads of one repeat of each kind of block, kept or made again."""
     table = activation_table(block_kinds(facts.model).blocks)
-    every = _chosen(table.kept, code_of(Recompute.NONE) + _POLICIES * autocasts(c))
-    return np.maximum(saved_bytes(every, c, _whole(facts, c)) + cast_bytes(facts, c), kept)
+    every = under(table.kept, code_of(Recompute.NONE) + _POLICIES * autocasts(c))
+    return np.maximum(saved_bytes(every, c, sees_whole(facts, c)) + cast_bytes(facts, c), kept)
 
 
 def loss_bytes(facts: Facts, running: Bytes, c: Columns) -> Bytes:
@@ -222,44 +223,6 @@ def loss_bytes(facts: Facts, running: Bytes, c: Columns) -> Bytes:
     of_loss = activation_table(block_kinds(facts.model).blocks).of_loss
     more = np.where(c.loss_parallel, 0.0, of_loss * c.micro_batch_size / c.cp)
     return np.where(of_loss > 0, running - more, 0.0)
-
-
-def in_flight(c: Columns, rank: Numbers) -> Numbers:
-    """Return the micro-batches whose activations a pipeline rank holds at its peak.
-
-    GPipe and LoopedBFS hold all; 1F1B as many as there are ranks behind; interleaved chunks as in
-    Megatron-LM's schedule, and without bubbles weights' gradients wait for as many more as the rank's place
-    (torch/distributed/pipelining/schedules.py, ``ScheduleInterleavedZeroBubble``); the V schedules about as
-    many as there are ranks.
-    """
-    steps, behind = c.gradient_accumulation_steps, c.pp - rank
-    chunks = 2 * (behind - 1) + (c.virtual_stages - 1) * c.pp + 1
-    ways: dict[tuple[PipelineSchedule, ...], Callable[[], Numbers]] = {
-        (PipelineSchedule.ONE_F_ONE_B,): lambda: behind,
-        (PipelineSchedule.INTERLEAVED,): lambda: chunks / c.virtual_stages,
-        (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE,): lambda: (chunks + rank) / c.virtual_stages,
-        (PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V): lambda: c.pp,
-    }
-    held = steps
-    for names, count in ways.items():
-        chosen = is_any_of(c.pp_schedule, names)
-        if chosen.any():
-            held = np.where(chosen, np.minimum(count(), steps), held)
-    return np.where(c.pp > 1, held, 1)
-
-
-def held_bytes(c: Columns, flying: Numbers, one: Bytes, head: Bytes) -> Bytes:
-    """Return the activations of micro-batches in flight.
-
-    Args:
-        c: the plans.
-        flying: micro-batches in flight, in the mean of a rank's chunks.
-        one: what all blocks of a rank keep of one.
-        head: of that the head, whose interleaved or bent chunk is the last to run forward and the first
-            backward.
-    """
-    once = is_any_of(c.pp_schedule, (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV)) & (c.pp > 1)
-    return flying * one - np.where(once, np.maximum(flying - 1, 0) * head, 0.0)
 
 
 def head_bytes(facts: Facts, kept: Bytes) -> Bytes:

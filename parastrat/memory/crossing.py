@@ -3,7 +3,8 @@
 Source: torch/distributed/pipelining/stage.py. A stage makes buffers for what it receives, activations and
 gradients, for every micro-batch of a step, once in a training (``_setup_forward_recv_info``,
 ``_setup_backward_recv_info``); and it holds what it sent until that micro-batch runs backward
-(``fwd_cache``). Other stacks hold less.
+(``fwd_cache``). Where backward is split in two, what was received keeps its gradient until the step ends
+(torch/distributed/pipelining/_backward.py, ``stage_backward_input``). Other stacks hold less.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from parastrat.memory.activations import autocasts, is_any_of
 from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.schedules import SPLIT_ALWAYS
 from parastrat.stack import Crossing
 
 if TYPE_CHECKING:
@@ -48,6 +50,9 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
     if facts.stack.crossing is Crossing.SENT:
         return 0.0, held * sending * width
     buffers = c.gradient_accumulation_steps * (receiving + sending) * width
+    # a backward of inputs alone leaves their gradients in what was received
+    split = is_any_of(c.pp_schedule, SPLIT_ALWAYS)
+    buffers += np.where(split, np.maximum(c.gradient_accumulation_steps - held, 0) * receiving * width, 0.0)
     in_buffers = autocasts(c) | is_any_of(c.recompute, _KEEPING_INPUTS)
     divided = (c.tp > 1) & np.equal(c.sequence_parallel, 1)
     return buffers, held * (sending * width - receiving * (in_buffers & ~divided) * given)

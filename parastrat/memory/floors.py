@@ -8,16 +8,9 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.distinct import distinct
-from parastrat.memory.activations import (
-    SAVED_BY,
-    everything_bytes,
-    head_bytes,
-    held_bytes,
-    in_flight,
-    kept_bytes,
-    running_bytes,
-)
+from parastrat.memory.activations import SAVED_BY, everything_bytes, head_bytes, kept_bytes, running_bytes
 from parastrat.memory.crossing import crossing_bytes
+from parastrat.memory.flying import held_bytes, in_flight
 from parastrat.memory.gathered import (
     HELD_BY,
     When,

@@ -102,7 +102,9 @@ class Gathering:
         if when is When.COPIED:
             left, gradients = left - self.alone * self.running, self.copied
         elif when is When.END:
-            resharding = resharding & self.alone
+            resharding, gradients = resharding & self.alone, self.copied
+            # the last two units
+            left = np.where(self.alone, np.minimum(left, 2 * self.running), left)
         return self._with(np.where(resharding, self.ahead, left), gradients)
 
     def least(self) -> Bytes:

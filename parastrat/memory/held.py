@@ -18,6 +18,7 @@ from parastrat.memory.activations import (
     loss_bytes,
     running_bytes,
 )
+from parastrat.memory.flying import awaited_bytes
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -68,6 +69,8 @@ class RanksHeld:
     #: what all blocks of a rank keep, and of that the head, by ``saved_at``
     one: Any
     head: Any
+    #: of a chunk that waits for the gradients of its weights, and of the one that runs, by ``saved_at``
+    awaited: tuple[Any, Any]
     #: at each moment, by ``saved_at``: what exists while its block runs, what one repeat of that keeps, and
     #: what was freed before
     running: Any
@@ -125,6 +128,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
         head=sum(each * count for each, count in zip(heads, same.repeats, strict=True)),
+        awaited=awaited_bytes(facts, saved, everything - kept, same.repeats),
         running=np.broadcast_to(running, moments.present.shape),
         kept=kept[moments.kinds][:, None],
         freed=freed,
@@ -140,12 +144,13 @@ def _mattering(facts: Facts, held: Columns) -> tuple[Any, ...]:
 
     What a block's first repeat has made comes beside what others will make only where gradients come with
     their units: not under a pipeline that reduces once a step, and not in buckets. The end differs where a
-    pipeline gathers unit by unit, and where gradients come one by one.
+    pipeline gathers unit by unit, and where gradients come one by one, or unit by unit: few ranks' shares of
+    them may be more than activations that are made again.
     """
     one_by_one, piped = makes_gradients(facts, held), held.pp > 1
     unit_by_unit = held.reshard_after_forward & piped & shards_parameters(held)
-    always = np.ones(len(held.pp), dtype=bool)
-    return always, one_by_one | (gathers(held) & ~piped), one_by_one | unit_by_unit
+    always, reducing = np.ones(len(held.pp), dtype=bool), gathers(held) & ~piped
+    return always, one_by_one | reducing, one_by_one | unit_by_unit | reducing
 
 
 def ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool, Any]]:

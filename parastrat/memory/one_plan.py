@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import Columns, facts_columns, plan_columns
-from parastrat.memory.activations import in_flight, kept_bytes
+from parastrat.memory.activations import kept_bytes
 from parastrat.memory.crossing import crossing_bytes
+from parastrat.memory.flying import in_flight
 from parastrat.memory.held import ranks_held
 from parastrat.memory.peaks import moments_held
 from parastrat.ranks import block_kinds

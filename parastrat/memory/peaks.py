@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.estimate import MemoryEstimate
-from parastrat.memory.activations import held_bytes, in_flight
 from parastrat.memory.crossing import crossing_bytes
+from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
 from parastrat.memory.gathered import When, gathers, never_met_bytes
 from parastrat.memory.held import WAYS, RanksHeld, ranks_held, ways
 from parastrat.memory.pools import pooled
@@ -56,6 +56,7 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     flying = in_flight(columns, rank)
     buffers, sent = crossing_bytes(facts, columns, rank, flying)
     held = held_bytes(columns, flying, one, of_saved(share * ranks.head)) + share * (sent + buffers)
+    held += waiting_bytes(columns, rank, *(of_saved(share * each) for each in ranks.awaited))
     states = ranks.states["parameters"] + ranks.states["optimizer"]
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])
@@ -191,6 +192,7 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     flying = in_flight(c, rank)
     buffers, sent = crossing_bytes(facts, c, rank, flying)
     held = held_bytes(c, flying, one, ranks.of_saved(ranks.head)) + sent
+    held = held + waiting_bytes(c, rank, *map(ranks.of_saved, ranks.awaited))
     never = never_met_bytes(ranks.of_held(ranks.reducing), ranks.of_saved(ranks.everything))
     activations = held - ranks.of_saved(np.concatenate(freed))
     moving = {

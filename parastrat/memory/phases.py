@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.memory.activations import in_flight
+from parastrat.memory.flying import in_flight
 from parastrat.memory.gathered import When, gathers, shards_parameters
 from parastrat.memory.one_plan import number_of, one_plan
 from parastrat.memory.peaks import PARTS
@@ -196,7 +196,8 @@ def _backward(job: OnePlan, place: int) -> tuple[Phase, ...]:
         # what is no repeat of its own is told only where the rank peaks
         if moment.when is When.FIRST or ends or repeat[:1].isdigit() or phase.total >= most:
             found.append((sum(counts) if moment.when is When.END else ran, phase))
-    if not any(moment.when is When.END for moment in present):
+    unit_by_unit = (gathers(job.c) & (job.c.pp == 1)).all()
+    if unit_by_unit or not any(moment.when is When.END for moment in present):
         found += [
             (ran + left, _last(job, kind, left, phase))
             for kind, (ran, left, phase) in second.items()

@@ -55,6 +55,8 @@ class Unmade:
     #: of all, and where none comes before a step's end
     everything: Any
     late: Any
+    #: where units reduce one by one, so that the last but one is the end: behind it none is gathered
+    by_unit: Any
     #: bytes of a gradient where they come one by one, else 0
     each: Any
 
@@ -76,7 +78,8 @@ class Unmade:
             if self.units[kind]
         )
         of_unit = np.array(self.units)[moments.kinds][:, None, None]
-        return np.where(of_unit, self.left - units + self.running, self.left)
+        last = self.running * np.where(self.by_unit, 2, 1)
+        return np.where(of_unit, np.minimum(self.left - units + last, self.left), self.left)
 
 
 def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unmade:
@@ -107,6 +110,7 @@ def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unm
         moments=moments,
         everything=everything,
         late=sharded & (c.pp > 1),
+        by_unit=sharded & (c.pp == 1),
         each=element_bytes(facts).gradient * here,
     )
 

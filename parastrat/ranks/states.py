@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,7 +94,18 @@ def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
 
 @derived
 def _expert_divisor(c: Columns) -> Numbers:
-    divisor: Numbers = np.where(c.ep > 1, c.ep, c.tp)
+    divisor: Numbers = np.where(c.ep > 1, c.ep, expert_tp(c))
+    return divisor
+
+
+@derived
+def expert_tp(c: Columns) -> Numbers:
+    """Return over how many tp ranks what experts compute is divided: their width, or under ep their tokens.
+
+    torchtitan splits what it sends over tp (``ReordererSequenceParallel``), and as much comes back from the
+    other ranks. Without ep it is the stack's whether tp divides experts.
+    """
+    divisor: Numbers = np.where((c.ep > 1) | c.divides_experts, c.tp, 1)
     return divisor
 
 
@@ -147,6 +158,12 @@ def context_bytes(facts: Facts) -> int:
         return 0
     stack = facts.stack
     return _under(facts.workload.precision, stack.fp16_context_bytes, stack.context_bytes)
+
+
+def cast_totals(block: Block) -> ParameterTotals:
+    """Return one repeat's parameters of which autocast makes short copies, by what divides them."""
+    cast = tuple(group for group in block.parameters if group.cast)
+    return block_totals(replace(block, parameters=cast))
 
 
 def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> ParameterTotals:

@@ -10,6 +10,8 @@ from parastrat.model import Family
 
 class Norm(StrEnum):
     RMS = "rms"
+    #: its weight multiplies in fp32 (Gemma, OLMo 2, gpt-oss)
+    RMS_FP32 = "rms-fp32"
     LAYER = "layer"
     #: a layer norm with a weight alone (MPT, Command R)
     UNBIASED = "layer-unbiased"
@@ -19,7 +21,7 @@ class Norm(StrEnum):
     @property
     def weights(self) -> int:
         """Parameters for each element of its width."""
-        return {Norm.RMS: 1, Norm.LAYER: 2, Norm.UNBIASED: 1, Norm.BARE: 0}[self]
+        return {Norm.LAYER: 2, Norm.BARE: 0}.get(self, 1)
 
 
 class QkNorm(StrEnum):
@@ -29,6 +31,17 @@ class QkNorm(StrEnum):
     HEAD = "head"
     #: of all heads together (OLMo 2)
     WIDTH = "width"
+
+
+class Scores(StrEnum):
+    """Attention of transformers without a kernel that spares the scores of all pairs, by what it adds."""
+
+    #: nothing, or a bias: a softmax in fp32 (BLOOM)
+    PLAIN = "plain"
+    #: a tanh that caps them (Gemma 2)
+    CAPPED = "capped"
+    #: a learned logit per head beside them (gpt-oss)
+    SINKS = "sinks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +88,10 @@ class Experts:
     bias: bool = False
     #: a gate on the shared experts, one number a token (Qwen2-MoE)
     shared_gate: bool = False
+    #: transformers runs every expert on every token, and scales by zero what was not routed (Llama 4)
+    every_token: bool = False
+    #: between their products stands a chain of kernels: gates are clamped, and one is added (gpt-oss)
+    composite_activation: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +157,8 @@ class Architecture:
     qk_norm: QkNorm | None = None
     #: a learned logit per head that takes up attention (gpt-oss)
     sinks: bool = False
+    #: None: attention runs in one kernel. Hand-fused stacks have one for all of these
+    scores: Scores | None = None
     #: norms in a layer: 1 where attention and feed-forward share it (Falcon-7B), 4 with norms on the
     #: outputs as well (Gemma 2); cross-attention brings one more
     layer_norms: int = 2
@@ -149,6 +168,8 @@ class Architecture:
     final_norm: bool = True
     #: a bias per token of the vocabulary on the logits
     head_bias: bool = False
+    #: a tanh caps the logits (Gemma 2)
+    capped_logits: bool = False
     #: None: every query sees all keys before it
     window: Window | None = None
     #: rows of a learned position table; 0 for rotary or relative positions

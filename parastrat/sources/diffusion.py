@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Block, Family, ModelSpec, Parameters, Saved, Split
 from parastrat.sources.architecture import Architecture, Norm
+from parastrat.sources.attending import attention
 from parastrat.sources.ends import end_block
 from parastrat.sources.feed_forward import feed_forward
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
-    attention,
     convolution,
     elementwise,
     joined,

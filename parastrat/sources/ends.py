@@ -93,7 +93,8 @@ def head(setting: Setting) -> Block:
                 matmul(tokens, a.vocab, a.hidden, "n"),
                 elementwise((b + 4 * _FP32) * logits, Split.TENSOR),
             ),
-            saved=Saved(loss=kept * logits),
+            # a cap keeps its tanh
+            saved=Saved(loss=(kept + (b if a.capped_logits else 0)) * logits),
         )
     )
     if a.pooler:
@@ -106,6 +107,8 @@ def head(setting: Setting) -> Block:
         operators=part.operators,
         activations=_outside(part.saved),
         working=Saved(loss=again * logits),
+        # their gradient stands for what the loss kept
+        awaited=Saved(loss=b * logits - part.saved.loss, sequence=setting.stream * tokens * a.hidden),
         boundary_bytes=0,
         output=Saved() if one_kernel else Saved(loss=b * logits),
         loss_parallel_bytes=0.0 if one_kernel else loss * logits,

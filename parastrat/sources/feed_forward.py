@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 #: intermediates of the tanh GELU as a chain of kernels: its input, half of it, the tanh, and one plus it
 _COMPOSITE = 4
+#: gpt-oss: both halves, the gate clamped, its sigmoid, their product, one plus the other half, and all
+_CLAMPED = 7
 
 
 def feed_forward(setting: Setting, width: int | None = None) -> Part:
@@ -30,8 +32,12 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
     count = _kept_tensors(a, setting.kernels)
     # every second matmul: of gate, up and down the first and the last; of two the first. Backward does not
     # read the last one's output, and a compiler leaves it out; each tp rank's is whole, a summand
-    last = a.gated and not setting.kernels.compiled
-    selective = Saved(tensor=b * ffn * tokens, replicated=b * a.hidden * tokens if last else 0)
+    # Phi-3 has one product for gate and up, as for queries, keys and values
+    joined_gate = a.gated and a.fused_qkv
+    last = a.gated and not (joined_gate or setting.kernels.compiled)
+    selective = Saved(
+        tensor=b * (inner if joined_gate else ffn) * tokens, replicated=b * a.hidden * tokens if last else 0
+    )
     return Part(
         parameters=tuple(groups),
         operators=(
@@ -64,28 +70,45 @@ def mixture(setting: Setting) -> Part:
     experts = a.experts
     if experts is None:
         raise ValueError("the architecture has no experts")
-    routed = tokens * experts.top_k
+    routed = tokens * computed_experts(setting)
     inner = (2 if a.gated else 1) * experts.ffn
     weights = a.hidden * (inner + experts.ffn) + (inner + a.hidden if experts.bias else 0)
-    # tokens in expert order before and after, and the experts' inner tensors
-    kept = routed * b * (2 * a.hidden + _kept_tensors(a, setting.kernels) * experts.ffn)
+    tensors = _kept_tensors(a, setting.kernels)
+    if experts.composite_activation and setting.kernels is Kernels.EAGER:
+        tensors = _CLAMPED
+    # tokens in expert order before and after, and the experts' inner tensors; autocast knows no grouped
+    # product, whose tensors stay in the stream's format
+    element = b if experts.every_token else setting.stream
+    kept = routed * (2 * element * a.hidden + tensors * element * experts.ffn)
+    if experts.every_token:
+        kept += routed * (setting.stream - b) * a.hidden
     router = Part(
         parameters=(Parameters(trainable=_router_parameters(a.hidden, experts)),),
         operators=(matmul(tokens, experts.count, a.hidden, ""),),
         saved=Saved(sequence=4 * 2 * experts.count * tokens),
     )
     own = Part(
-        parameters=(Parameters(trainable=experts.count * weights, split=Split.EXPERT),),
+        parameters=(
+            Parameters(trainable=experts.count * weights, split=Split.EXPERT, cast=experts.every_token),
+        ),
         operators=(
             _grouped(routed, inner, a.hidden, "n"),
             _grouped(routed, a.hidden, experts.ffn, "k"),
             elementwise(b * routed * (5 * experts.ffn + 4 * a.hidden), Split.EXPERT),
         ),
-        saved=Saved(tensor=kept),
+        saved=Saved(expert=kept),
     )
     if not experts.shared_ffn:
         return joined(router, own)
     return joined(router, own, feed_forward(setting, experts.shared_ffn))
+
+
+def computed_experts(setting: Setting) -> int:
+    """Return how many experts run on each token; what transformers' Llama 4 computes of others is lost."""
+    experts = setting.architecture.experts
+    if experts is None:
+        return 0
+    return experts.count if experts.every_token and setting.kernels is Kernels.EAGER else experts.top_k
 
 
 def _router_parameters(hidden: int, experts: Experts) -> int:

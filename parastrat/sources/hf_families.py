@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parastrat.sources.architecture import Norm, QkNorm
+from parastrat.sources.architecture import Norm, QkNorm, Scores
 from parastrat.sources.hf_fields import Config, Fields, Flag, Size, Table, UnknownFormError
 from parastrat.sources.hf_older import OLDER
 
@@ -45,6 +45,9 @@ _USE_BIAS: Table = {name: Flag("use_bias") for name in ("qkv_bias", "output_bias
 _QK_HEAD: Table = {"qk_norm": QkNorm.HEAD}
 _QK_WIDTH: Table = {"qk_norm": QkNorm.WIDTH}
 _SANDWICH: Table = {"layer_norms": 4}
+_FP32_NORMS: Table = {"norm": Norm.RMS_FP32}
+_SINKS: Table = {"sinks": True, "scores": Scores.SINKS}
+_CAPPED: Table = {"scores": Scores.CAPPED, "capped_logits": True}
 _SHARED_NORM: Table = {"layer_norms": 1}
 _NO_BIAS: Table = {"attention_bias": False}
 
@@ -78,8 +81,8 @@ _DENSE: Mapping[str, Form] = {
     "ministral3": Form(),
     "cwm": Form(fields=_MLP_BIAS, full_every=4, full_first=True),
     "granite": Form(fields=_ALL_BIASES),
-    "granite_swa": Form(fields=_ALL_BIASES | {"sinks": True}, full_every=4, full_first=True),
-    "helium": Form(fields=_INNER_BIAS | _MLP_BIAS, more=_square_output),
+    "granite_swa": Form(fields=_ALL_BIASES | _SINKS, full_every=4, full_first=True),
+    "helium": Form(fields=_FP32_NORMS | _INNER_BIAS | _MLP_BIAS, more=_square_output),
     "internlm3": Form(fields=_ALL_BIASES),
     "iquestcoder": Form(fields=_ALL_BIASES),
     "hyperclovax": Form(fields=_ALL_BIASES | _SANDWICH, requires={"use_post_norm": True}),
@@ -90,17 +93,17 @@ _DENSE: Mapping[str, Form] = {
     "jais2": Form(fields=_PLAIN | _LAYER | _ALL_BIASES),
     "nemotron": Form(fields=_PLAIN | _LAYER | _ALL_BIASES),
     "nanochat": Form(fields=_PLAIN | {"norm": Norm.BARE} | _ATTENTION_BIAS),
-    "gemma": Form(fields=_ATTENTION_BIAS),
-    "gemma2": Form(fields=_ATTENTION_BIAS | _SANDWICH, full_every=2),
-    "gemma3_text": Form(fields=_ATTENTION_BIAS | _SANDWICH | _QK_HEAD, full_every=6),
-    "vaultgemma": Form(fields=_ATTENTION_BIAS, full_every=2),
+    "gemma": Form(fields=_FP32_NORMS | _ATTENTION_BIAS),
+    "gemma2": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _SANDWICH | _CAPPED, full_every=2),
+    "gemma3_text": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _SANDWICH | _QK_HEAD, full_every=6),
+    "vaultgemma": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _CAPPED, full_every=2),
     "qwen2": Form(fields={"qkv_bias": True}),
     "qwen3": Form(fields=_ATTENTION_BIAS | _QK_HEAD),
     "hunyuan_v1_dense": Form(fields=_ATTENTION_BIAS | _QK_HEAD),
     "exaone4": Form(fields=_QK_HEAD, full_every=4),
     "olmo": Form(fields={"norm": Norm.BARE} | _ATTENTION_BIAS),
-    "olmo2": Form(fields=_ATTENTION_BIAS | _QK_WIDTH),
-    "olmo3": Form(fields=_ATTENTION_BIAS | _QK_WIDTH, full_every=4),
+    "olmo2": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _QK_WIDTH),
+    "olmo3": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _QK_WIDTH, full_every=4),
     "glm": Form(fields=_INNER_BIAS),
     "glm4": Form(fields=_INNER_BIAS | _SANDWICH),
     "phi3": Form(fields={"fused_qkv": True}),
@@ -125,14 +128,14 @@ _MIXED: Mapping[str, Form] = {
         fields=_ATTENTION_BIAS, experts=_LOCAL | {"shared_ffn": Size("shared_intermediate_size", least=0)}
     ),
     "granitemoe_swa": Form(
-        fields=_ATTENTION_BIAS | {"sinks": True},
+        fields=_ATTENTION_BIAS | _SINKS,
         experts=_LOCAL | {"shared_ffn": Size("shared_intermediate_size", least=0)},
         full_every=4,
         full_first=True,
     ),
     "gpt_oss": Form(
-        fields=_ATTENTION_BIAS | {"sinks": True},
-        experts=_LOCAL | {"router_bias": True, "bias": True},
+        fields=_FP32_NORMS | _ATTENTION_BIAS | _SINKS,
+        experts=_LOCAL | {"router_bias": True, "bias": True, "composite_activation": True},
         full_every=2,
     ),
     "minimax_m2": Form(fields=_QK_WIDTH, experts=_LOCAL),
@@ -143,7 +146,7 @@ _MIXED: Mapping[str, Form] = {
         requires={"head_dim": None},
     ),
     "flex_olmo": Form(
-        fields=_ATTENTION_BIAS | _QK_WIDTH,
+        fields=_FP32_NORMS | _ATTENTION_BIAS | _QK_WIDTH,
         experts={"count": Size("num_experts"), **_TOP_K, "ffn": Size("intermediate_size")},
     ),
     "qwen2_moe": Form(
@@ -234,6 +237,7 @@ _MIXED: Mapping[str, Form] = {
         | {
             "shared_ffn": Size("intermediate_size"),
             "period": Size("interleave_moe_layer_step"),
+            "every_token": True,
         },
     ),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from parastrat.sources.architecture import Norm, QkNorm
+from parastrat.sources.architecture import Norm, QkNorm, Scores
 from parastrat.sources.hf_fields import Config, Fields, Flag, Size, Table, UnknownFormError
 
 #: fields of the architecture, config fields with the value that they must have, fields that take arithmetic
@@ -14,6 +14,7 @@ OlderForm: TypeAlias = tuple[Fields, Mapping[str, object], Callable[[Config], di
 _BIASES: Table = {"qkv_bias": True, "output_bias": True, "ffn_bias": True}
 _GPT: Table = {"norm": Norm.LAYER, "gated": False}
 _FUSED: Table = {"fused_qkv": True}
+_SCORES: Table = {"scores": Scores.PLAIN}
 #: OPT, BioGPT and their like keep two rows of the position table free
 _OFFSET = 2
 #: norms of a layer whose branches each have one
@@ -137,11 +138,15 @@ OLDER: Mapping[str, OlderForm] = {
     "gpt2": (_GPT | _FUSED | _BIASES, {"add_cross_attention": False}, _gpt2),
     "gpt-sw3": (_GPT | _FUSED | _BIASES, {"add_cross_attention": False}, _gpt2),
     "gpt_bigcode": (_GPT | _FUSED | _BIASES, {"add_cross_attention": False}, _gpt_bigcode),
-    "openai-gpt": (_GPT | _FUSED | _BIASES | {"final_norm": False}, {}, _openai_gpt),
+    "openai-gpt": (_GPT | _FUSED | _BIASES | _SCORES | {"final_norm": False}, {}, _openai_gpt),
     "ctrl": (_GPT | _BIASES | {"head_bias": True, "ffn": Size("dff")}, {}, _ctrl),
-    "gptj": (_GPT | {"ffn_bias": True, "layer_norms": 1, "head_bias": True}, {}, _gptj),
-    "codegen": (_GPT | _FUSED | {"ffn_bias": True, "layer_norms": 1, "head_bias": True}, {}, _gptj),
-    "gpt_neo": (_GPT | {"output_bias": True, "ffn_bias": True}, {}, _gpt_neo),
+    "gptj": (_GPT | _SCORES | {"ffn_bias": True, "layer_norms": 1, "head_bias": True}, {}, _gptj),
+    "codegen": (
+        _GPT | _FUSED | _SCORES | {"ffn_bias": True, "layer_norms": 1, "head_bias": True},
+        {},
+        _gptj,
+    ),
+    "gpt_neo": (_GPT | _SCORES | {"output_bias": True, "ffn_bias": True}, {}, _gpt_neo),
     "gpt_neox": (
         _GPT
         | _FUSED
@@ -150,16 +155,19 @@ OLDER: Mapping[str, OlderForm] = {
         {},
         _gpt_neox,
     ),
-    "bloom": (_GPT | _FUSED | _BIASES | {"embedding_norm": True}, {}, _bloom),
+    "bloom": (_GPT | _FUSED | _BIASES | _SCORES | {"embedding_norm": True}, {}, _bloom),
     "opt": (
         _GPT | {name: Flag("enable_bias") for name in _BIASES} | {"ffn": Size("ffn_dim")},
         {"do_layer_norm_before": True, "layer_norm_elementwise_affine": True},
         _opt,
     ),
     "biogpt": (_GPT | _BIASES, {}, _biogpt),
-    "xglm": (_GPT | _BIASES | {"ffn": Size("ffn_dim")}, {"add_cross_attention": False}, _xglm),
+    "xglm": (_GPT | _BIASES | _SCORES | {"ffn": Size("ffn_dim")}, {"add_cross_attention": False}, _xglm),
     "mpt": (
-        {"norm": Norm.UNBIASED, "gated": False} | _FUSED | {"max_sequence_length": Size("max_seq_len")},
+        {"norm": Norm.UNBIASED, "gated": False}
+        | _FUSED
+        | _SCORES
+        | {"max_sequence_length": Size("max_seq_len")},
         {},
         _mpt,
     ),

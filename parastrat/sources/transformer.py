@@ -15,17 +15,10 @@ from parastrat.model import (
     Saved,
     Split,
 )
+from parastrat.sources.attending import attention, keeps_scores, scores_gradients
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
-from parastrat.sources.feed_forward import feed_forward, mixture
-from parastrat.sources.layers import (
-    Part,
-    Setting,
-    activations,
-    attention,
-    dropout_masks,
-    joined,
-    norm,
-)
+from parastrat.sources.feed_forward import computed_experts, feed_forward, mixture
+from parastrat.sources.layers import Part, Setting, activations, dropout_masks, joined, norm
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
@@ -92,7 +85,10 @@ def _chain(setting: Setting) -> tuple[Block, ...]:
 
 def _cast(block: Block) -> Autocast:
     return Autocast(
-        activations=block.activations, working=block.working, boundary_bytes=block.boundary_bytes
+        activations=block.activations,
+        working=block.working,
+        boundary_bytes=block.boundary_bytes,
+        awaited=block.awaited,
     )
 
 
@@ -160,7 +156,7 @@ def _buckets(a: Architecture) -> Part:
     return Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
 
 
-def _gradients(setting: Setting, inner: int, width: int) -> Saved:
+def _gradients(setting: Setting, inner: int, width: int, *, mixed: bool) -> Saved:
     """Return the gradients of the inner tensors, and of the residual and its branch.
 
     Those that products give back are summands on each tp rank, whole until they are added up, which torch
@@ -168,7 +164,28 @@ def _gradients(setting: Setting, inner: int, width: int) -> Saved:
     """
     summands = 0 if setting.kernels.fused else 2
     whole = summands * setting.element * setting.tokens * setting.architecture.hidden
-    return Saved(tensor=2 * setting.element * inner, sequence=2 * width - whole, replicated=whole)
+    of_inner = 2 * setting.element * inner
+    return Saved(
+        tensor=0 if mixed else of_inner,
+        expert=of_inner if mixed else 0,
+        sequence=2 * width - whole,
+        replicated=whole,
+    )
+
+
+def _awaited(setting: Setting, part: Part, norms: int) -> Saved:
+    """Return the gradients of what products and norms give, which the gradients of weights are made of."""
+    sizes = {Split.TENSOR: 0.0, Split.REPLICATED: 0.0, Split.EXPERT: 0.0}
+    for each in part.operators:
+        if each.n and each.weighted:
+            divided = each.split if each.split_side == "n" else Split.REPLICATED
+            sizes[divided] += setting.element * each.m * each.n * each.count
+    return Saved(
+        tensor=sizes[Split.TENSOR],
+        replicated=sizes[Split.REPLICATED],
+        expert=sizes[Split.EXPERT],
+        sequence=norms * setting.stream * setting.tokens * setting.architecture.hidden,
+    )
 
 
 def _readers(a: Architecture, index: int) -> int:
@@ -196,13 +213,19 @@ def _layer(
         norm(setting, added=index < _ADDITIONS, readers=_readers(a, index))
         for index in range(a.layer_norms)
     ]
-    parts.append(attention(setting, causal=causal))
+    norms, attended = parts[1:], attention(setting, causal=causal)
+    parts.append(attended)
     if crossed:
         parts += [norm(setting, added=True), attention(setting, causal=False, memory_tokens=memory_tokens)]
-    parts += [mixture(setting) if mixed else feed_forward(setting), dropout_masks(setting)]
+    fed = mixture(setting) if mixed else feed_forward(setting)
+    parts += [fed, dropout_masks(setting)]
     routed = a.experts.top_k if mixed and a.experts else 0
-    inner = (a.experts.ffn * a.experts.top_k if a.experts and mixed else a.ffn) * setting.tokens
-    part = joined(*parts)
+    inner = (a.experts.ffn * computed_experts(setting) if a.experts and mixed else a.ffn) * setting.tokens
+    part, working = joined(*parts), _gradients(setting, inner, width, mixed=mixed)
+    if keeps_scores(setting) and not setting.kernels.fused:
+        # what runs backward before attention has freed what it kept
+        at_scores = scores_gradients(setting) + Saved(sequence=width) + joined(*norms, fed).saved.times(-1)
+        working = max(working, at_scores, key=lambda saved: saved.total)
     return Block(
         name="expert " + name if mixed else name,
         repeat=repeat,
@@ -210,7 +233,8 @@ def _layer(
         operators=part.operators,
         # checkpoints of all layers hold the encoder's output, which is one tensor and counted there
         activations=activations(part, width),
-        working=_gradients(setting, inner, width),
+        working=working,
+        awaited=_awaited(setting, part, a.layer_norms),
         boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,
         tensor_parallel_bytes=setting.element * setting.tokens * a.hidden,

@@ -20,7 +20,7 @@ from parastrat.case import Facts
 from parastrat.columns import Columns, facts_columns, plan_columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory import memory_columns, memory_estimate
-from parastrat.memory.activations import in_flight
+from parastrat.memory.flying import in_flight
 from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.ranks.states import element_bytes, least_bytes

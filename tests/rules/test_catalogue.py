@@ -176,6 +176,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
                 "async_tp",
                 "bf16_native",
                 "has_fp8",
+                "divides_experts",
             )
         },
         "cp_method": one_of(0, 1),

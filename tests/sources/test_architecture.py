@@ -9,6 +9,7 @@ def test_weights_of_a_norm_for_each_element_of_its_width() -> None:
     # RMS: a scale; layer norm: a scale and a bias, or the scale alone, or neither
     assert {norm: norm.weights for norm in Norm} == {
         Norm.RMS: 1,
+        Norm.RMS_FP32: 1,
         Norm.LAYER: 2,
         Norm.UNBIASED: 1,
         Norm.BARE: 0,

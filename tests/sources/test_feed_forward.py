@@ -113,7 +113,7 @@ def test_a_mixtures_parameters_and_products(changes: dict[str, Any], inner: int)
     made = mixed(**changes)
     assert made.parameters == (
         Parameters(trainable=8 * 6),
-        Parameters(trainable=6 * (8 * inner + 5 * 8), split=Split.EXPERT),
+        Parameters(trainable=6 * (8 * inner + 5 * 8), split=Split.EXPERT, cast=False),
     )
     assert products(made) == [(T, 6, 8, "", 1), (ROUTED, inner, 8, "n", 1), (ROUTED, 8, 5, "k", 1)]
     router, into, out_of = (operator for operator in made.operators if operator.n)
@@ -139,7 +139,7 @@ def test_biases_of_experts_and_of_their_router() -> None:
     for experts, (router, own) in cases.items():
         assert mixture(setting(experts=experts)).parameters == (
             Parameters(trainable=router),
-            Parameters(trainable=own, split=Split.EXPERT),
+            Parameters(trainable=own, split=Split.EXPERT, cast=False),
         )
 
 
@@ -150,8 +150,8 @@ def test_a_mixtures_traffic() -> None:
 
 def test_what_a_mixture_keeps() -> None:
     # the router's fp32 logits and probabilities; tokens in expert order before and after; inner tensors
-    assert mixed().saved == Saved(sequence=4 * 2 * 6 * T, tensor=ROUTED * 2 * (2 * 8 + 4 * 5))
-    assert mixed(Kernels.COMPILED).saved.tensor == ROUTED * 2 * (2 * 8 + 2 * 5)
+    assert mixed().saved == Saved(sequence=4 * 2 * 6 * T, expert=ROUTED * 2 * (2 * 8 + 4 * 5))
+    assert mixed(Kernels.COMPILED).saved.expert == ROUTED * 2 * (2 * 8 + 2 * 5)
     # grouped products are all computed again
     assert mixed().selective == Saved()
 

@@ -13,11 +13,11 @@ import pytest
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Saved, Split
 from parastrat.sources.architecture import Architecture, LatentAttention, Norm, QkNorm, Window
+from parastrat.sources.attending import attention
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
-    attention,
     dropout_masks,
     elementwise,
     joined,
@@ -146,7 +146,7 @@ def test_attentions_parameters() -> None:
     assert normed.parameters[1] == Parameters(trainable=2 * 3)
     # queries and values have biases, keys have none; each head has a sink
     partly = attention(setting(qkv_bias=True, key_bias=False, sinks=True), causal=True)
-    assert partly.parameters == (Parameters(trainable=weights + Q + KV + 4, split=Split.TENSOR),)
+    assert partly.parameters == (Parameters(trainable=weights + Q + KV + 4),)
 
 
 def test_attentions_products() -> None:
@@ -240,13 +240,11 @@ def test_only_eager_kernels_keep_more_of_normed_and_fused_projections(kernels: K
         assert attention(setting(kernels, **changes), causal=True).saved.tensor == plain
 
 
-def test_eager_kernels_keep_norms_of_heads_and_copies_of_a_fused_projection() -> None:
+def test_eager_kernels_keep_norms_of_heads() -> None:
     plain = attention(setting(), causal=True, memory_tokens=7).saved.tensor
     normed = attention(setting(qk_norm=QkNorm.HEAD), causal=True, memory_tokens=7).saved.tensor
     # for each head's row the fp32 copy, the normalised one, and 1/rms: 4 of queries, 2 of keys
     assert normed - plain == ((4 + 2) * 3 + 4) * (4 * T + 2 * 7)
-    fused = attention(setting(fused_qkv=True), causal=True, memory_tokens=7).saved.tensor
-    assert fused - plain == 2 * 2 * KV * 7
 
 
 @pytest.mark.parametrize("kernels", Kernels)

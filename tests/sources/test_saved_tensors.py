@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from parastrat.model import Family
-from parastrat.sources.architecture import Architecture, Audio, Experts, Image, Norm, QkNorm
+from parastrat.sources.architecture import Architecture, Audio, Experts, Image, Norm, QkNorm, Scores
 from parastrat.sources.transformer import transformer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -51,6 +51,75 @@ def mixtral() -> tuple[nn.Module, Architecture]:
     return transformers.MixtralForCausalLM(config), replace(LLAMA, experts=experts)
 
 
+def gemma2() -> tuple[nn.Module, Architecture]:
+    config = transformers.Gemma2Config(**LLAMA_SIZES, head_dim=16, use_cache=False)
+    architecture = replace(
+        LLAMA,
+        norm=Norm.RMS_FP32,
+        tied=True,
+        layer_norms=4,
+        scores=Scores.CAPPED,
+        capped_logits=True,
+    )
+    return transformers.Gemma2ForCausalLM(config), architecture
+
+
+def gpt_oss() -> tuple[nn.Module, Architecture]:
+    config = transformers.GptOssConfig(
+        **LLAMA_SIZES, head_dim=16, num_local_experts=4, num_experts_per_tok=2, use_cache=False
+    )
+    experts = Experts(count=4, top_k=2, ffn=320, router_bias=True, bias=True, composite_activation=True)
+    architecture = replace(
+        LLAMA,
+        norm=Norm.RMS_FP32,
+        experts=experts,
+        qkv_bias=True,
+        output_bias=True,
+        sinks=True,
+        scores=Scores.SINKS,
+    )
+    return transformers.GptOssForCausalLM(config), architecture
+
+
+def bloom() -> tuple[nn.Module, Architecture]:
+    config = transformers.BloomConfig(
+        hidden_size=128,
+        n_layer=2,
+        n_head=8,
+        vocab_size=VOCAB,
+        hidden_dropout=0,
+        attention_dropout=0,
+        use_cache=False,
+    )
+    architecture = Architecture(
+        **COMMON,
+        **BIASED,
+        family=Family.DECODER,
+        ffn=512,
+        kv_heads=8,
+        tied=True,
+        fused_qkv=True,
+        embedding_norm=True,
+        scores=Scores.PLAIN,
+    )
+    return transformers.BloomForCausalLM(config), architecture
+
+
+def llama4() -> tuple[nn.Module, Architecture]:
+    config = transformers.Llama4TextConfig(
+        **LLAMA_SIZES,
+        head_dim=16,
+        intermediate_size_mlp=320,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=1,
+        use_qk_norm=False,
+        use_cache=False,
+    )
+    experts = Experts(count=4, top_k=1, ffn=320, shared_ffn=320, every_token=True)
+    return transformers.Llama4ForCausalLM(config), replace(LLAMA, experts=experts)
+
+
 def gpt2() -> tuple[nn.Module, Architecture]:
     config = transformers.GPT2Config(
         n_embd=128,
@@ -60,6 +129,8 @@ def gpt2() -> tuple[nn.Module, Architecture]:
         n_positions=128,
         bos_token_id=0,
         eos_token_id=0,
+        # as in trainings
+        use_cache=False,
         resid_pdrop=0,
         embd_pdrop=0,
         attn_pdrop=0,
@@ -233,6 +304,10 @@ def saved_by_autograd(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
         (llama, 0.005),
         (qwen3, 0.005),
         (mixtral, 0.01),
+        (gemma2, 0.01),
+        (gpt_oss, 0.02),
+        (bloom, 0.005),
+        (llama4, 0.02),
         (gpt2, 0.005),
         (bert, 0.005),
         (vit, 0.005),

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from parastrat.errors import WrapError
+from parastrat.plan import PipelineSchedule
 from parastrat.ranks import pipeline_ranks
 from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.rank import OPTIMIZERS, Task, dry_run, ways_of
@@ -79,6 +80,8 @@ def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
     bent = schedule_of(plan) in V_SHAPED
     loads = pipeline_ranks(model, pp, plan.virtual_stages, bent=bent)
     places = {0, pp - 1} | {int(load.rank) for load in loads}
+    if schedule_of(plan) is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE:
+        places.add(max(pp - 2, 0))  # of equal ranks the last has most weights that wait for gradients
     return tuple(place * (plan.mesh.world_size // pp) for place in sorted(places))
 
 

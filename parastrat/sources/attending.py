@@ -1,0 +1,224 @@
+"""Closed form of attention: in one kernel, with the scores of all pairs, and from a latent.
+
+Sources: as of ``layers``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from parastrat.model import Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.sources.architecture import Norm, QkNorm, Scores
+from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
+from parastrat.stack import Kernels
+
+if TYPE_CHECKING:
+    from parastrat.sources.architecture import Architecture
+
+_FP32 = FP32_BYTES
+
+
+def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = None) -> Part:
+    """Return self-attention, or attention to ``memory_tokens`` of another stack.
+
+    Flash and memory-efficient attention keep q, k, v, their output and one fp32 a row and head. A fused
+    projection stays whole while its queries live. Keys and values of caches are not copied: trainings have
+    none.
+    """
+    a = setting.architecture
+    if a.latent is not None:
+        return _latent_attention(setting)
+    tokens, b = setting.tokens, setting.element
+    keys = tokens if memory_tokens is None else memory_tokens
+    q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    weights = a.hidden * (q + 2 * kv) + q * a.hidden
+    inner_bias = (q + (2 if a.key_bias else 1) * kv) if a.qkv_bias else 0
+    sinks = a.heads if a.sinks else 0
+    groups = [Parameters(trainable=weights + inner_bias + sinks, split=Split.TENSOR)]
+    replicated = (a.hidden if a.output_bias else 0) + _qk_norm_parameters(a)
+    if replicated:
+        groups.append(Parameters(trainable=replicated))
+    flash = not keeps_scores(setting)
+    statistics = _FP32 * a.heads * tokens if flash else 0
+    rotary = 0 if a.positions or a.relative_buckets else 2 * b * (q + kv) * tokens
+    kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
+    if a.qk_norm and setting.kernels is Kernels.EAGER:
+        rows = (tokens, keys) if a.qk_norm is QkNorm.WIDTH else (a.heads * tokens, a.kv_heads * keys)
+        normed = _FP32 if a.norm is Norm.RMS_FP32 else b
+        kept += (_FP32 + normed) * (q * tokens + kv * keys) + _FP32 * sum(rows)
+    if not flash and not setting.kernels.fused:
+        # keys and values are repeated for the queries that share them
+        kept += 2 * b * (q - kv) * keys
+    if a.heads_first and not setting.kernels.fused:
+        kept += b * q * tokens
+    selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
+    seen = _pairs(a, tokens) if flash and causal and memory_tokens is None else tokens * keys
+    # rotary embedding gives queries and keys in fp32, which a checkpoint of attention keeps as they are
+    given = (_FP32 - b) * (q * tokens + kv * keys) if rotary and setting.autocast else 0
+    own = Part(
+        parameters=tuple(groups),
+        operators=(
+            *_projections(a, tokens, keys, (q, kv)),
+            _core(seen, q),
+            elementwise(rotary + b * q * tokens, Split.TENSOR),
+        ),
+        saved=Saved(tensor=kept),
+        selective=Saved(tensor=selective + statistics),
+        core=Saved(tensor=statistics - given if flash else 0),
+    )
+    every = own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
+    return _undivided(every) if attends_whole(setting) else every
+
+
+def attends_whole(setting: Setting) -> bool:
+    """Return whether tensor parallelism leaves attention whole.
+
+    Auto_parallelize does where a parameter stands beside the projections or a norm is over all heads.
+    """
+    a = setting.architecture
+    return not setting.kernels.fused and (a.sinks or a.qk_norm is QkNorm.WIDTH)
+
+
+def _undivided(part: Part) -> Part:
+    def whole(saved: Saved) -> Saved:
+        return replace(saved, tensor=0, replicated=saved.replicated + saved.tensor)
+
+    return replace(
+        part,
+        parameters=tuple(replace(group, split=Split.REPLICATED) for group in part.parameters),
+        operators=tuple(replace(each, split=Split.REPLICATED, split_side="") for each in part.operators),
+        saved=whole(part.saved),
+        selective=whole(part.selective),
+        core=whole(part.core),
+    )
+
+
+def _scores(setting: Setting, count: float) -> Part:
+    """Return the softmax between attention's products, with masked scores too (arXiv:2205.05198, 4.1).
+
+    The product writes scores, the softmax reads and writes them, and the next product reads them; dropout
+    reads and writes them once more, with a byte of a mask. Kept are what the products and dropout read.
+    """
+    b, dropout = setting.element, setting.architecture.dropout
+    if not setting.kernels.fused:
+        return _library_scores(setting, count)
+    kept = Saved(tensor=(b + (b + 1 if dropout else 0)) * count)
+    moved = (4 * b + (2 * b + 1 if dropout else 0)) * count
+    # two kernels
+    return Part(operators=(elementwise(moved / 2, Split.TENSOR, count=2),), saved=kept, core=kept)
+
+
+def keeps_scores(setting: Setting) -> bool:
+    """Return whether attention is two products with the scores of all pairs between them."""
+    if setting.kernels.fused:
+        return setting.kernels is Kernels.FUSED_MATH
+    return setting.architecture.scores is not None
+
+
+def _library_scores(setting: Setting, count: float) -> Part:
+    """Return what transformers does between attention's products, kernel by kernel.
+
+    The softmax in fp32 keeps its result, whose short copy the next product reads; a cap keeps its tanh.
+    With sinks the softmax is in the scores' format, of which autocast makes fp32 as it joins both, and
+    without autocast the product reads its result. A compiler keeps short ones alone. No policy makes them
+    again in a block that keeps the rest.
+    """
+    b, scores = setting.element, setting.architecture.scores
+    # in fp32 there is no short copy
+    short = b if b < _FP32 else 0
+    kept, kernels = {
+        Scores.PLAIN: (_FP32 + short, 4),
+        Scores.CAPPED: (_FP32 + short + b, 7),
+        Scores.SINKS: (_FP32 + b if setting.autocast else b, 6),
+    }[scores or Scores.PLAIN]
+    if setting.kernels.compiled:
+        kept, kernels = b, 2
+    return Part(
+        operators=(elementwise(2 * b * count, Split.TENSOR, count=kernels),),
+        saved=Saved(tensor=kept * count),
+    )
+
+
+def scores_gradients(setting: Setting) -> Saved:
+    """Return what backward of the softmax between attention's products makes more than it has freed.
+
+    Its gradients before and after it, where the product behind it has freed the short copy.
+    """
+    a, b = setting.architecture, setting.element
+    short = a.scores is Scores.SINKS and not setting.autocast
+    made = Saved(tensor=(2 * b if short else 2 * _FP32 - b) * a.heads * setting.tokens**2)
+    return Saved(replicated=made.tensor) if attends_whole(setting) else made
+
+
+def _projections(a: Architecture, tokens: int, keys: int, widths: tuple[int, int]) -> tuple[Operator, ...]:
+    q, kv = widths
+    out = matmul(tokens, a.hidden, q, "k")
+    if a.fused_qkv:
+        return matmul(tokens, q + 2 * kv, a.hidden, "n"), out
+    return matmul(tokens, q, a.hidden, "n"), matmul(keys, kv, a.hidden, "n", count=2), out
+
+
+def _qk_norm_parameters(a: Architecture) -> int:
+    if a.qk_norm is None:
+        return 0
+    widths = 2 if a.qk_norm is QkNorm.HEAD else a.heads + a.kv_heads
+    return a.norm.weights * widths * a.head_dim
+
+
+def _pairs(a: Architecture, tokens: int) -> float:
+    """Return the queries times the keys that each sees under a causal mask, on average over the layers."""
+    full = tokens * tokens / 2
+    window = a.window
+    if window is None or window.size >= tokens:
+        return full
+    near = window.size / 2 if window.chunked else window.size - window.size**2 / (2 * tokens)
+    share = window.layers / a.layers
+    return share * near * tokens + (1 - share) * full
+
+
+def _core(pairs: float, width: int) -> Operator:
+    """Return q k^T and its product with v, for so many pairs of a query and a key."""
+    return Operator(
+        kind=OperatorKind.ATTENTION,
+        flops=4 * pairs * width,
+        bytes=0,
+        split=Split.TENSOR,
+        weighted=False,
+    )
+
+
+def _latent_attention(setting: Setting) -> Part:
+    """Return multi-head latent attention as it is trained: k and v are expanded per head."""
+    a, tokens, b = setting.architecture, setting.tokens, setting.element
+    latent = a.latent
+    if latent is None:
+        raise ValueError("the architecture has no latent attention")
+    qk = a.heads * (latent.nope_dim + latent.rope_dim)
+    v = a.heads * latent.v_dim
+    queries = latent.q_rank or a.hidden
+    down = a.hidden * (latent.q_rank + latent.kv_rank + latent.rope_dim)
+    norms = latent.q_rank + latent.kv_rank
+    keys_values = a.heads * (latent.nope_dim + latent.v_dim)
+    up = queries * qk + latent.kv_rank * keys_values
+    low_rank = (_FP32 + 2 * b) * norms if setting.kernels is Kernels.EAGER else 2 * b * norms
+    statistics = _FP32 * a.heads * tokens
+    kept = b * (2 * qk + 2 * v) * tokens + statistics
+    return Part(
+        parameters=(
+            Parameters(trainable=up + v * a.hidden, split=Split.TENSOR),
+            Parameters(trainable=down + norms),
+        ),
+        operators=(
+            *((matmul(tokens, latent.q_rank, a.hidden, ""),) if latent.q_rank else ()),
+            matmul(tokens, latent.kv_rank + latent.rope_dim, a.hidden, ""),
+            matmul(tokens, qk, queries, "n"),
+            matmul(tokens, keys_values, latent.kv_rank, "n"),
+            matmul(tokens, a.hidden, v, "k"),
+            _core(_pairs(a, tokens), (qk + v) // 2),
+            elementwise(3 * b * (qk + norms) * tokens, Split.TENSOR),
+        ),
+        saved=Saved(replicated=low_rank * tokens, tensor=kept),
+        selective=Saved(tensor=b * (qk + v) * tokens + statistics, replicated=b * latent.q_rank * tokens),
+        core=Saved(tensor=statistics),
+    )

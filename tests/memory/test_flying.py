@@ -1,0 +1,114 @@
+"""What pipelines hold where backward is split in two, of blocks of a few bytes, and what experts take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jobs import block, job, matmul, plan, row
+
+from parastrat.assess import assess, plans_table
+from parastrat.case import Facts
+from parastrat.columns import Columns, facts_columns
+from parastrat.memory.crossing import crossing_bytes
+from parastrat.memory.flying import in_flight, waiting_bytes
+from parastrat.model import Activations, Parameters, Saved, Split
+from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.ranks import ParameterTotals
+from parastrat.ranks.states import cast_totals, expert_tp, local
+from parastrat.stack import Crossing
+from parastrat.workload import Optimizer, Precision
+
+SPLIT = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
+PIPED: dict[str, Any] = {"pp": 2, "virtual_stages": 2, "gradient_accumulation_steps": 8}
+
+
+def layers(many: int, *, awaited: float, full: float = 100) -> Facts:
+    kept, checkpoint = Saved(replicated=100), Saved(replicated=full)
+    each = block(
+        matmul(1e9),
+        repeat=many,
+        activations=Activations(none=kept, attention=kept, selective=kept, full=checkpoint),
+        awaited=Saved(replicated=awaited),
+        boundary_bytes=7,
+    )
+    facts = job(
+        # without which ranks were equal
+        block(name="embedding", unit=False),
+        each,
+        optimizer=Optimizer.SGD,
+        precision=Precision.FP32,
+        stack={"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0},
+    )
+    return replace(facts, stack=replace(facts.stack, crossing=Crossing.NOTHING))
+
+
+def total(facts: Facts, schedule: PipelineSchedule, **fields: Any) -> int:
+    return assess(facts, plan(pp_schedule=schedule, **PIPED, **fields)).estimate.memory.total
+
+
+def test_the_last_rank_waits_for_a_chunk_of_weights() -> None:
+    # rank 1, behind which none is: one chunk of one layer
+    assert total(layers(4, awaited=30), SPLIT) - total(layers(4, awaited=0), SPLIT) == 30
+    # the chunk that runs has one more layer, and the one that waits two
+    assert total(layers(8, awaited=30), SPLIT) - total(layers(8, awaited=0), SPLIT) == 2 * 30 + 30
+    # no other schedule lets chunks wait
+    for schedule in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV):
+        assert total(layers(4, awaited=30), schedule) == total(layers(4, awaited=0), schedule)
+
+
+def test_what_is_made_again_waits_too() -> None:
+    kept = total(layers(8, awaited=0), SPLIT)
+    again = total(layers(8, awaited=0, full=10), SPLIT, recompute=Recompute.FULL)
+    # of two micro-batches in flight, each of four layers, a chunk waits and another runs
+    assert kept - again == 2 * 4 * 90 - 2 * 90 - 2 * 90
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_hold_as_many_without_bubbles(rank: int) -> None:
+    assert in_flight(row(pp_schedule=SPLIT, **PIPED), rank) == 2
+
+
+def test_only_schedules_that_split_wait() -> None:
+    columns = row(pp_schedule=SPLIT, **PIPED)
+    assert waiting_bytes(columns, 1, 10, 3) == 10 + 3
+    assert waiting_bytes(columns, 0, 10, 3) == 3
+    # of the ranks between the ends the first is told, and the last is meant
+    longer = row(pp_schedule=SPLIT, **PIPED | {"pp": 8})
+    assert [waiting_bytes(longer, rank, 10, 3) for rank in (0, 1, 7)] == [3, 6 * 10 + 3, 7 * 10 + 3]
+    assert waiting_bytes(row(pp_schedule=PipelineSchedule.ZBV, **PIPED), 1, 10, 3) == 3
+    assert waiting_bytes(row(pp_schedule=PipelineSchedule.INTERLEAVED, **PIPED), 1, 10, 3) == 0
+
+
+def test_a_split_backward_leaves_gradients_in_what_was_received() -> None:
+    facts = layers(4, awaited=0)
+    facts = replace(facts, stack=replace(facts.stack, crossing=Crossing.BUFFERS))
+
+    def buffers(schedule: PipelineSchedule, rank: int) -> float:
+        columns = Columns({**facts_columns(facts), **plans_table([plan(pp_schedule=schedule, **PIPED)])})
+        return float(crossing_bytes(facts, columns, rank, 2)[0][0])
+
+    # of all micro-batches but two in flight; the first rank receives in one of its stages, the last in both
+    for rank, receiving in ((0, 1), (1, 2)):
+        more = buffers(SPLIT, rank) - buffers(PipelineSchedule.INTERLEAVED, rank)
+        assert more == receiving * (8 - 2) * 7
+
+
+def test_stacks_say_whether_tp_divides_experts() -> None:
+    totals = ParameterTotals(replicated=5, tensor=40, expert=80)
+    for divides, alone in ((True, 80 / 4), (False, 80)):
+        columns = row(tp=4).joined({"divides_experts": divides})
+        assert local(totals, columns) == (5 + 40 / 4, alone)
+        assert expert_tp(columns) == (4 if divides else 1)
+        # ep divides them in any case, and tp their tokens
+        columns = row(tp=4, dp_shard=2, ep=8).joined({"divides_experts": divides})
+        assert local(totals, columns)[1] == 80 / 8
+        assert expert_tp(columns) == 4
+
+
+def test_casts_leave_out_what_grouped_products_read() -> None:
+    experts = Parameters(trainable=1000, split=Split.EXPERT, cast=False)
+    assert cast_totals(block(parameters=(experts, Parameters(trainable=7)))) == ParameterTotals(
+        replicated=7
+    )
