@@ -144,8 +144,8 @@ def _mattering(facts: Facts, held: Columns) -> tuple[Any, ...]:
 
     What a block's first repeat has made comes beside what others will make only where gradients come with
     their units: not under a pipeline that reduces once a step, and not in buckets. The end differs where a
-    pipeline gathers unit by unit, and where gradients come one by one, or unit by unit: few ranks' shares of
-    them may be more than activations that are made again.
+    pipeline gathers unit by unit, and where gradients come one by one, or unit by unit: few ranks' shares
+    of them may be more than activations that are made again.
     """
     one_by_one, piped = makes_gradients(facts, held), held.pp > 1
     unit_by_unit = held.reshard_after_forward & piped & shards_parameters(held)
