@@ -14,6 +14,7 @@ from parastrat.errors import ParastratError
 from parastrat.plan import Compile, Plan, Recompute
 from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.caches import without_caches
 from parastrat.runtime.data_parallel import (
     replicate,
     replicate_divided,
@@ -30,7 +31,6 @@ from parastrat.runtime.recompute import (
     recompute_call,
     recomputing,
     replace_module,
-    without_caches,
 )
 from parastrat.runtime.refusals import (
     check_fingerprint,
@@ -162,6 +162,8 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
         blocks=repeated_blocks(module),
         calls=calls,
     )
+    if without_caches(module):
+        calls.append("model.config.use_cache = False")
     changed = cast_weights(module, plan.precision)
     if changed:
         calls.append(
@@ -253,8 +255,6 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
         units[name] = unit
     if units and plan.recompute is not Recompute.NONE:
         calls.append(recompute_call(plan.recompute, tuple(units)))
-        if without_caches(module):
-            calls.append("model.config.use_cache = False")
         if plan.recompute is Recompute.ATTENTION:
             guard_attention(list(units.values()))
     if units and plan.compile is Compile.BLOCK:

@@ -95,15 +95,6 @@ def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:
     )
 
 
-def without_caches(module: nn.Module) -> bool:
-    """Turn off Hugging Face's key-value caches, of parts with configs of their own too."""
-    configs = [config for part in module.modules() if (config := getattr(part, "config", None)) is not None]
-    caching = [config for config in configs if getattr(config, "use_cache", None) is True]
-    for config in caching:
-        config.use_cache = False
-    return bool(caching)
-
-
 def replace_module(root: nn.Module, name: str, module: nn.Module) -> None:
     """Put ``module`` in the place that ``name`` has under ``root``."""
     parent, _, key = name.rpartition(".")

@@ -21,6 +21,7 @@ from parastrat.errors import ModelError, ValuesError
 from parastrat.runtime.answers import Answers
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
+from parastrat.runtime.caches import caches_off
 from parastrat.runtime.example_loss import loss_of, read_by_loss
 from parastrat.runtime.fakes import fake_module, gpu_kernels
 from parastrat.runtime.precision import COMPUTE, weight_dtype
@@ -64,7 +65,11 @@ def watched_step(
         ModelError: the forward cannot run without values, or raises.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with fake_module(module, mode, setting.dtype) as (parameters, constants), gpu_kernels():
+    with (
+        caches_off(module),
+        fake_module(module, mode, setting.dtype) as (parameters, constants),
+        gpu_kernels(),
+    ):
         tracker = Tracker(parameters, constants, answers)
         with mode:
             batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)

@@ -20,7 +20,6 @@ from parastrat.runtime.pipeline.route import Route, parts_of, route_of
 from parastrat.runtime.pipeline.schedule import Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
-from parastrat.runtime.recompute import without_caches
 from parastrat.runtime.slots import slots_of, without_data
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import divided_between
@@ -56,8 +55,6 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, start: Sta
         WrapError: if it cannot be cut into the plan's stages, or they would compute something else.
     """
     plan = wrapping.plan
-    if without_caches(module):
-        wrapping.calls.append("model.config.use_cache = False")
     setting = Setting(precision=plan.precision, autocast=not plan.shards_parameters)
     skeleton = without_data(module).train()
     example = Example(inputs=start.sample_inputs, sequence_length=start.sequence_length)
