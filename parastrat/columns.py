@@ -88,6 +88,7 @@ class Columns:
     has_fp8: Numbers
     # stack
     divides_experts: Numbers
+    pads_vocabulary: Numbers
     # estimate
     memory_total: Numbers
     memory_margin: Numbers
@@ -225,7 +226,7 @@ def hardware_columns(hardware: Hardware) -> dict[str, Any]:
 
 def stack_columns(stack: Stack) -> dict[str, Any]:
     """Return what it is trained by, as columns."""
-    return {"divides_experts": stack.divides_experts}
+    return {"divides_experts": stack.divides_experts, "pads_vocabulary": stack.pads_vocabulary}
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class Split(StrEnum):
     SEQUENCE = "sequence"
     #: divided by ep
     EXPERT = "expert"
+    #: divided by tp where that divides the vocabulary, or the stack pads it
+    VOCABULARY = "vocabulary"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,8 @@ class Block:
     meanwhile: float | None = None
     #: activations, working, boundary and awaited under autocast; None: no other
     autocast: Autocast | None = None
+    #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient
+    regathered: int = 0
     #: of the model's output what a training script holds while backward runs
     output: Saved = field(default_factory=Saved)
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together

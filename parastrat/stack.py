@@ -143,6 +143,8 @@ class Stack:
     attention_factor: float = 1.0
     #: tensor parallelism divides experts where ep is 1; else each tp rank has them whole
     divides_experts: bool = True
+    #: vocabularies are padded until tp divides them; else tables and logits are whole where it does not
+    pads_vocabulary: bool = True
     #: bytes of one gradient element under fp16-mixed, where they are others; None: the same
     fp16_gradient_bytes: int | None = None
     #: context_bytes under fp16-mixed, where an optimizer of its own has buckets; None: the same

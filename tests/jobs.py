@@ -105,4 +105,4 @@ def plan(**changes: Any) -> Plan:
 
 def row(**changes: Any) -> Columns:
     """Return one plan's columns."""
-    return Columns({"divides_experts": True, **plan_columns(plan(**changes))})
+    return Columns({"divides_experts": True, "pads_vocabulary": True, **plan_columns(plan(**changes))})

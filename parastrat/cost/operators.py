@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from parastrat.model import Block, Operator
 
 #: what may divide an operator, in the order in which tables count it
-SPLITS = tuple(Split)
+SPLITS = tuple(split for split in Split if split is not Split.VOCABULARY)
 
 _PRODUCTS = (OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION)
 

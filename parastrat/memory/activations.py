@@ -13,7 +13,7 @@ from parastrat.model import OperatorKind
 from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
 from parastrat.ranks.load import ParameterTotals
-from parastrat.ranks.states import cast_totals, element_bytes, expert_tp, local, totals_table
+from parastrat.ranks.states import cast_totals, element_bytes, expert_tp, local, totals_table, vocabulary_tp
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ _POLICIES = len(Recompute)
 _WAYS = ("replicated", "tensor", "sequence", "expert", "loss", "fixed")
 #: under which autograd keeps what autocast makes of weights
 _KEEPING_CASTS = Recompute.NONE, Recompute.ATTENTION
+#: of a weight that tp ranks gather along its columns: as it comes, and put together
+_GATHERED_COPIES = 2
 #: operators whose weights autocast casts
 _PRODUCTS = (
     OperatorKind.MATMUL,
@@ -82,7 +84,8 @@ def saved_bytes(saved: Saved | SavedTable, c: Columns, whole: Any = False) -> By
     ``whole``: where sequence parallelism divides nothing.
     """
     sequence = np.where(np.equal(c.sequence_parallel, 1) & np.logical_not(whole), c.tp, 1)
-    loss = np.where(c.loss_parallel, c.tp, 1)
+    # without tp the vocabulary need not be known
+    loss = np.where(c.loss_parallel, vocabulary_tp(c), 1) if np.any(c.loss_parallel) else 1
     divided = saved.tensor / c.tp + saved.expert / expert_tp(c)
     per_sample = saved.replicated + divided + saved.sequence / sequence + saved.loss / loss
     return per_sample * c.micro_batch_size / c.cp + saved.fixed
@@ -102,6 +105,8 @@ class ActivationTable:
     output: SavedTable
     #: one more tensor of a parallel loss, by what tp divides
     of_loss: Any
+    #: parameters that tp ranks gather
+    regathered: Any
     #: parameters that autocast casts, of one repeat
     cast: ParameterTotals
     #: which blocks a recompute policy is for
@@ -123,6 +128,7 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
         awaited=_joined(saved_table([each.awaited for each in way]) for way in ways),
         output=saved_table([block.output for block in blocks]),
         of_loss=np.array([[block.loss_parallel_bytes] for block in blocks]),
+        regathered=np.array([[block.regathered] for block in blocks]),
         cast=totals_table(
             [
                 cast_totals(block) if own else ParameterTotals()
@@ -202,9 +208,13 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
     table = activation_table(block_kinds(facts.model).blocks)
     working = under(table.working, autocasts(c).astype(np.int64))
     made = saved_bytes(working, c, sees_whole(facts, c)) + everything - kept
+    element = element_bytes(facts)
+    of_weight = np.where(shards_parameters(c), element.compute, element.parameter)
+    made = made + np.where(c.tp > 1, _GATHERED_COPIES * of_weight * table.regathered, 0.0)
     output = np.where(c.pp == 1, saved_bytes(table.output, c).sum(axis=0), 0.0)
     of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
-    return made + output + np.where(c.loss_parallel, of_loss, 0.0)
+    whole = c.loss_parallel & (vocabulary_tp(c) < c.tp) if np.any(c.loss_parallel) else False
+    return made + output + np.where(c.loss_parallel & ~np.asarray(whole), of_loss, 0.0)
 
 
 def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:

@@ -121,4 +121,7 @@ def _states(facts: Facts, plan: Plan) -> dict[str, float]:
 def _largest_group(facts: Facts, tp: int) -> float:
     """Return the parameters of a block that are treated alike, which no tensor on a rank exceeds."""
     groups = (group for block in facts.model.blocks for group in block.parameters)
-    return max((group.count / (tp if group.split is Split.TENSOR else 1) for group in groups), default=0)
+    divided = {Split.TENSOR}
+    if facts.stack.pads_vocabulary or (facts.model.vocab or tp) % tp == 0:
+        divided.add(Split.VOCABULARY)
+    return max((group.count / (tp if group.split in divided else 1) for group in groups), default=0)

@@ -27,15 +27,19 @@ class ParameterTotals:
     replicated: Numbers = 0
     tensor: Numbers = 0
     expert: Numbers = 0
+    vocabulary: Numbers = 0
 
     @property
     def total(self) -> Numbers:
-        return self.replicated + self.tensor + self.expert
+        return self.replicated + self.tensor + self.expert + self.vocabulary
 
     def of(self, share: Any) -> ParameterTotals:
         """Return a share of each."""
         return ParameterTotals(
-            replicated=self.replicated * share, tensor=self.tensor * share, expert=self.expert * share
+            replicated=self.replicated * share,
+            tensor=self.tensor * share,
+            expert=self.expert * share,
+            vocabulary=self.vocabulary * share,
         )
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: the totals of a rank, each by what divides it
 TOTALS = ("trainable", "frozen", "root")
-DIVIDED = ("replicated", "tensor", "expert")
-_COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPERT: 2}
+DIVIDED = ("replicated", "tensor", "expert", "vocabulary")
+_COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPERT: 2, Split.VOCABULARY: 3}
 
 
 #: a pipeline: its ranks, the virtual stages of each, and whether the chain runs up again

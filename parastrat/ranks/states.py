@@ -89,7 +89,19 @@ def _under(precision: Precision, own: int | None, usual: int) -> int:
 
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
     """Return the dense and the expert parameters that tp and ep leave on one rank."""
-    return totals.replicated + totals.tensor / c.tp, totals.expert / _expert_divisor(c)
+    dense = totals.replicated + totals.tensor / c.tp
+    if np.any(totals.vocabulary):
+        dense = dense + totals.vocabulary / vocabulary_tp(c)
+    return dense, totals.expert / _expert_divisor(c)
+
+
+@derived
+def vocabulary_tp(c: Columns) -> Numbers:
+    """Return over how many tp ranks tables and logits are divided; as is usual where nothing is known."""
+    if not (c.has("vocab") and c.has("pads_vocabulary")):
+        return c.tp
+    divides: Numbers = np.where(c.pads_vocabulary | (c.vocab % c.tp == 0), c.tp, 1)
+    return divides
 
 
 @derived
@@ -168,7 +180,7 @@ def cast_totals(block: Block) -> ParameterTotals:
 
 def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> ParameterTotals:
     """Return one repeat's parameters by what divides them, or the trainable alone; without ``of`` none."""
-    counts = {"replicated": 0, "tensor": 0, "expert": 0}
+    counts = {"replicated": 0, "tensor": 0, "expert": 0, "vocabulary": 0}
     for group in block.parameters if of else ():
         split = "replicated" if group.split.value == "sequence" else group.split.value
         counts[split] += group.trainable if trainable else group.count
@@ -199,9 +211,11 @@ def _totals_where(kinds: Kinds, *, units: bool) -> ParameterTotals:
 
 def totals_table(several: Sequence[ParameterTotals]) -> ParameterTotals:
     """Return the parameters of several blocks as columns beside those of plans."""
-    table = np.array([(each.replicated, each.tensor, each.expert) for each in several], dtype=float)
-    replicated, tensor, expert = table.T[..., None]
-    return ParameterTotals(replicated=replicated, tensor=tensor, expert=expert)
+    table = np.array(
+        [(each.replicated, each.tensor, each.expert, each.vocabulary) for each in several], dtype=float
+    )
+    replicated, tensor, expert, vocabulary = table.T[..., None]
+    return ParameterTotals(replicated=replicated, tensor=tensor, expert=expert, vocabulary=vocabulary)
 
 
 def least_bytes(facts: Facts, offload: Offload) -> float:

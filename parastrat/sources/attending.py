@@ -68,26 +68,32 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         core=Saved(tensor=statistics - given if flash else 0),
     )
     every = own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
-    return _undivided(every) if attends_whole(setting) else every
+    return _undivided(every, weights=a.sinks) if attends_whole(setting) else every
 
 
 def attends_whole(setting: Setting) -> bool:
-    """Return whether tensor parallelism leaves attention whole.
+    """Return whether each tp rank attends with all heads.
 
-    Auto_parallelize does where a parameter stands beside the projections or a norm is over all heads.
+    Auto_parallelize lets it where a parameter stands beside the projections, which are whole then too, or a
+    norm is over all heads, whose projections are divided and gathered (OLMo 2).
     """
     a = setting.architecture
     return not setting.kernels.fused and (a.sinks or a.qk_norm is QkNorm.WIDTH)
 
 
-def _undivided(part: Part) -> Part:
+def _undivided(part: Part, *, weights: bool) -> Part:
     def whole(saved: Saved) -> Saved:
         return replace(saved, tensor=0, replicated=saved.replicated + saved.tensor)
 
     return replace(
         part,
-        parameters=tuple(replace(group, split=Split.REPLICATED) for group in part.parameters),
-        operators=tuple(replace(each, split=Split.REPLICATED, split_side="") for each in part.operators),
+        parameters=tuple(
+            replace(group, split=Split.REPLICATED) if weights else group for group in part.parameters
+        ),
+        operators=tuple(
+            replace(each, split=Split.REPLICATED, split_side="") if weights or not each.n else each
+            for each in part.operators
+        ),
         saved=whole(part.saved),
         selective=whole(part.selective),
         core=whole(part.core),

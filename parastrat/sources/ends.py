@@ -46,7 +46,9 @@ def _outside(kept: Saved) -> Activations:
 def embedding(setting: Setting) -> Block:
     """Return the token table, positions and segments."""
     a, tokens, b = setting.architecture, setting.tokens, setting.element
-    table = Parameters(trainable=a.vocab * a.hidden, split=Split.TENSOR, tie_group=TIED if a.tied else None)
+    table = Parameters(
+        trainable=a.vocab * a.hidden, split=Split.VOCABULARY, tie_group=TIED if a.tied else None
+    )
     others = (a.positions + a.segments) * a.hidden
     lookup = Operator(
         kind=OperatorKind.EMBEDDING,
@@ -74,9 +76,9 @@ def head(setting: Setting) -> Block:
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     parts = [_before_logits(setting)]
     tie = TIED if a.tied else None
-    weights = [Parameters(trainable=a.vocab * a.hidden, split=Split.TENSOR, tie_group=tie)]
+    weights = [Parameters(trainable=a.vocab * a.hidden, split=Split.VOCABULARY, tie_group=tie)]
     if a.transform_head or a.head_bias:
-        weights.append(Parameters(trainable=a.vocab, split=Split.TENSOR))
+        weights.append(Parameters(trainable=a.vocab, split=Split.VOCABULARY))
     loss = _FP32 if a.family is Family.DECODER else b
     kept, again = {
         Kernels.EAGER: (loss, 2 * loss),

@@ -234,6 +234,10 @@ def _layer(
         # checkpoints of all layers hold the encoder's output, which is one tensor and counted there
         activations=activations(part, width),
         working=working,
+        # GPT-2's is stored by its input features, and is divided as it is stored, across queries and keys
+        regathered=a.hidden * (a.heads + 2 * a.kv_heads) * a.head_dim
+        if a.fused_qkv and a.positions and not setting.kernels.fused
+        else 0,
         awaited=_awaited(setting, part, a.layer_norms),
         boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,

@@ -107,6 +107,26 @@ def test_stacks_say_whether_tp_divides_experts() -> None:
         assert expert_tp(columns) == 4
 
 
+def test_vocabularies_that_tp_does_not_divide_are_whole() -> None:
+    totals = ParameterTotals(replicated=5, vocabulary=80)
+    for vocab, pads, rank in ((12, False, 20), (13, False, 80), (13, True, 20)):
+        columns = row(tp=4).joined({"vocab": vocab, "pads_vocabulary": pads})
+        assert local(totals, columns)[0] == 5 + rank
+
+
+def test_what_tp_ranks_gather_of_weights_is_there_twice() -> None:
+    def most(regathered: int, tp: int) -> int:
+        facts = job(
+            block(matmul(1e9), regathered=regathered),
+            precision=Precision.FP32,
+            stack={"fragmentation": 0.0},
+        )
+        return assess(facts, plan(tp=tp)).estimate.memory.total
+
+    assert most(1000, 2) - most(0, 2) == 2 * 4 * 1000
+    assert most(1000, 1) == most(0, 1)
+
+
 def test_casts_leave_out_what_grouped_products_read() -> None:
     experts = Parameters(trainable=1000, split=Split.EXPERT, cast=False)
     assert cast_totals(block(parameters=(experts, Parameters(trainable=7)))) == ParameterTotals(

@@ -417,8 +417,10 @@ def test_a_blocks_parameters_by_what_divides_them() -> None:
     groups = [Parameters(trainable=2**place, frozen=1, split=split) for place, split in enumerate(Split)]
     # a sequence-split group is the same on every rank
     found = block_totals(block(parameters=(*groups, groups[0])))
-    assert found == ParameterTotals(replicated=2 * (1 + 1) + (4 + 1), tensor=2 + 1, expert=8 + 1)
-    assert found.total == 9 + 3 + 9
+    assert found == ParameterTotals(
+        replicated=2 * (1 + 1) + (4 + 1), tensor=2 + 1, expert=8 + 1, vocabulary=16 + 1
+    )
+    assert found.total == 9 + 3 + 9 + 17
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
                 "bf16_native",
                 "has_fp8",
                 "divides_experts",
+                "pads_vocabulary",
             )
         },
         "cp_method": one_of(0, 1),

@@ -34,7 +34,7 @@ def test_the_norm_is_the_layers() -> None:
 def test_a_table_is_read_and_its_tokens_are_kept() -> None:
     block = embedding(setting())
     assert (block.name, block.repeat, block.unit) == ("embedding", 1, False)
-    assert block.parameters == (Parameters(trainable=VOCABULARY * H, split=Split.TENSOR),)
+    assert block.parameters == (Parameters(trainable=VOCABULARY * H, split=Split.VOCABULARY),)
     look_up = only(block, OperatorKind.EMBEDDING)
     assert (look_up.flops, look_up.bytes, look_up.split) == (0, 2 * WIDTH, Split.SEQUENCE)
     # the identities of the tokens, eight bytes each
@@ -89,7 +89,7 @@ def test_bytes_of_each_logit(kernels: Kernels, family: Family, kept: int, again:
 def test_a_head_is_a_norm_a_matrix_and_the_loss() -> None:
     block = head(setting())
     assert (block.name, block.repeat, block.unit, block.boundary_bytes) == ("head", 1, False, 0)
-    assert block.parameters == (NORM, Parameters(trainable=VOCABULARY * H, split=Split.TENSOR))
+    assert block.parameters == (NORM, Parameters(trainable=VOCABULARY * H, split=Split.VOCABULARY))
     assert products(block) == [(T, VOCABULARY, H, "n", 2 * T * VOCABULARY * H)]
     loss = block.operators[-1]
     # read and written in the compute format and in fp32
@@ -101,7 +101,7 @@ def test_a_head_is_a_norm_a_matrix_and_the_loss() -> None:
 
 def test_a_head_may_have_biases_and_share_the_table() -> None:
     table, bias = head(setting(head_bias=True, tied=True, final_norm=False)).parameters
-    assert (table.tie_group, bias) == (TIED, Parameters(trainable=VOCABULARY, split=Split.TENSOR))
+    assert (table.tie_group, bias) == (TIED, Parameters(trainable=VOCABULARY, split=Split.VOCABULARY))
 
 
 def test_berts_head_is_a_matrix_and_a_norm_before_the_logits_and_a_pooler() -> None:

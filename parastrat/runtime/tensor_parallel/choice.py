@@ -13,7 +13,7 @@ from parastrat.runtime.agreement import together
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
-from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, fitted
+from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, fitted, vocabulary_groups
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
 from parastrat.runtime.tensor_parallel.ends import suggested_ends
@@ -167,7 +167,11 @@ def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
 
 
 def _own(source: Source, _bench: Bench) -> Layout:
-    return own_layout(source.module) or Layout(groups=())
+    """Return the model's own plan, with the embedding and head that it leaves out, as GPT-NeoX's does."""
+    layout = own_layout(source.module)
+    if layout is None:
+        return Layout(groups=())
+    return replace(layout, groups=(*layout.groups, *vocabulary_groups(source.module, set(layout.parts))))
 
 
 def _derived(source: Source, bench: Bench) -> Layout:

@@ -161,7 +161,7 @@ def _layout(module: nn.Module, attempt: Attempt) -> Layout:
         numbers = frozenset(size for sources, size in attempt.sizes if sources <= columns)
         sizes = _sizes(module, columns | rows, numbers)
         groups.append(Group(kind=_kind(list(ordered)), parts=ordered, sizes=sizes))
-    groups += _vocabulary(module, {path for group in groups for path in group.parts})
+    groups += vocabulary_groups(module, {path for group in groups for path in group.parts})
     known = {path for group in groups for path in group.parts}
     for path, reason in attempt.dead.items():
         if path not in known:
@@ -204,7 +204,7 @@ def _together(sets: list[frozenset[str]]) -> list[frozenset[str]]:
     return found
 
 
-def _vocabulary(module: nn.Module, known: set[str]) -> Iterator[Group]:
+def vocabulary_groups(module: nn.Module, known: set[str]) -> Iterator[Group]:
     """Divide the largest embedding by rows, and the layers that predict them."""
     embeddings = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
     if not embeddings:

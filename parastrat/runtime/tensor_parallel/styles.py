@@ -141,13 +141,30 @@ def _own_stretches(parameter: DTensor, segments: tuple[int, ...], dim: int) -> t
     rank, size = mesh.get_local_rank("tp") if mesh.ndim > 1 else mesh.get_local_rank(), mesh.size(-1)
     whole = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     starts = [sum(segments[:index]) for index in range(len(segments))]
-    return torch.cat(
-        [
-            whole.narrow(dim, start + rank * (length // size), length // size)
-            for start, length in zip(starts, segments, strict=True)
-        ],
-        dim,
-    )
+    stretches = [
+        (start + rank * (length // size), length // size)
+        for start, length in zip(starts, segments, strict=True)
+    ]
+    own: torch.Tensor = _Stretches.apply(whole, dim, stretches)  # type: ignore[no-untyped-call]
+    return own
+
+
+class _Stretches(torch.autograd.Function):
+    """Stretches of a tensor, joined; their gradient is one tensor, where slices would have one each."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, dim: int, stretches: list[tuple[int, int]]) -> torch.Tensor:
+        ctx.shape, ctx.dim, ctx.stretches = whole.shape, dim, stretches
+        return torch.cat([whole.narrow(dim, *stretch) for stretch in stretches], dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (own,) = gradients
+        whole, begin = own.new_zeros(ctx.shape), 0
+        for start, length in ctx.stretches:
+            whole.narrow(ctx.dim, start, length).copy_(own.narrow(ctx.dim, begin, length))
+            begin += length
+        return whole, None, None
 
 
 def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
