@@ -1,11 +1,13 @@
 """The closed form's peaks beside dry runs of the same plans: the runtime's own wrapping on fake tensors.
 
-Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT]
+Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT] [--until HH:MM] [--write]
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
 all, on the model cut to four blocks; and ten at full depth. Compared are bytes of tensors: the estimate
-without its overhead, and the most that lives in a step, on the rank that needs most. ``--state`` keeps what
-dry runs found, one line each: a run that ended early goes on there.
+without its overhead, and the most that lives in a step, on the rank that needs most. The state keeps what
+dry runs found, one line each: a run that ended early goes on there, and none begins after ``--until``.
+``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
+benchmarks/data/dry_runs.toml.
 """
 
 from __future__ import annotations
@@ -24,17 +26,22 @@ from typing import Any
 
 from dry_run_models import BLOCKS, cut, decoders
 
-from parastrat.assess import assess
+from parastrat.assess import assess, columns_of
 from parastrat.case import Facts
 from parastrat.errors import ParastratError, WrapError
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.rules import findings_of
 from parastrat.runtime.dry_run import preload, ranks_to_run, run_on_fakes
 from parastrat.runtime.refusals import check_plan
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
 MODELS = Path(__file__).with_name("dry_run_models.py")
+DATA = Path(__file__).with_name("data")
+STATE = DATA / "dry_runs.jsonl"
+#: plans that no advice has: heads that tp does not divide stay whole in the runtime
+_REFUSING = ("PS201", "PS202")
 LENGTH = 4096
 WAYS = {
     "single": {"mesh": Mesh(), "shard": Shard.NONE},
@@ -211,8 +218,13 @@ def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared
         workload=workload,
         stack=stack,
     )
-    memory = assess(job, plan).estimate.memory
+    case = assess(job, plan)
+    memory = case.estimate.memory
     estimate = memory.total - memory.overhead
+    broken = [each for each in findings_of(case, columns_of(case)) if each.code in _REFUSING]
+    if broken:
+        refused = f"{broken[0].code}, {broken[0].message}"
+        return Compared(of=each, dry_run=None, estimate=estimate, refused=refused)
     if known is not None:
         return Compared(of=each, dry_run=known["peak"], estimate=estimate, refused=known["refused"])
     try:
@@ -246,11 +258,21 @@ def combinations(each: int = 3) -> tuple[Combination, ...]:
     return (*drawn.sample(found, len(found)), *whole)
 
 
-def _run(each: Combination, state: Path | None, lines: dict[str, dict[str, Any]]) -> Compared:
+def read_state(state: Path = STATE) -> dict[str, dict[str, Any]]:
+    """Return a state's lines by their keys."""
+    text = state.read_text(encoding="utf-8") if state.exists() else ""
+    return {line["key"]: line for line in map(json.loads, text.splitlines())}
+
+
+def _run(
+    each: Combination, state: Path, lines: dict[str, dict[str, Any]], until: str | None
+) -> Compared | None:
+    if each.key not in lines and until is not None and time.strftime("%H:%M") >= until:
+        return None
     begun = time.monotonic()
     found = compared(each, lines.get(each.key))
     print(found, flush=True)
-    if state is not None and each.key not in lines:
+    if each.key not in lines:
         line = {"key": each.key, "peak": found.dry_run, "refused": found.refused}
         with state.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | {"seconds": round(time.monotonic() - begun, 1)}) + "\n")
@@ -260,26 +282,33 @@ def _run(each: Combination, state: Path | None, lines: dict[str, dict[str, Any]]
 def main() -> None:
     """Print every comparison, and what the errors come to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--state", type=Path)
+    parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--each", type=int, default=3, help="combinations of each model")
     parser.add_argument("--jobs", type=int, default=2, help="dry runs at once")
+    parser.add_argument("--until", help="of the clock: no dry run begins later")
+    parser.add_argument("--write", action="store_true", help="docs/dry_runs.md")
     given = parser.parse_args()
-    text = given.state.read_text(encoding="utf-8") if given.state and given.state.exists() else ""
-    lines = {line["key"]: line for line in map(json.loads, text.splitlines())}
+    drawn, lines = combinations(given.each), read_state(given.state)
     preload("transformers.models.llama.modeling_llama")
     with ThreadPoolExecutor(max_workers=given.jobs) as pool:
-        every = list(pool.map(lambda each: _run(each, given.state, lines), combinations(given.each)))
+        found = pool.map(lambda each: _run(each, given.state, lines, given.until), drawn)
+        every = [each for each in found if each is not None]
+    if given.write:
+        from dry_runs_page import PAGE, page  # noqa: PLC0415  (it imports what is made here)
+
+        PAGE.write_text(page(every, len(drawn)), encoding="utf-8")
     ran = [each for each in every if each.dry_run is not None]
     for way in WAYS:
         own = [each for each in ran if each.of.way == way]
         if own:
-            print(f"{way}: {_summary(own)}")
+            print(f"{way}: {summary(own)}")
     for name, chosen in (("whole", [each for each in ran if each.of.blocks is None]), ("all", ran)):
         if chosen:
-            print(f"{name}: {_summary(chosen)}; {len(every) - len(ran)} refused")
+            print(f"{name}: {summary(chosen)}; {len(every) - len(ran)} refused")
 
 
-def _summary(found: list[Compared]) -> str:
+def summary(found: list[Compared]) -> str:
+    """Return what errors come to, in words."""
     errors = [abs(each.error) for each in found]
     near, far = (sum(error <= most for error in errors) for most in (0.03, 0.08))
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -28,6 +29,11 @@ CASES = [
 ]
 
 
+#: of the combinations that are drawn, so many are run here: those that took the least time
+TENTH = 34
+MOST = 0.08
+
+
 @pytest.fixture(scope="module")
 def benchmark_module() -> Any:
     sys.path.insert(0, str(BENCHMARKS))
@@ -35,6 +41,35 @@ def benchmark_module() -> Any:
         yield runpy.run_path(str(BENCHMARKS / "dry_runs.py"))
     finally:
         sys.path.remove(str(BENCHMARKS))
+
+
+def cheapest() -> list[str]:
+    """The combinations of the least seconds, by their keys."""
+    text = (BENCHMARKS / "data" / "dry_runs.jsonl").read_text(encoding="utf-8")
+    ran = [line for line in map(json.loads, text.splitlines()) if line["peak"] is not None]
+    ran.sort(key=lambda line: (line["seconds"], line["key"]))
+    return [line["key"] for line in ran[:TENTH]]
+
+
+@pytest.mark.parametrize("key", cheapest())
+def test_a_tenth_of_the_combinations_is_within_eight_percent(benchmark_module: Any, key: str) -> None:
+    (each,) = (one for one in benchmark_module["combinations"]() if one.key == key)
+    found = benchmark_module["compared"](each)
+    assert found.dry_run is not None, found
+    assert abs(found.error) <= MOST, found
+    assert found.dry_run == benchmark_module["read_state"]()[key]["peak"], (
+        "run benchmarks/dry_runs.py again"
+    )
+
+
+def test_the_page_is_what_the_closed_form_makes_of_these_dry_runs(benchmark_module: Any) -> None:
+    drawn, lines = benchmark_module["combinations"](), benchmark_module["read_state"]()
+    known = [each for each in drawn if each.key in lines]
+    found = [benchmark_module["compared"](each, lines[each.key]) for each in known]
+    page = runpy.run_path(str(BENCHMARKS / "dry_runs_page.py"))
+    assert page["PAGE"].read_text(encoding="utf-8") == page["page"](found, len(drawn)), (
+        "python benchmarks/dry_runs.py --write --until 00:00"
+    )
 
 
 @pytest.mark.parametrize(("model", "way", "recompute"), CASES)
