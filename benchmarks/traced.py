@@ -29,11 +29,11 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.profiles import load_hardware, load_stack
-from parastrat.runtime import tracing
-from parastrat.runtime.example_inputs import made
-from parastrat.runtime.example_loss import loss_of, read_by_loss
-from parastrat.runtime.fakes import as_with_values
-from parastrat.runtime.trace import TracedSource, traced_module
+from parastrat.runtime.tracing import watched
+from parastrat.runtime.tracing.example_inputs import made
+from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
+from parastrat.runtime.tracing.fakes import as_with_values
+from parastrat.runtime.tracing.trace import TracedSource, traced_module
 from parastrat.units import MIB
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -59,7 +59,7 @@ class Peaks:
 
 def peaks_of(subject: Subject) -> Peaks:
     """Return a model's peaks."""
-    with patch.object(tracing, "gpu_kernels", as_with_values):
+    with patch.object(watched, "gpu_kernels", as_with_values):
         here = estimated(subject)
     return Peaks(estimated=estimated(subject), here=here, real=real(subject))
 

@@ -108,10 +108,10 @@ def source_of(ref: str) -> ModelSource:
     if find_spec("torch") is None:
         raise ModelError(f"{ref} has to be built, which needs torch", hint="pip install torch")
     if _CALLABLE.fullmatch(ref) is None or ref.startswith(_HUB):
-        from parastrat.runtime.hf_models import built_source
+        from parastrat.runtime.tracing.hf_models import built_source
 
         return built_source(ref)
-    from parastrat.runtime.trace import traced_source
+    from parastrat.runtime.tracing.trace import traced_source
 
     return traced_source(ref)
 

@@ -63,7 +63,7 @@ def run(  # noqa: PLR0913 - a parameter is a flag
     if replan:
         source = replanned(source, nnodes)
     with _stdout_on_stderr() if as_json else nullcontext():
-        from parastrat.runtime.launch import run_plan
+        from parastrat.runtime.launching.launch import run_plan
 
         code = run_plan(
             source.parsed,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parastrat.runtime.apply import auto_parallelize
-    from parastrat.runtime.batches import shard_dataloader
-    from parastrat.runtime.checkpoints import load_checkpoint, save_checkpoint
-    from parastrat.runtime.evaluation import evaluate
-    from parastrat.runtime.gradients import clip_grad_norm_
-    from parastrat.runtime.step import forward_backward
+    from parastrat.runtime.training.batches import shard_dataloader
+    from parastrat.runtime.training.checkpoints import load_checkpoint, save_checkpoint
+    from parastrat.runtime.training.evaluation import evaluate
+    from parastrat.runtime.training.gradients import clip_grad_norm_
+    from parastrat.runtime.training.step import forward_backward
     from parastrat.runtime.wrapping import explain_wrapping
 
 __all__ = [
@@ -30,13 +30,13 @@ __all__ = [
 
 _HOMES = {
     "auto_parallelize": "apply",
-    "clip_grad_norm_": "gradients",
-    "evaluate": "evaluation",
+    "clip_grad_norm_": "training.gradients",
+    "evaluate": "training.evaluation",
     "explain_wrapping": "wrapping",
-    "forward_backward": "step",
-    "load_checkpoint": "checkpoints",
-    "save_checkpoint": "checkpoints",
-    "shard_dataloader": "batches",
+    "forward_backward": "training.step",
+    "load_checkpoint": "training.checkpoints",
+    "save_checkpoint": "training.checkpoints",
+    "shard_dataloader": "training.batches",
 }
 
 

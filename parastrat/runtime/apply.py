@@ -22,9 +22,15 @@ from parastrat.runtime.data_parallel import (
     to_device_from_first_rank,
 )
 from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
+from parastrat.runtime.launching.world import (
+    backend_string,
+    current_world,
+    join_process_group,
+    own_device,
+    release_at_exit,
+)
 from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.pipeline.build import adopt, cut_module, finish, split
-from parastrat.runtime.plain_loop import guard_plain_loop
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
 from parastrat.runtime.recompute import (
     guard_attention,
@@ -44,15 +50,9 @@ from parastrat.runtime.slots import slots_of
 from parastrat.runtime.starting import Start
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
-from parastrat.runtime.unused import leave_unused
+from parastrat.runtime.training.plain_loop import guard_plain_loop
+from parastrat.runtime.training.unused import leave_unused
 from parastrat.runtime.weights import load_weights
-from parastrat.runtime.world import (
-    backend_string,
-    current_world,
-    join_process_group,
-    own_device,
-    release_at_exit,
-)
 from parastrat.runtime.wrapping import Wrapping, remember, wrapping_of
 from parastrat.workload import Precision
 

@@ -16,9 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
 from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
-from parastrat.runtime.buffers import follow_first_rank, has_changing_buffers, norms_with_statistics
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
+from parastrat.runtime.training.buffers import (
+    follow_first_rank,
+    has_changing_buffers,
+    norms_with_statistics,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from parastrat.case import Facts
 from parastrat.errors import InfeasibleError, UsageError
 from parastrat.probe import probe_hardware
 from parastrat.profiles import load_stack
-from parastrat.runtime.batches import batch_size
 from parastrat.runtime.slots import without_data
 from parastrat.runtime.stated import Choice
+from parastrat.runtime.training.batches import batch_size
 from parastrat.search import Constraints, find_plan
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parastrat.hardware import Hardware
     from parastrat.plan import Plan
     from parastrat.result import SearchResult
-    from parastrat.runtime.world import World
+    from parastrat.runtime.launching.world import World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def decide(module: nn.Module, example: Example, world: World) -> Choice:
             "no plan was given, and none can be decided without sample_inputs or workload",
             hint="pass plan=, set PARASTRAT_PLAN, run under `parastrat run`, or pass sample_inputs=",
         )
-    from parastrat.runtime.trace import traced_module  # noqa: PLC0415  (only to decide)
+    from parastrat.runtime.tracing.trace import traced_module  # noqa: PLC0415  (only to decide)
 
     workload = example.workload or _workload(module, example.inputs, world)
     stack = load_stack("torch")

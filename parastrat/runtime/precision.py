@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from parastrat.runtime.buffers import norms_with_statistics
+from parastrat.runtime.training.buffers import norms_with_statistics
 from parastrat.workload import Precision
 
 #: what the forward computes in, where that differs from the weights

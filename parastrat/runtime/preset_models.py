@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.errors import ModelError
 from parastrat.runtime.building import Builder, load_builder
-from parastrat.runtime.hf_models import config_builder
+from parastrat.runtime.tracing.hf_models import config_builder
 from parastrat.sources.hf_written import config_of
 from parastrat.sources.hub import HUB
 from parastrat.sources.presets import TransformerSource, load_preset

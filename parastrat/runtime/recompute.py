@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 
 from parastrat.errors import WrapError
 from parastrat.plan import Recompute
-from parastrat.runtime.buffers import norms_with_statistics, still_statistics
+from parastrat.runtime.training.buffers import norms_with_statistics, still_statistics
 
 _ATEN = torch.ops.aten
 

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
-from parastrat.runtime.checkpoints import quiet_alone
 from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.training.checkpoints import quiet_alone
 
 
 def load_weights(module: nn.Module, path: Path, elsewhere: frozenset[str] = frozenset()) -> None:

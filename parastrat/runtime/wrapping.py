@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.precision import LossScale
     from parastrat.runtime.tensor_parallel.layout import Layout
     from parastrat.runtime.tensor_parallel.sums import Sums
-    from parastrat.runtime.unused import Unused
+    from parastrat.runtime.training.unused import Unused
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from torch import nn
 
 import parastrat
 from parastrat.runtime.caches import caches_off, without_caches
-from parastrat.runtime.trace import traced_module
+from parastrat.runtime.tracing.trace import traced_module
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.stack import Kernels
 from parastrat.workload import Precision

@@ -11,8 +11,8 @@ import pytest
 from parastrat.cli.facts import source_of
 from parastrat.errors import ModelError
 from parastrat.model import ModelSpec
-from parastrat.runtime import hf_models
-from parastrat.runtime.trace import TracedSource
+from parastrat.runtime.tracing import hf_models
+from parastrat.runtime.tracing.trace import TracedSource
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 

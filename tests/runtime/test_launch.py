@@ -19,9 +19,9 @@ from parastrat.errors import LaunchError, MismatchError, ParastratError, PlanFil
 from parastrat.launch import Launch
 from parastrat.parse import Parsed
 from parastrat.plan import Backend
-from parastrat.runtime.allocation import Nodes, StatedNodes, nodes_of
-from parastrat.runtime.job_logs import Watch, first_to_fail, last_error, last_words, stderr_log
-from parastrat.runtime.launch import run_plan
+from parastrat.runtime.launching.allocation import Nodes, StatedNodes, nodes_of
+from parastrat.runtime.launching.job_logs import Watch, first_to_fail, last_error, last_words, stderr_log
+from parastrat.runtime.launching.launch import run_plan
 
 #: torch 2.11 may wait for 30 s of it for ranks that it stops, and cannot be told otherwise
 DEADLINE_S = 90
@@ -56,7 +56,7 @@ from parastrat.launch import Launch
 from parastrat.parse import Parsed
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.workload import Precision
-from parastrat.runtime.launch import run_plan
+from parastrat.runtime.launching.launch import run_plan
 
 folder, nodes, ranks, keywords, *arguments = sys.argv[1:]
 nodes, ranks = int(nodes), int(ranks)

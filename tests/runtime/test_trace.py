@@ -20,12 +20,12 @@ from torch.nn import functional
 from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSource, ModelSpec, OperatorKind
 from parastrat.plan import Recompute
-from parastrat.runtime import tracing
 from parastrat.runtime.blocks import parameter_count
 from parastrat.runtime.building import load_builder
-from parastrat.runtime.fakes import flash_attention
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.trace import traced_module, traced_source
+from parastrat.runtime.tracing import watched
+from parastrat.runtime.tracing.fakes import flash_attention
+from parastrat.runtime.tracing.trace import traced_module, traced_source
 from parastrat.sources import load_source
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -287,7 +287,7 @@ def test_layers_that_only_look_equal_stay_apart() -> None:
 
 def everything(module: nn.Module, inputs: Any) -> tuple[ModelSpec, ModelSpec]:
     """The module as traced, and with every block run."""
-    with patch.object(tracing, "two_of_a_kind", lambda *_: nullcontext()):
+    with patch.object(watched, "two_of_a_kind", lambda *_: nullcontext()):
         whole = spec(traced_module(module, ref="it", sample_inputs=inputs))
     return spec(traced_module(module, ref="it", sample_inputs=inputs)), whole
 

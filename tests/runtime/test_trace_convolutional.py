@@ -15,7 +15,7 @@ from parastrat.case import Case, Facts
 from parastrat.model import ModelSpec, OperatorKind
 from parastrat.plan import Backend, Mesh, Plan, Shard
 from parastrat.profiles import load_hardware, load_stack
-from parastrat.runtime.trace import traced_module, traced_source
+from parastrat.runtime.tracing.trace import traced_module, traced_source
 from parastrat.sources import load_source
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision, Workload

@@ -12,7 +12,13 @@ import pytest
 
 from parastrat.errors import LaunchError
 from parastrat.plan import Backend
-from parastrat.runtime.world import World, backend_string, first_of_nodelist, set_rendezvous, world_of
+from parastrat.runtime.launching.world import (
+    World,
+    backend_string,
+    first_of_nodelist,
+    set_rendezvous,
+    world_of,
+)
 
 SCRIPT = Path(__file__).parent / "leaving.py"
 

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-from parastrat.runtime import agreement, messages
+from parastrat.runtime import agreement
 from parastrat.runtime.pipeline import pipelined
 from parastrat.runtime.tensor_parallel import dropout, proof
+from parastrat.runtime.training import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

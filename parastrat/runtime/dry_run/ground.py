@@ -13,10 +13,10 @@ from parastrat.errors import UsageError
 from parastrat.runtime.dry_run.losses import losses_of_shares
 from parastrat.runtime.dry_run.replicas import replicas_alone, replicas_on_fakes
 from parastrat.runtime.dry_run.watch import Watch, storages_followed
-from parastrat.runtime.fakes import gpu_kernels
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.step import dividing_logits
-from parastrat.runtime.tracing import explained
+from parastrat.runtime.tracing.fakes import gpu_kernels
+from parastrat.runtime.tracing.watched import explained
+from parastrat.runtime.training.step import dividing_logits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from parastrat.runtime.batches import IGNORED
 from parastrat.runtime.tensor_parallel import styles
 from parastrat.runtime.tensor_parallel.cross_entropy import cross_entropies
+from parastrat.runtime.training.batches import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

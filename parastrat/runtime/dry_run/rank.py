@@ -14,19 +14,19 @@ from torch.utils._pytree import tree_map
 from parastrat.dry_run import DryRun, Traffic
 from parastrat.plan import Compile, PipelineSchedule
 from parastrat.runtime.apply import wrap
-from parastrat.runtime.batches import called
 from parastrat.runtime.dry_run.alone import others_agree, pretend
 from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
 from parastrat.runtime.dry_run.stepping import OnShares
 from parastrat.runtime.dry_run.watch import Watch
 from parastrat.runtime.dry_run.ways import found_while, known
-from parastrat.runtime.example_inputs import example_inputs, made
-from parastrat.runtime.example_loss import example_loss
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.starting import Start
-from parastrat.runtime.step import completing, dividing_logits, reducing
+from parastrat.runtime.tracing.example_inputs import example_inputs, made
+from parastrat.runtime.tracing.example_loss import example_loss
+from parastrat.runtime.training.batches import called
+from parastrat.runtime.training.step import completing, dividing_logits, reducing
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.schedules import SPLIT_ALWAYS, schedule_of
 from parastrat.workload import Optimizer, Precision

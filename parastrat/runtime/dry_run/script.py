@@ -36,7 +36,7 @@ from parastrat.runtime.dry_run.replicas import replicas_on_fakes
 from parastrat.runtime.dry_run.steps import Ended, Steps
 from parastrat.runtime.dry_run.values import Values, parameters_on_device
 from parastrat.runtime.dry_run.watch import Watch, storages_followed
-from parastrat.runtime.fakes import gpu_kernels
+from parastrat.runtime.tracing.fakes import gpu_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime import fakes
+from parastrat.runtime.tracing import fakes
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -11,7 +11,6 @@ from torch import nn
 from parastrat.errors import ModelError, ValuesError, WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import Blocks
-from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
 from parastrat.runtime.pipeline.cut import Cut, Span, owners_of, present_parts, spans_of
 from parastrat.runtime.pipeline.pipelined import Pipeline
 from parastrat.runtime.pipeline.proof import prove
@@ -24,6 +23,7 @@ from parastrat.runtime.slots import slots_of, without_data
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import divided_between
 from parastrat.runtime.tensor_parallel.sequence import unstreamed
+from parastrat.runtime.tracing.example_inputs import ExampleInputs, example_inputs, made, resized
 from parastrat.schedules import SPLIT, rank_of_stage, schedule_of, stages_of_rank
 
 if TYPE_CHECKING:

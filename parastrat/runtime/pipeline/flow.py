@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime.operators import call_of
+from parastrat.runtime.tracing.operators import call_of
 
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"

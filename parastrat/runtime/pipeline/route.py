@@ -17,12 +17,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
-from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.fakes import fake_module, gpu_kernels
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
 from parastrat.runtime.pipeline.setting import Setting
-from parastrat.runtime.tracing import explained
+from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
+from parastrat.runtime.tracing.watched import explained
+from parastrat.runtime.training.batches import called
 
 #: modules that only hold others
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)

@@ -16,11 +16,11 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from parastrat.errors import WrapError
-from parastrat.runtime.batches import called
 from parastrat.runtime.pipeline.border import Border
 from parastrat.runtime.pipeline.cut import Span
 from parastrat.runtime.pipeline.flow import Source
 from parastrat.runtime.pipeline.route import Route, TensorShape
+from parastrat.runtime.training.batches import called
 
 _OTHER_PATH = (
     "the forward must call the same blocks in the same order for every batch; plan --pp 1 if it cannot"

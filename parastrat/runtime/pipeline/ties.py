@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parastrat.runtime import messages
-from parastrat.runtime.messages import in_messages
 from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.slots import slots_of
+from parastrat.runtime.training import messages
+from parastrat.runtime.training.messages import in_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

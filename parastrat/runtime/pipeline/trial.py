@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.runtime.building import described
-from parastrat.runtime.fakes import constant_names, fake_module, gpu_kernels
 from parastrat.runtime.pipeline.flow import Flow
 from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tracing.fakes import constant_names, fake_module, gpu_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping

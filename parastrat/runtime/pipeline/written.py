@@ -12,7 +12,6 @@ from torch import nn
 from parastrat.emit.staging import Staging
 from parastrat.plan import Recompute
 from parastrat.runtime.blocks import has_routed_parts, repeated_blocks
-from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import class_name
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.pipeline.build import Example, cut_of, traced
@@ -28,6 +27,7 @@ from parastrat.runtime.pipeline.route import fakes_of
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.slots import Slot, slots_of
 from parastrat.runtime.tensor_parallel.dropout import drops
+from parastrat.runtime.training.buffers import has_changing_buffers
 from parastrat.schedules import rank_of_stage
 from parastrat.workload import Precision
 

@@ -14,15 +14,15 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import ModelError, WrapError
-from parastrat.runtime.batches import called, to_device
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.caches import without_caches
-from parastrat.runtime.example_inputs import example_inputs, made, resized
 from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.slots import Slot, slots_of
 from parastrat.runtime.tensor_parallel.dropout import without_dropout
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
+from parastrat.runtime.tracing.example_inputs import example_inputs, made, resized
+from parastrat.runtime.training.batches import called, to_device
 
 if TYPE_CHECKING:
     from parastrat.runtime.replay import Record

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.layout import Ends, Layout, Role
+from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from parastrat.runtime.batches import IGNORED
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import first_said
 from parastrat.runtime.tensor_parallel.extent import Extent
@@ -17,6 +16,7 @@ from parastrat.runtime.tensor_parallel.layout import Layout, heads
 from parastrat.runtime.tensor_parallel.logits import cross_entropies_computed, logits_divided
 from parastrat.runtime.tensor_parallel.proof import Task, proven, results
 from parastrat.runtime.tensor_parallel.styles import feature_dims
+from parastrat.runtime.training.batches import IGNORED
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

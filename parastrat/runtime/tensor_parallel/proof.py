@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import OutOfStepError
 from parastrat.runtime.agreement import named
-from parastrat.runtime.batches import IGNORED, called
 from parastrat.runtime.in_step import meet, steps
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
+from parastrat.runtime.training.batches import IGNORED, called
 
 if TYPE_CHECKING:
     from collections.abc import Callable

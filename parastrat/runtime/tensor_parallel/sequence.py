@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import WrapError
-from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, take
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Layout, Left, Part, Role
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, feature_dims
+from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

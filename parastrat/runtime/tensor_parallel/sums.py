@@ -18,10 +18,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from parastrat.runtime.messages import in_messages
 from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.tensor_parallel.dtensors import own_values
 from parastrat.runtime.tensor_parallel.flow import enter
+from parastrat.runtime.training.messages import in_messages
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from parastrat.emit.division import Division, Place, Reading, Style
-from parastrat.runtime.batches import called
 from parastrat.runtime.blocks import Blocks, has_routed_parts, repeated_blocks
 from parastrat.runtime.building import class_name
 from parastrat.runtime.tensor_parallel.dropout import drops
@@ -18,6 +17,7 @@ from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role, heads
 from parastrat.runtime.tensor_parallel.sequence import home_of, in_stream
 from parastrat.runtime.tensor_parallel.settle import tied
+from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

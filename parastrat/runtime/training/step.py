@@ -14,9 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import UsageError
-from parastrat.runtime.batches import IGNORED, batch_size, called, micro_batches, target_count, to_device
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
+from parastrat.runtime.training.batches import (
+    IGNORED,
+    batch_size,
+    called,
+    micro_batches,
+    target_count,
+    to_device,
+)
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from parastrat.runtime.messages import in_messages
+from parastrat.runtime.training.messages import in_messages
 from parastrat.runtime.wrapping import inner, wrapping_of
 
 if TYPE_CHECKING:

@@ -31,9 +31,16 @@ from parastrat.launch import Launch
 from parastrat.parse import Parsed
 from parastrat.plan import Backend, Plan
 from parastrat.rules.backend import decide_backend
-from parastrat.runtime import worker
-from parastrat.runtime.allocation import Nodes, StatedNodes, check_started, nodes_of
-from parastrat.runtime.job_logs import Watch, first_to_fail, last_error, last_words, stderr_log, watched
+from parastrat.runtime.launching import worker
+from parastrat.runtime.launching.allocation import Nodes, StatedNodes, check_started, nodes_of
+from parastrat.runtime.launching.job_logs import (
+    Watch,
+    first_to_fail,
+    last_error,
+    last_words,
+    stderr_log,
+    watched,
+)
 from parastrat.runtime.stated import PLAN_VARIABLE
 
 #: the ranks' store apart from the agents': a restart then does not find the dead one's keys

@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from parastrat.errors import UsageError
-from parastrat.runtime.batches import called, rebuilt, same_order, target_count, to_device
-from parastrat.runtime.buffers import equalise_buffers
+from parastrat.runtime.training.batches import called, rebuilt, same_order, target_count, to_device
+from parastrat.runtime.training.buffers import equalise_buffers
 from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:

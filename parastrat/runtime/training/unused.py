@@ -17,7 +17,7 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime import messages
+from parastrat.runtime.training import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from parastrat.runtime.worker import PROCESS, STDERR, log_folder
+from parastrat.runtime.launching.worker import PROCESS, STDERR, log_folder
 
 #: torch puts the rank before each line of a traceback
 _PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)

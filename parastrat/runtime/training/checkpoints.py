@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from parastrat.errors import UsageError
-from parastrat.runtime.buffers import equalise_buffers
+from parastrat.runtime.training.buffers import equalise_buffers
 from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:

@@ -14,14 +14,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from parastrat.errors import ModelError, ValuesError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
-from parastrat.runtime.answers import Answers
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
-from parastrat.runtime.buffers import has_changing_buffers
 from parastrat.runtime.building import build_module, load_builder
-from parastrat.runtime.chain import Chain, chain_of
-from parastrat.runtime.example_inputs import ExampleInputs, example_inputs, made, resized
-from parastrat.runtime.samples import SAMPLES
-from parastrat.runtime.tracing import Setting, watched_step
+from parastrat.runtime.tracing.answers import Answers
+from parastrat.runtime.tracing.chain import Chain, chain_of
+from parastrat.runtime.tracing.example_inputs import ExampleInputs, example_inputs, made, resized
+from parastrat.runtime.tracing.samples import SAMPLES
+from parastrat.runtime.tracing.watched import Setting, watched_step
+from parastrat.runtime.training.buffers import has_changing_buffers
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from parastrat.errors import ModelError
 from parastrat.runtime.building import Builder, build_module
-from parastrat.runtime.trace import TracedSource, traced_module
+from parastrat.runtime.tracing.trace import TracedSource, traced_module
 from parastrat.sources.hub import HUB, cached_config
 
 if TYPE_CHECKING:

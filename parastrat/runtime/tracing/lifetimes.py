@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parastrat.runtime.tracker import Allocation, Segment, Tracker
+from parastrat.runtime.tracing.tracker import Allocation, Segment, Tracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

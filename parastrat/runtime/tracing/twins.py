@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from parastrat.runtime.blocks import Blocks
-from parastrat.runtime.tracker import Allocation, Tracker
+from parastrat.runtime.tracing.tracker import Allocation, Tracker
 
 #: how many of a kind run; the second has all its neighbours alike
 _RUNNING = 2

@@ -16,9 +16,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime.answers import Answers
-from parastrat.runtime.operators import FLASH, Call, call_of, with_workspace
 from parastrat.runtime.recompute import KEPT, MATMULS
+from parastrat.runtime.tracing.answers import Answers
+from parastrat.runtime.tracing.operators import FLASH, Call, call_of, with_workspace
 
 _ADD = torch.ops.aten.add.Tensor
 #: operators that torch asks about devices and the like

@@ -18,15 +18,15 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_map
 
 from parastrat.errors import ModelError, ValuesError
-from parastrat.runtime.answers import Answers
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.caches import caches_off
-from parastrat.runtime.example_loss import loss_of, read_by_loss
-from parastrat.runtime.fakes import fake_module, gpu_kernels
 from parastrat.runtime.precision import COMPUTE, weight_dtype
-from parastrat.runtime.tracker import Tracker
-from parastrat.runtime.twins import two_of_a_kind
+from parastrat.runtime.tracing.answers import Answers
+from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
+from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
+from parastrat.runtime.tracing.tracker import Tracker
+from parastrat.runtime.tracing.twins import two_of_a_kind
 from parastrat.workload import Precision
 
 

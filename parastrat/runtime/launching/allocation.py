@@ -9,7 +9,7 @@ from pathlib import Path
 from parastrat.errors import MismatchError, UsageError
 from parastrat.launch import Launch
 from parastrat.plan import Plan
-from parastrat.runtime.world import first_of_nodelist
+from parastrat.runtime.launching.world import first_of_nodelist
 
 #: ports for jobs of Slurm are chosen by their id among these
 _FIRST_PORT, _PORTS = 20_000, 10_000
