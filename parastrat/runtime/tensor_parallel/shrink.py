@@ -21,6 +21,9 @@ BLOCKS = 6
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim", "embedding_size")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads")
 _HEAD_DIMS = ("head_dim", "d_kv", "kv_channels")
+#: of attention from a latent: what is turned by positions, what is not, and values; a query has both first
+_LATENT_DIMS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+_LATENT_QUERY = "qk_head_dim"
 _FEED = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim")
 _FREE = (
     *_FEED,
@@ -62,7 +65,8 @@ def _shrink(config: Any, degree: int) -> None:
         if hasattr(value, "to_dict"):
             _shrink(value, degree)
     for name, size in _small_sizes(config, degree).items():
-        setattr(config, name, size)
+        if not _is_derived(config, name):
+            setattr(config, name, size)
     for name in _KINDS:
         held = getattr(config, name, None)
         if isinstance(held, list):
@@ -70,6 +74,12 @@ def _shrink(config: Any, degree: int) -> None:
     for name in _DROPPED:
         if getattr(config, name, None) is not None:
             setattr(config, name, None)
+
+
+def _is_derived(config: Any, name: str) -> bool:
+    """Return whether a config works out a size from others, as Falcon's does."""
+    held = getattr(type(config), name, None)
+    return isinstance(held, property) and held.fset is None
 
 
 def _small_sizes(config: Any, degree: int) -> dict[str, int]:
@@ -85,5 +95,7 @@ def _small_sizes(config: Any, degree: int) -> dict[str, int]:
     if widths and heads:
         head = next(iter(stated.values()), next(iter(widths.values())) // next(iter(heads.values())))
         small |= {name: size * HEAD // max(head, 1) for name, size in widths.items()}
-        small |= dict.fromkeys(stated, HEAD)
+        small |= dict.fromkeys((*stated, *(latent := sizes(_LATENT_DIMS))), HEAD)
+        if latent and sizes((_LATENT_QUERY,)):
+            small[_LATENT_QUERY] = 2 * HEAD
     return small

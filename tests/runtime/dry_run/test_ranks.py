@@ -8,7 +8,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from runtime.dry_run.models import LAYERS, WIDE_LAYERS, WIDE_WIDTH, WIDTH, WORDS
+from torch.nn import functional
 
 from parastrat.assess import assess
 from parastrat.case import Facts
@@ -16,8 +18,8 @@ from parastrat.dry_run import DryRun
 from parastrat.errors import ModelError, ParastratError, WrapError
 from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.runtime.dry_run import alone, ranks_to_run, run_kinds, run_on_fakes
 from parastrat.runtime.dry_run import rank as rank_module
-from parastrat.runtime.dry_run import ranks_to_run, run_kinds, run_on_fakes
 from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.rank import Task, dry_run
 from parastrat.sources import load_source
@@ -292,3 +294,15 @@ def test_a_pipelines_buffers_are_as_many_as_its_micro_batches() -> None:
     assert few.micro_batches == more.micro_batches == 3
     # gradients of two samples of eight words, for each micro-batch
     assert more.optimizer_step - few.optimizer_step == 6 * 2 * 8 * WIDTH * 4
+
+
+def test_a_layout_under_which_attention_goes_over_other_positions_is_not_taken() -> None:
+    def results(positions: int, _task: object) -> object:
+        query = torch.zeros(1, 2, positions, 4)
+        functional.scaled_dot_product_attention(query, query, value=query)
+        return object()
+
+    shapes = alone._Shapes(results)
+    whole, folded = shapes.results(8, None), shapes.results(4, None)
+    assert shapes.compared(whole, shapes.results(8, None)) == {}
+    assert shapes.compared(whole, folded) == {"attention": 1.0}

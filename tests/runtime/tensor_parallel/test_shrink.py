@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from runtime.models import Gpt
@@ -57,3 +59,18 @@ def test_values_beside_tensors_are_handed_on() -> None:
     batch = batch_for(source, model, 2)
     assert batch["task"] == 1
     assert batch["tokens"].shape == (2, 8)
+
+
+@pytest.mark.parametrize("family", ["Falcon", "DeepseekV2", "DeepseekV3"])
+def test_sizes_that_hang_on_others_fit_the_small_model(family: str) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 2}
+    if family != "Falcon":
+        dims = {"qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "kv_lora_rank": 64}
+        sizes |= {**dims, "q_lora_rank": 96, "intermediate_size": 1024, "moe_intermediate_size": 64}
+        sizes |= {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+        sizes |= {"num_key_value_heads": 8, "first_k_dense_replace": 1, "vocab_size": 4096}
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    small = shrunk(getattr(transformers, f"{family}ForCausalLM")(config), 2)
+    assert small is not None
+    assert small(torch.zeros(2, 16, dtype=torch.int64)).logits.shape[:2] == (2, 16)
