@@ -206,7 +206,13 @@ def _together(sets: list[frozenset[str]]) -> list[frozenset[str]]:
 
 def vocabulary_groups(module: nn.Module, known: set[str]) -> Iterator[Group]:
     """Divide the largest embedding by rows, and the layers that predict them."""
-    embeddings = {name: part for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
+    # others may look up more than they are given, as OPT's positions with an offset
+    plain = nn.Embedding.forward
+    embeddings = {
+        name: part
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding) and type(part).forward is plain
+    }
     if not embeddings:
         return
     stated = getattr(getattr(module, "config", None), "vocab_size", None)
