@@ -7,4 +7,4 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$("$root/scripts/setup.sh" dev)
 cd "$root"
-exec "$python" -m pytest --numprocesses 2 --dist loadfile "$@"
+exec "$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

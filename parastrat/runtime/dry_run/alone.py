@@ -90,9 +90,9 @@ class _Shapes:
         return found
 
     def compared(self, expected: Any, got: Any) -> dict[str, float]:
-        """Return nothing where attention goes over the same positions."""
-        (_, whole), (_, divided) = self._seen[id(expected)], self._seen[id(got)]
-        return {} if whole == divided else {"attention": 1.0}
+        """Return nothing where attention goes over the same positions, as far as both were seen."""
+        seen = [self._seen[id(found)][1] for found in (expected, got) if id(found) in self._seen]
+        return {} if all(each == seen[0] for each in seen) else {"attention": 1.0}
 
 
 def _all_the_same(values: list[Any], own: object, *_args: Any, **_kwargs: Any) -> None:

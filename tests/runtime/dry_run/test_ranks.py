@@ -306,3 +306,4 @@ def test_a_layout_under_which_attention_goes_over_other_positions_is_not_taken()
     whole, folded = shapes.results(8, None), shapes.results(4, None)
     assert shapes.compared(whole, shapes.results(8, None)) == {}
     assert shapes.compared(whole, folded) == {"attention": 1.0}
+    assert shapes.compared(whole, object()) == {}
