@@ -36,7 +36,7 @@ def stages_of(cut: Cut, parameters: Sequence[str]) -> Stages:
     """
     events = cut.route.events
     calls = Counter(event.part for event in events)
-    free = {part for part, count in calls.items() if count > 1 and not _any_inside(parameters, part)}
+    free = {part for part, count in calls.items() if count > 1 and not any_inside(parameters, part)}
     return tuple(
         tuple(
             dict.fromkeys(event.part for event in events[span.begin : span.end] if event.part not in free)
@@ -45,7 +45,8 @@ def stages_of(cut: Cut, parameters: Sequence[str]) -> Stages:
     )
 
 
-def _any_inside(names: Sequence[str], part: str) -> bool:
+def any_inside(names: Sequence[str], part: str) -> bool:
+    """Return whether one of these weights is a part's."""
     return any(name.startswith(f"{part}.") for name in names)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from parastrat.emit.staging import Staging
+from parastrat.emit.staging import Sent, Staging
 from parastrat.plan import Recompute
 from parastrat.runtime.blocks import has_routed_parts, repeated_blocks
 from parastrat.runtime.building import class_name
@@ -19,6 +19,7 @@ from parastrat.runtime.pipeline.passing import (
     NotStagedError,
     Stages,
     alike_between,
+    any_inside,
     in_several,
     received_by,
     stages_of,
@@ -83,10 +84,12 @@ def staged(module: nn.Module, plan: Plan, example: Example) -> Draft:
         trace = begin(None)
         output, logits = _logits(trace.run()[1])
         expected = trace.flow.numbers_of(logits)
+    alike = alike_between(cut, stages, inputs)
+    received = _received(cut, stages, needed=alike is None)
     general = Staging(
         blocks=repeated_blocks(module).names,
         stages=stages,
-        received=received_by(cut, stages),
+        received=received or (),
         writes=any(shape.changed for event in cut.route.events for shape in event.tensors),
         takes=takes,
         output=output,
@@ -97,15 +100,27 @@ def staged(module: nn.Module, plan: Plan, example: Example) -> Draft:
         model=class_name(module),
         routed=has_routed_parts(module),
     )
-    alike = alike_between(cut, stages, inputs)
     return Draft(
-        stagings=(*([] if alike is None else [replace(general, alike=alike)]), general),
+        stagings=(
+            *([] if alike is None else [replace(general, alike=alike)]),
+            *([] if received is None else [general]),
+        ),
         module=module,
         setting=setting,
         inputs=inputs,
         numbers=numbers,
         expected=expected,
     )
+
+
+def _received(cut: Cut, stages: Stages, *, needed: bool) -> tuple[tuple[Sent, ...], ...] | None:
+    """Return what each stage receives; None where that cannot be said, and need not be."""
+    try:
+        return received_by(cut, stages)
+    except NotStagedError:
+        if needed:
+            raise
+        return None
 
 
 def _logits(output: Any) -> tuple[str, torch.Tensor]:
@@ -143,15 +158,11 @@ def _check_statistics(plan: Plan) -> None:
         raise NotStagedError(f"{changed}, which needs fp32 weights: plan with bf16-mixed")
 
 
-def _inside(name: str, parts: tuple[str, ...]) -> bool:
-    return any(name.startswith(f"{part}.") for part in parts)
-
-
 def _check_parameters(module: nn.Module, slots: list[Slot], stages: Stages) -> None:
     """Refuse weights that no stage names, and statistics of what several stages run."""
     every = tuple(name for stage in stages for name in stage)
     for slot in slots:
-        if slot.is_parameter and not any(_inside(name, every) for name in slot.names):
+        if slot.is_parameter and not any(any_inside(slot.names, part) for part in every):
             raise NotStagedError(f"{slot.name} stands beside the parts that stages run")
     for part in in_several(stages):
         if has_changing_buffers(module.get_submodule(part)):
@@ -174,7 +185,7 @@ def _tied(slots: list[Slot], cut: Cut, stages: Stages, plan: Plan) -> tuple[tupl
 
 
 def _own_name(slot: Slot, stage: int, parts: tuple[str, ...]) -> str:
-    own = [name for name in slot.names if _inside(name, parts)]
+    own = [name for name in slot.names if any(any_inside([name], part) for part in parts)]
     if not own:
         raise NotStagedError(f"stage {stage} reads {slot.name}, outside of its parts")
     return own[0]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -58,8 +59,10 @@ class Sums:
         owners = Counter(
             parameter for part in module.modules() for parameter in part.parameters(recurse=False)
         )
-        # another owner of a tied weight may see all the data
-        self._places = {place for place in places if owners[place.weight] == 1}
+        #: in the order in which the layout was applied, which all ranks have; another owner of a tied
+        #: weight may see all the data
+        self._places = tuple(dict.fromkeys(place for place in places if owners[place.weight] == 1))
+        self._waiting = frozenset(self._places)
 
     @contextmanager
     def at_the_end(self) -> Iterator[None]:
@@ -67,34 +70,36 @@ class Sums:
 
         Those of sharded weights are added up in shards.
         """
-        earlier = {place: weight.grad for place, weight in self._weights()}
-        for _, weight in self._weights():
-            weight.grad = None
+        self._reshard()
+        earlier = [place.weight.grad for place in self._places]
+        for place in self._places:
+            place.weight.grad = None
         Sums.running = self
         try:
             yield
         finally:
             Sums.running = None
-        weights = self._weights()
-        new = [local_tensor(weight.grad) for _, weight in weights if weight.grad is not None]
+        self._reshard()
+        weights = [place.weight for place in self._places]
+        new = [local_tensor(weight.grad) for weight in weights if weight.grad is not None]
         in_messages(new, lambda message: dist.all_reduce(message, group=self._mesh.get_group()))
-        for place, weight in weights:
-            before = earlier[place]
+        for before, weight in zip(earlier, weights, strict=True):
             if before is not None:
                 weight.grad = before if weight.grad is None else before.add_(weight.grad)
 
     def waits_for(self, place: Place) -> bool:
         """Return whether a weight's gradient is added up at the end of the step."""
-        return place in self._places
+        return place in self._waiting
 
-    def _weights(self) -> list[tuple[Place, nn.Parameter]]:
-        """Return the weights as optimizers know them, in an order that all ranks have."""
-        for part in self._module.modules():
-            if isinstance(part, FSDPModule):
-                part.reshard()  # an evaluation leaves the last unit gathered
-        order = {part: index for index, part in enumerate(self._module.modules())}
-        places = sorted(self._places, key=lambda place: (order[place.owner], place.name))
-        return [(place, place.weight) for place in places]
+    @cached_property
+    def _units(self) -> list[FSDPModule]:
+        """FSDP2's, which it makes after the model is divided."""
+        return [part for part in self._module.modules() if isinstance(part, FSDPModule)]
+
+    def _reshard(self) -> None:
+        """Let places hold weights as optimizers know them: an evaluation leaves the last unit gathered."""
+        for unit in self._units:
+            unit.reshard()
 
 
 def entered(place: Place, mesh: DeviceMesh) -> torch.Tensor:
