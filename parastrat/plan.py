@@ -27,6 +27,11 @@ class Recompute(StrEnum):
     SELECTIVE = "selective"
     FULL = "full"
 
+    @property
+    def repeats_modules(self) -> bool:
+        """Whether backward runs modules again, with their running statistics; attention has none."""
+        return self in (Recompute.SELECTIVE, Recompute.FULL)
+
 
 class Offload(StrEnum):
     NONE = "none"

@@ -14,6 +14,7 @@ from parastrat.emit.python_parts import (
     build_mesh,
     heading,
     loop,
+    policy,
     sorted_imports,
 )
 from parastrat.emit.python_pipeline import emit_staged
@@ -168,7 +169,7 @@ def _buffers_check(case: Case) -> str:
 
 def _statistics_check(plan: Plan) -> str:
     """Return the refusal of batch normalisation where these few lines would get its statistics wrong."""
-    if plan.recompute not in (Recompute.NONE, Recompute.ATTENTION):
+    if plan.recompute.repeats_modules:
         reason = "recomputation would count each batch of a batch norm twice: plan without it"
     elif plan.precision is Precision.BF16:
         reason = "batch norms need fp32 weights: plan with bf16-mixed"
@@ -194,11 +195,8 @@ def _count_check(case: Case) -> str:
 def _sharded(case: Case) -> str:
     plan, may_change, may_route = case.plan, _buffers_may_change(case), _may_route(case)
     compute = COMPUTE.get(plan.precision)
-    settings = [f"param_dtype={compute}"] if compute else []
-    if plan.precision is not Precision.FP32:
-        settings.append("reduce_dtype=torch.float32")
     return shard_text.SHARD.format(
-        policy=", ".join(settings),
+        policy=policy(plan),
         reshard=plan.reshard_after_forward,
         norms=shard_text.NORMS if compute and may_change else "",
         follow=shard_text.FOLLOW if may_change else "",

@@ -46,6 +46,20 @@ def build_mesh(case: Case) -> str:
     )
 
 
+def data_axes(plan: Plan) -> str:
+    """Return the axes of the mesh over which FSDP2 shards and replicates."""
+    return '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
+
+
+def policy(plan: Plan) -> str:
+    """Return the settings of FSDP2's ``MixedPrecisionPolicy``."""
+    compute = COMPUTE.get(plan.precision)
+    settings = [f"param_dtype={compute}"] if compute else []
+    if plan.precision is not Precision.FP32:
+        settings.append("reduce_dtype=torch.float32")
+    return ", ".join(settings)
+
+
 def _tuple_of(items: list[str]) -> str:
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 

@@ -10,9 +10,8 @@ from parastrat.emit import python_passing_text as passing_text
 from parastrat.emit import python_pipeline_text as pipeline_text
 from parastrat.emit import python_tensor_text as tensor_text
 from parastrat.emit.python_names import blocks_list, listed, stage_list
-from parastrat.emit.python_parts import COMPUTE
+from parastrat.emit.python_parts import COMPUTE, data_axes, policy
 from parastrat.schedules import SINGLE, SPLIT, V_SHAPED, schedule_of
-from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.emit.division import Division
@@ -91,13 +90,9 @@ def over_data(plan: Plan, staging: Staging, *, zeros: bool) -> str:
     compute = COMPUTE.get(plan.precision)
     if not plan.shards_parameters:
         return pipeline_text.AUTOCAST.format(dtype=compute) if compute else ""
-    settings = [f"param_dtype={compute}"] if compute else []
-    if plan.precision is not Precision.FP32:
-        settings.append("reduce_dtype=torch.float32")
-    axes = '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
     return pipeline_text.SHARD.format(
-        axes=axes,
-        policy=", ".join(settings),
+        axes=data_axes(plan),
+        policy=policy(plan),
         norms=passing_text.NORMS if compute and staging.statistics else "",
         unused=pipeline_text.REDUCE_UNUSED if zeros else "",
     )

@@ -15,9 +15,11 @@ from parastrat.emit.python_parts import (
     COMPUTE,
     MESH_IMPORTS,
     build_mesh,
+    data_axes,
     heading,
     loop,
     named_as,
+    policy,
     sorted_imports,
 )
 from parastrat.emit.shell import counted
@@ -158,15 +160,11 @@ _ONE_LINE = 93
 
 def _over_data(plan: Plan, *, routed: bool) -> str:
     compute = COMPUTE.get(plan.precision)
-    settings = [f"param_dtype={compute}"] if compute else []
-    if plan.precision is not Precision.FP32:
-        settings.append("reduce_dtype=torch.float32")
     returned = "" if routed else "return "
     unused = tensor_text.REDUCE_UNUSED + text.RETURN if routed else ""
     if plan.shards_parameters:
-        axes = '"dp_replicate", "dp_shard"' if plan.mesh.dp_replicate > 1 else '"dp_shard"'
         sharded = tensor_text.SHARD.format(
-            axes=axes, policy=", ".join(settings), reshard=plan.reshard_after_forward, returned=returned
+            axes=data_axes(plan), policy=policy(plan), reshard=plan.reshard_after_forward, returned=returned
         )
         return sharded + unused
     autocast = text.AUTOCAST.format(dtype=compute).replace("device.type", "mesh.device_type")

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from parastrat.emit.staging import Sent, Staging
-from parastrat.plan import Recompute
 from parastrat.runtime.blocks import has_routed_parts, repeated_blocks
 from parastrat.runtime.building import class_name
 from parastrat.runtime.caches import without_caches
@@ -152,7 +151,7 @@ def _given(module: nn.Module, batch: Any) -> tuple[Any, str]:
 def _check_statistics(plan: Plan) -> None:
     """Refuse what would get running statistics wrong."""
     changed = "buffers of its checkpoint may change while it trains"
-    if plan.recompute not in (Recompute.NONE, Recompute.ATTENTION):
+    if plan.recompute.repeats_modules:
         raise NotStagedError(f"{changed}, and recompute = {plan.recompute} would change them twice")
     if plan.precision is Precision.BF16:
         raise NotStagedError(f"{changed}, which needs fp32 weights: plan with bf16-mixed")
