@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.precision import LossScale
     from parastrat.runtime.tensor_parallel.layout import Layout
+    from parastrat.runtime.tensor_parallel.own_values import Leaves
     from parastrat.runtime.tensor_parallel.sums import Sums
     from parastrat.runtime.training.unused import Unused
 
@@ -39,6 +40,8 @@ class Wrapping:
     layout: Layout | None = None
     #: with tp only, and no data axis: gradients that a step adds up at its end
     sums: Sums | None = None
+    #: with tp alone: what stands for its parameters while a step runs
+    leaves: Leaves | None = None
     #: roots of FSDP2 that reduce zeros for what a rank did not use
     reduce_unused: list[nn.Module] = field(default_factory=list)
     #: with such roots only

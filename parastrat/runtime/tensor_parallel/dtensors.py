@@ -15,31 +15,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
-class _OwnShare(torch.autograd.Function):
-    """A parameter's values on this rank; the gradient is divided as the parameter is.
-
-    ``to_local`` does the same, and works out the gradient's layout anew for every use of every weight.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, parameter: DTensor) -> torch.Tensor:
-        ctx.spec, own = parameter._spec, parameter._local_tensor  # noqa: SLF001  (what a layout consists of)
-        return own.view_as(own)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> DTensor:
-        own = gradients[0].contiguous()
-        return DTensor(own, ctx.spec, requires_grad=False)  # type: ignore[no-untyped-call]
-
-
-def own_values(parameter: DTensor) -> torch.Tensor:
-    """Return this rank's plain values of a parameter, which its gradients find back."""
-    if not parameter._local_tensor.is_contiguous():  # noqa: SLF001
-        return parameter.to_local()
-    values: torch.Tensor = _OwnShare.apply(parameter)  # type: ignore[no-untyped-call]
-    return values
-
-
 def shares_known(y: torch.Tensor, mesh: DeviceMesh, stretches: int) -> torch.Tensor:
     """Return a share of output features as a DTensor that knows the whole; each stretch is divided."""
     shape = (*y.shape[:-1], y.shape[-1] * mesh.size())

@@ -12,10 +12,11 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
-from parastrat.runtime.tensor_parallel.dtensors import own_share, own_values, shares_known
+from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, leave, scatter_sum, take
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
 from parastrat.runtime.tensor_parallel.logits import logits
+from parastrat.runtime.tensor_parallel.own_values import own_values
 from parastrat.runtime.tensor_parallel.sums import Place, entered
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parastrat.runtime.precision import local_tensor
-from parastrat.runtime.tensor_parallel.dtensors import own_values
 from parastrat.runtime.tensor_parallel.flow import enter
+from parastrat.runtime.tensor_parallel.own_values import own_values
 from parastrat.runtime.training.messages import in_messages
 
 if TYPE_CHECKING:

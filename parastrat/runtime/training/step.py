@@ -51,7 +51,8 @@ def forward_backward(
     into shards with each, since whole gradients would not fit, and HSDP joins its replicas with the last.
     Gradients are those of the mean loss over all targets of the global batch, however unevenly ranks and
     micro-batches hold them. Under fp16-mixed the loss is scaled and gradients are divided again; if any
-    overflows, all gradients become None, so that ``optimizer.step()`` changes nothing.
+    overflows, all gradients become None, so that ``optimizer.step()`` changes nothing. Under tp alone
+    parameters without hooks of their own get their gradients at the end of the step.
 
     Args:
         model: What ``auto_parallelize`` returned.
@@ -244,6 +245,7 @@ def completing(wrapping: Wrapping) -> Iterator[None]:
     """Complete the gradients of a step behind the backwards inside."""
     with (
         nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end(),
+        nullcontext() if wrapping.leaves is None else wrapping.leaves.during(),
         nullcontext() if wrapping.unused is None else wrapping.unused.dropped(),
     ):
         yield

@@ -1,0 +1,96 @@
+"""This rank's plain values of parameters that are DTensors, as forwards compute with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+
+class Leaves:
+    """Plain values that stand for one model's parameters while a step runs.
+
+    Each use of a weight adds its gradient up as plain tensors do; at the end of the step these become the
+    parameters' own, in the layout of each. A parameter with hooks is left out: they fire on its gradients.
+
+    Args:
+        module: divided; no data axis, and no pipeline, looks for gradients during backward.
+    """
+
+    #: of the step that is running
+    running: Leaves | None = None
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._leaves: dict[int, torch.Tensor] = {}
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Let ``own_values`` return leaves; add their gradients to the parameters' once behind."""
+        stood_for = [parameter for parameter in self._module.parameters() if _is_free(parameter)]
+        self._leaves = {id(parameter): _leaf(parameter) for parameter in stood_for}
+        Leaves.running = self
+        try:
+            yield
+            for parameter in stood_for:
+                _add(parameter, self._leaves[id(parameter)].grad)
+        finally:
+            Leaves.running = None
+            self._leaves = {}
+
+    def of(self, parameter: DTensor) -> torch.Tensor | None:
+        """Return what stands for a parameter; None where nothing does."""
+        return self._leaves.get(id(parameter))
+
+
+def own_values(parameter: DTensor) -> torch.Tensor:
+    """Return this rank's plain values of a parameter, which its gradients find back."""
+    leaf = None if Leaves.running is None else Leaves.running.of(parameter)
+    if leaf is not None:
+        return leaf
+    if not parameter._local_tensor.is_contiguous():  # noqa: SLF001  (what a layout consists of)
+        return parameter.to_local()
+    values: torch.Tensor = _OwnShare.apply(parameter)  # type: ignore[no-untyped-call]
+    return values
+
+
+class _OwnShare(torch.autograd.Function):
+    """A parameter's values on this rank; the gradient is divided as the parameter is.
+
+    ``to_local`` does the same, and works out the gradient's layout anew for every use of every weight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor) -> torch.Tensor:
+        ctx.parameter, own = parameter._spec, parameter._local_tensor  # noqa: SLF001
+        return own.view_as(own)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> DTensor:
+        return _divided_as(ctx.parameter, gradients[0].contiguous())
+
+
+def _divided_as(spec: Any, own: torch.Tensor) -> DTensor:
+    return DTensor(own, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+def _is_free(parameter: nn.Parameter) -> bool:
+    """Return whether nothing but the end of the step waits for a parameter's gradient."""
+    hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks  # noqa: SLF001
+    return isinstance(parameter, DTensor) and parameter.requires_grad and not hooks
+
+
+def _leaf(parameter: Any) -> torch.Tensor:
+    leaf: torch.Tensor = parameter._local_tensor.detach().requires_grad_()  # noqa: SLF001
+    return leaf
+
+
+def _add(parameter: Any, gradient: torch.Tensor | None) -> None:
+    if gradient is None:
+        return
+    known = _divided_as(parameter._spec, gradient)  # noqa: SLF001
+    parameter.grad = known if parameter.grad is None else parameter.grad.add_(known)

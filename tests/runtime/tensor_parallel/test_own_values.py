@@ -1,0 +1,111 @@
+"""Plain values that stand for divided weights through a step: gradients are those of the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from runtime.models import plan, token_loss, tokens
+from runtime.ranks import on_ranks
+from runtime.tensor_parallel.models import Tiny
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+import parastrat
+from parastrat.runtime.tensor_parallel import own_values
+from parastrat.runtime.wrapping import wrapping_of
+
+pytestmark = pytest.mark.slow
+
+Gradients = dict[str, torch.Tensor]
+
+
+def wrapped() -> nn.Module:
+    torch.manual_seed(3)
+    return parastrat.auto_parallelize(Tiny, plan=plan(tp=2, gradient_accumulation_steps=2))
+
+
+def step(model: nn.Module, index: int) -> None:
+    parastrat.forward_backward(model, *tokens(index, 4, vocab=64), loss_fn=token_loss)
+
+
+def gradients(model: nn.Module) -> Gradients:
+    held = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(isinstance(gradient, DTensor) for gradient in held.values())
+    return {name: gradient.full_tensor().clone() for name, gradient in held.items()}
+
+
+def with_leaves_and_without() -> tuple[Gradients, Gradients, bool]:
+    """Two steps' gradients added up, with leaves and by the weights themselves."""
+    found = []
+    for leaves in (True, False):
+        model = wrapped()
+        assert wrapping_of(model).leaves is not None
+        if not leaves:
+            wrapping_of(model).leaves = None
+        step(model, 0)
+        step(model, 1)
+        found.append(gradients(model))
+    return found[0], found[1], own_values.Leaves.running is None
+
+
+def seen_by_hooks() -> tuple[Gradients, dict[str, int], int]:
+    """Gradients where two weights have hooks: one of them doubles what it sees, the other counts."""
+    model, calls = wrapped(), {"doubled": 0, "counted": 0}
+    first, last = list(model.parameters())[1:3]
+
+    def doubled(gradient: torch.Tensor) -> torch.Tensor:
+        calls["doubled"] += 1
+        return gradient * 2
+
+    def counted(parameter: torch.Tensor) -> None:
+        calls["counted"] += parameter.grad is not None
+
+    first.register_hook(doubled)
+    last.register_post_accumulate_grad_hook(counted)
+    step(model, 0)
+    step(model, 1)
+    return gradients(model), calls, 1
+
+
+def after_an_error() -> bool:
+    """Whether nothing of a step that raised is left behind."""
+    model = wrapped()
+
+    def broken(*_: Any) -> torch.Tensor:
+        raise ValueError("a loss")
+
+    with pytest.raises(ValueError, match="a loss"):
+        parastrat.forward_backward(model, *tokens(0, 4, vocab=64), loss_fn=broken)
+    return own_values.Leaves.running is None
+
+
+def on_two() -> dict[str, Any]:
+    return {"both": with_leaves_and_without(), "hooks": seen_by_hooks(), "error": after_an_error()}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return on_ranks(2, on_two)[0]  # type: ignore[no-any-return]
+
+
+def test_gradients_are_those_of_the_weights(found: dict[str, Any]) -> None:
+    with_leaves, without, over = found["both"]
+    assert over
+    for name, expected in without.items():
+        assert torch.allclose(with_leaves[name], expected, rtol=1e-6, atol=1e-8), name
+
+
+def test_hooks_of_weights_see_their_gradients(found: dict[str, Any]) -> None:
+    _, without, _ = found["both"]
+    seen, calls, place = found["hooks"]
+    micro_batches = 4
+    assert calls["doubled"] == calls["counted"] == micro_batches
+    for index, (name, expected) in enumerate(without.items()):
+        times = 2 if index == place else 1
+        assert torch.allclose(seen[name], times * expected, rtol=1e-6, atol=1e-8), name
+
+
+def test_a_step_that_raises_leaves_no_leaves(found: dict[str, Any]) -> None:
+    assert found["error"]
