@@ -77,6 +77,9 @@ class Columns:
     vocab: Numbers
     experts: Numbers
     max_sequence_length: Numbers
+    scan_heads: Numbers
+    scan_groups: Numbers
+    whole_scans: Numbers
     # hardware
     devices: Numbers
     devices_per_node: Numbers
@@ -198,6 +201,8 @@ def workload_columns(workload: Workload) -> dict[str, Any]:
 
 def model_columns(model: ModelSpec) -> dict[str, Any]:
     """Return what is trained, as columns."""
+    scans = model.scans
+    divided = scans if scans and scans.divided else None
     return {
         "layers": model.layers,
         "hidden": model.hidden,
@@ -206,6 +211,9 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
         "vocab": model.vocab,
         "experts": model.experts,
         "max_sequence_length": model.max_sequence_length,
+        "scan_heads": divided and divided.heads,
+        "scan_groups": divided and divided.groups,
+        "whole_scans": scans is not None and not divided,
     }
 
 

@@ -10,15 +10,14 @@ from parastrat.plan import Recompute
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
+    from parastrat.scans import Scans
     from parastrat.stack import Kernels
 
 
 class Split(StrEnum):
     """Which axis divides a quantity."""
 
-    #: the same on every rank
     REPLICATED = "replicated"
-    #: divided by tp
     TENSOR = "tensor"
     #: divided by tp, with sequence parallelism only
     SEQUENCE = "sequence"
@@ -97,9 +96,10 @@ class OperatorKind(StrEnum):
     ATTENTION = "attention"
     #: norms, activations, residuals, dropout: bound by memory traffic
     ELEMENTWISE = "elementwise"
-    #: a table look-up
     EMBEDDING = "embedding"
     RECURRENT = "recurrent"
+    #: a state-space model's chunks, and what passes between them
+    SCAN = "scan"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +233,7 @@ class ModelSpec:
     changing_buffers: bool | None = None
     #: tokens choose which of the model's modules run, so that some may see none of a rank's batch
     routed: bool | None = None
+    scans: Scans | None = None
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False
     #: where architecture and parameter count come from

@@ -62,6 +62,8 @@ TESTS: dict[str, tuple[str, ...]] = {
     "sources/convnext": ("sources/test_convnext.py",),
     "sources/layers": ("sources/test_layers.py", "sources/test_ends.py"),
     "sources/feed_forward": ("sources/test_feed_forward.py",),
+    "sources/state_space": ("sources/test_state_space.py",),
+    "sources/hybrid": ("sources/test_state_space.py", "sources/test_hybrid.py"),
     "sources/transformer": ("sources/test_transformer.py",),
     "sources/convolutional": ("sources/test_convolutional.py",),
 }

@@ -27,6 +27,8 @@ TARGET = Path(__file__).resolve().parents[1] / "profiles" / "families.json"
 REQUIRED = {"hidden_size", "num_hidden_layers"}
 #: other sizes, by which computed defaults are told from fixed ones
 OTHER = {"hidden_size": 96, "num_attention_heads": 6, "intermediate_size": 160}
+#: what a family needs with those, by its own names
+MORE = {"mamba2": {"num_heads": 3}}
 
 
 class Recorder(Config):
@@ -55,9 +57,9 @@ def family(kind: str) -> dict[str, Any]:
     cls = CONFIG_MAPPING[kind]
     names = dict(getattr(cls, "attribute_map", {}))
     first = cls().to_dict()
-    second = cls(
-        **{names.get(name, name): size for name, size in OTHER.items() if names.get(name, name) in first}
-    ).to_dict()
+    more = MORE.get(kind, {})
+    others = {names.get(name, name): size for name, size in OTHER.items() if names.get(name, name) in first}
+    second = cls(**others, **more).to_dict() | {name: first[name] for name in more}
     read = fields_read(kind, first, names)
     own = {names.get(name, name): name for name in sorted(read)}
     defaults = {

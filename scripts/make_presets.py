@@ -79,7 +79,9 @@ STYLES = {
         "embedding_norm = true",
         'scores = "plain"',
     ),
-    # the square reads what the ReLU gives
+    # the square reads what the ReLU gives; so of hybrids, whose attention knows no places
+    "nemotron-h": ('family = "decoder"', 'norm = "rms-fp32"', "gated = false", "rotary = false"),
+    "mamba2": ('family = "decoder"', 'norm = "rms"', "gated = false", "fp32_stream = true"),
     "nemotron": ('family = "decoder"', *_LAYER),
     "bert": (
         'family = "encoder"',
@@ -120,14 +122,17 @@ _BANDS = {"whisper": 80, "whisper-v3": 128}
 _OPTIMIZER = {"t5": "adafactor"}
 #: columns with a part of the architecture, as its fields in order with colons between; the last may lack
 _PARTS = {
-    "experts": ("count", "top_k", "ffn", "shared_ffn", "dense_layers", "period"),
+    "experts": ("count", "top_k", "ffn", "shared_ffn", "dense_layers", "period", "latent"),
     "latent": ("q_rank", "kv_rank", "nope_dim", "rope_dim", "v_dim"),
     "window": ("size", "layers", "chunked"),
+    "state_space": ("heads", "head_dim", "state", "groups", "chunk"),
+    "next_tokens": ("pattern", "depth"),
 }
 #: what all experts of a style have in common
 _EXPERTS = {
     "gpt-oss": ("router_bias = true", "bias = true", "composite_activation = true"),
     "llama4": ("every_token = true",),
+    "nemotron-h": ("fp32_router = true",),
 }
 _FIELDS = (
     "layers",
@@ -161,6 +166,7 @@ def preset(row: dict[str, str]) -> str:
             line.replace("POSITIONS", row["max_sequence_length"]).replace("LAYERS", row["layers"])
             for line in STYLES[style]
         ),
+        *((f"pattern = {json.dumps(row['pattern'])}",) if row["pattern"] else ()),
     ]
     if style in _PATCH:
         patch = f"patch = {_PATCH[style]}"
@@ -182,7 +188,8 @@ def _part(part: str, names: tuple[str, ...], stated: str, style: str) -> list[st
         return []
     values = stated.split(":")
     lines = [
-        f"{name} = {'true' if value == name else value}" for name, value in zip(names, values, strict=False)
+        f"{name} = {json.dumps(value) if name == 'pattern' else 'true' if value == name else value}"
+        for name, value in zip(names, values, strict=False)
     ]
     return ["", f"[architecture.{part}]", *lines, *(_EXPERTS.get(style, ()) if part == "experts" else ())]
 

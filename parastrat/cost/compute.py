@@ -35,6 +35,11 @@ _LAUNCH_OVERLAP_EXPONENT = 2.3
 #: Kernels alone reach 63 % of an A100 where the forward has 73 % (same paper, abstract)
 _ATTENTION_BACKWARD = 3.3
 
+#: backward of a Mamba-2 scan moves three times its forward's bytes, tensor by tensor of mamba-ssm's kernels
+#: (``sources.state_space``): 17 tensors as wide as the layer in short formats instead of 5, and 34 bytes an
+#: element of its states instead of 12
+_SCAN_BACKWARD = 3.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTimes:
@@ -45,19 +50,23 @@ class BlockTimes:
     #: of matmul_forward, the grouped products of experts
     grouped_forward: Seconds
     attention_forward: Seconds
+    scan_forward: Seconds
     traffic_forward: Seconds
     launch_forward: Seconds
 
     @cached_property
     def forward(self) -> Seconds:
-        kernels = self.matmul_forward + self.attention_forward + self.traffic_forward
+        kernels = self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
         return _joined(kernels, self.launch_forward)
 
     @property
     def backward(self) -> Seconds:
         """Without recompute: twice the matmuls, 2.5 times the attention, twice the traffic and launches."""
         kernels = (
-            self.matmul_backward + _ATTENTION_BACKWARD * self.attention_forward + 2 * self.traffic_forward
+            self.matmul_backward
+            + _ATTENTION_BACKWARD * self.attention_forward
+            + _SCAN_BACKWARD * self.scan_forward
+            + 2 * self.traffic_forward
         )
         return _joined(kernels, 2 * self.launch_forward)
 
@@ -77,7 +86,7 @@ class BlockTimes:
 
     def _selective(self) -> Seconds:
         products = 0.5 * (self.matmul_forward + self.grouped_forward)
-        return _joined(products + self.traffic_forward, 0.75 * self.launch_forward)
+        return _joined(products + self.scan_forward + self.traffic_forward, 0.75 * self.launch_forward)
 
 
 def _joined(kernels: Seconds, launches: Seconds) -> Seconds:
@@ -94,6 +103,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
     table, shares = operator_table(blocks), _shares(c)
     forward, backward = _matmuls_s(facts, table.products, shares, c)
+    moved_s = stack.elementwise_factor / device.memory_bytes_per_s
     launches = _beside(table.launches, c) * each
     if stack.launches_per_expert and facts.model.experts:
         held = facts.model.experts / c.ep
@@ -104,9 +114,8 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         grouped_forward=_grouped_s(table.products, forward, len(blocks), c),
         attention_forward=_divided(table.attention, shares)
         / _attention_rate(device, facts.workload.precision, stack),
-        traffic_forward=_divided(table.traffic, shares)
-        * stack.elementwise_factor
-        / device.memory_bytes_per_s,
+        scan_forward=_divided(table.scans, shares) * moved_s if table.scans.any() else 0.0,
+        traffic_forward=_divided(table.traffic, shares) * moved_s,
         launch_forward=launches * (0.0 if stack.captured else device.launch_s),
     )
 

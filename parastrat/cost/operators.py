@@ -59,8 +59,9 @@ class OperatorTable:
     """What blocks compute for one sample."""
 
     products: Products
-    #: FLOPs of attention, and bytes that all others move, by block and what divides them
+    #: FLOPs of attention, and bytes that scans and all others move, by block and what divides them
     attention: Any
+    scans: Any
     traffic: Any
     #: operators of each block, and the grouped products among them
     launches: Any
@@ -70,7 +71,7 @@ class OperatorTable:
 @remembered
 def operator_table(blocks: tuple[Block, ...]) -> OperatorTable:
     """Return the operators of some blocks."""
-    attention, traffic = np.zeros((2, len(blocks), len(SPLITS)))
+    attention, scans, traffic = np.zeros((3, len(blocks), len(SPLITS)))
     products: list[tuple[int, Operator]] = []
     for place, block in enumerate(blocks):
         for operator in block.operators:
@@ -78,11 +79,14 @@ def operator_table(blocks: tuple[Block, ...]) -> OperatorTable:
                 products.append((place, operator))
             elif operator.kind is OperatorKind.ATTENTION:
                 attention[place, SPLITS.index(operator.split)] += operator.flops * operator.count
+            elif operator.kind is OperatorKind.SCAN:
+                scans[place, SPLITS.index(operator.split)] += operator.bytes * operator.count
             else:
                 traffic[place, SPLITS.index(operator.split)] += operator.bytes * operator.count
     return OperatorTable(
         products=_products(products, blocks),
         attention=attention,
+        scans=scans,
         traffic=traffic,
         launches=np.array([sum(operator.count for operator in block.operators) for block in blocks]),
         grouped=np.array([_grouped(block) for block in blocks]),

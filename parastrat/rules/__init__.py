@@ -31,6 +31,7 @@ from parastrat.rules import (
     pipeline,
     precision,
     runtime_support,
+    scans,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -74,6 +75,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     environment,
     pipeline,
     experts,
+    scans,
     file_form,
     accelerate,
     accelerate_fsdp,

@@ -44,6 +44,59 @@ class Scores(StrEnum):
     SINKS = "sinks"
 
 
+class LayerKind(StrEnum):
+    """The one part that a layer of a hybrid has, by the letters of NVIDIA's patterns."""
+
+    SCAN = "M"
+    ATTENTION = "*"
+    FEED_FORWARD = "-"
+    EXPERTS = "E"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """Mamba-2 layers (Dao and Gu, arXiv:2405.21060, section 7): a gated scan over the sequence."""
+
+    heads: int
+    #: of each head: the width of its input, and what it keeps of each element of that
+    head_dim: int
+    state: int
+    #: of heads that have their B and C in common
+    groups: int
+    #: tokens that are computed at once
+    chunk: int
+    #: tokens that the convolution before the scan sees
+    window: int = 4
+    #: biases in the projections; in the convolution
+    bias: bool = False
+    conv_bias: bool = True
+
+    @property
+    def width(self) -> int:
+        """Elements of all heads' inputs."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Channels of the convolution: those inputs, B and C."""
+        return self.width + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Columns of the first projection: the gate, what is convolved, and a step's length a head."""
+        return self.width + self.convolved + self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextTokens:
+    """A module that predicts further tokens (DeepSeek-V3, arXiv:2412.19437, section 2.2)."""
+
+    #: its layers, in the letters of a hybrid's
+    pattern: str
+    #: times that it runs one after the other with the same weights, each a token further
+    depth: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): low-rank q, k and v."""
@@ -84,12 +137,16 @@ class Experts:
     period: int = 1
     #: a bias per expert in the router
     router_bias: bool = False
+    #: transformers' router reads a copy of its input in fp32 (Nemotron-H)
+    fp32_router: bool = False
     #: biases in the experts
     bias: bool = False
     #: a gate on the shared experts, one number a token (Qwen2-MoE)
     shared_gate: bool = False
     #: transformers runs every expert on every token, and scales by zero what was not routed (Llama 4)
     every_token: bool = False
+    #: width to which tokens are projected for the experts, and from which back; 0: that of the model
+    latent: int = 0
     #: between their products stands a chain of kernels: gates are clamped, and one is added (gpt-oss)
     composite_activation: bool = False
 
@@ -131,6 +188,7 @@ class Architecture:
     family: Family
     layers: int
     hidden: int
+    #: 0 without attention
     heads: int
     ffn: int
     vocab: int
@@ -174,6 +232,10 @@ class Architecture:
     window: Window | None = None
     #: rows of a learned position table; 0 for rotary or relative positions
     positions: int = 0
+    #: queries and keys are rotated by their place where no table says it
+    rotary: bool = True
+    #: the residual stream is in fp32 whatever products compute in (Mamba-2)
+    fp32_stream: bool = False
     #: rows of a segment table (BERT)
     segments: int = 0
     #: a masked-language-model head: a matrix, its bias, a norm, and a bias per token of the vocabulary
@@ -186,6 +248,11 @@ class Architecture:
     encoder_layers: int = 0
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    #: of a hybrid the one part of each layer, a letter each (``LayerKind``); else each layer has attention
+    #: and a feed-forward
+    pattern: str = ""
+    state_space: StateSpace | None = None
+    next_tokens: NextTokens | None = None
     image: Image | None = None
     #: what the encoder hears; None where it reads tokens
     audio: Audio | None = None

@@ -5,12 +5,11 @@ Sources: as of ``layers``.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Operator, OperatorKind, Parameters, Saved, Split
 from parastrat.sources.architecture import Norm, QkNorm, Scores
-from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
+from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, undivided
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         groups.append(Parameters(trainable=replicated))
     flash = not keeps_scores(setting)
     statistics = _FP32 * a.heads * tokens if flash else 0
-    rotary = 0 if a.positions or a.relative_buckets else 2 * b * (q + kv) * tokens
+    rotary = 2 * b * (q + kv) * tokens if a.rotary and not (a.positions or a.relative_buckets) else 0
     kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
     if a.qk_norm and setting.kernels is Kernels.EAGER:
         rows = (tokens, keys) if a.qk_norm is QkNorm.WIDTH else (a.heads * tokens, a.kv_heads * keys)
@@ -68,7 +67,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         core=Saved(tensor=statistics - given if flash else 0),
     )
     every = own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
-    return _undivided(every, weights=a.sinks) if attends_whole(setting) else every
+    return undivided(every, weights=a.sinks) if attends_whole(setting) else every
 
 
 def attends_whole(setting: Setting) -> bool:
@@ -79,25 +78,6 @@ def attends_whole(setting: Setting) -> bool:
     """
     a = setting.architecture
     return not setting.kernels.fused and (a.sinks or a.qk_norm is QkNorm.WIDTH)
-
-
-def _undivided(part: Part, *, weights: bool) -> Part:
-    def whole(saved: Saved) -> Saved:
-        return replace(saved, tensor=0, replicated=saved.replicated + saved.tensor)
-
-    return replace(
-        part,
-        parameters=tuple(
-            replace(group, split=Split.REPLICATED) if weights else group for group in part.parameters
-        ),
-        operators=tuple(
-            replace(each, split=Split.REPLICATED, split_side="") if weights or not each.n else each
-            for each in part.operators
-        ),
-        saved=whole(part.saved),
-        selective=whole(part.selective),
-        core=whole(part.core),
-    )
 
 
 def _scores(setting: Setting, count: float) -> Part:

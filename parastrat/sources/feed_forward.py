@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Operator, OperatorKind, Parameters, Saved, Split
-from parastrat.sources.layers import Part, Setting, elementwise, joined, matmul
+from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -72,35 +73,60 @@ def mixture(setting: Setting) -> Part:
         raise ValueError("the architecture has no experts")
     routed = tokens * computed_experts(setting)
     inner = (2 if a.gated else 1) * experts.ffn
-    weights = a.hidden * (inner + experts.ffn) + (inner + a.hidden if experts.bias else 0)
+    width = experts.latent or a.hidden
+    weights = width * (inner + experts.ffn) + (inner + width if experts.bias else 0)
     tensors = _kept_tensors(a, setting.kernels)
     if experts.composite_activation and setting.kernels is Kernels.EAGER:
         tensors = _CLAMPED
     # tokens in expert order before and after, and the experts' inner tensors; autocast knows no grouped
     # product, whose tensors stay in the stream's format
     element = b if experts.every_token else setting.stream
-    kept = routed * (2 * element * a.hidden + tensors * element * experts.ffn)
+    kept = routed * (2 * element * width + tensors * element * experts.ffn)
     if experts.every_token:
-        kept += routed * (setting.stream - b) * a.hidden
+        kept += routed * (setting.stream - b) * width
+    copied = FP32_BYTES * a.hidden if experts.fp32_router and _copies(setting) else 0
     router = Part(
         parameters=(Parameters(trainable=_router_parameters(a.hidden, experts)),),
         operators=(matmul(tokens, experts.count, a.hidden, ""),),
-        saved=Saved(sequence=4 * 2 * experts.count * tokens),
+        saved=Saved(sequence=(4 * 2 * experts.count + copied) * tokens),
     )
     own = Part(
         parameters=(
             Parameters(trainable=experts.count * weights, split=Split.EXPERT, cast=experts.every_token),
         ),
         operators=(
-            _grouped(routed, inner, a.hidden, "n"),
-            _grouped(routed, a.hidden, experts.ffn, "k"),
-            elementwise(b * routed * (5 * experts.ffn + 4 * a.hidden), Split.EXPERT),
+            _grouped(routed, inner, width, "n"),
+            _grouped(routed, width, experts.ffn, "k"),
+            elementwise(b * routed * (5 * experts.ffn + 4 * width), Split.EXPERT),
         ),
         saved=Saved(expert=kept),
     )
-    if not experts.shared_ffn:
-        return joined(router, own)
-    return joined(router, own, feed_forward(setting, experts.shared_ffn))
+    parts = [router, own, *((_latent(setting, experts.latent),) if experts.latent else ())]
+    if experts.shared_ffn:
+        parts.append(feed_forward(setting, experts.shared_ffn))
+    return joined(*parts)
+
+
+def _latent(setting: Setting, width: int) -> Part:
+    """Return the projections to the width of the experts and back, whole on every tp rank.
+
+    Source: NVIDIA, arXiv:2601.18089 (LatentMoE); Megatron-Core duplicates them (moe_layer.py @d98e8a6).
+    """
+    hidden, tokens = setting.architecture.hidden, setting.tokens
+    return Part(
+        parameters=(Parameters(trainable=2 * hidden * width),),
+        operators=tuple(
+            replace(matmul(tokens, n, k, ""), split=Split.SEQUENCE)
+            for n, k in ((width, hidden), (hidden, width))
+        ),
+        # what the experts are given of, and what they gave back
+        saved=Saved(sequence=2 * setting.element * width * tokens),
+    )
+
+
+def _copies(setting: Setting) -> bool:
+    """Return whether a tensor in fp32 is a copy: of a short one, where nothing is fused."""
+    return setting.kernels is Kernels.EAGER and setting.stream < FP32_BYTES
 
 
 def computed_experts(setting: Setting) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def architecture_of(form: Form, config: Config) -> Architecture:
         ModelError: a field that is missing or wrong.
         UnknownFormError: a field that the closed form does not cover.
     """
+    if form.whole is not None:
+        return replace(form.whole(config), name=_name(config), source=str(config.path))
     for name, wanted in form.requires.items():
         config.require(name, wanted)
     fields = resolved(form.fields, config) | (form.more(config) if form.more else {})

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from parastrat.sources.architecture import Norm, QkNorm, Scores
+from parastrat.sources.architecture import Architecture, Norm, QkNorm, Scores
 from parastrat.sources.hf_fields import Config, Fields, Flag, Size, Table, UnknownFormError
+from parastrat.sources.hf_hybrid import HYBRIDS
 from parastrat.sources.hf_older import OLDER
 
 
@@ -33,6 +34,9 @@ class Form:
     full_first: bool = False
     #: fields that take arithmetic
     more: Callable[[Config], dict[str, Any]] | None = None
+    #: reads the whole architecture, and writes the fields that say it, of families unlike a Llama
+    whole: Callable[[Config], Architecture] | None = None
+    written: Callable[[Architecture], dict[str, Any]] | None = None
 
 
 _LAYER: Table = {"norm": Norm.LAYER}
@@ -250,4 +254,5 @@ FORMS: Mapping[str, Form] = {
         kind: Form(fields=fields, requires=requires, more=more)
         for kind, (fields, requires, more) in OLDER.items()
     },
+    **{kind: Form(whole=whole, written=written) for kind, (whole, written) in HYBRIDS.items()},
 }

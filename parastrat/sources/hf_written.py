@@ -42,7 +42,8 @@ def config_of(kind: str, a: Architecture) -> dict[str, Any]:
         raise ModelError(f"{kind} is no family with a closed form", hint="name its model_type")
     defaults: Mapping[str, Any] = family["defaults"]
     names: Mapping[str, str] = family["names"]
-    stated = {names.get(name, name): value for name, value in (*_sizes(a, defaults), *_formed(form, a))}
+    own = form.written(a).items() if form.written else (*_sizes(a, defaults), *_formed(form, a))
+    stated = {names.get(name, name): value for name, value in own}
     table = {name: value for name, value in stated.items() if name in defaults}
     read = architecture_of(form, Config(Path(a.name), table, defaults, names))
     if _compared(read) != _compared(a):

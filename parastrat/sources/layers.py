@@ -11,7 +11,7 @@ checked against tensors that autograd saves (tests/sources/test_saved_tensors.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Activations, Family, Operator, OperatorKind, Parameters, Saved, Split
@@ -43,7 +43,7 @@ class Setting:
     @property
     def stream(self) -> int:
         """Bytes of an element of the residual stream."""
-        return _FP32 if self.autocast else self.element
+        return _FP32 if self.autocast or self.architecture.fp32_stream else self.element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +123,10 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
         kept = (2 * _FP32 * a.hidden + _FP32) if rms else (_FP32 * a.hidden + 2 * _FP32)
         kept += readers * b * a.hidden
     elif setting.kernels is Kernels.EAGER and rms:
-        # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input
-        kept = (_FP32 + (_FP32 if a.norm is Norm.RMS_FP32 else b)) * a.hidden + _FP32 + made
+        # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input;
+        # a layer's norm reads a short copy of a stream in fp32, the last norm that itself
+        normalised = _FP32 if a.norm is Norm.RMS_FP32 or (gathered and a.fp32_stream) else b
+        kept = (_FP32 + normalised) * a.hidden + _FP32 + made
         if a.relative_buckets and b < _FP32:
             # T5 multiplies the input itself, not its fp32 copy
             kept += b * a.hidden
@@ -151,3 +153,56 @@ def dropout_masks(setting: Setting) -> Part:
     if not setting.architecture.dropout:
         return Part()
     return Part(saved=Saved(sequence=2 * setting.architecture.hidden * setting.tokens))
+
+
+def undivided(part: Part, *, weights: bool) -> Part:
+    """Return a part that every tp rank computes whole, of whose ``weights`` each has all or its share."""
+
+    def whole(saved: Saved) -> Saved:
+        return replace(saved, tensor=0, replicated=saved.replicated + saved.tensor)
+
+    return replace(
+        part,
+        parameters=tuple(
+            replace(group, split=Split.REPLICATED) if weights else group for group in part.parameters
+        ),
+        operators=tuple(
+            replace(each, split=Split.REPLICATED, split_side="") if weights or not each.n else each
+            for each in part.operators
+        ),
+        saved=whole(part.saved),
+        selective=whole(part.selective),
+        core=whole(part.core),
+    )
+
+
+def gradients(setting: Setting, inner: int, width: int, *, mixed: bool) -> Saved:
+    """Return the gradients of the inner tensors, and of the residual and its branch.
+
+    Those that products give back are summands on each tp rank, whole until they are added up, which torch
+    does behind the last of them; Megatron's fused projections give back one.
+    """
+    summands = 0 if setting.kernels.fused else 2
+    whole = summands * setting.element * setting.tokens * setting.architecture.hidden
+    of_inner = 2 * setting.element * inner
+    return Saved(
+        tensor=0 if mixed else of_inner,
+        expert=of_inner if mixed else 0,
+        sequence=2 * width - whole,
+        replicated=whole,
+    )
+
+
+def awaited(setting: Setting, part: Part, norms: int) -> Saved:
+    """Return the gradients of what products and norms give, which the gradients of weights are made of."""
+    sizes = {Split.TENSOR: 0.0, Split.REPLICATED: 0.0, Split.EXPERT: 0.0}
+    for each in part.operators:
+        if each.n and each.weighted:
+            divided = each.split if each.split_side == "n" else Split.REPLICATED
+            sizes[divided] += setting.element * each.m * each.n * each.count
+    return Saved(
+        tensor=sizes[Split.TENSOR],
+        replicated=sizes[Split.REPLICATED],
+        expert=sizes[Split.EXPERT],
+        sequence=norms * setting.stream * setting.tokens * setting.architecture.hidden,
+    )

@@ -18,7 +18,17 @@ from parastrat.model import (
 from parastrat.sources.attending import attention, keeps_scores, scores_gradients
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
 from parastrat.sources.feed_forward import computed_experts, feed_forward, mixture
-from parastrat.sources.layers import Part, Setting, activations, dropout_masks, joined, norm
+from parastrat.sources.hybrid import hybrid_layers, next_tokens, scans_of
+from parastrat.sources.layers import (
+    Part,
+    Setting,
+    activations,
+    awaited,
+    dropout_masks,
+    gradients,
+    joined,
+    norm,
+)
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
@@ -62,13 +72,14 @@ def transformer(
         causal=causal,
         layers=architecture.layers + architecture.encoder_layers,
         hidden=architecture.hidden,
-        heads=architecture.heads,
-        kv_heads=architecture.kv_heads,
+        heads=architecture.heads or None,
+        kv_heads=architecture.kv_heads or None,
         vocab=None if image else architecture.vocab,
         experts=architecture.experts.count if architecture.experts else None,
         max_sequence_length=architecture.max_sequence_length,
         changing_buffers=False,
         routed=architecture.experts is not None,
+        scans=scans_of(setting),
         source=architecture.source,
         caveats=_caveats(architecture),
     )
@@ -77,6 +88,8 @@ def transformer(
 def _chain(setting: Setting) -> tuple[Block, ...]:
     if setting.architecture.family is Family.ENCODER_DECODER:
         return _encoder_decoder(setting)
+    if setting.architecture.pattern:
+        return (embedding(setting), *hybrid_layers(setting), *next_tokens(setting), head(setting))
     if setting.architecture.image:
         layers = _layer(setting, setting.architecture.layers, causal=False)
         return patches(setting), layers, classifier(setting)
@@ -98,6 +111,8 @@ def _caveats(a: Architecture) -> tuple[str, ...]:
         found.append(f"every sample is heard as {a.audio.frames} frames; the sequence is the decoder's")
     elif a.family is Family.ENCODER_DECODER:
         found.append("the decoder's sequence is taken as long as the encoder's")
+    if a.state_space:
+        found.append("Mamba-2 layers are taken to run in the kernels of mamba-ssm and causal-conv1d")
     if a.experts:
         found.append("tokens are taken to spread evenly over the experts")
     return tuple(found)
@@ -156,38 +171,6 @@ def _buckets(a: Architecture) -> Part:
     return Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
 
 
-def _gradients(setting: Setting, inner: int, width: int, *, mixed: bool) -> Saved:
-    """Return the gradients of the inner tensors, and of the residual and its branch.
-
-    Those that products give back are summands on each tp rank, whole until they are added up, which torch
-    does behind the last of them; Megatron's fused projections give back one.
-    """
-    summands = 0 if setting.kernels.fused else 2
-    whole = summands * setting.element * setting.tokens * setting.architecture.hidden
-    of_inner = 2 * setting.element * inner
-    return Saved(
-        tensor=0 if mixed else of_inner,
-        expert=of_inner if mixed else 0,
-        sequence=2 * width - whole,
-        replicated=whole,
-    )
-
-
-def _awaited(setting: Setting, part: Part, norms: int) -> Saved:
-    """Return the gradients of what products and norms give, which the gradients of weights are made of."""
-    sizes = {Split.TENSOR: 0.0, Split.REPLICATED: 0.0, Split.EXPERT: 0.0}
-    for each in part.operators:
-        if each.n and each.weighted:
-            divided = each.split if each.split_side == "n" else Split.REPLICATED
-            sizes[divided] += setting.element * each.m * each.n * each.count
-    return Saved(
-        tensor=sizes[Split.TENSOR],
-        replicated=sizes[Split.REPLICATED],
-        expert=sizes[Split.EXPERT],
-        sequence=norms * setting.stream * setting.tokens * setting.architecture.hidden,
-    )
-
-
 def _readers(a: Architecture, index: int) -> int:
     """Return how many products read a norm: the first attention's, the second the feed-forward's."""
     attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated else 1
@@ -221,7 +204,7 @@ def _layer(
     parts += [fed, dropout_masks(setting)]
     routed = a.experts.top_k if mixed and a.experts else 0
     inner = (a.experts.ffn * computed_experts(setting) if a.experts and mixed else a.ffn) * setting.tokens
-    part, working = joined(*parts), _gradients(setting, inner, width, mixed=mixed)
+    part, working = joined(*parts), gradients(setting, inner, width, mixed=mixed)
     if keeps_scores(setting) and not setting.kernels.fused:
         # what runs backward before attention has freed what it kept
         at_scores = scores_gradients(setting) + Saved(sequence=width) + joined(*norms, fed).saved.times(-1)
@@ -238,7 +221,7 @@ def _layer(
         regathered=a.hidden * (a.heads + 2 * a.kv_heads) * a.head_dim
         if a.fused_qkv and a.positions and not setting.kernels.fused
         else 0,
-        awaited=_awaited(setting, part, a.layer_norms),
+        awaited=awaited(setting, part, a.layer_norms),
         boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,
         tensor_parallel_bytes=setting.element * setting.tokens * a.hidden,

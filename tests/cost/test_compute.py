@@ -245,6 +245,20 @@ def test_traffic_moves_at_the_memorys_rate_and_twice_in_backward() -> None:
     assert found.backward == pytest.approx(2 * 2 * 5 * 1.5 / 3)
 
 
+def test_scans_move_at_the_memorys_rate_and_three_times_in_backward() -> None:
+    operator = Operator(kind=OperatorKind.SCAN, flops=TERA, bytes=TERA, count=2, split=Split.TENSOR)
+    own = block(operator, elementwise(TERA))
+    facts = job(own, stack={"elementwise_factor": 1.5}, device={"memory_bytes_per_s": 3 * TERA})
+    found = block_times(facts, (own,), row(micro_batch_size=5, tp=2))
+    assert found.scan_forward == pytest.approx(5 * 1.5 / 3)
+    assert found.forward == pytest.approx((2 / 2 + 1) * 5 * 1.5 / 3)
+    assert found.backward == pytest.approx((3 * 2 / 2 + 2) * 5 * 1.5 / 3)
+
+
+def test_blocks_without_scans_have_none() -> None:
+    assert times(elementwise(TERA)).scan_forward == 0
+
+
 def test_launches_are_counted_by_operator_and_pass() -> None:
     operators = (elementwise(0, count=2), attention(0), matmul(0, count=4))
     facts = job(block(*operators), stack={"launches_per_operator": 1.5}, device={"launch_s": 1e-3})
@@ -288,13 +302,19 @@ def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
     [
         (Recompute.NONE, 0),
         (Recompute.ATTENTION, 20),
-        # half of the matmuls, no attention, all of the traffic
-        (Recompute.SELECTIVE, 5 + 3),
-        (Recompute.FULL, 10 + 20 + 3),
+        # half of the matmuls, no attention, all of scans and of the traffic
+        (Recompute.SELECTIVE, 5 + 7 + 3),
+        (Recompute.FULL, 10 + 20 + 7 + 3),
     ],
 )
 def test_what_a_policy_computes_again(policy: Recompute, again: float) -> None:
-    found = known(matmul_forward=10.0, matmul_backward=99.0, attention_forward=20.0, traffic_forward=3.0)
+    found = known(
+        matmul_forward=10.0,
+        matmul_backward=99.0,
+        attention_forward=20.0,
+        scan_forward=7.0,
+        traffic_forward=3.0,
+    )
     assert found.recomputed(policy) == pytest.approx(again)
 
 

@@ -219,7 +219,7 @@ def test_models_of_no_preset_have_the_form_of_their_parameters() -> None:
         ({"precision": "nvfp4"}, "the rate of h100-sxm5 for nvfp4 is unknown"),
         ({"precision": "nvfp4 (85% layers)"}, "number format nvfp4 (85% layers)"),
         ({"task": "distillation"}, "task distillation is none of pretrain, sft, lora"),
-        ({"model": "nemotron-3-nano"}, "Mamba-2"),
+        ({"model": "deepseek-v4-flash"}, "sparse attention"),
         ({"seq_len": None}, "seq_len is not stated"),
         ({"dp": 3}, "dp 3 x pp, cp and tp 1 are not 8 devices"),
         ({"fsdp": "zero9"}, "fsdp zero9"),

@@ -32,6 +32,7 @@ from parastrat.rules import (
     rule_named,
 )
 from parastrat.rules.rule import plan_rule
+from parastrat.scans import Scans
 from parastrat.units import GIB
 from parastrat.workload import Precision
 
@@ -43,7 +44,7 @@ FROZEN = re.findall(
     """
 PS101 PS102 PS103 PS104 PS105 PS106 PS107
 PS200 PS201 PS202 PS203 PS206 PS207 PS208 PS210 PS211 PS212 PS213 PS214 PS215 PS216 PS217 PS219 PS220 PS223
-PS224
+PS224 PS226
 PS290 PS291 PS292 PS293 PS294 PS295 PS296 PS297 PS298 PS299
 PS301 PS302 PS303 PS304 PS305 PS306 PS307 PS308 PS309 PS310 PS311 PS312 PS313
 PS320 PS321 PS322 PS323 PS324 PS325 PS326 PS330 PS331 PS332
@@ -58,7 +59,7 @@ PS630 PS631 PS632 PS633 PS634 PS635 PS636 PS637 PS638 PS639 PS640
 PS641 PS642 PS643 PS644 PS645 PS646 PS647 PS648
 PS650 PS651 PS652 PS653 PS654 PS655 PS656 PS657 PS658 PS659 PS660
 PS701 PS702 PS703 PS704 PS705 PS706 PS707 PS708 PS709 PS710 PS711 PS712 PS713 PS714
-PS801 PS802 PS803 PS804 PS805 PS811 PS812 PS813
+PS801 PS802 PS803 PS804 PS805 PS811 PS812 PS813 PS814 PS815
 """,
 )
 
@@ -190,6 +191,9 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
         "vocab": one_of(50257, 131072),
         "experts": one_of(1, 8, 12),
         "max_sequence_length": one_of(1024, 8192),
+        "scan_heads": one_of(12, 64, 128),
+        "scan_groups": one_of(1, 4, 8),
+        "whole_scans": one_of(0, 1) == 1,
         "devices": np.where(exact, world, one_of(8, 16)),
         "devices_per_node": one_of(8),
         "num_nodes": one_of(1, 2),
@@ -223,7 +227,8 @@ def test_grid_has_every_column() -> None:
     made = case()
     facts = Facts(model=made.model, hardware=made.hardware, workload=made.workload, stack=made.stack)
     assert set(facts_columns(facts)) <= set(GRID)
-    assert set(columns(experts=8).known()) == set(GRID)
+    scans = Scans(heads=64, groups=8, divided=True)
+    assert set(columns(experts=8, scans=scans).known()) == set(GRID)
 
 
 def test_only_errors_reject() -> None:

@@ -163,6 +163,52 @@ def test_shared_experts_are_a_feed_forward_beside() -> None:
     assert both.saved == alone.saved + dense.saved
 
 
+LATENT = Experts(count=6, top_k=2, ffn=5, latent=3)
+
+
+def test_experts_of_a_latent_width_read_and_give_that() -> None:
+    made = mixture(setting(experts=LATENT, **PLAIN))
+    assert made.parameters == (
+        Parameters(trainable=8 * 6),
+        Parameters(trainable=6 * (3 * 5 + 5 * 3), split=Split.EXPERT, cast=False),
+        Parameters(trainable=2 * 8 * 3),
+    )
+    assert products(made) == [
+        (T, 6, 8, "", 1),
+        (ROUTED, 5, 3, "n", 1),
+        (ROUTED, 3, 5, "k", 1),
+        (T, 3, 8, "", 1),
+        (T, 8, 3, "", 1),
+    ]
+    assert [o.split for o in made.operators if o.m == T] == [Split.REPLICATED, *[Split.SEQUENCE] * 2]
+    assert moved(made) == [2 * ROUTED * (5 * 5 + 4 * 3)]
+    # what experts are given and give, and what each projection gave
+    assert made.saved == Saved(sequence=(4 * 2 * 6 + 2 * 2 * 3) * T, expert=ROUTED * 2 * (2 * 3 + 2 * 5))
+    biased = mixture(setting(experts=replace(LATENT, bias=True), **PLAIN))
+    assert biased.parameters[1].trainable == 6 * (3 * 5 + 5 * 3 + 5 + 3)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "changes", "copied"),
+    [
+        (Kernels.EAGER, {}, 4 * 8),
+        (Kernels.FUSED, {}, 0),
+        (Kernels.COMPILED, {}, 0),
+        # the stream is in fp32 itself
+        (Kernels.EAGER, {"fp32_stream": True}, 0),
+    ],
+)
+def test_a_router_in_fp32_reads_a_copy_of_a_short_stream(
+    kernels: Kernels, changes: dict[str, Any], copied: int
+) -> None:
+    plain = Experts(count=6, top_k=2, ffn=5)
+    own = (
+        mixture(setting(kernels, experts=e, **changes)) for e in (plain, replace(plain, fp32_router=True))
+    )
+    usual, copying = (part.saved.sequence for part in own)
+    assert copying - usual == copied * T
+
+
 def test_a_mixture_needs_experts() -> None:
     with pytest.raises(ValueError, match="no experts"):
         mixture(setting())

@@ -64,6 +64,8 @@ SMALL = {
 MORE: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "glm4_moe": {"head_dim": 16},
+    "mamba2": {"num_heads": 12},
+    "nemotron_h": {"mamba_num_heads": 12, "n_groups": 2, "moe_shared_expert_intermediate_size": 72},
 }
 TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 #: fields that say nothing of a module's shape
@@ -76,7 +78,9 @@ OTHER_SIZES = {
         "num_ln_in_parallel_attn",
         "expansion_ratio",
         "num_nextn_predict_layers",
+        "moe_latent_size",
     ),
+    *("ssm_state_size", "state_size", "conv_kernel", "chunk_size", "expand", "num_heads", "mamba_head_dim"),
 }
 
 

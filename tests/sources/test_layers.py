@@ -99,6 +99,14 @@ def test_what_a_norm_keeps(norm_kind: Norm, kernels: Kernels, element: int, kept
     assert norm(own, added=True).saved == norm(own, added=False, gathered=True).saved == divided
 
 
+def test_the_last_norm_reads_a_stream_in_fp32_itself() -> None:
+    own = setting(fp32_stream=True)
+    usual = norm(setting(), added=False).saved.total
+    assert own.stream == 4
+    assert norm(own, added=True).saved.total == usual
+    assert norm(own, added=False, gathered=True).saved.total == usual + 2 * 8 * T
+
+
 def test_t5s_norm_keeps_its_short_input_too() -> None:
     plain = norm(setting(), added=False).saved.sequence
     assert norm(setting(relative_buckets=32), added=False).saved.sequence == plain + 2 * 8 * T
@@ -216,8 +224,8 @@ def test_windows_leave_pairs_out_in_their_layers(window: Window, near: float) ->
     assert core.flops == pytest.approx(2 * 2 * pairs * Q)
 
 
-@pytest.mark.parametrize("positions", [{"positions": 64}, {"relative_buckets": 32}])
-def test_rotary_positions_read_and_write_queries_and_keys(positions: dict[str, int]) -> None:
+@pytest.mark.parametrize("positions", [{"positions": 64}, {"relative_buckets": 32}, {"rotary": False}])
+def test_rotary_positions_read_and_write_queries_and_keys(positions: dict[str, Any]) -> None:
     output = 2 * Q * T
     rotated = only(attention(setting(), causal=True), OperatorKind.ELEMENTWISE)
     assert (rotated.bytes, rotated.split) == (2 * 2 * (Q + KV) * T + output, Split.TENSOR)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from parastrat.profiles import model_names
-from parastrat.runtime.preset_models import builder_of
+from parastrat.runtime.preset_models import builder_of, built
 from parastrat.sources import load_source
 from parastrat.sources.architecture import Architecture
 from parastrat.sources.presets import TransformerSource
@@ -24,6 +25,8 @@ CLASSES = {
     "t5": ("T5Config", "T5ForConditionalGeneration"),
     "whisper": ("WhisperConfig", "WhisperForConditionalGeneration"),
 }
+#: trained with a module for further tokens, which transformers leaves out
+FURTHER = ("nemotron-3-super", "nemotron-3-ultra", "nemotron-3.5-lightning")
 #: no module of transformers has their shape, or test_convnext.py and test_diffusion.py build it
 WITHOUT = ("convnext", "dit", "grok", "resnet", "vit")
 #: decoders, which their presets' families build
@@ -97,6 +100,23 @@ def test_a_preset_counts_what_transformers_builds(name: str) -> None:
     assert ours == sum(parameter.numel() for parameter in module.parameters())
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_model_with_a_module_for_further_tokens_is_built_but_for_that(name: str) -> None:
+    source = load_source(name)
+    assert isinstance(source, TransformerSource)
+    without = replace(source.architecture, next_tokens=None)
+    with torch.device("meta"):
+        module = built("nemotron_h", without)
+    ours = replace(source, architecture=without).at(8, Precision.FP32, Kernels.EAGER).parameters
+    assert ours == sum(parameter.numel() for parameter in module.parameters())
+
+
 def test_every_preset_is_built_or_known_to_have_no_module() -> None:
-    known = {*DECODERS, *(name for name in model_names() if classes(name) or name.startswith(WITHOUT))}
+    known = {
+        *DECODERS,
+        *FURTHER,
+        *(name for name in model_names() if classes(name) or name.startswith(WITHOUT)),
+    }
     assert set(model_names()) == known

@@ -81,11 +81,6 @@ LEFT_OUT = (
     "DeepSeekV4 Flash",
     "Llama3 70b Finetuning LORA",
     "Llama3 8b Finetuning LORA",
-    "Nemotron-H 56b",
-    "Nemotron_3_5_Lightning",
-    "Nemotron_3_Nano",
-    "Nemotron_3_Super",
-    "Nemotron_3_Ultra",
 )
 
 

@@ -7,12 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import scan_kernel
 import torch
 from torch import nn
 from torch.nn import functional
 
 from parastrat.model import Family
-from parastrat.sources.architecture import Architecture, Audio, Experts, Image, Norm, QkNorm, Scores
+from parastrat.sources.architecture import (
+    Architecture,
+    Audio,
+    Experts,
+    Image,
+    Norm,
+    QkNorm,
+    Scores,
+    StateSpace,
+)
 from parastrat.sources.transformer import transformer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -257,6 +267,69 @@ def whisper() -> tuple[nn.Module, Architecture]:
     return transformers.WhisperForConditionalGeneration(config), architecture
 
 
+STATE_SPACE = StateSpace(heads=8, head_dim=32, state=16, groups=4, chunk=32)
+
+
+def nemotron_h() -> tuple[nn.Module, Architecture]:
+    config = transformers.NemotronHConfig(
+        hidden_size=128,
+        hybrid_override_pattern="MEM*M-",
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=16,
+        intermediate_size=320,
+        vocab_size=VOCAB,
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        ssm_state_size=16,
+        n_groups=4,
+        chunk_size=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=96,
+        moe_shared_expert_intermediate_size=192,
+        moe_latent_size=64,
+        use_cache=False,
+    )
+    architecture = replace(
+        LLAMA,
+        layers=6,
+        norm=Norm.RMS_FP32,
+        gated=False,
+        rotary=False,
+        pattern="MEM*M-",
+        state_space=STATE_SPACE,
+        experts=Experts(count=4, top_k=2, ffn=96, shared_ffn=192, latent=64, fp32_router=True),
+    )
+    return transformers.NemotronHForCausalLM(config), architecture
+
+
+def mamba2() -> tuple[nn.Module, Architecture]:
+    config = transformers.Mamba2Config(
+        hidden_size=128,
+        num_hidden_layers=3,
+        vocab_size=VOCAB,
+        num_heads=8,
+        head_dim=32,
+        state_size=16,
+        n_groups=4,
+        chunk_size=32,
+        use_cache=False,
+    )
+    architecture = replace(
+        LLAMA,
+        layers=3,
+        heads=0,
+        kv_heads=0,
+        ffn=0,
+        gated=False,
+        fp32_stream=True,
+        pattern="MMM",
+        state_space=STATE_SPACE,
+    )
+    return transformers.Mamba2ForCausalLM(config), architecture
+
+
 class UnmaskedAttention(torch.overrides.TorchFunctionMode):
     """Sends biased attention to the kernel that a GPU would take, which keeps no scores."""
 
@@ -313,12 +386,18 @@ def saved_by_autograd(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
         (vit, 0.005),
         (t5, 0.025),
         (whisper, 0.005),
+        (nemotron_h, 0.01),
+        (mamba2, 0.01),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_the_closed_form_is_what_autograd_saves(
-    build: Callable[[], tuple[nn.Module, Architecture]], tolerance: float, dtype: torch.dtype
+    build: Callable[[], tuple[nn.Module, Architecture]],
+    tolerance: float,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    scan_kernel.put_in_place(monkeypatch)
     module, architecture = build()
     precision = Precision.FP32 if dtype is torch.float32 else Precision.BF16_MIXED
     model = transformer(architecture, TOKENS, precision, Kernels.EAGER, "tiny")

@@ -1,0 +1,168 @@
+"""Closed form of hybrids: layers of one part each, in an order of their own (arXiv:2504.03624)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from parastrat.model import Activations, Block, Parameters, Saved, Split
+from parastrat.scans import Scans
+from parastrat.sources.architecture import LayerKind
+from parastrat.sources.attending import attention
+from parastrat.sources.ends import head
+from parastrat.sources.feed_forward import computed_experts, feed_forward, mixture
+from parastrat.sources.layers import (
+    Part,
+    Setting,
+    activations,
+    awaited,
+    gradients,
+    joined,
+    matmul,
+    norm,
+)
+from parastrat.sources.state_space import divides_scans, scan_gradients, state_space
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NAMES = {
+    LayerKind.SCAN: "Mamba-2 layer",
+    LayerKind.ATTENTION: "attention layer",
+    LayerKind.FEED_FORWARD: "feed-forward layer",
+    LayerKind.EXPERTS: "expert layer",
+}
+#: queries, keys and values
+_PROJECTIONS = 3
+
+
+def hybrid_layers(setting: Setting) -> tuple[Block, ...]:
+    """Return the layers in order, equal ones behind each other as one block."""
+    return tuple(
+        _layer(setting, LayerKind(letter), sum(1 for _ in run))
+        for letter, run in groupby(setting.architecture.pattern)
+    )
+
+
+def scans_of(setting: Setting) -> Scans | None:
+    """Return what divides a model's scans."""
+    s = setting.architecture.state_space
+    return None if s is None else Scans(heads=s.heads, groups=s.groups, divided=divides_scans(setting))
+
+
+def next_tokens(setting: Setting) -> tuple[Block, ...]:
+    """Return the module that predicts further tokens, one block of the root, or nothing.
+
+    It joins the last layer's output with the next token's embedding, each behind a norm of its own, and has
+    a head on the model's table for each further token. Megatron-Core keeps it out of what runs in fp8
+    (keep_mtp_spec_in_bf16), as it does the head.
+    """
+    own = setting.architecture.next_tokens
+    if own is None:
+        return ()
+    a, tokens = setting.architecture, setting.tokens
+    logits = head(setting)
+    norms = [norm(setting, added=False) for _ in range(2)]
+    table = Part(operators=logits.operators, saved=logits.activations.none)
+    joining = Part(
+        parameters=(
+            Parameters(trainable=2 * a.hidden * a.hidden, split=Split.TENSOR),
+            # the norm before the table
+            *norm(setting, added=False).parameters,
+        ),
+        operators=(matmul(tokens, a.hidden, 2 * a.hidden, "n"),),
+    )
+    parts = [*norms, joining, *(_part(setting, LayerKind(letter)) for letter in own.pattern), table]
+    part, width = joined(*parts), setting.stream * setting.tokens * a.hidden
+    kept, routed = part.saved.times(own.depth), own.depth * own.pattern.count(LayerKind.EXPERTS)
+    top_k = a.experts.top_k if a.experts else 0
+    return (
+        Block(
+            name="next tokens",
+            repeat=1,
+            parameters=part.parameters,
+            operators=tuple(replace(each, count=own.depth * each.count) for each in part.operators),
+            # as of all that stands outside the layers, no policy computes it again
+            activations=Activations(none=kept, attention=kept, selective=kept, full=kept),
+            working=logits.working + Saved(sequence=width),
+            boundary_bytes=(1 + own.depth) * width,
+            tensor_parallel_collectives=own.depth * (len(own.pattern) + 1),
+            tensor_parallel_bytes=setting.element * tokens * a.hidden,
+            expert_parallel_bytes=routed * _exchanged(setting),
+            experts_per_token=top_k if routed else 0,
+            unit=False,
+        ),
+    )
+
+
+def _layer(setting: Setting, kind: LayerKind, repeat: int) -> Block:
+    a, tokens, b = setting.architecture, setting.tokens, setting.element
+    width = setting.stream * tokens * a.hidden
+    part, mixed = _part(setting, kind), kind is LayerKind.EXPERTS
+    return Block(
+        name=_NAMES[kind],
+        repeat=repeat,
+        parameters=part.parameters,
+        operators=part.operators,
+        activations=activations(part, width),
+        working=_working(setting, kind, width),
+        awaited=awaited(setting, part, 1),
+        boundary_bytes=width,
+        tensor_parallel_collectives=1,
+        tensor_parallel_bytes=b * tokens * a.hidden,
+        expert_parallel_bytes=_exchanged(setting) if mixed else 0,
+        experts_per_token=a.experts.top_k if mixed and a.experts else 0,
+        context_parallel_bytes=_over_context(setting, kind),
+    )
+
+
+def _part(setting: Setting, kind: LayerKind) -> Part:
+    """Return a norm and what reads it."""
+    a = setting.architecture
+    made: dict[LayerKind, Callable[[], Part]] = {
+        LayerKind.SCAN: lambda: state_space(setting),
+        LayerKind.ATTENTION: lambda: attention(setting, causal=True),
+        LayerKind.FEED_FORWARD: lambda: feed_forward(setting),
+        LayerKind.EXPERTS: lambda: mixture(setting),
+    }
+    readers = {
+        LayerKind.SCAN: 1,
+        LayerKind.ATTENTION: 1 if a.fused_qkv else _PROJECTIONS,
+    }.get(kind, 2 if a.gated else 1)
+    return joined(norm(setting, added=True, readers=readers), made[kind]())
+
+
+def _working(setting: Setting, kind: LayerKind, width: int) -> Saved:
+    a = setting.architecture
+    if kind is LayerKind.SCAN:
+        return scan_gradients(setting, width)
+    mixed = kind is LayerKind.EXPERTS
+    inner = {
+        LayerKind.ATTENTION: (a.heads + a.kv_heads) * a.head_dim,
+        LayerKind.FEED_FORWARD: a.ffn,
+    }.get(kind, a.experts.ffn * computed_experts(setting) if a.experts else 0)
+    return gradients(setting, inner * setting.tokens, width, mixed=mixed)
+
+
+def _exchanged(setting: Setting) -> float:
+    """Return the bytes that tokens' copies for the experts of one layer have."""
+    a = setting.architecture
+    if a.experts is None:
+        return 0
+    return a.experts.top_k * setting.element * setting.tokens * (a.experts.latent or a.hidden)
+
+
+def _over_context(setting: Setting, kind: LayerKind) -> float:
+    """Return what context parallelism moves, as bytes that two ranks would gather.
+
+    Attention gathers keys and values. Of scans each rank takes whole sequences of a part of the heads, and
+    gives them back (Megatron-Core, mamba_context_parallel.py @d98e8a6): two exchanges, of which a rank
+    sends (cp - 1) / cp^2 each. That is gathering half as much with two ranks, and less with more.
+    """
+    a, s = setting.architecture, setting.architecture.state_space
+    if kind is LayerKind.ATTENTION:
+        return 2 * setting.element * setting.tokens * a.kv_heads * a.head_dim
+    if kind is LayerKind.SCAN and s is not None:
+        return setting.element * setting.tokens * (s.projected + s.width) / 2
+    return 0
