@@ -28,6 +28,7 @@ from parastrat.correction import StackFit
 from parastrat.measured import read_rows
 from parastrat.measured.comparison import step_time
 from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of, unsureness
+from parastrat.measured.models import has_experts
 from parastrat.profiles import load_stack
 from parastrat.stack import Kernels, Stack
 
@@ -123,13 +124,14 @@ def published() -> tuple[list[Published], dict[str, dict[bool, int]]]:
         source, seconds = row.id.partition("-")[0], step_time(row)
         if row.stack in _OTHERS or (row.status or "ok").lower() != "ok" or seconds is None:
             continue
-        all_of[source][bool(row.moe_experts)] += 1
+        experts = has_experts(row)
+        all_of[source][experts] += 1
         found += [
             Published(
                 source=source,
                 stack=run.stack,
                 model=row.model,
-                experts=bool(row.moe_experts),
+                experts=experts,
                 language=row.seq_len is not None,
                 run=run,
             )

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from parastrat.measured import fitted, read_rows, runs_of
 from parastrat.measured.fitting import CONSTANTS, Constant, Run
+from parastrat.measured.models import has_experts
 from parastrat.profiles import load_stack
 
 TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "published.csv"
@@ -50,7 +51,7 @@ def main() -> None:
     rows = [
         row
         for row in read_rows(TABLE).rows
-        if row.stack == given.stack and not (given.dense and row.moe_experts)
+        if row.stack == given.stack and not (given.dense and has_experts(row))
     ]
     runs = [run for run in runs_of(rows[:: given.every]) if not given.tables or run.table in given.tables]
     fit = fitted(runs, load_stack(given.stack), (*CONSTANTS, *_MORE))

@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from parastrat.finding import Hit
     from parastrat.rules import Rule
 
-#: model, hardware, tokens of a sample
-_JOBS: tuple[tuple[str, str, int | None], ...] = (
-    ("llama-3.1-8b", "dgx-h100:2", 8192),
-    ("mixtral-8x7b", "dgx-h100:2", 4096),
-    ("gpt2", "8x-rtx-4090:2", 2048),
-    ("resnet-50", "dgx-1v:2", None),
-    ("gpt2", "cpu:2", 1024),
-    ("gpt2", "p5.48xlarge:2", 1024),
+#: model, hardware, tokens of a sample, stack
+_JOBS: tuple[tuple[str, str, int | None, str], ...] = (
+    ("llama-3.1-8b", "dgx-h100:2", 8192, "torch"),
+    ("mixtral-8x7b", "dgx-h100:2", 4096, "torch"),
+    ("gpt2", "8x-rtx-4090:2", 2048, "torch"),
+    ("resnet-50", "dgx-1v:2", None, "torch"),
+    ("gpt2", "cpu:2", 1024, "torch"),
+    ("gpt2", "p5.48xlarge:2", 1024, "torch"),
+    ("nemotron-h-8b", "dgx-h100:2", 8192, "torch"),
+    ("nemotron-h-8b", "dgx-h100:2", 8192, "megatron-core"),
 )
 _BATCH = 128
 
@@ -53,6 +55,7 @@ _DEGREES: tuple[dict[str, int], ...] = (
     {"dp_replicate": 2},
     {"dp_replicate": 4},
     {"pp": 2, "tp": 2},
+    {"cp": 12},
 )
 #: plans whose settings are changed one by one
 _CHANGED: tuple[dict[str, int], ...] = ({"pp": 2}, {"tp": 2})
@@ -90,19 +93,20 @@ def example_of(rule: Rule) -> tuple[str, Hit] | None:
     """Return a case in words and what a rule says of it; None where no case that is tried shows it."""
     if not isinstance(rule, PlanRule | CaseRule):
         return None
-    for model, on, length in _JOBS:
-        for changed, case, columns in _cases(model, on, length):
+    for model, on, length, stack in _JOBS:
+        for changed, case, columns in _cases(model, on, length, stack):
             hit = _hit(rule, case, columns)
             if hit is not None:
                 words = [f"{model} on {on} with {case.plan.mesh}", *([changed] if changed else [])]
+                words += [stack] if stack != "torch" else []
                 return ", ".join(words), hit
     return None
 
 
 @cache
-def _cases(model: str, on: str, length: int | None) -> tuple[tuple[str, Case, Columns], ...]:
+def _cases(model: str, on: str, length: int | None, stack: str) -> tuple[tuple[str, Case, Columns], ...]:
     """Return the cases of one job; kept, for whoever asks for several rules."""
-    varied = _varied(_facts(model, on, length))
+    varied = _varied(_facts(model, on, length, stack))
     return tuple((changed, case, columns_of(case)) for changed, case in varied)
 
 
@@ -115,8 +119,8 @@ def _hit(rule: PlanRule | CaseRule, case: Case, columns: Columns) -> Hit | None:
     return None
 
 
-def _facts(model: str, on: str, length: int | None) -> Facts:
-    stack, precision = load_stack("torch"), Precision.BF16_MIXED
+def _facts(model: str, on: str, length: int | None, name: str) -> Facts:
+    stack, precision = load_stack(name), Precision.BF16_MIXED
     source = load_source(model)
     if source is None:
         raise AssertionError("presets need no torch")

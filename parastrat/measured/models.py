@@ -53,16 +53,28 @@ def source_of(row: MeasuredRow) -> ModelSource:
     return source
 
 
+def has_experts(row: MeasuredRow) -> bool:
+    """Return whether a row's model is a mixture of experts: as it states, or as the preset it names."""
+    if row.moe_experts:
+        return True
+    try:
+        source = source_of(row)
+    except CannotPredictError:
+        return False
+    return isinstance(source, TransformerSource) and source.architecture.experts is not None
+
+
 def _resized(known: Architecture, row: MeasuredRow) -> Architecture:
     """Return a preset with the sizes of a row: tables name cut or padded models by the same names."""
     width = row.hidden or known.hidden
     heads = row.heads or (known.heads if width == known.hidden else _usual_heads(width))
     same_heads = width == known.hidden and heads == known.heads
     latent = known.latent is not None
-    experts = known.experts
+    experts, layers = known.experts, row.layers or known.layers
     return replace(
         known,
-        layers=row.layers or known.layers,
+        layers=layers,
+        pattern=known.pattern[:layers],
         hidden=width,
         heads=heads,
         kv_heads=known.kv_heads if latent else row.kv_heads or (known.kv_heads if same_heads else heads),

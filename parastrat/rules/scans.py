@@ -49,7 +49,8 @@ def scans_do_not_divide_over_context(p: Columns) -> Mask:
     the heads, and gives them back behind it; groups are divided too, or copied.
     """
     groups = p.scan_groups / p.tp
-    return (p.scan_heads % (p.tp * p.cp) != 0) | ((groups % p.cp != 0) & (p.cp % groups != 0))
+    uneven = (p.scan_heads % (p.tp * p.cp) != 0) | ((groups % p.cp != 0) & (p.cp % groups != 0))
+    return (p.cp > 1) & uneven
 
 
 @scans_do_not_divide_over_context.message

@@ -8,6 +8,7 @@ import pytest
 from measured.rows import run
 
 from parastrat.measured.jobs import job_of
+from parastrat.measured.models import has_experts
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
 from parastrat.stack import Kernels
@@ -193,6 +194,29 @@ def test_recipes_of_experts_are_captured_since_a_release(stated: dict[str, Any],
 def test_sizes_go_before_the_presets() -> None:
     model = job_of(run(layers=4, vocab=32000)).facts.model
     assert (model.layers, model.vocab, model.kv_heads) == (4, 32000, 8)
+
+
+def test_a_hybrid_with_fewer_layers_has_the_first_ones() -> None:
+    whole, cut = (job_of(run(model="nemotron-h-8b", **more)).facts.model for more in ({}, {"layers": 8}))
+    assert [block.name for block in cut.blocks] == [block.name for block in whole.blocks[:9]] + ["head"]
+    assert cut.layers == 8
+
+
+@pytest.mark.parametrize(
+    ("stated", "mixed"),
+    [
+        ({}, False),
+        ({"model": "somebody's", "moe_experts": 8}, True),
+        # tables that state no sizes name a preset
+        ({"model": "mixtral-8x7b"}, True),
+        ({"model": "Nemotron_3_Super"}, True),
+        ({"model": "nemotron-h-56b"}, False),
+        ({"model": "somebody's"}, False),
+        ({"model": "resnet-50"}, False),
+    ],
+)
+def test_mixtures_are_told_by_row_or_preset(stated: dict[str, Any], mixed: bool) -> None:
+    assert has_experts(run(**stated)) is mixed
 
 
 def test_models_of_no_preset_have_the_form_of_their_parameters() -> None:

@@ -24,6 +24,7 @@ def test_scans_do_not_divide_over_context() -> None:
     # groups are copied where cp is a multiple of them
     assert "PS814" not in codes(tp=4, cp=4, scans=DIVIDED)
     assert "PS814" in codes(tp=4, cp=7, scans=DIVIDED)
+    assert "PS814" not in codes(tp=5, scans=DIVIDED)
     assert "PS814" not in codes(tp=8, cp=4, scans=WHOLE)
     assert "PS814" not in codes(tp=8, cp=4)
 
