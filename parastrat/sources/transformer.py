@@ -112,7 +112,10 @@ def _caveats(a: Architecture) -> tuple[str, ...]:
     elif a.family is Family.ENCODER_DECODER:
         found.append("the decoder's sequence is taken as long as the encoder's")
     if a.state_space:
-        found.append("Mamba-2 layers are taken to run in the kernels of mamba-ssm and causal-conv1d")
+        found.append(
+            "Mamba-2 layers are taken to run in the kernels of mamba-ssm and causal-conv1d; without them, as in "
+            "dry runs on a host that lacks them, transformers takes longer and keeps more"
+        )
     if a.experts:
         found.append("tokens are taken to spread evenly over the experts")
     return tuple(found)
