@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from parastrat.errors import UnknownFactError
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from parastrat.units import Numbers
     from parastrat.workload import Workload
 
+Key = TypeVar("Key")
 Made = TypeVar("Made")
 
 
@@ -31,6 +34,17 @@ def code_of(choice: StrEnum) -> int:
 def _positions(enumeration: type[StrEnum]) -> dict[StrEnum, int]:
     # by enumeration: members of two that share a value are equal
     return {choice: position for position, choice in enumerate(enumeration)}
+
+
+def is_any_of(codes: Numbers, choices: tuple[StrEnum, ...]) -> Any:
+    """Return where a column holds one of some choices of an enumeration; -1 is none of them."""
+    return _marks(type(choices[0]), choices)[codes]
+
+
+@cache
+def _marks(enumeration: type[StrEnum], choices: tuple[StrEnum, ...]) -> Any:
+    # the last one is for -1
+    return np.array([choice in choices for choice in enumeration] + [False])
 
 
 class Columns:
@@ -176,6 +190,23 @@ def derived(make: Callable[[Columns], Made]) -> Callable[[Columns], Made]:
         if make not in known:
             known[make] = make(columns)
         made: Made = known[make]
+        return made
+
+    return found
+
+
+def derived_with(make: Callable[[Key, Columns], Made]) -> Callable[[Key, Columns], Made]:
+    """Let a function of a value and columns return what it made of that very value and the same columns.
+
+    The value is told by identity, and kept as long as the columns, so that no other can have it.
+    """
+
+    @wraps(make)
+    def found(value: Key, columns: Columns) -> Made:
+        known, key = columns._derived, (make, id(value))  # noqa: SLF001 - of this module
+        if key not in known:
+            known[key] = value, make(value, columns)
+        made: Made = known[key][1]
         return made
 
     return found

@@ -26,6 +26,18 @@ NUMBERED = {
 }
 #: so few rows are told apart as tuples
 _FEW = 150
+#: what hangs on so few rows is computed sooner than they are told apart
+_HANDFUL = 100
+
+
+def standing(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
+    """Return rows of which what hangs on the named columns is computed, and for every row which it is.
+
+    They are the distinct ones, or where there are few rows all of them as they are.
+    """
+    if len(columns.pp) <= _HANDFUL:
+        return columns, np.arange(len(columns.pp))
+    return distinct(columns, names)
 
 
 def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parastrat.columns import Columns, code_of
+from parastrat.columns import Columns, code_of, derived_with, is_any_of
 from parastrat.errors import UnknownFactError
 from parastrat.plan import Offload, Recompute, Shard
 
@@ -49,3 +49,25 @@ def test_an_unknown_fact_says_nothing_of_a_known_one() -> None:
     with pytest.raises(UnknownFactError, match="vocab"):
         _ = columns.vocab
     assert (columns.heads, columns.joined({"vocab": 16}).vocab) == (8, 16)
+
+
+def test_what_is_derived_is_made_once_for_a_value_and_columns() -> None:
+    made = []
+
+    @derived_with
+    def times(factor: tuple[int, ...], columns: Columns) -> int:
+        made.append(factor)
+        return factor[0] * int(columns.tp)
+
+    columns, two, three = Columns({"tp": 2}), (2,), (3,)
+    assert [times(each, columns) for each in (two, three, two)] == [4, 6, 4]
+    assert times(two, columns.joined({"tp": 5})) == 10
+    assert made == [two, three, two]
+
+
+def test_a_choice_is_found_among_several_and_none_is_not() -> None:
+    codes = np.array([code_of(Recompute.FULL), code_of(Recompute.NONE), -1])
+    last = tuple(Recompute)[-1]
+    assert is_any_of(codes, (Recompute.FULL, Recompute.SELECTIVE)).tolist() == [True, False, False]
+    assert is_any_of(np.array([code_of(last), -1]), (last,)).tolist() == [True, False]
+    assert is_any_of(code_of(last), (last,))

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from parastrat.columns import Columns
-from parastrat.distinct import distinct
+from parastrat.distinct import distinct, standing
 
 NAMES = ("pp", "tp", "reshard_after_forward", "offload")
 
@@ -36,3 +37,12 @@ def test_no_rows_have_no_distinct_ones() -> None:
         Columns({"pp": nothing, "tp": nothing, "reshard_after_forward": nothing, "offload": 0}), NAMES
     )
     assert (len(few.pp), len(where)) == (0, 0)
+
+
+@pytest.mark.parametrize("times", [1, 200])
+def test_what_stands_for_rows_is_equal_to_them(times: int) -> None:
+    pp = np.tile([1, 2, 1], times)
+    some, where = standing(Columns({"pp": pp, "tp": 4, "reshard_after_forward": True, "offload": 0}), NAMES)
+    assert some.pp[where].tolist() == pp.tolist()
+    # few rows are not told apart
+    assert len(some.pp) == (3 if times == 1 else 2)

@@ -9,7 +9,7 @@ import numpy as np
 
 from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s
 from parastrat.cost.compute import block_times
-from parastrat.distinct import distinct
+from parastrat.distinct import standing
 from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
 from parastrat.workload import Precision
@@ -75,7 +75,7 @@ def _named(compute: Any, others: Any) -> dict[str, Any]:
 
 def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     """Return the seconds of blocks for many plans, whatever they recompute."""
-    c, at = distinct(columns, _BLOCKS_BY)
+    c, at = standing(columns, _BLOCKS_BY)
     blocks = block_kinds(facts.model).blocks
     times = block_times(facts, blocks, c)
     backward = times.backward

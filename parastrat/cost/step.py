@@ -11,7 +11,7 @@ from parastrat.columns import code_of
 from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
-from parastrat.distinct import distinct
+from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Shard
@@ -154,7 +154,7 @@ def _rank_steps(
     for the distinct rows of those.
     """
     fabric = _fabric(facts)
-    weights, at = distinct(columns, _WEIGHTS_BY)
+    weights, at = standing(columns, _WEIGHTS_BY)
     of_weights = _weights_s(facts, weights, loads(facts.model, weights), fabric)
     one = work | {part: seconds[..., at] for part, seconds in of_weights.items()}
     return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))

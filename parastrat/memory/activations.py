@@ -7,18 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, derived
+from parastrat.columns import code_of, derived, derived_with, is_any_of
 from parastrat.memory.gathered import shards_parameters
 from parastrat.model import OperatorKind
 from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
 from parastrat.ranks.load import ParameterTotals
-from parastrat.ranks.states import cast_totals, element_bytes, expert_tp, local, totals_table, vocabulary_tp
+from parastrat.ranks.states import (
+    cast_totals,
+    element_bytes,
+    expert_tp,
+    local_total,
+    totals_table,
+    vocabulary_tp,
+)
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from enum import StrEnum
+    from collections.abc import Sequence
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -59,36 +65,61 @@ _PRODUCTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTable:
-    """Bytes for one sample by what divides them, as ``Saved``, with a row for each of several blocks."""
+    """Bytes for one sample by what divides them, as ``Saved``, with a row for each of several blocks.
+
+    None of what no block has.
+    """
 
     replicated: Any
-    tensor: Any
-    sequence: Any
-    expert: Any
-    loss: Any
-    fixed: Any
+    tensor: Any = None
+    sequence: Any = None
+    expert: Any = None
+    loss: Any = None
+    fixed: Any = None
 
 
-def saved_table(several: Sequence[Saved]) -> SavedTable:
-    """Return several blocks' bytes as columns beside those of plans."""
+def saved_table(ways: Sequence[Sequence[Saved]]) -> SavedTable:
+    """Return several blocks' bytes in each of some ways, as columns beside those of plans."""
     table = np.array(
-        [[getattr(saved, name) for name in _WAYS] for saved in several],
-        dtype=float,
+        [[[getattr(saved, name) for saved in way] for way in ways] for name in _WAYS], dtype=float
     )
-    return SavedTable(**dict(zip(_WAYS, table.T[..., None], strict=True)))
+    named = zip(_WAYS, table.transpose(0, 2, 1), strict=True)
+    return SavedTable(**{name: own for name, own in named if name == "replicated" or own.any()})
 
 
-def saved_bytes(saved: Saved | SavedTable, c: Columns, whole: Any = False) -> Bytes:
+def saved_bytes(saved: Saved | SavedTable, c: Columns, facts: Facts | None = None) -> Bytes:
     """Return one micro-batch's bytes on one rank of activations given for one sample.
 
-    ``whole``: where sequence parallelism divides nothing.
+    ``facts``: of the job whose kinds of block these are; None where sequence parallelism divides any.
     """
-    sequence = np.where(np.equal(c.sequence_parallel, 1) & np.logical_not(whole), c.tp, 1)
+    per_sample: Any = saved.replicated
+    if saved.tensor is not None:
+        per_sample = per_sample + (saved.tensor / c.tp + _of_experts(saved, c))
+    elif saved.expert is not None:
+        per_sample = per_sample + _of_experts(saved, c)
+    if saved.sequence is not None:
+        per_sample = per_sample + saved.sequence / _sequence_ranks(facts, c)
+    if saved.loss is not None:
+        per_sample = per_sample + saved.loss / _loss_ranks(c)
+    bytes_: Bytes = per_sample * c.micro_batch_size / c.cp
+    return bytes_ if saved.fixed is None else bytes_ + saved.fixed
+
+
+def _of_experts(saved: Saved | SavedTable, c: Columns) -> Bytes:
+    return 0 if saved.expert is None else saved.expert / expert_tp(c)
+
+
+@derived_with
+def _sequence_ranks(facts: Facts | None, c: Columns) -> Numbers:
+    """Return over how many ranks sequence parallelism divides, of each kind of block if there is a job."""
+    divided = np.equal(c.sequence_parallel, 1)
+    return np.where(divided if facts is None else divided & ~sees_whole(facts, c), c.tp, 1)
+
+
+@derived
+def _loss_ranks(c: Columns) -> Numbers:
     # without tp the vocabulary need not be known
-    loss = np.where(c.loss_parallel, vocabulary_tp(c), 1) if np.any(c.loss_parallel) else 1
-    divided = saved.tensor / c.tp + saved.expert / expert_tp(c)
-    per_sample = saved.replicated + divided + saved.sequence / sequence + saved.loss / loss
-    return per_sample * c.micro_batch_size / c.cp + saved.fixed
+    return np.where(c.loss_parallel, vocabulary_tp(c), 1) if np.any(c.loss_parallel) else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +150,12 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
     ways: tuple[list[Block | Autocast], ...] = list(blocks), [block.autocast or block for block in blocks]
     multiply = [any(each.kind in _PRODUCTS for each in block.operators) for block in blocks]
     return ActivationTable(
-        kept=_joined(
-            saved_table([each.activations.under(policy) for each in way])
-            for way in ways
-            for policy in Recompute
+        kept=saved_table(
+            [[each.activations.under(policy) for each in way] for way in ways for policy in Recompute]
         ),
-        working=_joined(saved_table([each.working for each in way]) for way in ways),
-        awaited=_joined(saved_table([each.awaited for each in way]) for way in ways),
-        output=saved_table([block.output for block in blocks]),
+        working=saved_table([[each.working for each in way] for way in ways]),
+        awaited=saved_table([[each.awaited for each in way] for way in ways]),
+        output=saved_table([[block.output for block in blocks]]),
         of_loss=np.array([[block.loss_parallel_bytes] for block in blocks]),
         regathered=np.array([[block.regathered] for block in blocks]),
         cast=totals_table(
@@ -139,25 +168,19 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
     )
 
 
-def _joined(tables: Iterable[SavedTable]) -> SavedTable:
-    several = list(tables)
-    return SavedTable(
-        **{name: np.concatenate([getattr(table, name) for table in several], axis=1) for name in _WAYS}
-    )
-
-
 @derived
 def autocasts(c: Columns) -> Any:
     """Return where autocast casts what products read; FSDP2 casts weights as it gathers them."""
     return ~np.atleast_1d(shards_parameters(c))
 
 
+@derived_with
 def cast_bytes(facts: Facts, c: Columns) -> Bytes:
     """Return the short copies that autocast makes of one repeat's weights, of each kind of block."""
     of_element = element_bytes(facts).cast
     if not of_element:
         return np.zeros((len(block_kinds(facts.model).blocks), 1))
-    casts = sum(local(activation_table(block_kinds(facts.model).blocks).cast, c))
+    casts = local_total(activation_table(block_kinds(facts.model).blocks).cast, c)
     return np.where(autocasts(c), of_element * casts, 0.0)
 
 
@@ -169,10 +192,11 @@ def kept_bytes(facts: Facts, c: Columns) -> Bytes:
     """
     table = activation_table(block_kinds(facts.model).blocks)
     own = np.atleast_1d(c.recompute) + _POLICIES * autocasts(c)
-    kept = saved_bytes(under(table.kept, own), c, sees_whole(facts, c))
+    kept = saved_bytes(under(table.kept, own), c, facts)
     return kept + keeps_casts(facts, c) * cast_bytes(facts, c)
 
 
+@derived_with
 def keeps_casts(facts: Facts, c: Columns) -> Any:
     """Return which kinds of block keep the casts of their weights, as no policy makes them again."""
     units = activation_table(block_kinds(facts.model).blocks).units
@@ -181,9 +205,11 @@ def keeps_casts(facts: Facts, c: Columns) -> Any:
 
 def under(table: SavedTable, own: Any) -> SavedTable:
     """Return the bytes at the chosen places of the last axis, one for each plan."""
-    return SavedTable(**{name: getattr(table, name)[:, own] for name in _WAYS})
+    ways = ((name, getattr(table, name)) for name in _WAYS)
+    return SavedTable(**{name: bytes_[:, own] for name, bytes_ in ways if bytes_ is not None})
 
 
+@derived_with
 def sees_whole(facts: Facts, c: Columns) -> Any:
     """Return which kinds of block see whole sequences: tensors cross whole between stages of our pipelines.
 
@@ -207,7 +233,7 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
     """
     table = activation_table(block_kinds(facts.model).blocks)
     working = under(table.working, autocasts(c).astype(np.int64))
-    made = saved_bytes(working, c, sees_whole(facts, c)) + everything - kept
+    made = saved_bytes(working, c, facts) + everything - kept
     element = element_bytes(facts)
     of_weight = np.where(shards_parameters(c), element.compute, element.parameter)
     made = made + np.where(c.tp > 1, _GATHERED_COPIES * of_weight * table.regathered, 0.0)
@@ -221,7 +247,7 @@ def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
     """Return what backward reads of one repeat of each kind of block, kept or made again."""
     table = activation_table(block_kinds(facts.model).blocks)
     every = under(table.kept, code_of(Recompute.NONE) + _POLICIES * autocasts(c))
-    return np.maximum(saved_bytes(every, c, sees_whole(facts, c)) + cast_bytes(facts, c), kept)
+    return np.maximum(saved_bytes(every, c, facts) + cast_bytes(facts, c), kept)
 
 
 def loss_bytes(facts: Facts, running: Bytes, c: Columns) -> Bytes:
@@ -238,8 +264,3 @@ def loss_bytes(facts: Facts, running: Bytes, c: Columns) -> Bytes:
 def head_bytes(facts: Facts, kept: Bytes) -> Bytes:
     """Return what one repeat of each kind of block keeps where that is a head, else nothing."""
     return np.where(activation_table(block_kinds(facts.model).blocks).of_loss > 0, kept, 0.0)
-
-
-def is_any_of(codes: Numbers, choices: Sequence[StrEnum]) -> Any:
-    """Return where a column holds one of some choices."""
-    return np.logical_or.reduce([codes == code_of(choice) for choice in choices])

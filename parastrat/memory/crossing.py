@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.memory.activations import autocasts, is_any_of
+from parastrat.columns import is_any_of
+from parastrat.memory.activations import autocasts
 from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.schedules import SPLIT_ALWAYS
 from parastrat.stack import Crossing
@@ -52,7 +53,9 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
     buffers = c.gradient_accumulation_steps * (receiving + sending) * width
     # a backward of inputs alone leaves their gradients in what was received
     split = is_any_of(c.pp_schedule, SPLIT_ALWAYS)
-    buffers += np.where(split, np.maximum(c.gradient_accumulation_steps - held, 0) * receiving * width, 0.0)
+    if split.any():
+        left = np.maximum(c.gradient_accumulation_steps - held, 0)
+        buffers += np.where(split, left * receiving * width, 0.0)
     in_buffers = autocasts(c) | is_any_of(c.recompute, _KEEPING_INPUTS)
     divided = (c.tp > 1) & np.equal(c.sequence_parallel, 1)
     return buffers, held * (sending * width - receiving * (in_buffers & ~divided) * given)

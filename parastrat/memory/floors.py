@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.distinct import distinct
+from parastrat.distinct import distinct, standing
 from parastrat.memory.activations import SAVED_BY, everything_bytes, head_bytes, kept_bytes, running_bytes
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import held_bytes, in_flight
@@ -27,7 +27,7 @@ from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
     element_bytes,
-    local,
+    local_total,
     state_bytes,
     stepping_bytes,
 )
@@ -56,7 +56,7 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     """
     blocks, share = block_kinds(facts.model).blocks, 1 + facts.stack.fragmentation
     stepping, gathered, reducing, held_at = _held(facts, columns, share)
-    saved, saved_at = distinct(columns, tuple(name for name in SAVED_BY if name != "recompute"))
+    saved, saved_at = standing(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     ranks = ranks_of(facts.model, saved)
     one_batch, at = distinct(
         saved, ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "loss_parallel", "shard", "pp")
@@ -99,7 +99,7 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
     element, load = element_bytes(facts), mean_ranks(facts.model, columns)
     states = state_bytes(load, columns, element)
     stepping = sum(states.values()) + stepping_bytes(load, columns, element)
-    everything = sum(local(load.trainable, columns)) + sum(local(load.frozen, columns))
+    everything = local_total(load.trainable, columns) + local_total(load.frozen, columns)
     gathered = (1 + facts.stack.fragmentation) * (element.compute + element.reduce) * everything
     piped = (columns.pp > 1) & shards_parameters(columns)
     kept = states["parameters"] + states["optimizer"] + pooled(facts) * states["gradients"]
@@ -120,7 +120,7 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any, 
     of every row's foremost ranks, and below 0 where one has no such block.
     """
     model, element, kinds = facts.model, element_bytes(facts), block_kinds(facts.model)
-    held, at = distinct(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
+    held, at = standing(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
     ranks = ranks_of(model, held)
     every, first = ranks.every, ranks.foremost(_FOREMOST)
     pool = gathering_pool(kinds, every, held, element) * pooled(facts)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import code_of, is_any_of
 from parastrat.memory.activations import (
     activation_table,
     autocasts,
-    is_any_of,
     saved_bytes,
-    sees_whole,
     under,
 )
 from parastrat.plan import PipelineSchedule
@@ -62,7 +60,14 @@ def held_bytes(c: Columns, flying: Numbers, one: Bytes, head: Bytes) -> Bytes:
             backward.
     """
     once = is_any_of(c.pp_schedule, (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV)) & (c.pp > 1)
+    if not once.any():
+        return flying * one
     return flying * one - np.where(once, np.maximum(flying - 1, 0) * head, 0.0)
+
+
+def splits(c: Columns) -> Any:
+    """Return where every backward is split into that of inputs and that of weights."""
+    return is_any_of(c.pp_schedule, SPLIT_ALWAYS) & (c.pp > 1)
 
 
 def awaited_bytes(
@@ -81,7 +86,7 @@ def awaited_bytes(
     """
     table = activation_table(block_kinds(facts.model).blocks)
     chosen = under(table.awaited, autocasts(c).astype(np.int64))
-    one = saved_bytes(chosen, c, sees_whole(facts, c)) + again
+    one = saved_bytes(chosen, c, facts) + again
     several = np.where(table.of_loss > 0, 1, c.virtual_stages)
     counts = [count / own for count, own in zip(repeats, several, strict=True)]
     chunk = sum(each * count for each, count in zip(one, counts, strict=True))
@@ -98,8 +103,7 @@ def waiting_bytes(c: Columns, rank: Numbers, chunk: Bytes, running: Bytes) -> By
         chunk: what ``awaited_bytes`` returns.
         running: of it the other.
     """
-    split = is_any_of(c.pp_schedule, SPLIT_ALWAYS) & (c.pp > 1)
     # of equal ranks, none of which is an end, the first is told; of them the last waits for most
     last = np.where((rank > 0) & (rank < c.pp - 1), c.pp - 2, rank)
     behind = np.where(c.pp_schedule == code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE), last, 0)
-    return split * (behind * chunk + running)
+    return splits(c) * (behind * chunk + running)

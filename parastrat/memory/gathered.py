@@ -13,7 +13,7 @@ import numpy as np
 
 from parastrat.columns import code_of, derived
 from parastrat.plan import Shard
-from parastrat.ranks.states import local, root_totals, unit_totals
+from parastrat.ranks.states import local_total, root_totals, unit_totals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,15 +128,15 @@ def gathering_of(
         element: bytes of an element.
         moments: when blocks run backward, of each plan's ranks.
     """
-    everything = sum(local(load.trainable, c)) + sum(local(load.frozen, c))
-    root = sum(local(load.root, c))
+    everything = local_total(load.trainable, c) + local_total(load.frozen, c)
+    root = local_total(load.root, c)
     alone, units = c.pp == 1, unit_parameters(kinds, c)
     own, of_unit = units[moments.kinds][:, None], np.array(kinds.units)[moments.kinds][:, None, None]
     ended = ~of_unit & moments.last & ~moments.first
     reduced = np.where(of_unit, own, np.where(ended, root, 0.0))
     ran = _that_ran(kinds.units, units, moments)
     outside = [not unit for unit in kinds.units]
-    of_root = _that_ran(outside, sum(local(root_totals(kinds), c)), moments)
+    of_root = _that_ran(outside, local_total(root_totals(kinds), c), moments)
     # the root is not gathered any more as its gradients are reduced
     gathered = np.where(alone & ended, 0.0, root) + reduced + np.where(of_unit & alone, of_root, 0.0)
     # the unit that runs backward next is prefetched; the first block has none behind it
@@ -188,13 +188,13 @@ def waiting_bytes(facts: Facts, load: RankLoad, c: Columns, element: ElementByte
     accumulates beside its buckets (``no_sync``) and copies into them in the last backward
     (torch/csrc/distributed/c10d/reducer.cpp, ``copy_bucket_with_grad``); Megatron's accumulates in them.
     """
-    root = np.where(gathers(c) & (c.pp == 1), element.reduce * sum(local(load.root, c)), 0)
+    root = np.where(gathers(c) & (c.pp == 1), element.reduce * local_total(load.root, c), 0)
     if facts.stack.kernels.fused:
         return root
     beside = (c.dp > 1) & (c.pp == 1) & (c.shard == code_of(Shard.NONE))
-    return root + np.where(beside, element.gradient * sum(local(load.trainable, c)), 0)
+    return root + np.where(beside, element.gradient * local_total(load.trainable, c), 0)
 
 
 def unit_parameters(kinds: Kinds, c: Columns) -> Any:
     """Return the parameters of one repeat of each kind of unit on a rank; none of blocks outside units."""
-    return sum(local(unit_totals(kinds), c))
+    return local_total(unit_totals(kinds), c)

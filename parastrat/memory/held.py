@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.distinct import distinct
+from parastrat.distinct import standing
 from parastrat.memory.activations import (
     SAVED_BY,
     cast_bytes,
@@ -18,7 +18,7 @@ from parastrat.memory.activations import (
     loss_bytes,
     running_bytes,
 )
-from parastrat.memory.flying import awaited_bytes
+from parastrat.memory.flying import awaited_bytes, splits
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -69,8 +69,9 @@ class RanksHeld:
     #: what all blocks of a rank keep, and of that the head, by ``saved_at``
     one: Any
     head: Any
-    #: of a chunk that waits for the gradients of its weights, and of the one that runs, by ``saved_at``
-    awaited: tuple[Any, Any]
+    #: of a chunk that waits for the gradients of its weights, and of the one that runs, by ``saved_at``;
+    #: None where no schedule splits backward
+    awaited: tuple[Any, Any] | None
     #: at each moment, by ``saved_at``: what exists while its block runs, what one repeat of that keeps, and
     #: what was freed before
     running: Any
@@ -95,8 +96,8 @@ class RanksHeld:
 def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     """Return what the distinct pipeline ranks of every row hold."""
     model, element = facts.model, element_bytes(facts)
-    held, held_at = distinct(columns, HELD_BY)
-    saved, saved_at = distinct(columns, SAVED_BY)
+    held, held_at = standing(columns, HELD_BY)
+    saved, saved_at = standing(columns, SAVED_BY)
     kinds = block_kinds(model)
     kept, casts = kept_bytes(facts, saved), cast_bytes(facts, saved)
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
@@ -116,6 +117,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         running = np.where(moments.first, np.maximum(running, ended), running)
     heads = head_bytes(facts, kept)
     freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
+    split = splits(saved).any()
     return RanksHeld(
         load=same,
         states=state_bytes(load, held, element),
@@ -128,7 +130,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
         head=sum(each * count for each, count in zip(heads, same.repeats, strict=True)),
-        awaited=awaited_bytes(facts, saved, everything - kept, same.repeats),
+        awaited=awaited_bytes(facts, saved, everything - kept, same.repeats) if split else None,
         running=np.broadcast_to(running, moments.present.shape),
         kept=kept[moments.kinds][:, None],
         freed=freed,

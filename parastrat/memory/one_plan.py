@@ -14,7 +14,7 @@ from parastrat.memory.flying import in_flight
 from parastrat.memory.held import ranks_held
 from parastrat.memory.peaks import moments_held
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import local, unit_totals
+from parastrat.ranks.states import local, local_total, unit_totals
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -57,7 +57,7 @@ class OnePlan:
     @property
     def units(self) -> tuple[float, ...]:
         """The parameters of one repeat of each kind of unit on a rank."""
-        return _each(sum(local(unit_totals(self.kinds), self.c)))
+        return _each(local_total(unit_totals(self.kinds), self.c))
 
 
 def _names(model: ModelSpec, kinds: Kinds) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     flying = in_flight(columns, rank)
     buffers, sent = crossing_bytes(facts, columns, rank, flying)
     held = held_bytes(columns, flying, one, of_saved(share * ranks.head)) + share * (sent + buffers)
-    held += waiting_bytes(columns, rank, *(of_saved(share * each) for each in ranks.awaited))
+    if ranks.awaited is not None:
+        held += waiting_bytes(columns, rank, *(of_saved(share * each) for each in ranks.awaited))
     states = ranks.states["parameters"] + ranks.states["optimizer"]
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])
@@ -192,7 +193,8 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     flying = in_flight(c, rank)
     buffers, sent = crossing_bytes(facts, c, rank, flying)
     held = held_bytes(c, flying, one, ranks.of_saved(ranks.head)) + sent
-    held = held + waiting_bytes(c, rank, *map(ranks.of_saved, ranks.awaited))
+    if ranks.awaited is not None:
+        held = held + waiting_bytes(c, rank, *map(ranks.of_saved, ranks.awaited))
     never = never_met_bytes(ranks.of_held(ranks.reducing), ranks.of_saved(ranks.everything))
     activations = held - ranks.of_saved(np.concatenate(freed))
     moving = {

@@ -14,7 +14,7 @@ import numpy as np
 
 from parastrat.hardware import DeviceType
 from parastrat.memory.gathered import gathers, unit_parameters
-from parastrat.ranks.states import local
+from parastrat.ranks.states import local_total
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -44,5 +44,5 @@ def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementByt
     largest: Any = 0.0
     for unit, count in zip(unit_parameters(kinds, c), load.repeats, strict=True):
         largest = np.maximum(largest, np.where(count > 0, unit, 0.0))
-    root = sum(local(load.root, c))
+    root = local_total(load.root, c)
     return np.where(gathers(c), element.compute * np.maximum(root, 2 * largest), 0.0)

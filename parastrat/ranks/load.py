@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.columns import derived_with
 from parastrat.ranks.pipelines import DIVIDED, TOTALS, pipelines_of
 from parastrat.units import Numbers
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
     from parastrat.ranks.moments import Moments
-    from parastrat.ranks.pipelines import Kinds, RankTable
+from parastrat.ranks.pipelines import Kinds, RankTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ def block_kinds(model: ModelSpec) -> Kinds:
     return pipelines_of(model).kinds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Ranks:
     """The distinct pipeline ranks of many plans.
 
@@ -88,7 +90,7 @@ class Ranks:
     #: which of the table's pipelines each plan has
     at: Any
 
-    @property
+    @cached_property
     def every(self) -> RankLoad:
         """What they hold, as arrays with ranks before plans."""
         return _load(self.model, self.table.numbers.take(self.at, axis=2))
@@ -103,6 +105,7 @@ class Ranks:
         return self.table.moments
 
 
+@derived_with
 def ranks_of(model: ModelSpec, c: Columns) -> Ranks:
     """Return the distinct pipeline ranks of many plans."""
     table, at = pipelines_of(model).table(c)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import is_any_of
 from parastrat.model import Split
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain
@@ -27,7 +27,7 @@ _COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXP
 
 #: a pipeline: its ranks, the virtual stages of each, and whether the chain runs up again
 Shape: TypeAlias = tuple[int, int, bool]
-_BENT = tuple(map(code_of, sorted(V_SHAPED)))
+_BENT = tuple(sorted(V_SHAPED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Pipelines:
     def table(self, c: Columns) -> tuple[RankTable, Any]:
         """Return the ranks of many plans' pipelines, and which of the pipelines each plan has."""
         many = int(np.max(c.virtual_stages, initial=0)) + 1
-        bent = np.logical_or.reduce([c.pp_schedule == code for code in _BENT])
+        bent = is_any_of(c.pp_schedule, _BENT)
         shapes = (c.pp * many + c.virtual_stages) * 2 + bent
         found = np.flatnonzero(np.bincount(shapes))
         told = ((*divmod(shape // 2, many), shape % 2 == 1) for shape in found.tolist())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, derived
+from parastrat.columns import code_of, derived, derived_with
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
 from parastrat.ranks.load import ParameterTotals
@@ -87,12 +87,20 @@ def _under(precision: Precision, own: int | None, usual: int) -> int:
     return usual if own is None or precision is not Precision.FP16_MIXED else own
 
 
+@derived_with
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
     """Return the dense and the expert parameters that tp and ep leave on one rank."""
     dense = totals.replicated + totals.tensor / c.tp
     if np.any(totals.vocabulary):
         dense = dense + totals.vocabulary / vocabulary_tp(c)
     return dense, totals.expert / _expert_divisor(c)
+
+
+@derived_with
+def local_total(totals: ParameterTotals, c: Columns) -> Numbers:
+    """Return the parameters that tp and ep leave on one rank, dense and expert."""
+    dense, expert = local(totals, c)
+    return dense + expert
 
 
 @derived
