@@ -97,7 +97,7 @@ class Visited:
 
     def raised(self, meshes: Any) -> bool:
         """Raise the floors of some meshes if they have many rows; return whether they are."""
-        if self.space.allowed.counts[meshes].sum() <= _MANY:
+        if not self.space.limited or self.space.allowed.counts[meshes].sum() <= _MANY:
             return False
         self._raise(meshes, *self.space.least_memory(meshes))
         return True
