@@ -84,10 +84,9 @@ class Searched:
         memory = np.zeros((len(policies(self.fixed)), len(columns.pp)))
         return Bounded(space=self, columns=columns, memory=memory)
 
-    def least_memory(self, chosen: Any) -> tuple[Any, Any]:
-        """Return the meshes of rows of which one needs the least of its mesh, and these rows' floors."""
-        rows = self.allowed.batches.least().of(self.allowed.meshes, chosen)
-        return rows.mesh, memory_floor(self.facts, rows, policies(self.fixed)).min(axis=0)
+    def least_rows(self, chosen: Any) -> Bounded:
+        """Return rows of chosen meshes of which one needs the least of its mesh."""
+        return self.with_floors(self.allowed.batches.least().of(self.allowed.meshes, chosen))
 
     def misfits(self, chosen: Any, memory: Any) -> tuple[Rejected, ...]:
         """Return which of chosen meshes rules reject by floors of their memory, each with all its plans."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,10 +32,10 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
 def fastest_of(space: Searched) -> Plan | None:
     """Return the fastest plan of a space that fits, with its margin where one does."""
     meshes, found = np.arange(len(space.allowed.meshes.pp)), nothing_of(space)
-    together = np.zeros(len(meshes), dtype=np.int64)
-    found.visit(meshes, Wanted(groups=together, limits=near))
+    wanted = Wanted(groups=np.zeros(len(meshes), dtype=np.int64), limits=near, alone=True)
+    found.visit(meshes, wanted)
     if not any(each.columns.roomy.any() for each in found.judged):
-        found.visit(meshes, Wanted(groups=together, limits=near, roomy=False))
+        found.visit(meshes, replace(wanted, roomy=False))
     fits = in_order([each.columns for each in found.judged], space.allowed.meshes)
     able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
     return plan_at(fits, best(fits, able)) if len(able) else None

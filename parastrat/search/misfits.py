@@ -28,6 +28,9 @@ _MEMORY_CODES = "PS1"
 #: meshes and plans of a rung that are visited first: floors are near to what plans need
 _MOST_OF_EACH = 24
 
+#: of more rows those that need least are visited first
+_SEVERAL = 300
+
 #: rows that are judged without floors
 _HANDFUL = 40
 
@@ -67,7 +70,9 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
 
     def of_meshes(some: Any) -> Any:
         chosen = left[some]
-        if found.raised(chosen):
+        if space.allowed.counts[chosen].sum() > _SEVERAL:
+            # mostly one of these is the nearest, and no other row has a floor below
+            of_rows(found.raised_to_least(chosen))
             chosen = chosen[found.memory[chosen] <= least[rungs[chosen]]]
         columns = space.allowed.rows(chosen)
         # floors of a handful would take longer than what they spare

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _MANY = 2500
 #: meshes of a group whose rows are put in order first, at most
 _MOST_OF_EACH = 80
+#: rows that are judged sooner than put in order
+_FEW = 72
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,9 @@ class Wanted:
     limits: Callable[[Any], Any]
     #: with the margin of memory; or those that fit without it alone
     roomy: bool = True
+    #: whether the best is asked for alone, and not what speaks against others, so that all is judged as is
+    #: soonest: few places are, without floors of their steps
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +72,9 @@ class Visited:
         space = self.space
         if space.few:
             if wanted.roomy:
-                rows = space.without_floors(space.allowed.rows(meshes))
-                self._judge(rows, np.arange(len(rows.columns.pp)))
+                bound = space.with_floors if wanted.alone else space.without_floors
+                rows = bound(space.allowed.rows(meshes))
+                self._judge(rows, np.flatnonzero(rows.may_fit(roomy=False).any(axis=0)))
             return
         meshes = self._fitting(meshes, wanted)
         least = np.full(int(wanted.groups.max(initial=-1)) + 1, np.inf)
@@ -99,8 +105,14 @@ class Visited:
         """Raise the floors of some meshes if they have many rows; return whether they are."""
         if not self.space.limited or self.space.allowed.counts[meshes].sum() <= _MANY:
             return False
-        self._raise(meshes, *self.space.least_memory(meshes))
+        self.raised_to_least(meshes)
         return True
+
+    def raised_to_least(self, meshes: Any) -> Bounded:
+        """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
+        rows = self.space.least_rows(meshes)
+        self._raise(meshes, rows.columns.mesh, rows.memory.min(axis=0))
+        return rows
 
     def _raise(self, meshes: Any, mesh: Any, floors: Any) -> None:
         """Raise the floors of some meshes to the least of their rows', of which each has its mesh."""
@@ -128,14 +140,17 @@ class Visited:
         places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
         if not len(places):
             return
-        fits = (likely if wanted.roomy else rows.may_fit(roomy=False))[:, places]
-        # each policy computes again what the ones before it do, and more
-        floors = space.steps(columns.at(places), codes[fits.argmax(axis=0)])
 
         def least_steps(some: Any) -> Any:
             judged = self._judge(rows, places[some])
             return judged.least_steps(len(some), roomy=wanted.roomy)
 
+        if wanted.alone and len(places) <= _FEW:
+            np.minimum.at(least, wanted.groups[mesh[places]], least_steps(np.arange(len(places))))
+            return
+        fits = (likely if wanted.roomy else rows.may_fit(roomy=False))[:, places]
+        # each policy computes again what the ones before it do, and more
+        floors = space.steps(columns.at(places), codes[fits.argmax(axis=0)])
         visit(floors, wanted.groups[mesh[places]], least_steps, wanted.limits, least=least)
 
     def _tell(self, rows: Bounded, meshes: Any) -> Any:

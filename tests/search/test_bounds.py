@@ -157,9 +157,9 @@ def test_no_row_falls_below_the_floors_of_its_mesh(job: Any) -> None:
         return found
 
     memory = least(memory_floor(given, rows, policies(Constraints())).min(axis=0), rows.mesh)
-    some, floors = space.least_memory(meshes)
-    assert len(some) < len(rows.mesh)
-    assert least(floors, some) == pytest.approx(memory, rel=1e-12)
+    some = space.least_rows(meshes)
+    assert len(some.columns.mesh) < len(rows.mesh)
+    assert least(some.memory.min(axis=0), some.columns.mesh) == pytest.approx(memory, rel=1e-12)
     steps = least(space.steps(rows, np.zeros(len(rows.mesh), dtype=np.int64)), rows.mesh)
     of_meshes = space.steps_of_meshes(meshes)
     assert (of_meshes <= steps * (1 + 1e-12)).all()
@@ -202,6 +202,7 @@ def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
     at_once, fastest = find_plan(given), fastest_plan(given, Constraints())
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
     monkeypatch.setattr("parastrat.search.visited._MOST_OF_EACH", 5)
+    monkeypatch.setattr("parastrat.search.visited._FEW", 0)
     piece_by_piece = find_plan(given)
     assert piece_by_piece.rungs == at_once.rungs
     assert piece_by_piece.alternatives == at_once.alternatives
@@ -218,6 +219,7 @@ def test_meshes_that_do_not_fit_are_left_out_before_their_rows(
     given = replace(given, hardware=replace(given.hardware, device=device))
     row_by_row = find_plan(given)
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
+    monkeypatch.setattr("parastrat.search.misfits._SEVERAL", 8)
     at_once = find_plan(given)
     assert at_once.rungs == row_by_row.rungs
     assert at_once.alternatives == row_by_row.alternatives
