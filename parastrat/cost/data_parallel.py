@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import code_of, derived_with
 from parastrat.cost.communication import Group, all_reduce_s, ring_of
 from parastrat.plan import Shard
 from parastrat.ranks.states import element_bytes, local, shard_ranks
@@ -14,7 +14,7 @@ from parastrat.ranks.states import element_bytes, local, shard_ranks
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.cost.communication import Fabric
+    from parastrat.cost.communication import Fabric, Ring
     from parastrat.ranks import ParameterTotals, RankLoad
     from parastrat.units import Numbers, Seconds
 
@@ -82,14 +82,25 @@ def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric)
     return _unit_s(facts, c, unit, fabric, gathers=again)
 
 
+@derived_with
+def _dense_ring(fabric: Fabric, c: Columns) -> Ring:
+    """Return the collectives over the ranks that dense parameters are sharded over."""
+    return ring_of(Group(ranks=shard_ranks(c)[0], stride=c.tp), fabric)
+
+
+@derived_with
+def _expert_ring(fabric: Fabric, c: Columns) -> Ring:
+    """Return those over the ranks that experts' parameters are sharded over."""
+    return ring_of(Group(ranks=shard_ranks(c)[1], stride=np.where(c.ep > 1, c.ep, c.tp)), fabric)
+
+
 def _unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gathers: Numbers) -> Seconds:
     element = element_bytes(facts)
     moved = gathers * element.compute + element.reduce
     parts = local(unit, c)
     seconds: Seconds = np.zeros(np.shape(sum(parts)))
-    strides = (c.tp, np.where(c.ep > 1, c.ep, c.tp))
-    for held, over, stride in zip(parts, shard_ranks(c), strides, strict=True):
+    for held, ring_over in zip(parts, (_dense_ring, _expert_ring), strict=True):
         if np.any(held):
-            ring = ring_of(Group(ranks=over, stride=stride), fabric)
+            ring = ring_over(fabric, c)
             seconds = seconds + held * moved * ring.byte_s + (held > 0) * (gathers + 1) * ring.hops_s
     return seconds

@@ -156,7 +156,7 @@ def _rank_steps(
     fabric = _fabric(facts)
     weights, at = standing(columns, _WEIGHTS_BY)
     of_weights = _weights_s(facts, weights, loads(facts.model, weights), fabric)
-    one = work | {part: seconds[..., at] for part, seconds in of_weights.items()}
+    one = work | {part: seconds.take(at, axis=-1) for part, seconds in of_weights.items()}
     return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
 
 

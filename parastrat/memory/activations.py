@@ -206,7 +206,7 @@ def keeps_casts(facts: Facts, c: Columns) -> Any:
 def under(table: SavedTable, own: Any) -> SavedTable:
     """Return the bytes at the chosen places of the last axis, one for each plan."""
     ways = ((name, getattr(table, name)) for name in _WAYS)
-    return SavedTable(**{name: bytes_[:, own] for name, bytes_ in ways if bytes_ is not None})
+    return SavedTable(**{name: bytes_.take(own, axis=1) for name, bytes_ in ways if bytes_ is not None})
 
 
 @derived_with

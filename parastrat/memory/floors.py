@@ -61,7 +61,7 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     one_batch, at = distinct(
         saved, ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "loss_parallel", "shard", "pp")
     )
-    first, moments = ranks.foremost(_FOREMOST), ranks.moments.ranks(_FOREMOST).at(ranks.at)
+    first, moments = ranks.foremost(_FOREMOST), ranks.foremost_moments(_FOREMOST)
     rank = first.rank.take(saved_at, axis=-1)
     flying = in_flight(columns, rank)
     codes, places = [code_of(policy) for policy in policies], np.arange(len(one_batch.pp))
@@ -126,7 +126,7 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any, 
     pool = gathering_pool(kinds, every, held, element) * pooled(facts)
     stepping = sum(state_bytes(every, held, element).values()) + stepping_bytes(every, held, element) + pool
     states = state_bytes(first, held, element)
-    moments = ranks.moments.ranks(_FOREMOST).at(ranks.at)
+    moments = ranks.foremost_moments(_FOREMOST)
     gathered = gathering_of(kinds, first, held, element, moments).least()
     # gradients may not be there yet, but the memory of those before may be kept
     unmade = unmade_of(facts, first, held, moments).at(When.FIRST) * ~(pooled(facts) & gathers(held))

@@ -103,9 +103,9 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
     load, same = of_held.every, of_saved.every
     mattering = _mattering(facts, held)
-    own, ways = of_held.moments.at(of_held.at), WAYS if mattering[-1].any() else WAYS[:2]
+    own, ways = of_held.moments, WAYS if mattering[-1].any() else WAYS[:2]
     gathering, unmade = gathering_of(kinds, load, held, element, own), unmade_of(facts, load, held, own)
-    moments = of_saved.moments.at(of_saved.at)
+    moments = of_saved.moments
     everything = everything_bytes(facts, kept, saved)
     by_kind = running_bytes(facts, kept, everything, saved)
     running = by_kind[moments.kinds][:, None]

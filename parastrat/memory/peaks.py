@@ -76,11 +76,15 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
         among = np.flatnonzero(lacks[rows])
         if among.size:
             lacking = rows[among]
-            several = np.broadcast_to(flying, one.shape)[..., lacking]
+            several = np.broadcast_to(flying, one.shape).take(lacking, axis=-1)
             own = unmade.take(held_at[among], axis=-1)
-            every[..., among] -= lacking_bytes(own, one[..., lacking], several, columns.at(lacking))
-        most = every.max(axis=0) + waiting[..., rows] * unreduced
-        peak[..., rows] = np.maximum(peak[..., rows], most)
+            every[..., among] -= lacking_bytes(
+                own, one.take(lacking, axis=-1), several, columns.at(lacking)
+            )
+        most = every.max(axis=0)
+        if unreduced:
+            most += waiting.take(rows, axis=-1)
+        peak[..., rows] = np.maximum(peak.take(rows, axis=-1), most)
     backward = of_held(states) + held + peak
     total = context + (of_held(ranks.pool) + np.maximum(stepping + buffers, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)

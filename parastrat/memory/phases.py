@@ -179,7 +179,7 @@ def _gathered(job: OnePlan, place: int, ran: list[int], kind: int) -> float:
 def _backward(job: OnePlan, place: int) -> tuple[Phase, ...]:
     """Return the moments of backward in their order: of each kind the first repeats and the last."""
     ranks = ranks_of(job.facts.model, job.c)
-    starts, counts = ranks.moments.at(ranks.at), job.counts(place)
+    starts, counts = ranks.moments, job.counts(place)
     present = [moment for moment in job.moments[1:] if number_of(moment.present, place)]
     most = max((number_of(moment.parts["total"], place) for moment in present), default=0.0)
     found: list[tuple[float, Phase]] = []

@@ -99,10 +99,14 @@ class Ranks:
         """Return what the first ranks of each pipeline hold, which have most micro-batches in flight."""
         return _load(self.model, self.table.numbers[:, :most].take(self.at, axis=2))
 
-    @property
+    @cached_property
     def moments(self) -> Moments:
-        """When they may peak, in arrays of the table's pipelines."""
-        return self.table.moments
+        """When they may peak, in arrays with ranks before plans."""
+        return self.table.moments.at(self.at)
+
+    def foremost_moments(self, most: int) -> Moments:
+        """Return when the first ranks of each pipeline may."""
+        return self.table.moments.ranks(most).at(self.at)
 
 
 @derived_with

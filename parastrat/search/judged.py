@@ -62,7 +62,7 @@ def judge(rows: Bounded, places: Any) -> Judged:
     space, asked = rows.space, rows.space.allowed.judged
     options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
     options = options.joined({"option": np.arange(len(options.pp))})
-    floors = rows.memory[:, places[options.source]]
+    floors = rows.memory.take(places[options.source], axis=1)
     may_fit = space.may_fit(floors, roomy=False)
     if space.limited:
         columns = _undominated(space, options, may_fit, space.may_fit(floors, roomy=True))

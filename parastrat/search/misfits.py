@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MEMORY_CODES = "PS1"
 
 #: meshes and plans of a rung that are visited first: floors are near to what plans need
-_MOST_OF_EACH = 24
+_MOST_OF_EACH = 48
 
 #: of more rows those that need least are visited first
 _SEVERAL = 300

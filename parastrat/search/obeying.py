@@ -230,8 +230,9 @@ def attributed(
     alive = np.ones(len(columns.pp), dtype=bool)
     rejected = []
     for rule in sorted(masks, key=lambda rule: rule.code):
-        rows = np.flatnonzero(alive & masks[rule])
-        if len(rows):
+        named = alive & masks[rule]
+        if named.any():
+            rows = np.flatnonzero(named)
             own = plans[rows] if getattr(plans, "shape", ()) else plans
             rejected.append(Rejected(rule=rule, columns=columns, rows=rows, plans=own))
             alive[rows] = False

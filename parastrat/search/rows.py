@@ -109,7 +109,7 @@ def plan_at(columns: Columns, row: int) -> Plan:
 
     def number(name: str) -> int:
         column = getattr(columns, name)
-        return int(column[row]) if getattr(column, "shape", ()) else int(column)
+        return int(column.item(row) if isinstance(column, np.ndarray) and column.ndim else column)
 
     def choice(kind: Any, name: str) -> Any:
         return _members(kind)[number(name)]

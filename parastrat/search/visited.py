@@ -148,7 +148,7 @@ class Visited:
         if wanted.alone and len(places) <= _FEW:
             np.minimum.at(least, wanted.groups[mesh[places]], least_steps(np.arange(len(places))))
             return
-        fits = (likely if wanted.roomy else rows.may_fit(roomy=False))[:, places]
+        fits = (likely if wanted.roomy else rows.may_fit(roomy=False)).take(places, axis=1)
         # each policy computes again what the ones before it do, and more
         floors = space.steps(columns.at(places), codes[fits.argmax(axis=0)])
         visit(floors, wanted.groups[mesh[places]], least_steps, wanted.limits, least=least)
