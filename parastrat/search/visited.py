@@ -77,6 +77,8 @@ class Visited:
                 self._judge(rows, np.flatnonzero(rows.may_fit(roomy=False).any(axis=0)))
             return
         meshes = self._fitting(meshes, wanted)
+        if wanted.alone and self.raised(meshes):
+            meshes = self._fitting(meshes, wanted)
         least = np.full(int(wanted.groups.max(initial=-1)) + 1, np.inf)
         if space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
