@@ -22,7 +22,7 @@ from parastrat.memory.gathered import (
     waiting_bytes,
 )
 from parastrat.memory.pools import gathering_pool, pooled
-from parastrat.memory.unmade import unmade_of
+from parastrat.memory.unmade import leaves_free, unmade_of
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
@@ -124,13 +124,16 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any, 
     ranks = ranks_of(model, held)
     every, first = ranks.every, ranks.foremost(_FOREMOST)
     pool = gathering_pool(kinds, every, held, element) * pooled(facts)
-    stepping = sum(state_bytes(every, held, element).values()) + stepping_bytes(every, held, element) + pool
-    states = state_bytes(first, held, element)
+    states = state_bytes(every, held, element)
+    stepping = sum(states.values()) + stepping_bytes(every, held, element) + pool
+    states = {name: part[:_FOREMOST] for name, part in states.items()}
     moments = ranks.foremost_moments(_FOREMOST)
     gathered = gathering_of(kinds, first, held, element, moments).least()
-    # gradients may not be there yet, but the memory of those before may be kept
-    unmade = unmade_of(facts, first, held, moments).at(When.FIRST) * ~(pooled(facts) & gathers(held))
-    bytes_ = states["parameters"] + states["optimizer"] + states["gradients"] + pool[:_FOREMOST] - unmade
+    bytes_ = states["parameters"] + states["optimizer"] + states["gradients"] + pool[:_FOREMOST]
+    if np.any(leaves_free(facts, held)):
+        # gradients may not be there yet, but the memory of those before may be kept
+        unmade = unmade_of(facts, first, held, moments).at(When.FIRST)
+        bytes_ = bytes_ - unmade * ~(pooled(facts) & gathers(held))
     found = np.where(moments.present, bytes_ + share * gathered, -np.inf)
     waiting = share * waiting_bytes(facts, first, held, element).take(at, axis=-1)
     found = found.take(at, axis=-1) + waiting * (columns.gradient_accumulation_steps > 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,8 +30,8 @@ from parastrat.memory.gathered import (
     waiting_bytes,
 )
 from parastrat.memory.pools import gathering_pool, pooled
-from parastrat.memory.unmade import makes_gradients, unmade_of
-from parastrat.ranks import RankLoad, block_kinds, ranks_of
+from parastrat.memory.unmade import Unmade, makes_gradients, unmade_of
+from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 WAYS = (When.FIRST, When.COPIED, When.END)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RanksHeld:
     """The pipeline ranks of every row, in arrays with ranks before rows.
 
@@ -51,6 +52,10 @@ class RanksHeld:
     """
 
     load: RankLoad
+    #: what hangs on states and gathering alone, with the rows that it stands for
+    facts: Facts
+    held: Columns
+    holding: Ranks
     #: bytes that stay, by ``held_at``
     states: dict[str, Any]
     optimizer_step: Any
@@ -61,8 +66,6 @@ class RanksHeld:
     #: what is gathered at each moment at which a rank may peak, by ``held_at``; the same when its block has
     #: run once; and, where that differs, at the end of all
     gathered: tuple[Any, ...]
-    #: at the same moments the gradients that a first micro-batch does not find, by ``held_at``
-    unmade: tuple[Any, ...]
     #: where each of these ways may be the one of most, by ``held_at``
     mattering: tuple[Any, ...]
     held_at: Any
@@ -84,6 +87,11 @@ class RanksHeld:
     present: Any
     saved_at: Any
 
+    @cached_property
+    def unmade(self) -> Unmade:
+        """The gradients that a first micro-batch does not find, by ``held_at``; few plans ask for them."""
+        return unmade_of(self.facts, self.holding.every, self.held, self.holding.moments)
+
     def of_held(self, column: Any) -> Any:
         """Return for every row what is known by ``held_at``."""
         return column.take(self.held_at, axis=-1)
@@ -104,7 +112,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     load, same = of_held.every, of_saved.every
     mattering = _mattering(facts, held)
     own, ways = of_held.moments, WAYS if mattering[-1].any() else WAYS[:2]
-    gathering, unmade = gathering_of(kinds, load, held, element, own), unmade_of(facts, load, held, own)
+    gathering = gathering_of(kinds, load, held, element, own)
     moments = of_saved.moments
     everything = everything_bytes(facts, kept, saved)
     by_kind = running_bytes(facts, kept, everything, saved)
@@ -120,12 +128,14 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     split = splits(saved).any()
     return RanksHeld(
         load=same,
+        facts=facts,
+        held=held,
+        holding=of_held,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
         pool=gathering_pool(kinds, load, held, element) * pooled(facts),
         waiting=waiting_bytes(facts, load, held, element),
         gathered=tuple(gathering.at(when, held.reshard_after_forward) for when in ways),
-        unmade=tuple(unmade.at(when) for when in ways),
         mattering=mattering,
         held_at=held_at,
         one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
@@ -155,10 +165,10 @@ def _mattering(facts: Facts, held: Columns) -> tuple[Any, ...]:
     return always, one_by_one | reducing, one_by_one | unit_by_unit | reducing
 
 
-def ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool, Any]]:
-    """Yield what is gathered at each moment, what was freed, whether no unit has reduced, what is unmade.
+def ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool, When]]:
+    """Yield what is gathered at each moment, what was freed, whether no unit has reduced, and when that is.
 
     Moments may be met as the first repeat of a block in backward, as the second, and as the last.
     """
     freed = ranks.freed, ranks.freed + ranks.kept, ranks.one - ranks.kept
-    return zip(ranks.gathered, freed, (True, False, False), ranks.unmade, strict=False)
+    return zip(ranks.gathered, freed, (True, False, False), WAYS, strict=False)

@@ -21,7 +21,7 @@ from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
 from parastrat.memory.gathered import When, gathers, never_met_bytes
 from parastrat.memory.held import WAYS, RanksHeld, ranks_held, ways
 from parastrat.memory.pools import pooled
-from parastrat.memory.unmade import lacking_bytes, makes_gradients
+from parastrat.memory.unmade import lacking_bytes, leaves_free
 from parastrat.ranks.states import context_bytes
 
 if TYPE_CHECKING:
@@ -61,13 +61,12 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     states = ranks.states["parameters"] + ranks.states["optimizer"]
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])
-    # the memory of a stream of its own is kept for the next step
-    lacks = (not pooled(facts)) | makes_gradients(facts, columns)
+    lacks = leaves_free(facts, columns)
     never = share * never_met_bytes(of_held(ranks.reducing), of_saved(ranks.everything))
     beside = gradients - never
     peak = np.full(held.shape, -np.inf)
     waiting = of_held(share * ranks.waiting) * _several(columns)
-    for (gathered, freed, unreduced, unmade), matters in zip(ways(ranks), ranks.mattering, strict=False):
+    for (gathered, freed, unreduced, when), matters in zip(ways(ranks), ranks.mattering, strict=False):
         passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
         rows = np.flatnonzero(matters[ranks.held_at])
         held_at, saved_at = ranks.held_at[rows], ranks.saved_at[rows]
@@ -75,12 +74,10 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
         every += beside.take(rows, axis=-1)
         among = np.flatnonzero(lacks[rows])
         if among.size:
-            lacking = rows[among]
-            several = np.broadcast_to(flying, one.shape).take(lacking, axis=-1)
-            own = unmade.take(held_at[among], axis=-1)
-            every[..., among] -= lacking_bytes(
-                own, one.take(lacking, axis=-1), several, columns.at(lacking)
-            )
+            few = rows[among]
+            several = np.broadcast_to(flying, one.shape).take(few, axis=-1)
+            own = ranks.unmade.at(when).take(held_at[among], axis=-1)
+            every[..., among] -= lacking_bytes(own, one.take(few, axis=-1), several, columns.at(few))
         most = every.max(axis=0)
         if unreduced:
             most += waiting.take(rows, axis=-1)
@@ -192,7 +189,7 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     their total these are the transient's ``gathered``, ``running`` and ``waiting``.
     """
     states = {name: ranks.of_held(part) for name, part in ranks.states.items()}
-    gathered, freed, unreduced, unmade = (list(own) for own in zip(*ways(ranks), strict=True))
+    gathered, freed, unreduced, when = (list(own) for own in zip(*ways(ranks), strict=True))
     rank, one = ranks.of_saved(ranks.load.rank), ranks.of_saved(ranks.one)
     flying = in_flight(c, rank)
     buffers, sent = crossing_bytes(facts, c, rank, flying)
@@ -208,7 +205,8 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     }
     transient = moving["gathered"] + moving["running"] + moving["waiting"] + buffers
     share = 1 + facts.stack.fragmentation
-    lacking = lacking_bytes(ranks.of_held(np.concatenate(unmade)), share * one, flying, c)
+    unmade = np.concatenate([ranks.unmade.at(each) for each in when])
+    lacking = lacking_bytes(ranks.of_held(unmade), share * one, flying, c)
     # those of the step before are freed, and their memory is kept for the next
     kept = lacking * gathers(c) * pooled(facts)
     lost = facts.stack.fragmentation * (activations + transient)

@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.memory.gathered import When, gathers
+from parastrat.memory.pools import pooled
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import block_kinds
 from parastrat.ranks.states import element_bytes, local, shard_ranks, trainable_totals
@@ -33,6 +34,14 @@ def makes_gradients(facts: Facts, c: Columns) -> Any:
         & (c.shard == code_of(Shard.NONE))
         & (not facts.stack.kernels.fused)
     )
+
+
+def leaves_free(facts: Facts, c: Columns) -> Any:
+    """Return where gradients that are not made yet leave memory free.
+
+    What comes from a stream of its own is kept for the next step.
+    """
+    return (not pooled(facts)) | makes_gradients(facts, c)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
