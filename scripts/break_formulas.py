@@ -83,7 +83,6 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ): _REST,
     ("sources/diffusion", "vocab=1 -> vocab=2"): "a transformer without a vocabulary has no table",
     ("sources/convnext", "_DOWN ** 2 -> _DOWN * 2"): "of two the square is the double",
-    ("cost/step", "pipeline_ranks(facts.model, 1, 1) -> pipeline_ranks(facts.model, 1, 2)"): _ONE_RANK,
     ("ranks/load", "pipeline_ranks(model, 1, 1) -> pipeline_ranks(model, 1, 2)"): _ONE_RANK,
     ("ranks/pipelines", "default=1 -> default=2"): _NO_PLANS,
     ("ranks/pipelines", "repeat=1 -> repeat=2"): "asks only which blocks are equal",

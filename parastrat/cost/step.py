@@ -15,7 +15,7 @@ from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Shard
-from parastrat.ranks import RankLoad, block_kinds, mean_ranks, pipeline_ranks, rank_columns
+from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns, whole_model
 from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
 
 if TYPE_CHECKING:
@@ -137,8 +137,8 @@ def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: 
 
 def _of_model(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
     """Return one micro-batch's seconds in all blocks of the model."""
-    (whole,) = pipeline_ranks(facts.model, 1, 1)
-    return (blocks or block_seconds(facts, columns)).of_model(columns, whole.repeats)
+    blocks = blocks or block_seconds(facts, columns)
+    return blocks.of_model(columns, whole_model(facts.model).repeats)
 
 
 def _fabric(facts: Facts) -> Fabric | None:

@@ -234,9 +234,10 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
     table = activation_table(block_kinds(facts.model).blocks)
     working = under(table.working, autocasts(c).astype(np.int64))
     made = saved_bytes(working, c, facts) + everything - kept
-    element = element_bytes(facts)
-    of_weight = np.where(shards_parameters(c), element.compute, element.parameter)
-    made = made + np.where(c.tp > 1, _GATHERED_COPIES * of_weight * table.regathered, 0.0)
+    if table.regathered.any():
+        element = element_bytes(facts)
+        of_weight = np.where(shards_parameters(c), element.compute, element.parameter)
+        made = made + np.where(c.tp > 1, _GATHERED_COPIES * of_weight * table.regathered, 0.0)
     output = np.where(c.pp == 1, saved_bytes(table.output, c).sum(axis=0), 0.0)
     of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
     whole = c.loss_parallel & (vocabulary_tp(c) < c.tp) if np.any(c.loss_parallel) else False

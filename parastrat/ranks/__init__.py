@@ -9,6 +9,7 @@ from parastrat.ranks.load import (
     pipeline_ranks,
     rank_columns,
     ranks_of,
+    whole_model,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "pipeline_ranks",
     "rank_columns",
     "ranks_of",
+    "whole_model",
 ]

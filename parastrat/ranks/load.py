@@ -10,6 +10,7 @@ import numpy as np
 
 from parastrat.columns import derived_with
 from parastrat.ranks.pipelines import DIVIDED, TOTALS, pipelines_of
+from parastrat.remembered import remembered
 from parastrat.units import Numbers
 
 if TYPE_CHECKING:
@@ -69,8 +70,15 @@ def pipeline_ranks(
         virtual_stages: of each rank.
         bent: the chain runs down the ranks and up again, as under the V schedules.
     """
-    table, (place,) = pipelines_of(model).table_of((pp, virtual_stages, bent))
-    return tuple(_load(model, row) for row in table.numbers[:, :, place].T.tolist())
+    ranks = pipelines_of(model).ranks_of((pp, virtual_stages, bent))
+    return tuple(_load(model, row) for row in ranks.tolist())
+
+
+@remembered
+def whole_model(model: ModelSpec) -> RankLoad:
+    """Return what the one rank holds where there is no pipeline."""
+    (whole,) = pipeline_ranks(model, 1, 1)
+    return whole
 
 
 def block_kinds(model: ModelSpec) -> Kinds:
@@ -126,7 +134,7 @@ def mean_ranks(model: ModelSpec, c: Columns) -> RankLoad:
 
     Ties are held once, and the root's parameters, which only some ranks of a pipeline have, by none.
     """
-    (whole,) = pipeline_ranks(model, 1, 1)
+    whole = whole_model(model)
     return RankLoad(
         rank=np.zeros(len(c.pp)),
         repeats=tuple(count / c.pp for count in whole.repeats),

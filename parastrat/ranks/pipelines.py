@@ -98,15 +98,30 @@ class Pipelines:
 
     def table_of(self, *shapes: Shape) -> tuple[RankTable, Any]:
         """Return a table with some pipelines, and their places there."""
-        missing = [shape for shape in shapes if shape not in self.known]
-        for shape in missing:
-            self.known[shape] = len(self.cuts)
-            self.cuts.append(self._distinct(*shape))
-        if missing or not self.tables:
+        places = [self._cut(shape) for shape in shapes]
+        if not self.tables or self.tables[-1].numbers.shape[2] < len(self.cuts):
             self.tables[:] = [self._table()]
-        places = [self.known[shape] for shape in shapes]
         most = max((len(self.cuts[place]) for place in set(places)), default=1)
         return self.tables[-1].ranks(most), np.array(places, dtype=np.int64)
+
+    def ranks_of(self, shape: Shape) -> Any:
+        """Return the distinct ranks of one pipeline as rows of numbers."""
+        return self._numbers(self.cuts[self._cut(shape)])
+
+    def _cut(self, shape: Shape) -> int:
+        """Return the place of a pipeline, which is cut if it was not."""
+        if shape not in self.known:
+            self.known[shape] = len(self.cuts)
+            self.cuts.append(self._distinct(*shape))
+        return self.known[shape]
+
+    def _numbers(self, rows: Any) -> Any:
+        """Return ranks with the repeats of every kind of block for those of every block."""
+        blocks = len(self.kinds.of)
+        of_kind = np.equal.outer(np.array(self.kinds.of), np.arange(len(self.kinds.blocks)))
+        return np.concatenate(
+            [rows[..., :1], rows[..., 1 : 1 + blocks] @ of_kind, rows[..., 1 + blocks :]], axis=-1
+        )
 
     def _table(self) -> RankTable:
         most, blocks = max((len(ranks) for ranks in self.cuts), default=1), len(self.kinds.of)
@@ -114,12 +129,9 @@ class Pipelines:
         for place, ranks in enumerate(self.cuts):
             rows[: len(ranks), place] = ranks
             rows[len(ranks) :, place] = ranks[-1]
-        of_kind = np.equal.outer(np.array(self.kinds.of), np.arange(len(self.kinds.blocks)))
-        repeats = rows[..., 1 : 1 + blocks]
-        numbers = np.concatenate([rows[..., :1], repeats @ of_kind, rows[..., 1 + blocks :]], axis=2)
         return RankTable(
-            numbers=np.ascontiguousarray(numbers.transpose(2, 0, 1)),
-            moments=moments_of(repeats, self.kinds.of, self.kinds.units),
+            numbers=np.ascontiguousarray(self._numbers(rows).transpose(2, 0, 1)),
+            moments=moments_of(rows[..., 1 : 1 + blocks], self.kinds.of, self.kinds.units),
         )
 
     def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Any:
@@ -139,9 +151,10 @@ class Pipelines:
         if bent:
             held[1::2] = held[1::2, ::-1].copy()
         repeats = held.sum(axis=0)
-        # later ranks are overwritten by earlier ones
+        # later ranks are overwritten by earlier ones; most hold the same blocks, which are told apart once
         every = range(pp - 1, -1, -1)
-        first = {self._told(own): rank for rank, own in zip(every, repeats[::-1].tolist(), strict=True)}
+        same = {own.tobytes(): rank for rank, own in zip(every, repeats[::-1], strict=True)}
+        first = {self._told(repeats[rank].tolist()): rank for rank in sorted(same.values(), reverse=True)}
         ranks = sorted(first.values())
         kept = repeats[ranks]
         totals = kept @ self.parts

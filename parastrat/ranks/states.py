@@ -90,9 +90,7 @@ def _under(precision: Precision, own: int | None, usual: int) -> int:
 @derived_with
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
     """Return the dense and the expert parameters that tp and ep leave on one rank."""
-    dense = totals.replicated + totals.tensor / c.tp
-    if np.any(totals.vocabulary):
-        dense = dense + totals.vocabulary / vocabulary_tp(c)
+    dense = totals.replicated + totals.tensor / c.tp + totals.vocabulary / vocabulary_tp(c)
     return dense, totals.expert / _expert_divisor(c)
 
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 #: codes of rules about memory, whose rows may come near to fitting
 _MEMORY_CODES = "PS1"
 
-#: meshes and plans of a rung that are visited first: floors are near to what plans need
-_MOST_OF_EACH = 48
+#: meshes of a rung that are visited first, and plans, which are judged at once sooner than one by one
+_MESHES_OF_EACH = 48
+_MOST_OF_EACH = 100
 
 #: of more rows those that need least are visited first
 _SEVERAL = 300
@@ -80,7 +81,7 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         of_rows(bound(columns))
         return np.full(len(some), np.inf)
 
-    visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, most=_MOST_OF_EACH)
+    visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, most=_MESHES_OF_EACH)
     return plans.by_rung
 
 
