@@ -74,7 +74,9 @@ class Visited:
             if wanted.roomy:
                 bound = space.with_floors if wanted.alone else space.without_floors
                 rows = bound(space.allowed.rows(meshes))
-                self._judge(rows, np.flatnonzero(rows.may_fit(roomy=False).any(axis=0)))
+                places = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
+                if len(places):
+                    self._judge(rows, places)
             return
         meshes = self._fitting(meshes, wanted)
         if wanted.alone and self.raised(meshes):
