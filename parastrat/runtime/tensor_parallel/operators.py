@@ -131,6 +131,14 @@ def _pick(call: Call) -> Tag:
     return call.tag.moved(call.tag.dim - (dim < call.tag.dim))
 
 
+def _index(call: Call) -> Tag:
+    """A list of places along another dimension leaves the divided one as it is."""
+    taken = [(dim, places) for dim, places in enumerate(call.args[1]) if places is not None]
+    if len(taken) != 1 or taken[0][0] == call.tag.dim or len(shape_of(taken[0][1])) != 1:
+        raise NotFollowedError("its output goes through index")
+    return call.tag
+
+
 def _reduced(call: Call) -> Tag:
     shape = shape_of(call.args[0])
     given = call.argument(1)
@@ -164,7 +172,8 @@ _RULES: dict[str, Callable[[Call], Tag]] = {
     **dict.fromkeys(("permute", "transpose", "swapaxes", "t", "numpy_T"), _permute),
     "unsqueeze": _unsqueeze,
     "squeeze": _squeeze,
-    "expand": _aligned_right,
+    **dict.fromkeys(("expand", "broadcast_to"), _aligned_right),
+    "index": _index,
     "repeat_interleave": _repeat_interleave,
     **dict.fromkeys(("split", "split_with_sizes", "chunk"), _split),
     "slice": _slice,

@@ -146,3 +146,21 @@ def test_a_layer_may_read_a_parameter() -> None:
             return self.out(self.key(x) * self.key(self.places))
 
     assert roles(derived(Placed(), torch.ones(2, 4, 8))) == {"key": "column", "out": "row"}
+
+
+def falcon(**fields: object) -> nn.Module:
+    from transformers import FalconConfig, FalconForCausalLM
+
+    shape = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 8}
+    return FalconForCausalLM(FalconConfig(**shape, multi_query=True, bias=False, **fields))
+
+
+def test_heads_that_are_picked_within_each_group_stay_with_it() -> None:
+    # one product for a group's queries, its key and its value, taken apart by lists of places
+    attention = "transformer.h.*.self_attention"
+    found = roles(derived(falcon(new_decoder_architecture=True, num_kv_heads=4)))
+    assert found[f"{attention}.query_key_value"] == Role.COLUMN.value
+    assert found[f"{attention}.dense"] == Role.ROW.value
+    # one key for all queries would be on one rank alone
+    one = derived(falcon(new_decoder_architecture=False))
+    assert f"{attention}.query_key_value" not in roles(one)
