@@ -22,6 +22,7 @@ from parastrat.dry_run import Traffic
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
 _DEVICE = torch.ops.prim.device.default
+_WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001  (operators have no public names)
 #: DTensors' way to know the shape of an operator's result
 _PROPAGATES = "_propagate_tensor_meta_non_cached"
 _COLLECTIVES = ("c10d", "_c10d_functional")
@@ -60,6 +61,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             return NotImplemented
         if func is _DEVICE and type(args[0]) is FakeTensor:  # two calls in three ask for it
             return args[0].fake_device
+        if func is _WAIT and type(args[0]) is FakeTensor:
+            return args[0]  # as it does with a real one; of a fake one it would make another
         result = func(*args, **(kwargs or {}))
         if self._aside:
             return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from parastrat.runtime.dry_run.watch import Watch, storages_followed
@@ -70,3 +71,14 @@ def test_what_dtensors_ask_shapes_of_does_not_count(monkeypatch: pytest.MonkeyPa
         assert (watch.live, watch.peak) == (0, 0)
         held = torch.empty(10)
         assert watch.live == held.nbytes
+
+
+def test_a_collective_that_is_waited_for_is_the_same_tensor() -> None:
+    with FakeTensorMode(), Watch() as watch:
+        sent = torch.empty(100)
+        waited = torch.ops._c10d_functional.wait_tensor(sent)
+        assert (watch.live, watch.peak) == (400, 400)
+        del sent
+        assert watch.live == 400
+        del waited
+        assert watch.live == 0
