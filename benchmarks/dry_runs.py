@@ -40,8 +40,9 @@ from parastrat.workload import Optimizer, Precision, Workload
 MODELS = Path(__file__).with_name("dry_run_models.py")
 DATA = Path(__file__).with_name("data")
 STATE = DATA / "dry_runs.jsonl"
-#: plans that no advice has: heads that tp does not divide stay whole in the runtime
-_REFUSING = ("PS201", "PS202")
+#: plans that no advice has: heads that tp does not divide stay whole in the runtime, and blocks are made
+#: again for each of their weights
+_REFUSING = ("PS201", "PS202", "PS715")
 LENGTH = 4096
 WAYS = {
     "single": {"mesh": Mesh(), "shard": Shard.NONE},

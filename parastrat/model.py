@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from parastrat.plan import Recompute
+from parastrat.saved import Activations, Saved
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -42,50 +42,6 @@ class Parameters:
     @property
     def count(self) -> int:
         return self.trainable + self.frozen
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """Bytes for one sample, by what divides them."""
-
-    replicated: float = 0
-    #: split by tp
-    tensor: float = 0
-    #: split by tp with sequence parallelism, else replicated
-    sequence: float = 0
-    #: of experts: split by tp where it divides experts or under ep their tokens
-    expert: float = 0
-    #: logits: split by tp with loss parallelism, else gathered on every rank
-    loss: float = 0
-    #: as much for any number of samples
-    fixed: float = 0
-
-    @property
-    def total(self) -> float:
-        return self.replicated + self.tensor + self.sequence + self.expert + self.loss + self.fixed
-
-    def times(self, share: float) -> Saved:
-        """Return so many times each."""
-        return Saved(**{name: share * getattr(self, name) for name in self.__dataclass_fields__})
-
-    def __add__(self, other: Saved) -> Saved:
-        names = self.__dataclass_fields__
-        return Saved(**{name: getattr(self, name) + getattr(other, name) for name in names})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activations:
-    """What a block's forward keeps for its backward, per recompute policy, for one sample."""
-
-    none: Saved
-    attention: Saved
-    selective: Saved
-    full: Saved
-
-    def under(self, policy: Recompute) -> Saved:
-        """Return what is kept under one policy."""
-        saved: Saved = getattr(self, policy.value)
-        return saved
 
 
 class OperatorKind(StrEnum):
@@ -135,6 +91,17 @@ class Autocast:
     working: Saved
     boundary_bytes: float
     awaited: Saved = field(default_factory=Saved)
+    beside_added: Saved = field(default_factory=Saved)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halfway:
+    """A later moment of a block's backward, which may hold more: fewer tensors, more gradients."""
+
+    #: of its parameters' gradients the share that is there
+    meanwhile: float
+    #: what is gone of what its backward reads, and of ``working``
+    freed: Saved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +125,13 @@ class Block:
     awaited: Saved = field(default_factory=Saved)
     #: of its parameters' gradients the share that is there when its backward holds most; None: unknown
     meanwhile: float | None = None
-    #: activations, working, boundary and awaited under autocast; None: no other
+    #: when those of a feed-forward are there; None: no such moment is known
+    halfway: Halfway | None = None
+    #: of its weights the one whose gradient, made anew before it is added to that of micro-batches before,
+    #: is most beside what else exists then, in place of ``working``
+    added: Parameters | None = None
+    beside_added: Saved = field(default_factory=Saved)
+    #: activations, working, boundary, awaited and what lies beside ``added`` under autocast; None: no other
     autocast: Autocast | None = None
     #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient
     regathered: int = 0
@@ -233,6 +206,8 @@ class ModelSpec:
     changing_buffers: bool | None = None
     #: tokens choose which of the model's modules run, so that some may see none of a rank's batch
     routed: bool | None = None
+    #: it drops activations at random while it trains
+    drops: bool | None = None
     scans: Scans | None = None
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False

@@ -28,9 +28,10 @@ from parastrat.hardware import (
     Vendor,
 )
 from parastrat.launch import Launch
-from parastrat.model import Activations, Block, Family, ModelSpec, Parameters, Saved
+from parastrat.model import Block, Family, ModelSpec, Parameters
 from parastrat.plan import Backend, Mesh, Plan, Recompute, Shard
 from parastrat.rules import findings_of
+from parastrat.saved import Activations, Saved
 from parastrat.stack import Crossing, Kernels, Stack, Unstated
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload

@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from parastrat.model import (
-    Activations,
-    Block,
-    Family,
-    ModelSpec,
-    Operator,
-    OperatorKind,
-    Parameters,
-    Saved,
-    Split,
-)
+from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters, Split
+from parastrat.saved import Activations, Saved
 from parastrat.workload import Precision
 
 NOTHING = Activations(none=Saved(), attention=Saved(), selective=Saved(), full=Saved())

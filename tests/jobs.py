@@ -16,8 +16,9 @@ from parastrat.case import Facts
 from parastrat.columns import Columns, plan_columns
 from parastrat.cost.communication import Fabric
 from parastrat.hardware import Link, MatmulCurve, Rates
-from parastrat.model import Activations, Block, Operator, OperatorKind, Saved
+from parastrat.model import Block, Operator, OperatorKind
 from parastrat.plan import Backend, Mesh, Plan
+from parastrat.saved import Activations, Saved
 from parastrat.workload import Optimizer, Precision, Workload
 
 GB = 1e9

@@ -14,6 +14,7 @@ from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
 from parastrat.ranks.load import ParameterTotals
 from parastrat.ranks.states import (
+    added_totals,
     cast_totals,
     element_bytes,
     expert_tp,
@@ -22,13 +23,14 @@ from parastrat.ranks.states import (
     vocabulary_tp,
 )
 from parastrat.remembered import remembered
+from parastrat.saved import Saved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Autocast, Block, Saved
+    from parastrat.model import Autocast, Block
     from parastrat.units import Bytes, Numbers
 
 #: what decides the activations of one micro-batch on a rank
@@ -52,8 +54,6 @@ _POLICIES = len(Recompute)
 _WAYS = ("replicated", "tensor", "sequence", "expert", "loss", "fixed")
 #: under which autograd keeps what autocast makes of weights
 _KEEPING_CASTS = Recompute.NONE, Recompute.ATTENTION
-#: of a weight that tp ranks gather along its columns: as it comes, and put together
-_GATHERED_COPIES = 2
 #: operators whose weights autocast casts
 _PRODUCTS = (
     OperatorKind.MATMUL,
@@ -132,6 +132,13 @@ class ActivationTable:
     working: SavedTable
     #: the same; what a backward of inputs alone leaves to that of the weights
     awaited: SavedTable
+    #: weights whose gradients are added up, and what lies beside a new one, in two formats as well
+    added: ParameterTotals
+    beside_added: SavedTable
+    #: where such a weight is a later block's as well
+    tied: Any
+    #: what is gone halfway through a unit's backward
+    freed: SavedTable
     #: of the model's output what a training script holds
     output: SavedTable
     #: one more tensor of a parallel loss, by what tp divides
@@ -155,6 +162,10 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
         ),
         working=saved_table([[each.working for each in way] for way in ways]),
         awaited=saved_table([[each.awaited for each in way] for way in ways]),
+        added=totals_table([added_totals(block) for block in blocks]),
+        beside_added=saved_table([[each.beside_added for each in way] for way in ways]),
+        tied=np.array([[_is_tied(block, blocks[place + 1 :])] for place, block in enumerate(blocks)]),
+        freed=saved_table([[block.halfway.freed if block.halfway else Saved() for block in blocks]]),
         output=saved_table([[block.output for block in blocks]]),
         of_loss=np.array([[block.loss_parallel_bytes] for block in blocks]),
         regathered=np.array([[block.regathered] for block in blocks]),
@@ -166,6 +177,11 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
         ),
         units=np.array([[block.unit] for block in blocks]),
     )
+
+
+def _is_tied(block: Block, others: Sequence[Block]) -> bool:
+    tie = None if block.added is None else block.added.tie_group
+    return tie is not None and any(group.tie_group == tie for each in others for group in each.parameters)
 
 
 @derived
@@ -213,35 +229,11 @@ def under(table: SavedTable, own: Any) -> SavedTable:
 def sees_whole(facts: Facts, c: Columns) -> Any:
     """Return which kinds of block see whole sequences: tensors cross whole between stages of our pipelines.
 
-    Only inside of units are they divided then; Megatron's stages send shares.
+    Only inside of units are they divided then; and nowhere in a model with dropout, which would have to
+    differ along the sequence. Megatron's stages send shares, and it draws for each.
     """
     units = activation_table(block_kinds(facts.model).blocks).units
-    return ~units & (c.pp > 1) & (not facts.stack.kernels.fused)
-
-
-def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> Bytes:
-    """Return what exists while one repeat's backward runs: working tensors and what was recomputed.
-
-    And the model's output, as long as backward takes. A pipeline's last stage hands out its loss, and what
-    the model returned is gone then; Megatron's keeps no output either (``Saved()`` in its blocks).
-
-    Args:
-        facts: the job.
-        kept: what ``kept_bytes`` returns.
-        everything: what ``everything_bytes`` returns.
-        c: the plans.
-    """
-    table = activation_table(block_kinds(facts.model).blocks)
-    working = under(table.working, autocasts(c).astype(np.int64))
-    made = saved_bytes(working, c, facts) + everything - kept
-    if table.regathered.any():
-        element = element_bytes(facts)
-        of_weight = np.where(shards_parameters(c), element.compute, element.parameter)
-        made = made + np.where(c.tp > 1, _GATHERED_COPIES * of_weight * table.regathered, 0.0)
-    output = np.where(c.pp == 1, saved_bytes(table.output, c).sum(axis=0), 0.0)
-    of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
-    whole = c.loss_parallel & (vocabulary_tp(c) < c.tp) if np.any(c.loss_parallel) else False
-    return made + output + np.where(c.loss_parallel & ~np.asarray(whole), of_loss, 0.0)
+    return (~units & (c.pp > 1) | bool(facts.model.drops)) & (not facts.stack.kernels.fused)
 
 
 def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
@@ -249,17 +241,6 @@ def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
     table = activation_table(block_kinds(facts.model).blocks)
     every = under(table.kept, code_of(Recompute.NONE) + _POLICIES * autocasts(c))
     return np.maximum(saved_bytes(every, c, facts) + cast_bytes(facts, c), kept)
-
-
-def loss_bytes(facts: Facts, running: Bytes, c: Columns) -> Bytes:
-    """Return what of running bytes is there when a forward ends, of each kind of block: of a head the loss.
-
-    One tensor fewer than backward makes; in parallel as many. Models that are given their targets compute
-    the loss in their forward.
-    """
-    of_loss = activation_table(block_kinds(facts.model).blocks).of_loss
-    more = np.where(c.loss_parallel, 0.0, of_loss * c.micro_batch_size / c.cp)
-    return np.where(of_loss > 0, running - more, 0.0)
 
 
 def head_bytes(facts: Facts, kept: Bytes) -> Bytes:

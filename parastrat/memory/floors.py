@@ -8,7 +8,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.distinct import distinct, standing
-from parastrat.memory.activations import SAVED_BY, everything_bytes, head_bytes, kept_bytes, running_bytes
+from parastrat.memory.activations import SAVED_BY, everything_bytes, head_bytes, kept_bytes
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import held_bytes, in_flight
 from parastrat.memory.gathered import (
@@ -16,12 +16,12 @@ from parastrat.memory.gathered import (
     When,
     gathering_of,
     gathers,
-    never_met_bytes,
     reducing_bytes,
     shards_parameters,
     waiting_bytes,
 )
 from parastrat.memory.pools import gathering_pool, pooled
+from parastrat.memory.running import running_bytes
 from parastrat.memory.unmade import leaves_free, unmade_of
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
@@ -78,7 +78,8 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     peak = np.full((len(codes), *rank.shape), -np.inf)
     for place, kind in enumerate(moments.kinds):
         passing = share * (running[kind] - _of_blocks(kept, moments.freed[place]))
-        never = share * never_met_bytes(reducing[place], every[kind].take(saved_at, axis=-1))
+        # later moments may hold more, not less
+        never = share * np.minimum(reducing[place], every[kind].take(saved_at, axis=-1))
         np.maximum(peak, gathered[place] + passing.take(saved_at, axis=-1) - never, out=peak)
     one, head = (
         (share * _of_blocks(of_kind, first.repeats)).take(saved_at, axis=-1) for of_kind in (kept, heads)
@@ -137,5 +138,5 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any, 
     found = np.where(moments.present, bytes_ + share * gathered, -np.inf)
     waiting = share * waiting_bytes(facts, first, held, element).take(at, axis=-1)
     found = found.take(at, axis=-1) + waiting * (columns.gradient_accumulation_steps > 1)
-    reducing = reducing_bytes(kinds, held, element, moments)
+    reducing, _ = reducing_bytes(kinds, held, element, moments)
     return stepping.max(axis=0), found, reducing.take(at, axis=-1), at

@@ -43,6 +43,10 @@ HELD_BY = (
 )
 
 
+#: of a unit's gradients those that come late, where nobody knows
+_UNKNOWN = 0.5
+
+
 class When(Enum):
     """When in backward a block is looked at."""
 
@@ -156,19 +160,34 @@ def gathering_of(
     )
 
 
-def reducing_bytes(kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments) -> Bytes:
-    """Return the running unit's gradients in the compute format, which ``gathered_bytes`` counts whole."""
+def reducing_bytes(
+    kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments
+) -> tuple[Bytes, Bytes]:
+    """Return the gradients that the running unit makes after it holds most, and after its halfway moment.
+
+    In the compute format; ``Gathering`` counts all of them. Half where the first is unknown.
+    """
+    known = [block.meanwhile for block in kinds.blocks]
+    late = [_UNKNOWN if share is None else 1 - share for share in known]
+    later = [1.0 if block.halfway is None else 1 - block.halfway.meanwhile for block in kinds.blocks]
     units = np.array(kinds.units)[:, None] * unit_parameters(kinds, c)
-    return (element.compute * units * gathers(c))[moments.kinds][:, None]
+    whole = element.compute * units * gathers(c)
+    first, second = ((np.array(share)[:, None] * whole)[moments.kinds][:, None] for share in (late, later))
+    return first, second
 
 
-def never_met_bytes(gradients: Bytes, read: Bytes) -> Bytes:
+def never_met_bytes(late: Bytes, later: Bytes, freed: Bytes, read: Bytes) -> Bytes:
     """Return what a unit's gradients and what its backward reads are less than both, where they are most.
 
-    The ones come while the other goes. If that were even, it would be the lesser of them, and nothing if
-    all gradients came first; in dry runs of Llamas it is about half of it.
+    The ones come while the other goes. Most is there as it begins, halfway, or when all gradients are.
+
+    Args:
+        late: gradients that come after the first of these moments; none where no unit is gathered.
+        later: that come after the second.
+        freed: what is gone by then; below 0 where more is there.
+        read: by its backward.
     """
-    return np.minimum(gradients, read) / 2
+    return np.where(late > 0, np.minimum(np.minimum(late, later + freed), read), 0.0)
 
 
 def _that_ran(chosen: Sequence[bool], parameters: Any, moments: Moments) -> Any:

@@ -16,8 +16,6 @@ from parastrat.memory.activations import (
     head_bytes,
     keeps_casts,
     kept_bytes,
-    loss_bytes,
-    running_bytes,
 )
 from parastrat.memory.flying import awaited_bytes, splits
 from parastrat.memory.gathered import (
@@ -25,11 +23,13 @@ from parastrat.memory.gathered import (
     When,
     gathering_of,
     gathers,
+    never_met_bytes,
     reducing_bytes,
     shards_parameters,
     waiting_bytes,
 )
 from parastrat.memory.pools import gathering_pool, pooled
+from parastrat.memory.running import adding_bytes, freed_bytes, loss_bytes, running_bytes
 from parastrat.memory.unmade import Unmade, makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
@@ -78,10 +78,14 @@ class RanksHeld:
     #: at each moment, by ``saved_at``: what exists while its block runs, what one repeat of that keeps, and
     #: what was freed before
     running: Any
+    #: of that what only a micro-batch makes whose gradients are added to others; None where none are
+    adding: Any
     kept: Any
     freed: Any
-    #: of a unit the gradients that it makes, by ``held_at``, and all that its backward reads
-    reducing: Any
+    #: of a unit the gradients that it makes late and later, by ``held_at``; what is gone between, and all
+    #: that its backward reads
+    reducing: tuple[Any, Any]
+    freed_halfway: Any
     everything: Any
     #: where the rank has the block
     present: Any
@@ -96,6 +100,12 @@ class RanksHeld:
         """Return for every row what is known by ``held_at``."""
         return column.take(self.held_at, axis=-1)
 
+    def never_met(self) -> Any:
+        """Return for every row by how much less a unit's gradients and what it reads are than both."""
+        late, later = map(self.of_held, self.reducing)
+        freed, read = map(self.of_saved, (self.freed_halfway, self.everything))
+        return never_met_bytes(late, later, freed, read)
+
     def of_saved(self, column: Any) -> Any:
         """Return for every row what is known by ``saved_at``."""
         return column.take(self.saved_at, axis=-1)
@@ -105,7 +115,10 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     """Return what the distinct pipeline ranks of every row hold."""
     model, element = facts.model, element_bytes(facts)
     held, held_at = standing(columns, HELD_BY)
-    saved, saved_at = standing(columns, SAVED_BY)
+    adds = _adds(facts, columns)
+    if adds.any():
+        columns = columns.joined({"adding": adds})
+    saved, saved_at = standing(columns, (*SAVED_BY, "adding") if adds.any() else SAVED_BY)
     kinds = block_kinds(model)
     kept, casts = kept_bytes(facts, saved), cast_bytes(facts, saved)
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
@@ -122,7 +135,12 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         again = casts * ~keeps_casts(facts, saved)
         every = sum(each * count for each, count in zip(again, same.repeats, strict=True))
         ended = every / saved.virtual_stages + loss_bytes(facts, by_kind, saved)[moments.kinds][:, None]
-        running = np.where(moments.first, np.maximum(running, ended), running)
+        running = np.where(moments.first & (every > 0), np.maximum(running, ended), running)
+    adding = None
+    if adds.any():
+        added = adding_bytes(facts, kept, everything, saved)[moments.kinds][:, None]
+        adding = np.maximum(added - running, 0.0) * saved.adding
+        running, adding = running + adding, np.broadcast_to(adding, moments.present.shape)
     heads = head_bytes(facts, kept)
     freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
     split = splits(saved).any()
@@ -142,13 +160,21 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         head=sum(each * count for each, count in zip(heads, same.repeats, strict=True)),
         awaited=awaited_bytes(facts, saved, everything - kept, same.repeats) if split else None,
         running=np.broadcast_to(running, moments.present.shape),
+        adding=adding,
         kept=kept[moments.kinds][:, None],
         freed=freed,
         reducing=reducing_bytes(kinds, held, element, own),
+        freed_halfway=freed_bytes(facts, saved)[moments.kinds][:, None],
         everything=everything[moments.kinds][:, None],
         present=moments.present,
         saved_at=saved_at,
     )
+
+
+def _adds(facts: Facts, c: Columns) -> Any:
+    """Return where whole gradients of a micro-batch are added to those of one before, as torch does."""
+    alone, several = (c.dp == 1) | (c.pp > 1), c.gradient_accumulation_steps > 1
+    return (alone & several & ~shards_parameters(c) & (not facts.stack.kernels.fused)).astype(np.int64)
 
 
 def _mattering(facts: Facts, held: Columns) -> tuple[Any, ...]:

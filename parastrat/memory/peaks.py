@@ -18,7 +18,7 @@ import numpy as np
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
-from parastrat.memory.gathered import When, gathers, never_met_bytes
+from parastrat.memory.gathered import When, gathers
 from parastrat.memory.held import WAYS, RanksHeld, ranks_held, ways
 from parastrat.memory.pools import pooled
 from parastrat.memory.unmade import lacking_bytes, leaves_free
@@ -62,7 +62,7 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])
     lacks = leaves_free(facts, columns)
-    never = share * never_met_bytes(of_held(ranks.reducing), of_saved(ranks.everything))
+    never = share * ranks.never_met()
     beside = gradients - never
     peak = np.full(held.shape, -np.inf)
     waiting = of_held(share * ranks.waiting) * _several(columns)
@@ -77,6 +77,8 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
             few = rows[among]
             several = np.broadcast_to(flying, one.shape).take(few, axis=-1)
             own = ranks.unmade.at(when).take(held_at[among], axis=-1)
+            if ranks.adding is not None:
+                own = own + (share * ranks.adding).take(saved_at[among], axis=-1)
             every[..., among] -= lacking_bytes(own, one.take(few, axis=-1), several, columns.at(few))
         most = every.max(axis=0)
         if unreduced:
@@ -196,7 +198,7 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     held = held_bytes(c, flying, one, ranks.of_saved(ranks.head)) + sent
     if ranks.awaited is not None:
         held = held + waiting_bytes(c, rank, *map(ranks.of_saved, ranks.awaited))
-    never = never_met_bytes(ranks.of_held(ranks.reducing), ranks.of_saved(ranks.everything))
+    never = ranks.never_met()
     activations = held - ranks.of_saved(np.concatenate(freed))
     moving = {
         "gathered": ranks.of_held(np.concatenate(gathered)) - np.concatenate([never] * len(gathered)),
@@ -206,13 +208,16 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     transient = moving["gathered"] + moving["running"] + moving["waiting"] + buffers
     share = 1 + facts.stack.fragmentation
     unmade = np.concatenate([ranks.unmade.at(each) for each in when])
-    lacking = lacking_bytes(ranks.of_held(unmade), share * one, flying, c)
+    adding = 0.0 if ranks.adding is None else share * _by_way(ranks, ranks.adding)
+    lacking = lacking_bytes(ranks.of_held(unmade) + adding, share * one, flying, c)
+    unmade_yet = np.maximum(lacking - adding, 0)
+    transient = transient - (lacking - unmade_yet) / share
     # those of the step before are freed, and their memory is kept for the next
     kept = lacking * gathers(c) * pooled(facts)
     lost = facts.stack.fragmentation * (activations + transient)
     parts = {
         **{name: part[None] for name, part in states.items()},
-        "gradients": states["gradients"] - lacking,
+        "gradients": states["gradients"] - unmade_yet,
         "activations": activations,
         "transient": transient,
         "overhead": _reserve(facts, ranks) + kept + lost,

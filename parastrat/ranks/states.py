@@ -184,6 +184,11 @@ def cast_totals(block: Block) -> ParameterTotals:
     return block_totals(replace(block, parameters=cast))
 
 
+def added_totals(block: Block) -> ParameterTotals:
+    """Return the weight whose gradients weigh most as they are added up, by what divides it."""
+    return block_totals(replace(block, parameters=() if block.added is None else (block.added,)))
+
+
 def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> ParameterTotals:
     """Return one repeat's parameters by what divides them, or the trainable alone; without ``of`` none."""
     counts = {"replicated": 0, "tensor": 0, "expert": 0, "vocabulary": 0}

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.model import Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Operator, OperatorKind, Parameters, Split
+from parastrat.saved import Saved
 from parastrat.sources.architecture import Norm, QkNorm, Scores
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, undivided
 from parastrat.stack import Kernels

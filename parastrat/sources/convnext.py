@@ -8,17 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from parastrat.model import (
-    Activations,
-    Block,
-    Family,
-    ModelSpec,
-    Operator,
-    OperatorKind,
-    Parameters,
-    Saved,
-    Split,
-)
+from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters, Split
+from parastrat.saved import Activations, Saved
 from parastrat.sources.layers import convolution, elementwise, matmul
 from parastrat.stack import Kernels
 

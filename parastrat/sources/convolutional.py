@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from parastrat.model import (
-    Activations,
-    Block,
-    Family,
-    ModelSpec,
-    Operator,
-    OperatorKind,
-    Parameters,
-    Saved,
-)
+from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters
+from parastrat.saved import Activations, Saved
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:

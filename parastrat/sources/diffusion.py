@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from parastrat.model import Block, Family, ModelSpec, Parameters, Saved, Split
+from parastrat.model import Block, Family, ModelSpec, Parameters, Split
+from parastrat.saved import Saved
 from parastrat.sources.architecture import Architecture, Norm
 from parastrat.sources.attending import attention
 from parastrat.sources.ends import end_block

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from parastrat.model import Activations, Block, Family, Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Block, Family, Operator, OperatorKind, Parameters, Split
+from parastrat.saved import Activations, Saved
 from parastrat.sources.layers import Part, Setting, convolution, elementwise, joined, matmul, norm
 from parastrat.stack import Kernels
 
@@ -33,6 +34,8 @@ def end_block(setting: Setting, name: str, repeat: int, part: Part, *, unit: boo
         operators=part.operators,
         activations=_outside(kept),
         working=Saved(sequence=width),
+        added=max(part.parameters, key=lambda group: group.trainable),
+        beside_added=Saved(sequence=width),
         boundary_bytes=width,
         unit=unit,
     )
@@ -109,6 +112,9 @@ def head(setting: Setting) -> Block:
         operators=part.operators,
         activations=_outside(part.saved),
         working=Saved(loss=again * logits),
+        # the logits' gradient stands for what the loss kept here too
+        added=weights[0],
+        beside_added=Saved(loss=b * logits - part.saved.loss, sequence=b * tokens * a.hidden),
         # their gradient stands for what the loss kept
         awaited=Saved(loss=b * logits - part.saved.loss, sequence=setting.stream * tokens * a.hidden),
         boundary_bytes=0,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from parastrat.model import Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Operator, OperatorKind, Parameters, Split
+from parastrat.saved import Saved
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
 from parastrat.stack import Kernels
 
@@ -49,6 +50,38 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
         saved=Saved(tensor=b * count * ffn * tokens),
         selective=selective,
     )
+
+
+def last_weight(setting: Setting, *, mixed: bool) -> int:
+    """Return the parameters of the last product, whose gradients are the first that backward makes."""
+    a = setting.architecture
+    if mixed and a.experts is not None:
+        return a.experts.count * a.experts.ffn * a.hidden
+    return a.ffn * a.hidden
+
+
+def largest_weight(setting: Setting, *, mixed: bool) -> tuple[Parameters, Saved]:
+    """Return the feed-forward's largest weight, and what lies beside its gradient, less all it keeps.
+
+    Gate and up are one weight where they are one product, and in transformers' mixtures: its gradient is
+    made of theirs, when what stands behind them is gone.
+    """
+    a, tokens, b = setting.architecture, setting.tokens, setting.element
+    tensors = _kept_tensors(a, setting.kernels)
+    if mixed and a.experts is not None:
+        experts, routed = a.experts, tokens * computed_experts(setting)
+        inner = 2 if a.gated else 1
+        element = b if experts.every_token else setting.stream
+        return (
+            Parameters(trainable=experts.count * inner * experts.ffn * a.hidden, split=Split.EXPERT),
+            Saved(expert=(inner - tensors) * element * routed * experts.ffn),
+        )
+    if a.gated and a.fused_qkv:
+        return (
+            Parameters(trainable=2 * a.ffn * a.hidden, split=Split.TENSOR),
+            Saved(tensor=(2 - tensors) * b * tokens * a.ffn),
+        )
+    return Parameters(trainable=a.ffn * a.hidden, split=Split.TENSOR), Saved()
 
 
 def _kept_tensors(a: Architecture, kernels: Kernels) -> int:

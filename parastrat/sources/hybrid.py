@@ -6,7 +6,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from parastrat.model import Activations, Block, Parameters, Saved, Split
+from parastrat.model import Block, Parameters, Split
+from parastrat.plan import Recompute
+from parastrat.saved import Activations, Saved
 from parastrat.scans import Scans
 from parastrat.sources.architecture import LayerKind
 from parastrat.sources.attending import attention
@@ -38,10 +40,33 @@ _PROJECTIONS = 3
 
 
 def hybrid_layers(setting: Setting) -> tuple[Block, ...]:
-    """Return the layers in order, equal ones behind each other as one block."""
-    return tuple(
+    """Return the layers in order, equal ones behind each other as one block.
+
+    Where scans are whole on each tp rank, so is the residual stream: auto_parallelize divides sequences
+    where every layer has something that is divided.
+    """
+    blocks = tuple(
         _layer(setting, LayerKind(letter), sum(1 for _ in run))
         for letter, run in groupby(setting.architecture.pattern)
+    )
+    scans = scans_of(setting)
+    return blocks if scans is None or scans.divided else tuple(map(_with_whole_stream, blocks))
+
+
+def _with_whole_stream(block: Block) -> Block:
+    def whole(saved: Saved) -> Saved:
+        return replace(saved, sequence=0, replicated=saved.replicated + saved.sequence)
+
+    kept = {policy.value: whole(block.activations.under(policy)) for policy in Recompute}
+    return replace(
+        block,
+        operators=tuple(
+            replace(each, split=Split.REPLICATED) if each.split is Split.SEQUENCE else each
+            for each in block.operators
+        ),
+        activations=Activations(**kept),
+        working=whole(block.working),
+        awaited=whole(block.awaited),
     )
 
 

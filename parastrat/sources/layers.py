@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from parastrat.model import Activations, Family, Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
+from parastrat.saved import Activations, Saved
 from parastrat.sources.architecture import Norm
 from parastrat.stack import Kernels
 
@@ -122,7 +123,7 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
         # its input and what it multiplies with its weight; or its input alone
         kept = (2 * _FP32 * a.hidden + _FP32) if rms else (_FP32 * a.hidden + 2 * _FP32)
         kept += readers * b * a.hidden
-    elif setting.kernels is Kernels.EAGER and rms:
+    elif is_composite(setting):
         # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input;
         # a layer's norm reads a short copy of a stream in fp32, the last norm that itself
         normalised = _FP32 if a.norm is Norm.RMS_FP32 or (gathered and a.fp32_stream) else b
@@ -139,13 +140,18 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
         kept = b * a.hidden + 2 * _FP32 + made
     copies = readers if setting.autocast else 1
     whole = copies * b * a.hidden if (added or gathered) and not setting.kernels.fused else 0
-    passes = 4 if setting.kernels is Kernels.EAGER and rms else 1
+    passes = 4 if is_composite(setting) else 1
     moved = 2 * b * passes + (3 * b if added else 0)
     return Part(
         parameters=(Parameters(trainable=a.hidden * a.norm.weights),) if a.norm.weights else (),
         operators=(elementwise(moved * a.hidden * tokens, Split.SEQUENCE),),
         saved=Saved(sequence=(kept - whole) * tokens, replicated=whole * tokens),
     )
+
+
+def is_composite(setting: Setting) -> bool:
+    """Return whether norms are several kernels, each of which makes a tensor."""
+    return setting.kernels is Kernels.EAGER and setting.architecture.norm in _RMS
 
 
 def dropout_masks(setting: Setting) -> Part:

@@ -6,18 +6,17 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from parastrat.model import (
-    Autocast,
-    Block,
-    Family,
-    ModelSpec,
-    Parameters,
-    Saved,
-    Split,
-)
+from parastrat.model import Autocast, Block, Family, Halfway, ModelSpec, Parameters, Split
+from parastrat.saved import Saved
 from parastrat.sources.attending import attention, keeps_scores, scores_gradients
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
-from parastrat.sources.feed_forward import computed_experts, feed_forward, mixture
+from parastrat.sources.feed_forward import (
+    computed_experts,
+    feed_forward,
+    largest_weight,
+    last_weight,
+    mixture,
+)
 from parastrat.sources.hybrid import hybrid_layers, next_tokens, scans_of
 from parastrat.sources.layers import (
     Part,
@@ -26,6 +25,7 @@ from parastrat.sources.layers import (
     awaited,
     dropout_masks,
     gradients,
+    is_composite,
     joined,
     norm,
 )
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: additions to the residual in a layer: attention's output and the feed-forward's
 _ADDITIONS = 2
+#: bytes an element of a norm in several kernels as it runs backward: five tensors in fp32
+_OF_COMPOSITE = 5 * 4
 #: formats in which autocast computes where weights are not cast as they are gathered
 _AUTOCAST = (Precision.BF16_MIXED, Precision.FP16_MIXED)
 
@@ -79,6 +81,7 @@ def transformer(
         max_sequence_length=architecture.max_sequence_length,
         changing_buffers=False,
         routed=architecture.experts is not None,
+        drops=architecture.dropout,
         scans=scans_of(setting),
         source=architecture.source,
         caveats=_caveats(architecture),
@@ -102,6 +105,7 @@ def _cast(block: Block) -> Autocast:
         working=block.working,
         boundary_bytes=block.boundary_bytes,
         awaited=block.awaited,
+        beside_added=block.beside_added,
     )
 
 
@@ -113,8 +117,8 @@ def _caveats(a: Architecture) -> tuple[str, ...]:
         found.append("the decoder's sequence is taken as long as the encoder's")
     if a.state_space:
         found.append(
-            "Mamba-2 layers are taken to run in the kernels of mamba-ssm and causal-conv1d; without them, as in "
-            "dry runs on a host that lacks them, transformers takes longer and keeps more"
+            "Mamba-2 layers are taken to run in the kernels of mamba-ssm and causal-conv1d; without them, "
+            "as in dry runs on a host that lacks them, transformers takes longer and keeps more"
         )
     if a.experts:
         found.append("tokens are taken to spread evenly over the experts")
@@ -174,6 +178,31 @@ def _buckets(a: Architecture) -> Part:
     return Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
 
 
+def _halfway(
+    setting: Setting, norms: list[Part], fed: Part, layer: Part, working: Saved, *, mixed: bool
+) -> Halfway:
+    """Return the moment behind the feed-forward's backward: its gradients are there.
+
+    Experts then have those of what they were given. The backward of a norm in several kernels makes fp32
+    tensors; behind another, attention makes most, the gradients of queries, keys, values and its output.
+    """
+    a, tokens = setting.architecture, setting.tokens
+    inner = Saved(tensor=working.tensor, expert=working.expert)
+    made = sum(group.trainable for group in fed.parameters)
+    if mixed:
+        routed = tokens * computed_experts(setting)
+        gone = largest_weight(setting, mixed=True)[1].times(-1)
+        own = Saved(expert=setting.element * a.hidden * routed)
+    elif norms and is_composite(setting):
+        gone, own = fed.saved, Saved(sequence=_OF_COMPOSITE * a.hidden * tokens)
+    else:
+        gone = joined(*norms, fed).saved
+        own = Saved(tensor=2 * setting.element * tokens * a.head_dim * (a.heads + a.kv_heads))
+        made += a.heads * a.head_dim * a.hidden
+    of_layer = sum(group.trainable for group in layer.parameters)
+    return Halfway(meanwhile=min(made / of_layer, 1.0), freed=gone + inner + own.times(-1))
+
+
 def _readers(a: Architecture, index: int) -> int:
     """Return how many products read a norm: the first attention's, the second the feed-forward's."""
     attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated else 1
@@ -208,6 +237,9 @@ def _layer(
     routed = a.experts.top_k if mixed and a.experts else 0
     inner = (a.experts.ffn * computed_experts(setting) if a.experts and mixed else a.ffn) * setting.tokens
     part, working = joined(*parts), gradients(setting, inner, width, mixed=mixed)
+    groups = part.parameters
+    meanwhile = last_weight(setting, mixed=mixed) / sum(group.trainable for group in groups)
+    added, beside = largest_weight(setting, mixed=mixed)
     if keeps_scores(setting) and not setting.kernels.fused:
         # what runs backward before attention has freed what it kept
         at_scores = scores_gradients(setting) + Saved(sequence=width) + joined(*norms, fed).saved.times(-1)
@@ -220,6 +252,10 @@ def _layer(
         # checkpoints of all layers hold the encoder's output, which is one tensor and counted there
         activations=activations(part, width),
         working=working,
+        meanwhile=meanwhile,
+        halfway=_halfway(setting, norms, fed, part, working, mixed=mixed),
+        added=added,
+        beside_added=gradients(setting, 0, width, mixed=mixed) + beside,
         # GPT-2's is stored by its input features, and is divided as it is stored, across queries and keys
         regathered=a.hidden * (a.heads + 2 * a.kv_heads) * a.head_dim
         if a.fused_qkv and a.positions and not setting.kernels.fused

@@ -13,10 +13,11 @@ from parastrat.case import Facts
 from parastrat.columns import Columns, facts_columns
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import in_flight, waiting_bytes
-from parastrat.model import Activations, Parameters, Saved, Split
+from parastrat.model import Parameters, Split
 from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.states import cast_totals, expert_tp, local
+from parastrat.saved import Activations, Saved
 from parastrat.stack import Crossing
 from parastrat.workload import Optimizer, Precision
 

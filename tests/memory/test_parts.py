@@ -20,10 +20,11 @@ from parastrat.hardware import DeviceType
 from parastrat.memory import memory_columns, memory_totals
 from parastrat.memory.activations import kept_bytes, saved_bytes
 from parastrat.memory.flying import in_flight
-from parastrat.model import Activations, Block, Parameters, Saved, Split
+from parastrat.model import Block, Halfway, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.states import block_totals, element_bytes, local, shard_ranks
+from parastrat.saved import Activations, Saved
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
 
@@ -514,9 +515,9 @@ def test_units_of_a_pipeline_that_reshards_are_all_gathered_when_only_the_last_i
     freed = memory(holding(layer), **fields, reshard_after_forward=True)
     # two micro-batches of three layers; those of two layers are gone at the end
     assert (stays.activations, freed.activations) == (2 * 300, 2 * 300 - 2 * 100)
-    # three layers gathered, a copy of the running one's gradients, all gradients unreduced; half of what
-    # it reads is gone when its gradients are there
-    assert stays.transient == freed.transient == 4 * (3000 + 1000) + 4 * 3000 - 100 / 2
+    # three layers gathered, a copy of the running one's gradients, all gradients unreduced; what it reads
+    # is gone when its gradients are there
+    assert stays.transient == freed.transient == 4 * (3000 + 1000) + 4 * 3000 - 100
 
 
 def test_the_margin_is_the_stacks_share_and_at_most_eight_percent_of_the_card() -> None:
@@ -550,4 +551,78 @@ def test_the_first_unit_of_all_finds_no_copied_gradients() -> None:
     # and worth less: the second one's, which finds a copy of the first one's gradients
     light = keeping(10, 10**6, repeat=3, parameters=parameters(UNIT))
     later = memory(holding(light), **SHARDED)
-    assert (later.activations, later.transient - 10**6) == (20, 4 * (2 * UNIT + UNIT) + 4 * UNIT - 10 / 2)
+    assert (later.activations, later.transient - 10**6) == (20, 4 * (2 * UNIT + UNIT) + 4 * UNIT - 10)
+
+
+def adding(size: int, beside: float, **changes: Any) -> Block:
+    """A block whose largest weight has as many elements, beside whose new gradient so much lies."""
+    added = Parameters(trainable=size, **changes)
+    return keeping(10, 100, parameters=(added,), added=added, beside_added=Saved(replicated=beside))
+
+
+def test_a_later_micro_batch_makes_gradients_before_it_adds_them_to_others() -> None:
+    facts = holding(adding(50, 30))
+    two = {"gradient_accumulation_steps": 2}
+    assert (memory(facts).transient, memory(facts, **two).transient) == (100, 4 * 50 + 30)
+    # what else exists meanwhile may be more
+    assert memory(holding(adding(5, 30)), **two).transient == 100
+    # shares are added up as they come, and DDP has all of them beside its buckets
+    plain = holding(replace(adding(50, 30), added=None))
+    for fields in (SHARDED, {"dp_replicate": 2}):
+        assert memory(facts, **two, **fields) == memory(plain, **two, **fields)
+
+
+def test_all_micro_batches_in_flight_or_one_fewer_with_new_gradients() -> None:
+    # GPipe's first backward makes gradients, its second one adds to them with one micro-batch fewer
+    fields = {"pp": 2, "pp_schedule": PipelineSchedule.GPIPE, "gradient_accumulation_steps": 2}
+    light = memory(holding(replace(adding(50, 30), repeat=2)), **fields)
+    assert light.total == 200 + 200 + 10 + 4 * 50 + 30
+    heavy = memory(
+        holding(replace(adding(50, 30), repeat=2, activations=keeping(500).activations)), **fields
+    )
+    assert heavy.total == 200 + 2 * 500 + 100
+
+
+def test_gradients_of_a_tied_weight_wait_for_each_other_and_are_summed() -> None:
+    table = adding(50, 30, tie_group="table")
+    head = replace(keeping(10, 100, parameters=table.parameters), name="head")
+    facts = holding(replace(table, name="embedding"), head)
+    # one of them is the weight's own
+    assert memory(facts).transient == 2 * 4 * 50 + 30
+    assert memory(facts, gradient_accumulation_steps=2).transient == 3 * 4 * 50 + 30
+    # each stage has its own
+    piped = {"pp": 2, "pp_schedule": PipelineSchedule.GPIPE, "gradient_accumulation_steps": 2}
+    assert memory(facts, **piped).total == 200 + 200 + 10 + 4 * 50 + 30
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "freed", "lacking"),
+    [
+        # at the first of these moments a quarter of the gradients is there
+        (0.5, 10**5, 0.75 * 4 * UNIT),
+        # half of them, and little is gone
+        (0.5, 500, 0.5 * 4 * UNIT + 500),
+        # all of them, and more is there than before
+        (1.0, -200, -200),
+    ],
+)
+def test_a_unit_may_hold_most_halfway_through_its_backward(
+    meanwhile: float, freed: float, lacking: float
+) -> None:
+    halfway = Halfway(meanwhile=meanwhile, freed=Saved(replicated=freed))
+    layer = keeping(10**5, 10**6, repeat=3, parameters=parameters(UNIT), meanwhile=0.25, halfway=halfway)
+    found = memory(holding(layer), **SHARDED)
+    assert found.transient - 10**6 == 4 * (2 * UNIT + UNIT) - lacking
+
+
+def test_dropout_leaves_sequences_whole() -> None:
+    kept = Saved(sequence=80)
+    layer = block(activations=Activations(none=kept, attention=kept, selective=kept, full=kept))
+    facts = holding(layer)
+    fields = {"tp": 4, "sequence_parallel": True}
+    assert memory(facts, **fields).activations == 20
+    drops = replace(facts, model=replace(facts.model, drops=True))
+    assert memory(drops, **fields).activations == 80
+    # Megatron draws for each share
+    fused = holding(layer, stack=BARE | {"kernels": Kernels.FUSED})
+    assert memory(replace(fused, model=drops.model), **fields).activations == 20

@@ -9,8 +9,9 @@ import pytest
 import torch
 from sources.test_saved_tensors import saved_by_autograd
 
-from parastrat.model import Block, ModelSpec, OperatorKind, Parameters, Saved
+from parastrat.model import Block, ModelSpec, OperatorKind, Parameters
 from parastrat.profiles import model_names
+from parastrat.saved import Saved
 from parastrat.sources import load_source
 from parastrat.sources.convnext import ConvNeXt, convnext
 from parastrat.sources.presets import ImageSource

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parastrat.model import Block, ModelSpec, OperatorKind, Parameters, Saved
+from parastrat.model import Block, ModelSpec, OperatorKind, Parameters
+from parastrat.saved import Saved
 from parastrat.sources.convolutional import ResidualNetwork, residual_network
 from parastrat.stack import Kernels
 from parastrat.workload import Precision

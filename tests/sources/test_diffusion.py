@@ -11,7 +11,8 @@ from sources.test_saved_tensors import saved_by_autograd
 from torch import nn
 from torch.nn import functional
 
-from parastrat.model import Block, Family, ModelSpec, OperatorKind, Parameters, Saved
+from parastrat.model import Block, Family, ModelSpec, OperatorKind, Parameters
+from parastrat.saved import Saved
 from parastrat.sources import load_source
 from parastrat.sources.diffusion import DiffusionTransformer, diffusion_transformer
 from parastrat.sources.presets import ImageSource

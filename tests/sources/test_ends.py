@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from sources.test_layers import T, only, setting
 
-from parastrat.model import Block, Family, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Block, Family, OperatorKind, Parameters, Split
+from parastrat.saved import Saved
 from parastrat.sources.architecture import Audio, Image
 from parastrat.sources.ends import TIED, classifier, embedding, head, patches, spectrogram
 from parastrat.sources.layers import norm

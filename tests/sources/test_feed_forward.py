@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from parastrat.model import Family, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Family, OperatorKind, Parameters, Split
+from parastrat.saved import Saved
 from parastrat.sources.architecture import Architecture, Experts, Norm
 from parastrat.sources.feed_forward import feed_forward, mixture
 from parastrat.sources.layers import Part, Setting

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from parastrat.model import Block, Family, ModelSpec, OperatorKind, Saved
+from parastrat.model import Block, Family, ModelSpec, OperatorKind, Split
 from parastrat.plan import Recompute
+from parastrat.saved import Saved
 from parastrat.sources import load_source
 from parastrat.sources.architecture import Architecture, Experts, NextTokens, Norm, StateSpace
 from parastrat.sources.attending import attention
@@ -71,6 +72,22 @@ def test_each_layer_is_a_norm_and_its_part() -> None:
         assert (block.tensor_parallel_bytes, block.repeat) == (2 * 8 * T, 1)
 
 
+def test_the_stream_is_whole_where_scans_are() -> None:
+    for divided, whole in zip(layers().values(), layers(Kernels.EAGER).values(), strict=True):
+        assert any(operator.split is Split.SEQUENCE for operator in divided.operators)
+        assert not any(operator.split is Split.SEQUENCE for operator in whole.operators)
+        kept = [whole.activations.under(policy) for policy in Recompute]
+        assert {saved.sequence for saved in (*kept, whole.working, whole.awaited)} == {0}
+        assert whole.activations.full == Saved(replicated=2 * 8 * T)
+        assert whole.awaited.replicated >= 2 * 8 * T
+        assert whole.working.total >= 2 * 2 * 8 * T
+
+
+def test_a_hybrid_without_scans_divides_its_stream() -> None:
+    own = setting(Kernels.EAGER, pattern="*-", state_space=None)
+    assert all(block.activations.full.sequence for block in hybrid_layers(own))
+
+
 def test_what_backward_makes_of_each_layer() -> None:
     residual = 2 * 2 * 8 * T
     made = {letter: block.working for letter, block in layers().items()}
@@ -103,17 +120,18 @@ def test_each_product_that_reads_a_norm_has_a_copy_under_autocast(
     for letter, block in zip("M*-E", hybrid_layers(under), strict=True):
         own = Part(parameters=block.parameters, operators=block.operators)
         before = norm(under, added=True, readers=readers[letter])
-        assert own.operators[0] == before.operators[0]
+        assert own.operators[0].bytes == before.operators[0].bytes
         alone = norm(under, added=True, readers=readers[letter] + 1)
         copy = (alone.saved + before.saved.times(-1)).total
         assert copy == 2 * 8 * T
+        assert block.activations.none.sequence == 0
         without = {
             "M": state_space(under),
             "*": attention(under, causal=True),
             "-": feed_forward(under),
             "E": mixture(under),
         }[letter]
-        assert block.activations.none == before.saved + without.saved
+        assert block.activations.none.total == (before.saved + without.saved).total
 
 
 def test_the_module_for_further_tokens() -> None:

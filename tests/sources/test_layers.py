@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from parastrat.model import Family, Operator, OperatorKind, Parameters, Saved, Split
+from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
+from parastrat.saved import Saved
 from parastrat.sources.architecture import Architecture, LatentAttention, Norm, QkNorm, Window
 from parastrat.sources.attending import attention
 from parastrat.sources.layers import (

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from parastrat.model import Block, Family, ModelSpec, OperatorKind, Parameters, Saved
+from parastrat.model import Block, Family, ModelSpec, OperatorKind, Parameters
+from parastrat.saved import Saved
 from parastrat.sources import load_source
 from parastrat.sources.architecture import Architecture, Audio, Norm
 from parastrat.sources.transformer import transformer

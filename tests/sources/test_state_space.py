@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from parastrat.model import Activations, Family, OperatorKind, Saved, Split
+from parastrat.model import Family, OperatorKind, Split
+from parastrat.saved import Activations, Saved
 from parastrat.sources.architecture import Architecture, LayerKind, Norm, StateSpace
 from parastrat.sources.hybrid import hybrid_layers, scans_of
 from parastrat.sources.layers import Part, Setting

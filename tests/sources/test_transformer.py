@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from parastrat.model import Block, Family, ModelSpec, Saved
+from parastrat.model import Block, Family, ModelSpec
+from parastrat.saved import Saved
 from parastrat.sources.architecture import Architecture, Experts, Image, Norm
 from parastrat.sources.layers import Setting, norm
 from parastrat.sources.transformer import transformer

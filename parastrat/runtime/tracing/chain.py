@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from parastrat.errors import ModelError
-from parastrat.model import Activations, Block, Operator, OperatorKind, Parameters, Saved
+from parastrat.model import Block, Operator, OperatorKind, Parameters
 from parastrat.runtime.tracing.lifetimes import Measured, measured
 from parastrat.runtime.tracing.operators import Call
 from parastrat.runtime.tracing.samples import SAMPLES, for_one, larger_of, line
 from parastrat.runtime.tracing.tracker import Tracker
+from parastrat.saved import Activations, Saved
 
 #: kinds whose calls become one operator of a mean size
 _MERGED = (OperatorKind.ELEMENTWISE, OperatorKind.EMBEDDING)

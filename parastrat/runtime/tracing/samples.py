@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from parastrat.model import Saved
+from parastrat.saved import Saved
 
 #: the micro-batches that are traced; one sample is too few for batch norm
 SAMPLES = (2, 4)

@@ -16,6 +16,7 @@ from parastrat.errors import ModelError, ValuesError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.building import build_module, load_builder
+from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.chain import Chain, chain_of
 from parastrat.runtime.tracing.example_inputs import ExampleInputs, example_inputs, made, resized
@@ -147,6 +148,7 @@ def _traced(
         max_sequence_length=source.max_sequence_length,
         changing_buffers=has_changing_buffers(module),
         routed=has_routed_parts(module),
+        drops=drops(module),
         dispatched=True,
         source="traced on fake tensors",
         caveats=(_REPLICATED, *unfused, *inputs.caveats, *chain.caveats),

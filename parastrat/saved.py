@@ -1,0 +1,51 @@
+"""Bytes that blocks keep for backward, by what divides them and by recompute policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parastrat.plan import Recompute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """Bytes for one sample, by what divides them."""
+
+    replicated: float = 0
+    #: split by tp
+    tensor: float = 0
+    #: split by tp with sequence parallelism, else replicated
+    sequence: float = 0
+    #: of experts: split by tp where it divides experts or under ep their tokens
+    expert: float = 0
+    #: logits: split by tp with loss parallelism, else gathered on every rank
+    loss: float = 0
+    #: as much for any number of samples
+    fixed: float = 0
+
+    @property
+    def total(self) -> float:
+        return self.replicated + self.tensor + self.sequence + self.expert + self.loss + self.fixed
+
+    def times(self, share: float) -> Saved:
+        """Return so many times each."""
+        return Saved(**{name: share * getattr(self, name) for name in self.__dataclass_fields__})
+
+    def __add__(self, other: Saved) -> Saved:
+        names = self.__dataclass_fields__
+        return Saved(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """What a block's forward keeps for its backward, per recompute policy, for one sample."""
+
+    none: Saved
+    attention: Saved
+    selective: Saved
+    full: Saved
+
+    def under(self, policy: Recompute) -> Saved:
+        """Return what is kept under one policy."""
+        saved: Saved = getattr(self, policy.value)
+        return saved
