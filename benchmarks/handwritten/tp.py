@@ -17,7 +17,11 @@ from torch.nn import functional
 from handwritten.step import accumulate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from handwritten.step import LossFunction, Share
+
+    Change = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
 
 def gathered(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -37,30 +41,20 @@ def scattered(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     return own
 
 
-class Gather(torch.autograd.Function):
-    """All positions, before layers of which each rank has columns."""
+class Exchange(torch.autograd.Function):
+    """One change of positions on the way, its conjugate for the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return gathered(share, group)
+    def forward(
+        ctx: Any, x: torch.Tensor, there: Change, back: Change, group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.back = back, group
+        return there(x, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return scattered(gradient, ctx.group), None
-
-
-class Scatter(torch.autograd.Function):
-    """This rank's positions of a sum, behind layers of which each rank has rows."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return scattered(whole, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gathered(gradient, ctx.group), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        back, group = ctx.back
+        return back(gradient, group), None, None, None
 
 
 class GatherLogits(torch.autograd.Function):
@@ -106,10 +100,10 @@ def divide(model: nn.Module, group: dist.ProcessGroup) -> list[nn.Parameter]:
     """
 
     def gather(_module: nn.Module, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return Gather.apply(given[0], group)
+        return Exchange.apply(given[0], gathered, scattered, group)
 
     def scatter(_module: nn.Module, _given: Any, output: torch.Tensor) -> torch.Tensor:
-        return Scatter.apply(output, group)
+        return Exchange.apply(output, scattered, gathered, group)
 
     model.embedding = Vocabulary(model.embedding, group)
     model.embedding.register_forward_hook(scatter)
