@@ -138,6 +138,17 @@ def test_the_example(example: ModelSource) -> None:
     assert tied == {"embedding.weight"}
 
 
+def test_largest_weights_are_told_with_their_ties(example: ModelSource) -> None:
+    first, layer, last = spec(example).blocks
+    table = max(first.parameters, key=lambda group: group.count)
+    assert table.tie_group is not None
+    assert first.added == last.added == table
+    # of its products the widest, not all that it has
+    assert layer.added is not None
+    assert layer.added.tie_group is None
+    assert 0 < 3 * layer.added.trainable <= layer.parameter_count
+
+
 def test_the_examples_operators(example: ModelSource) -> None:
     width, found = 128, unit(spec(example)).operators
     products = {(o.m, o.n, o.k): o.flops for o in found if o.kind is OperatorKind.MATMUL}

@@ -41,13 +41,15 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
     """
     _check_same_path(small, large)
     pairs = list(zip(measured(small), measured(large), strict=True))
-    groups, unused = _parameters(module, small)
+    named = dict(module.named_parameters())
+    users, unused = _users(named, small)
     drafts = [
         _block(
             segment.block,
             [_for_one(a, b) for a, b in zip(segment.calls, other.calls, strict=True)],
             pairs[index],
-            groups[index],
+            _groups(named, users, index),
+            _largest(named, users, index),
         )
         for index, (segment, other) in enumerate(zip(small.segments, large.segments, strict=True))
     ]
@@ -110,9 +112,8 @@ def _recompute_caveats(calls: list[Call]) -> list[str]:
     return caveats
 
 
-def _parameters(module: nn.Module, tracker: Tracker) -> tuple[list[tuple[Parameters, ...]], list[str]]:
-    """Return each segment's parameters, and a sentence about those that no segment reads."""
-    named = dict(module.named_parameters())
+def _users(named: Mapping[str, torch.Tensor], tracker: Tracker) -> tuple[dict[str, list[int]], list[str]]:
+    """Return each parameter's segments, and a sentence about those that no segment reads."""
     users: dict[str, list[int]] = {name: [] for name in named}
     for index, segment in enumerate(tracker.segments):
         for name in segment.parameters:
@@ -121,10 +122,9 @@ def _parameters(module: nn.Module, tracker: Tracker) -> tuple[list[tuple[Paramet
     idle = [name for name, indices in users.items() if not indices]
     for name in idle:
         users[name] = [_owner(name, tracker)]
-    groups = [_groups(named, users, index) for index in range(len(tracker.segments))]
     count = sum(named[name].numel() for name in idle)
     sentence = f"{count:,} parameters ({idle[0]}, ...) take no part in the forward" if idle else ""
-    return groups, [sentence] if sentence else []
+    return users, [sentence] if sentence else []
 
 
 def _owner(name: str, tracker: Tracker) -> int:
@@ -153,8 +153,22 @@ def _groups(
     return (*own, *tied)
 
 
+def _largest(named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], index: int) -> Parameters:
+    """Return a segment's largest weight that is trained: its gradients weigh most as they are added up."""
+    own = [
+        Parameters(trainable=named[name].numel(), tie_group=name if len(indices) > 1 else None)
+        for name, indices in users.items()
+        if index in indices and named[name].requires_grad
+    ]
+    return max(own, key=lambda weight: weight.trainable, default=Parameters())
+
+
 def _block(
-    name: str, calls: list[Call], pair: tuple[Measured, Measured], parameters: tuple[Parameters, ...]
+    name: str,
+    calls: list[Call],
+    pair: tuple[Measured, Measured],
+    parameters: tuple[Parameters, ...],
+    largest: Parameters,
 ) -> Block:
     small, large = pair
     return Block(
@@ -171,6 +185,7 @@ def _block(
         working=line(small.working, large.working),
         boundary_bytes=for_one(small.boundary, large.boundary),
         meanwhile=large.meanwhile,
+        added=largest,
         unit=bool(name),
     )
 
