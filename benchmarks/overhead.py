@@ -129,8 +129,11 @@ def plan_of(strategy: str, world_size: int) -> Plan:
     )
 
 
-def pair_of(strategy: str, *, sequence_length: int) -> Pair:
-    """Wrap one model both ways: the example's, or the one whose layers can be divided and stacked."""
+def pair_of(strategy: str, *, sequence_length: int, fused: bool = False) -> Pair:
+    """Wrap one model both ways: the example's, or the one whose layers can be divided and stacked.
+
+    ``fused``: AdamW's one kernel for all parameters; torch's default on CPUs takes one after the other.
+    """
     plan = plan_of(strategy, int(os.environ["WORLD_SIZE"]))
     build, vocabulary = (
         (train_gpt.build, train_gpt.VOCABULARY)
@@ -149,7 +152,9 @@ def pair_of(strategy: str, *, sequence_length: int) -> Pair:
         generator=torch.Generator().manual_seed(dist.get_rank() // plan.mesh.tp % plan.mesh.dp),
     )
     inputs, targets = drawn[:, :-1].contiguous(), drawn[:, 1:].contiguous()
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-3) for model in (wrapped, by_hand)]
+    optimizers = [
+        torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused) for model in (wrapped, by_hand)
+    ]
 
     def stepped(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> torch.Tensor:
         optimizer.step()
@@ -214,10 +219,10 @@ def ratio_of(pair: Pair, pairs: int) -> tuple[float, float, float]:
     return tuple(math.exp(mean + z * error) for z in (0.0, -Z95, Z95))
 
 
-def measure(strategies: list[str], pairs: int, sequence_length: int) -> None:
+def measure(strategies: list[str], pairs: int, sequence_length: int, *, fused: bool) -> None:
     """Print one row a strategy."""
     for strategy in strategies:
-        pair = pair_of(strategy, sequence_length=sequence_length)
+        pair = pair_of(strategy, sequence_length=sequence_length, fused=fused)
         for _ in range(3):  # first steps allocate, and DDP rebuilds its buckets
             pair.wrapped(), pair.by_hand()
         ours, theirs = recorded(pair.wrapped), recorded(pair.by_hand)
@@ -240,7 +245,7 @@ def run_here(args: argparse.Namespace) -> None:
             f"{'plan':9} ranks {'compared':11} {'':9} operators collectives {'MiB':>8}   "
             "step time, wrapped / by hand (95 %)"
         )
-    measure(args.strategies, args.pairs, args.sequence_length)
+    measure(args.strategies, args.pairs, args.sequence_length, fused=args.fused)
 
 
 def main() -> None:
@@ -251,6 +256,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=2, help="processes to start where no launcher has")
     parser.add_argument("--sequence-length", type=int, default=128)
+    parser.add_argument("--fused", action="store_true", help="AdamW's fused kernel, both ways")
     args = parser.parse_args()
     if "RANK" in os.environ:
         run_here(args)

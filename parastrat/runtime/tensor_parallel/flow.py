@@ -6,7 +6,9 @@ section 3; with the sequence divided: arXiv 2205.05198, section 4.2.2).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +24,29 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or di
 _reduce_scatter: Callable[..., Any] = (
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranks:
+    """What a mesh says of its ranks, asked once: each exchange needs it, and a mesh works it out anew."""
+
+    group: dist.ProcessGroup
+    size: int
+    rank: int
+
+
+#: by the identity of a mesh: meshes of the same ranks are equal, also when their groups are gone
+_known: dict[int, tuple[weakref.ref[DeviceMesh], _Ranks]] = {}
+
+
+def _ranks(mesh: DeviceMesh) -> _Ranks:
+    place = id(mesh)
+    held = _known.get(place)
+    if held is not None and held[0]() is mesh:
+        return held[1]
+    ranks = _Ranks(group=mesh.get_group(), size=mesh.size(), rank=mesh.get_local_rank())
+    _known[place] = weakref.ref(mesh, lambda _: _known.pop(place, None)), ranks
+    return ranks
 
 
 class _Exchange(torch.autograd.Function):
@@ -80,28 +105,31 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 def _summed(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=mesh.get_group())
+    dist.all_reduce(total, group=_ranks(mesh).group)
     return total
 
 
 def _joined(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     x = x.contiguous()
-    together = x.new_empty((mesh.size() * x.shape[0], *x.shape[1:]))
-    _all_gather(together, x, group=mesh.get_group())
-    return together if dim == 0 else torch.cat(together.chunk(mesh.size()), dim)
+    ranks = _ranks(mesh)
+    together = x.new_empty((ranks.size * x.shape[0], *x.shape[1:]))
+    _all_gather(together, x, group=ranks.group)
+    return together if dim == 0 else torch.cat(together.chunk(ranks.size), dim)
 
 
 def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    share = x.chunk(mesh.size(), dim)[mesh.get_local_rank()]
+    ranks = _ranks(mesh)
+    share = x.chunk(ranks.size, dim)[ranks.rank]
     # a view of one sample's share would be contiguous, and keep the whole alive
     return share.clone(memory_format=torch.contiguous_format)
 
 
 def _scattered(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    shares = x.chunk(mesh.size(), dim)
+    ranks = _ranks(mesh)
+    shares = x.chunk(ranks.size, dim)
     total = torch.empty_like(shares[0], memory_format=torch.contiguous_format)
     together = x.contiguous() if dim == 0 else torch.cat(shares)
-    _reduce_scatter(total, together, group=mesh.get_group())
+    _reduce_scatter(total, together, group=ranks.group)
     return total
 
 

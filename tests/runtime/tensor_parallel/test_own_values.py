@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from runtime.models import plan, token_loss, tokens
 from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import Tiny
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import parastrat
-from parastrat.runtime.tensor_parallel import own_values
+from parastrat.runtime.tensor_parallel import flow, own_values
 from parastrat.runtime.wrapping import wrapping_of
 
 pytestmark = pytest.mark.slow
@@ -109,3 +113,22 @@ def test_hooks_of_weights_see_their_gradients(found: dict[str, Any]) -> None:
 
 def test_a_step_that_raises_leaves_no_leaves(found: dict[str, Any]) -> None:
     assert found["error"]
+
+
+def test_what_a_mesh_says_is_asked_once_and_goes_with_it() -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        before = set(flow._known)
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        whole = flow.take(torch.arange(4.0), mesh, 0)
+        assert whole.tolist() == [2.0, 3.0]
+        assert len(set(flow._known) - before) == 1
+        # a checkpoint holds the meshes of its tensors
+        pickle.dumps(mesh)
+        twin = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        flow.take(torch.arange(4.0), twin, 0)
+        assert len(set(flow._known) - before) == 2
+        del mesh, twin
+        assert not set(flow._known) - before
+    finally:
+        dist.destroy_process_group()
