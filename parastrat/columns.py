@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
 from parastrat.errors import UnknownFactError
 
 if TYPE_CHECKING:
@@ -34,17 +32,6 @@ def code_of(choice: StrEnum) -> int:
 def _positions(enumeration: type[StrEnum]) -> dict[StrEnum, int]:
     # by enumeration: members of two that share a value are equal
     return {choice: position for position, choice in enumerate(enumeration)}
-
-
-def is_any_of(codes: Numbers, choices: tuple[StrEnum, ...]) -> Any:
-    """Return where a column holds one of some choices of an enumeration; -1 is none of them."""
-    return _marks(type(choices[0]), choices)[codes]
-
-
-@cache
-def _marks(enumeration: type[StrEnum], choices: tuple[StrEnum, ...]) -> Any:
-    # the last one is for -1
-    return np.array([choice in choices for choice in enumeration] + [False])
 
 
 class Columns:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from parastrat.columns import Columns, code_of, derived_with, is_any_of
+from parastrat.choices import is_any_of
+from parastrat.columns import Columns, code_of, derived_with
 from parastrat.errors import UnknownFactError
 from parastrat.plan import Offload, Recompute, Shard
 

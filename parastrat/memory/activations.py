@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, derived, derived_with, is_any_of
+from parastrat.choices import is_any_of
+from parastrat.columns import code_of, derived, derived_with
 from parastrat.memory.gathered import shards_parameters
 from parastrat.model import OperatorKind
 from parastrat.plan import Recompute

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import is_any_of
+from parastrat.choices import is_any_of
 from parastrat.memory.activations import autocasts
 from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.schedules import SPLIT_ALWAYS

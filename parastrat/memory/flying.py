@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, is_any_of
+from parastrat.choices import is_any_of
+from parastrat.columns import code_of
 from parastrat.memory.activations import (
     activation_table,
     autocasts,

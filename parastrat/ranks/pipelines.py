@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from parastrat.columns import is_any_of
+from parastrat.choices import is_any_of
 from parastrat.model import Split
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain
