@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 class Split(StrEnum):
     """Which axis divides a quantity."""
 
+    #: the same on every rank
     REPLICATED = "replicated"
+    #: divided by tp
     TENSOR = "tensor"
     #: divided by tp, with sequence parallelism only
     SEQUENCE = "sequence"
@@ -52,6 +54,7 @@ class OperatorKind(StrEnum):
     ATTENTION = "attention"
     #: norms, activations, residuals, dropout: bound by memory traffic
     ELEMENTWISE = "elementwise"
+    #: a table look-up
     EMBEDDING = "embedding"
     RECURRENT = "recurrent"
     #: a state-space model's chunks, and what passes between them
@@ -208,6 +211,7 @@ class ModelSpec:
     routed: bool | None = None
     #: it drops activations at random while it trains
     drops: bool | None = None
+    #: None: no layer scans
     scans: Scans | None = None
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False

@@ -40,37 +40,31 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
         made = made + np.where(shards_parameters(c), 0.0, np.maximum(-freed_bytes(facts, c), 0.0))
     if table.tied.any() and not facts.stack.kernels.fused:
         sums = table.tied & (c.pp == 1) & ~shards_parameters(c)
-        made = np.where(sums, np.maximum(made, _with_new(facts, kept, everything, c, 0)), made)
+        made = np.where(sums, np.maximum(made, adding_bytes(facts, kept, everything, c, new=0)), made)
     output = np.where(c.pp == 1, saved_bytes(table.output, c).sum(axis=0), 0.0)
     of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
     whole = c.loss_parallel & (vocabulary_tp(c) < c.tp) if np.any(c.loss_parallel) else False
     return made + output + np.where(c.loss_parallel & ~np.asarray(whole), of_loss, 0.0)
 
 
-def adding_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> Bytes:
+def adding_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns, new: int = 1) -> Bytes:
     """Return what exists as the largest gradient of one repeat is added to that of a micro-batch before.
 
-    Where autocast made the weight a short copy, that one's gradient has taken its place.
+    Where autocast made the weight a short copy, that one's gradient has taken its place. Of a tied weight
+    two more are there: the later block's waits for the earlier one's, and their sum is one more.
 
     Args:
         facts: the job.
         kept: what ``kept_bytes`` returns.
         everything: what ``everything_bytes`` returns.
         c: the plans.
-    """
-    return _with_new(facts, kept, everything, c, 1)
-
-
-def _with_new(facts: Facts, kept: Bytes, everything: Bytes, c: Columns, count: int) -> Bytes:
-    """Return what exists beside so many new gradients of one weight; of a tied one two more.
-
-    The later block's waits for the earlier one's, and their sum is one more.
+        new: gradients beside the weight's own; a first micro-batch adds to none.
     """
     table = activation_table(block_kinds(facts.model).blocks)
-    several = count + 2 * table.tied * (c.pp == 1)
-    new = several * element_bytes(facts).gradient * local_total(table.added, c)
+    several = new + 2 * table.tied * (c.pp == 1)
+    gradients = several * element_bytes(facts).gradient * local_total(table.added, c)
     beside = under(table.beside_added, autocasts(c).astype(np.int64))
-    return new + saved_bytes(beside, c, facts) + everything - kept
+    return gradients + saved_bytes(beside, c, facts) + everything - kept
 
 
 def freed_bytes(facts: Facts, c: Columns) -> Bytes:

@@ -81,31 +81,27 @@ def _nemotron_h(config: Config) -> Architecture:
         max_sequence_length=config.size("max_position_embeddings"),
         experts=experts,
         pattern=pattern,
-        state_space=StateSpace(
-            heads=config.size("mamba_num_heads"),
-            head_dim=config.size("mamba_head_dim"),
-            state=config.size("ssm_state_size"),
-            groups=config.size("n_groups"),
-            chunk=config.size("chunk_size"),
-            window=config.size("conv_kernel"),
-            bias=config.flag("use_bias"),
-            conv_bias=config.flag("use_conv_bias"),
-        ),
+        state_space=_state_space(config, "mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
     )
 
 
-def _mamba2(config: Config) -> Architecture:
-    layers, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
-    space = StateSpace(
-        heads=config.size("num_heads"),
-        head_dim=config.size("head_dim"),
-        state=config.size("state_size"),
+def _state_space(config: Config, heads: str, head_dim: str, state: str) -> StateSpace:
+    """Return a config's scans, by the names that the family gives to their sizes."""
+    return StateSpace(
+        heads=config.size(heads),
+        head_dim=config.size(head_dim),
+        state=config.size(state),
         groups=config.size("n_groups"),
         chunk=config.size("chunk_size"),
         window=config.size("conv_kernel"),
         bias=config.flag("use_bias"),
         conv_bias=config.flag("use_conv_bias"),
     )
+
+
+def _mamba2(config: Config) -> Architecture:
+    layers, hidden = config.size("num_hidden_layers"), config.size("hidden_size")
+    space = _state_space(config, "num_heads", "head_dim", "state_size")
     if space.width != config.size("expand") * hidden:
         raise ModelError(
             f"{config.path}: {space.heads} heads of {space.head_dim} are not expand x hidden_size",

@@ -6,28 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from small import SMALL
 
-from parastrat.model import Family, OperatorKind, Parameters, Split
+from parastrat.model import OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.architecture import Architecture, Experts, Norm
+from parastrat.sources.architecture import Experts
 from parastrat.sources.feed_forward import feed_forward, mixture
 from parastrat.sources.layers import Part, Setting
 from parastrat.stack import Kernels
 
-SMALL = Architecture(
-    name="small",
-    family=Family.DECODER,
-    layers=3,
-    hidden=8,
-    heads=4,
-    kv_heads=2,
-    head_dim=3,
-    ffn=20,
-    vocab=100,
-    norm=Norm.RMS,
-    gated=True,
-    tied=False,
-)
 T, FFN = 10, 20
 PLAIN = {"gated": False}
 

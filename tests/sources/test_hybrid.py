@@ -8,12 +8,13 @@ from functools import partial
 from typing import Any
 
 import pytest
+import small
 
-from parastrat.model import Block, Family, ModelSpec, OperatorKind, Split
+from parastrat.model import Block, ModelSpec, OperatorKind, Split
 from parastrat.plan import Recompute
 from parastrat.saved import Saved
 from parastrat.sources import load_source
-from parastrat.sources.architecture import Architecture, Experts, NextTokens, Norm, StateSpace
+from parastrat.sources.architecture import Experts, NextTokens, StateSpace
 from parastrat.sources.attending import attention
 from parastrat.sources.ends import head
 from parastrat.sources.feed_forward import feed_forward, mixture
@@ -25,19 +26,10 @@ from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
 LENGTH, T = 512, 10
-SMALL = Architecture(
-    name="small",
-    family=Family.DECODER,
+SMALL = replace(
+    small.SMALL,
     layers=4,
-    hidden=8,
-    heads=4,
-    kv_heads=2,
-    head_dim=3,
-    ffn=20,
-    vocab=100,
-    norm=Norm.RMS,
     gated=False,
-    tied=False,
     rotary=False,
     pattern="M*-E",
     state_space=StateSpace(heads=4, head_dim=3, state=5, groups=2, chunk=2),

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from small import SMALL
 
-from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
+from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.architecture import Architecture, LatentAttention, Norm, QkNorm, Window
+from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Window
 from parastrat.sources.attending import attention
 from parastrat.sources.layers import (
     Part,
@@ -27,20 +28,6 @@ from parastrat.sources.layers import (
 )
 from parastrat.stack import Kernels
 
-SMALL = Architecture(
-    name="small",
-    family=Family.DECODER,
-    layers=3,
-    hidden=8,
-    heads=4,
-    kv_heads=2,
-    head_dim=3,
-    ffn=20,
-    vocab=100,
-    norm=Norm.RMS,
-    gated=True,
-    tied=False,
-)
 Q, KV, T = 12, 6, 10
 #: flash attention's fp32 log-sum-exp of each head and token
 STATISTICS = 4 * 4 * T

@@ -6,33 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import small
 
-from parastrat.model import Family, OperatorKind, Split
+from parastrat.model import OperatorKind, Split
 from parastrat.saved import Activations, Saved
-from parastrat.sources.architecture import Architecture, LayerKind, Norm, StateSpace
+from parastrat.sources.architecture import LayerKind, StateSpace
 from parastrat.sources.hybrid import hybrid_layers, scans_of
 from parastrat.sources.layers import Part, Setting
 from parastrat.sources.state_space import scan_gradients, state_space
 from parastrat.stack import Kernels
 
 SPACE = StateSpace(heads=4, head_dim=3, state=5, groups=2, chunk=2)
-SMALL = Architecture(
-    name="small",
-    family=Family.DECODER,
-    layers=4,
-    hidden=8,
-    heads=4,
-    kv_heads=2,
-    head_dim=3,
-    ffn=20,
-    vocab=100,
-    norm=Norm.RMS,
-    gated=False,
-    tied=False,
-    rotary=False,
-    pattern="MM*-",
-    state_space=SPACE,
-)
+SMALL = replace(small.SMALL, layers=4, gated=False, rotary=False, pattern="MM*-", state_space=SPACE)
 T = 10
 #: of the heads' inputs, of those with B and C, and of the gate and steps too
 WIDTH, CONVOLVED, PROJECTED = 12, 32, 48

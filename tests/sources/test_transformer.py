@@ -6,29 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from small import SMALL
 
 from parastrat.model import Block, Family, ModelSpec
 from parastrat.saved import Saved
-from parastrat.sources.architecture import Architecture, Experts, Image, Norm
+from parastrat.sources.architecture import Experts, Image
 from parastrat.sources.layers import Setting, norm
 from parastrat.sources.transformer import transformer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
-SMALL = Architecture(
-    name="small",
-    family=Family.DECODER,
-    layers=3,
-    hidden=8,
-    heads=4,
-    kv_heads=2,
-    head_dim=3,
-    ffn=20,
-    vocab=100,
-    norm=Norm.RMS,
-    gated=True,
-    tied=False,
-)
 EXPERTS = Experts(count=6, top_k=2, ffn=5)
 T = 10
 #: the residual stream of one sample
