@@ -45,12 +45,12 @@ def hybrid_layers(setting: Setting) -> tuple[Block, ...]:
     Where scans are whole on each tp rank, so is the residual stream: auto_parallelize divides sequences
     where every layer has something that is divided.
     """
-    blocks = tuple(
-        _layer(setting, LayerKind(letter), sum(1 for _ in run))
-        for letter, run in groupby(setting.architecture.pattern)
-    )
-    scans = scans_of(setting)
-    return blocks if scans is None or scans.divided else tuple(map(_with_whole_stream, blocks))
+    scans, pattern = scans_of(setting), setting.architecture.pattern
+    # one of each kind: patterns have dozens of runs
+    layers = {letter: _layer(setting, LayerKind(letter)) for letter in dict.fromkeys(pattern)}
+    if scans is not None and not scans.divided:
+        layers = {letter: _with_whole_stream(layer) for letter, layer in layers.items()}
+    return tuple(replace(layers[letter], repeat=sum(1 for _ in run)) for letter, run in groupby(pattern))
 
 
 def _with_whole_stream(block: Block) -> Block:
@@ -121,13 +121,13 @@ def next_tokens(setting: Setting) -> tuple[Block, ...]:
     )
 
 
-def _layer(setting: Setting, kind: LayerKind, repeat: int) -> Block:
+def _layer(setting: Setting, kind: LayerKind) -> Block:
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     width = setting.stream * tokens * a.hidden
     part, mixed = _part(setting, kind), kind is LayerKind.EXPERTS
     return Block(
         name=_NAMES[kind],
-        repeat=repeat,
+        repeat=1,
         parameters=part.parameters,
         operators=part.operators,
         activations=activations(part, width),
