@@ -21,7 +21,7 @@ from parastrat.search.obeying import offloading
 from parastrat.workload import Optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from parastrat.case import Case, Facts
     from parastrat.model import ModelSpec
@@ -36,11 +36,17 @@ _DOUBLINGS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit:
+class _Changed:
+    """A job after changes."""
+
+    changes: tuple[str, ...]
+    facts: Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fit(_Changed):
     """A plan that fits a changed job."""
 
-    change: str
-    facts: Facts
     plan: Plan
 
 
@@ -49,6 +55,7 @@ def nearest_fits(
 ) -> tuple[tuple[NearestFit, ...], Case | None]:
     """Return up to five plans that fit after a change, those that cost least speed first.
 
+    Where none alone is enough, states in 8 bits, shorter sequences and more nodes are tried together.
     Beside them stands the plan that their speed is held against; None where rules forbid it.
 
     Args:
@@ -56,10 +63,12 @@ def nearest_fits(
         model_at: the model at another sequence length.
     """
     fits = [fit for fit in _ways(space, model_at) if fit is not None][:_MOST]
+    if not fits:
+        fits = [fit for fit in (_together(space.facts, space.fixed, model_at),) if fit is not None]
     aside = _memory_aside(space) if fits else None
     cases = dict(_assessed(fits if aside is None else [*fits, aside]))
-    held_against = None if aside is None else cases[aside.change]
-    found = [_against(held_against, fit.change, cases[fit.change]) for fit in fits]
+    held_against = None if aside is None else cases[aside.changes]
+    found = [_against(held_against, fit.changes, cases[fit.changes]) for fit in fits]
     found.sort(key=lambda fit: fit.case.estimate.tokens_per_s_per_gpu, reverse=True)
     return tuple(found), held_against
 
@@ -67,19 +76,19 @@ def nearest_fits(
 def _memory_aside(space: Searched) -> _Fit | None:
     """Return the fastest plan if memory were no limit, on the devices as they are."""
     plan = fastest_of(replace(space, limited=False))
-    return None if plan is None else _Fit(change="memory is no limit", facts=space.facts, plan=plan)
+    return None if plan is None else _Fit(changes=("memory is no limit",), facts=space.facts, plan=plan)
 
 
-def _against(aside: Case | None, change: str, case: Case) -> NearestFit:
+def _against(aside: Case | None, changes: tuple[str, ...], case: Case) -> NearestFit:
     if aside is None:
-        return NearestFit(changes=(change,), case=case)
+        return NearestFit(changes=changes, case=case)
     each = case.estimate.tokens_per_s_per_gpu / aside.estimate.tokens_per_s_per_gpu
     devices = case.plan.mesh.world_size / aside.plan.mesh.world_size
-    return NearestFit(changes=(change,), case=case, speed=each * devices, speed_each=each)
+    return NearestFit(changes=changes, case=case, speed=each * devices, speed_each=each)
 
 
-def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[str, Case]]:
-    """Yield the plans as cases by their change.
+def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
+    """Yield the plans as cases by their changes.
 
     Those that differ in the number of nodes alone are estimated together: memory and time do not hang on
     nodes that a plan leaves idle.
@@ -92,7 +101,7 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[str, Case]]:
         table = plans_table([fit.plan for fit in alike])
         found = estimated(widest, Columns(facts_columns(widest) | table))
         for row, fit in enumerate(alike):
-            yield fit.change, cases_of(fit.facts, (fit.plan,), found, row)[0]
+            yield fit.changes, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
 def _ways(space: Searched, model_at: Callable[[int], ModelSpec] | None) -> Iterator[_Fit | None]:
@@ -101,81 +110,98 @@ def _ways(space: Searched, model_at: Callable[[int], ModelSpec] | None) -> Itera
         if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
             change = f"offload the {offload.value} to host memory"
             changed, allowed = replace(fixed, offload=offload), offloading(space.allowed, offload)
-            fit = _fitting_of(replace(space, fixed=changed, allowed=allowed), change)
+            fit = _fitting_of(replace(space, fixed=changed, allowed=allowed), (change,))
             host = None if fit is None else host_memory(facts, fit.plan)
             if fit is not None and not (host and host.exceeded):
                 yield fit
                 break
-    freed = _fitting(facts, _unbound(fixed), "") if _unbound(fixed) != fixed else None
+    asked = _Changed(changes=(), facts=facts)
+    freed = _fitting(asked, _unbound(fixed)) if _unbound(fixed) != fixed else None
     if freed is not None:
-        yield replace(freed, change=f"drop the fixed flags, {freed.plan.strategy} fits")
-    yield _smaller_states(space)
-    yield _shorter(facts, fixed, model_at)
-    yield _more_nodes(facts, fixed)
+        yield replace(freed, changes=(f"drop the fixed flags, {freed.plan.strategy} fits",))
+    smaller = _smaller_states(asked)
+    if smaller is not None:
+        yield _fitting_of(replace(space, facts=smaller.facts), smaller.changes)
+    # states do not hang on sequences
+    yield _first(_shorter(asked, model_at), fixed) if _may_fit(facts, fixed) else None
+    yield _first(_more_nodes(asked), fixed)
 
 
 def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop)
 
 
-def _smaller_states(space: Searched) -> _Fit | None:
-    """Return a plan whose optimizer keeps its states in 8 bits."""
-    workload = space.facts.workload
+def _together(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None) -> _Fit | None:
+    """Return a plan that fits after several changes, with more nodes where nothing else helps."""
+    asked = _Changed(changes=(), facts=facts)
+    smaller = _smaller_states(asked) or asked
+    shorter = tuple(_shorter(smaller, model_at))
+    shortest = shorter[-1] if shorter else smaller
+    return _first(shorter, fixed) or _first(_more_nodes(shortest), fixed)
+
+
+def _smaller_states(job: _Changed) -> _Changed | None:
+    """Return the job with an optimizer that keeps its states in 8 bits."""
+    workload = job.facts.workload
     if workload.optimizer is not Optimizer.ADAMW:
         return None
     chosen = Optimizer.ADAMW_8BIT
     assumed = tuple(name for name in workload.assumed if name != "optimizer")
-    changed = replace(space.facts, workload=replace(workload, optimizer=chosen, assumed=assumed))
-    change = f"optimizer {chosen.value} instead of {workload.optimizer.value}"
-    return _fitting_of(replace(space, facts=changed), change)
+    return _Changed(
+        changes=(*job.changes, f"optimizer {chosen.value} instead of {workload.optimizer.value}"),
+        facts=replace(job.facts, workload=replace(workload, optimizer=chosen, assumed=assumed)),
+    )
 
 
-def _shorter(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None) -> _Fit | None:
-    """Return the longest power-of-two fraction of the sequence that fits, the batch's tokens kept."""
-    length = facts.workload.sequence_length
-    if model_at is None or length is None or not _may_fit(facts, fixed):
-        return None
+def _shorter(job: _Changed, model_at: Callable[[int], ModelSpec] | None) -> Iterator[_Changed]:
+    """Yield the job at halves of its sequence, the longest first, the batch's tokens kept."""
+    workload, length = job.facts.workload, job.facts.workload.sequence_length
+    if model_at is None or length is None:
+        return
     for halving in range(1, _HALVINGS + 1):
         short = length // 2**halving
         if short < 1:
-            return None
-        workload = replace(
-            facts.workload,
+            return
+        changed = replace(
+            workload,
             sequence_length=short,
-            global_batch_size=facts.workload.global_batch_size * 2**halving,
+            global_batch_size=workload.global_batch_size * 2**halving,
         )
-        change = f"sequences of {short:,} tokens instead of {length:,}"
-        fit = _fitting(replace(facts, model=model_at(short), workload=workload), fixed, change)
-        if fit is not None:
-            return fit
-    return None
+        yield _Changed(
+            changes=(*job.changes, f"sequences of {short:,} tokens instead of {length:,}"),
+            facts=replace(job.facts, model=model_at(short), workload=changed),
+        )
 
 
-def _more_nodes(facts: Facts, fixed: Constraints) -> _Fit | None:
-    """Return the fewest nodes, by doubling, on which a plan fits."""
-    hardware = facts.hardware
+def _more_nodes(job: _Changed) -> Iterator[_Changed]:
+    """Yield the job on more nodes, by doubling."""
+    hardware = job.facts.hardware
     if hardware.scale_out is None:
-        return None
+        return
     for doubling in range(1, _DOUBLINGS + 1):
         nodes = hardware.num_nodes * 2**doubling
         more = replace(hardware, num_nodes=nodes, name=f"{hardware.name.split(':')[0]}:{nodes}")
-        change = f"{nodes} nodes instead of {hardware.num_nodes}"
-        fit = _fitting(replace(facts, hardware=more), fixed, change)
-        if fit is not None:
-            return fit
-    return None
+        yield _Changed(
+            changes=(*job.changes, f"{nodes} nodes instead of {hardware.num_nodes}"),
+            facts=replace(job.facts, hardware=more),
+        )
 
 
-def _fitting(facts: Facts, fixed: Constraints, change: str) -> _Fit | None:
+def _first(jobs: Iterable[_Changed], fixed: Constraints) -> _Fit | None:
+    """Return the fastest plan of the first job that one fits."""
+    return next((fit for job in jobs if (fit := _fitting(job, fixed)) is not None), None)
+
+
+def _fitting(job: _Changed, fixed: Constraints) -> _Fit | None:
     """Return the fastest plan that fits, with its margin where one does."""
-    plan = fastest_plan(facts, fixed) if _may_fit(facts, fixed) else None
-    return _Fit(change=change, facts=facts, plan=plan) if plan is not None else None
+    plan = fastest_plan(job.facts, fixed) if _may_fit(job.facts, fixed) else None
+    return _Fit(changes=job.changes, facts=job.facts, plan=plan) if plan is not None else None
 
 
-def _fitting_of(space: Searched, change: str) -> _Fit | None:
+def _fitting_of(space: Searched, changes: tuple[str, ...]) -> _Fit | None:
     """Return the fastest plan of a space that fits, with its margin where one does."""
     plan = fastest_of(space) if _may_fit(space.facts, space.fixed) else None
-    return _Fit(change=change, facts=space.facts, plan=plan) if plan is not None else None
+    return _Fit(changes=changes, facts=space.facts, plan=plan) if plan is not None else None
 
 
 def _may_fit(facts: Facts, fixed: Constraints) -> bool:

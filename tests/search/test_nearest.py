@@ -146,3 +146,29 @@ def test_rules_that_read_where_states_are_kept_are_asked_again() -> None:
     assert len(allowed.columns.pp)
     assert not len(changed.columns.pp)
     assert [entry.rule.code for entry in changed.rejected[len(allowed.rejected) :]] == ["PS217"]
+
+
+@pytest.mark.parametrize(
+    ("gib", "changes"),
+    [
+        (20, ("optimizer adamw-8bit instead of adamw",)),
+        (19, ("optimizer adamw-8bit instead of adamw", "sequences of 256 tokens instead of 1,024")),
+        (18, None),
+    ],
+)
+def test_changes_are_made_together_where_none_alone_is_enough(
+    gib: int, changes: tuple[str, ...] | None
+) -> None:
+    """On one device with neither a network nor a way to its host."""
+    source, job = load_source("gpt2-xl"), facts("gpt2-xl", "h100-sxm5x1:1", 64, 1024)
+    assert source is not None
+    device = replace(job.hardware.device, host_bytes_per_s=None, usable_memory_bytes=gib * 2**30)
+    job = replace(job, hardware=replace(job.hardware, scale_out=None, device=device))
+    result = find_plan(
+        job, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+    )
+    assert [fit.changes for fit in result.nearest_fit] == ([] if changes is None else [changes])
+    for fit in result.nearest_fit:
+        assert fit.case.estimate.fits
+        assert fit.case.workload.optimizer is Optimizer.ADAMW_8BIT
+        assert fit.case.workload.global_batch_size * (fit.case.workload.sequence_length or 0) == 64 * 1024
