@@ -45,8 +45,8 @@ from parastrat.workload import Precision  # noqa: E402
 STRATEGIES = {"ddp": ddp, "fsdp2": fsdp2, "hsdp": hsdp, "tp": tp, "pp": pp, "fsdp2+tp": fsdp2_tp}
 #: plans that only divide samples and weights: every operator is compared, not collectives alone
 OF_DATA = ("ddp", "fsdp2", "hsdp")
-#: AdamW's implementations: one parameter after the other, as torch does on CPUs where nothing is asked; lists
-#: of them, as it does on GPUs; one kernel for all
+#: AdamW's implementations: one parameter after the other, as torch does on CPUs where nothing is asked;
+#: lists of them, as it does on GPUs; one kernel for all
 ADAMW = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 ACCUMULATION = 2
 #: micro-batches of a pipeline, for each of its stages

@@ -5,7 +5,9 @@ Inside a domain a link's curves tell what comes on top of the bytes, where someb
 
 Sources: nccl-tests doc/PERFORMANCE.md (bus bandwidth: a ring all-gather or reduce-scatter moves (n-1)/n
 of the buffer, an all-reduce twice that). That rings leave a domain through all its members' network cards
-at once is how NCCL builds them; the latency terms count hops and are ours.
+at once is how NCCL builds them; the latency terms count hops and are ours. That switches reduce inside the
+domains of a larger all-reduce as well: NCCL 2.18, release notes, NVLSTree; two p5.48xlarge reach 487 GB/s
+of bus bandwidth over links that gather at 362 (benchmarks/collectives.py).
 """
 
 from __future__ import annotations
@@ -16,12 +18,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.errors import ProfileError
-from parastrat.hardware import CollectiveCurve, CollectiveCurves
+from parastrat.hardware import CollectiveCurve, CollectiveCurves, DeviceType
+from parastrat.units import MIB
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.hardware import Hardware, Link
     from parastrat.units import Bytes, Numbers, Ranks, Seconds
+
+#: what NCCL keeps of a message in flight, for each channel: NCCL_BUFFSIZE, by default 4 MiB
+#: (https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-buffsize); RCCL as well
+_BUFFER = 4 * MIB
+#: buffers' worth of a message at which half of one is in flight: measured, p4de.24xlarge and p5.48xlarge
+_HALF_FILLED_BY = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +43,8 @@ class Fabric:
     domain: int
     #: share of the bus bandwidth that is left in a training step
     efficiency: float
+    #: of a reduction between domains what fills before anything comes out, at a card's rate
+    buffer_bytes: Bytes = 0.0
 
     @property
     def curves(self) -> CollectiveCurves:
@@ -47,12 +58,20 @@ class Fabric:
 
 
 def fabric_of(facts: Facts) -> Fabric:
-    """Return the cluster's fabric.
+    """Return the cluster's fabric inside a training step.
 
     Raises:
         ProfileError: several nodes, and the network between them is unknown.
     """
-    hardware = facts.hardware
+    return fabric_between(facts.hardware, facts.stack.network_efficiency)
+
+
+def fabric_between(hardware: Hardware, efficiency: float = 1.0) -> Fabric:
+    """Return a cluster's fabric; by default of idle devices.
+
+    Raises:
+        ProfileError: several nodes, and the network between them is unknown.
+    """
     spans = hardware.world_size > hardware.scale_up_devices
     if hardware.scale_out is None and spans:
         raise ProfileError(
@@ -63,7 +82,9 @@ def fabric_of(facts: Facts) -> Fabric:
         scale_up=_first(hardware.scale_up, hardware.scale_out, hardware),
         scale_out=_first(hardware.scale_out, hardware.scale_up, hardware),
         domain=hardware.scale_up_devices,
-        efficiency=facts.stack.network_efficiency,
+        efficiency=efficiency,
+        # Gloo, which hosts use, sends what it has
+        buffer_bytes=_BUFFER if hardware.device.type is DeviceType.CUDA else 0.0,
     )
 
 
@@ -143,17 +164,24 @@ def ring_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
 def all_reduce_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
     """Return the time of one all-reduce: two rings' traffic.
 
-    Latency is a tree's across domains; inside one, the switch may reduce (``all_reduce_gain``).
+    Latency is a tree's across domains, beside which the pipeline of a larger message has to fill; inside
+    one the switch may reduce (``all_reduce_gain``).
     """
     n, here = group.ranks, group.inside(fabric.domain)
     domains, curve = n / here, fabric.curves.reduce
     up, out = fabric.scale_up, fabric.scale_out
-    moved = 2 * (n - 1) / n * payload / np.where(domains == 1, up.all_reduce_gain, 1.0)
+    moved = 2 * (n - 1) / n * payload / up.all_reduce_gain
     within = moved / (up.bytes_per_s * _reached(curve, here) * fabric.efficiency) * (here > 1)
     between = 2 * (n - here) / n * payload / (here * out.bytes_per_s * fabric.efficiency)
-    begins = (here > 1) * (curve.start_s + _ramp_s(curve, moved))
+    begins = (here > 1) * (curve.start_s + _ramp_s(curve, moved)) + (domains > 1) * _fill_s(payload, fabric)
     hops = (here - 1) * curve.hop_s + 2 * np.ceil(np.log2(np.maximum(domains, 1))) * out.latency_s
     return np.where(n > 1, np.maximum(within, between) + begins + hops, 0.0)
+
+
+def _fill_s(payload: Bytes, fabric: Fabric) -> Seconds:
+    """Return how long a message between domains takes until what is in flight of it comes out."""
+    buffer = fabric.buffer_bytes
+    return buffer / fabric.scale_out.bytes_per_s * payload / (payload + _HALF_FILLED_BY * _BUFFER)
 
 
 def all_to_all_s(payload: Bytes, group: Group, fabric: Fabric, copies: Numbers = 1) -> Seconds:

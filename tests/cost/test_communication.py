@@ -13,11 +13,14 @@ from parastrat.cost.communication import (
     Group,
     all_reduce_s,
     all_to_all_s,
+    fabric_between,
     ring_of,
     ring_s,
     send_s,
 )
 from parastrat.hardware import CollectiveCurve, CollectiveCurves, Link
+from parastrat.profiles import load_hardware
+from parastrat.units import MIB
 
 GB = 1e9
 
@@ -50,17 +53,34 @@ def test_one_member_a_node_has_one_card() -> None:
     assert seconds == pytest.approx(3 / 4 * 4 / 40 + 3 * 5e-6)
 
 
-def test_an_all_reduce_is_two_rings_and_the_switch_helps_inside_only() -> None:
+def test_an_all_reduce_is_two_rings_and_the_switch_helps_inside() -> None:
     inside = Group(ranks=8, stride=1)
     assert all_reduce_s(4 * GB, inside, fabric(gain=2.0)) == pytest.approx(2 * 7 / 8 * 4 / 800 + 14e-6)
     across = Group(ranks=2, stride=8)
     assert all_reduce_s(4 * GB, across, fabric(gain=2.0)) == pytest.approx(2 / 2 * 4 / 40 + 2 * 5e-6)
 
 
-def test_an_all_reduce_over_nodes_has_no_help_inside_them() -> None:
-    # 15/16 twice at 400 GB/s takes longer than 8/16 twice through 8 cards of 40; a tree of 2 nodes
-    seconds = all_reduce_s(4 * GB, Group(ranks=16, stride=1), fabric(gain=2.0))
-    assert seconds == pytest.approx(2 * 15 / 16 * 4 / 400 + 2 * 7e-6 + 2 * 1 * 5e-6)
+def test_the_switch_helps_inside_the_nodes_of_a_larger_all_reduce() -> None:
+    # 15/16 twice at 400 GB/s would take longer than 8/16 twice through 8 cards of 40; a tree of 2 nodes
+    group, hops_s = Group(ranks=16, stride=1), 2 * 7e-6 + 2 * 1 * 5e-6
+    assert all_reduce_s(4 * GB, group, fabric()) == pytest.approx(2 * 15 / 16 * 4 / 400 + hops_s)
+    through_cards = 2 * 8 / 16 * 4 / (8 * 40)
+    assert all_reduce_s(4 * GB, group, fabric(gain=2.0)) == pytest.approx(through_cards + hops_s)
+
+
+def test_a_pipeline_fills_between_nodes_alone() -> None:
+    # half of 4 MiB at 40 GB/s for a message of two buffers, all of it for a large one
+    filling, buffer = replace(fabric(), buffer_bytes=4 * MIB), 4 * MIB / (40 * GB)
+    pair, inside = Group(ranks=2, stride=8), Group(ranks=8, stride=1)
+    for payload, share in ((8 * MIB, 0.5), (1000 * 8 * MIB, 1000 / 1001)):
+        spent = all_reduce_s(payload, pair, filling) - all_reduce_s(payload, pair, fabric())
+        assert spent == pytest.approx(share * buffer)
+    assert all_reduce_s(GB, inside, filling) == all_reduce_s(GB, inside, fabric())
+
+
+def test_nccl_fills_a_buffer_and_gloo_none() -> None:
+    assert fabric_between(load_hardware("dgx-h100:2")).buffer_bytes == 4 * MIB
+    assert fabric_between(load_hardware("cpu:2")).buffer_bytes == 0
 
 
 def test_two_ranks_exchange_a_half() -> None:

@@ -21,6 +21,7 @@ from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
 from parastrat.model import Block, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.units import MIB
 from parastrat.workload import Optimizer, Precision
 
 ONE_F_ONE_B = {"pp_schedule": PipelineSchedule.ONE_F_ONE_B}
@@ -124,8 +125,10 @@ def test_tensor_parallel_ranks_and_experts_stand_side_by_side() -> None:
         layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB, expert_parallel_bytes=GB),
         num_nodes=2,
     )
-    # all 8 of a node in the group: inside, 15/16 twice at 100 GB/s; between, 8/16 twice over 8 cards
-    assert step(facts, tp=16).tp_exposed == pytest.approx(2 * 15 / 16 * GB / (100 * GB) * 2 * 2)
+    # all 8 of a node in the group: inside, 15/16 twice at 100 GB/s; between, 8/16 twice over 8 cards, whose
+    # pipeline fills first
+    filling = 4 * MIB / (10 * GB) * GB / (GB + 8 * MIB)
+    assert step(facts, tp=16).tp_exposed == pytest.approx((2 * 15 / 16 * GB / (100 * GB) + filling) * 2 * 2)
     # every second message stays inside; what came is read and written to sort it by experts
     sent = 8 / 16 * GB / (10 * GB) + 2 * GB / TERA
     assert step(facts, dp_shard=16, ep=16).ep_exposed == pytest.approx(4 * sent * 2)
