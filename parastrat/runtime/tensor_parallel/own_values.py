@@ -74,8 +74,14 @@ class _OwnShare(torch.autograd.Function):
         return _divided_as(ctx.parameter, gradients[0].contiguous())
 
 
-def _divided_as(spec: Any, own: torch.Tensor) -> DTensor:
-    return DTensor(own, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+def _divided_as(spec: Any, gradient: torch.Tensor) -> DTensor:
+    """Return the gradient of plain values as that of the parameter."""
+    if isinstance(gradient, DTensor):
+        # where activations are DTensors, they took the values for a whole tensor
+        if any(placement.is_shard() for placement in spec.placements):
+            raise RuntimeError("a share of a weight met activations that know the whole")
+        return gradient.redistribute(placements=spec.placements)
+    return DTensor(gradient, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
 def _is_free(parameter: nn.Parameter) -> bool:

@@ -13,7 +13,8 @@ from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import Tiny
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import parastrat
@@ -85,8 +86,31 @@ def after_an_error() -> bool:
     return own_values.Leaves.running is None
 
 
+def met_by_dtensors() -> dict[str, Any]:
+    """The gradients of a whole weight and of a divided one, whose values met DTensors."""
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(torch.arange(8.0).reshape(4, 2), mesh, [Shard(0)])
+    found: dict[str, Any] = {}
+    for name, layout in (("whole", Replicate()), ("divided", Shard(0))):
+        weight = nn.Parameter(distribute_tensor(torch.ones(2), mesh, [layout]))
+        try:
+            with implicit_replication():
+                (x * own_values.own_values(weight)).sum().backward()
+        except RuntimeError as error:
+            found[name] = str(error)
+            continue
+        assert isinstance(weight.grad, DTensor)
+        found[name] = type(weight.grad.to_local()), weight.grad.full_tensor()
+    return found
+
+
 def on_two() -> dict[str, Any]:
-    return {"both": with_leaves_and_without(), "hooks": seen_by_hooks(), "error": after_an_error()}
+    return {
+        "both": with_leaves_and_without(),
+        "hooks": seen_by_hooks(),
+        "error": after_an_error(),
+        "met": met_by_dtensors(),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +123,18 @@ def test_gradients_are_those_of_the_weights(found: dict[str, Any]) -> None:
     assert over
     for name, expected in without.items():
         assert torch.allclose(with_leaves[name], expected, rtol=1e-6, atol=1e-8), name
+
+
+def test_a_whole_weight_that_meets_dtensors_has_a_plain_gradient(
+    found: dict[str, Any],
+) -> None:
+    kind, gradient = found["met"]["whole"]
+    assert kind is torch.Tensor
+    assert gradient.tolist() == [12.0, 16.0]
+
+
+def test_a_share_of_a_weight_does_not_meet_what_knows_the_whole(found: dict[str, Any]) -> None:
+    assert found["met"]["divided"] == "a share of a weight met activations that know the whole"
 
 
 def test_hooks_of_weights_see_their_gradients(found: dict[str, Any]) -> None:
