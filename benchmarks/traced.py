@@ -31,7 +31,7 @@ from parastrat.plan import Backend, Mesh, Plan
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.runtime.tracing import watched
 from parastrat.runtime.tracing.example_inputs import made
-from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
+from parastrat.runtime.tracing.example_loss import example_loss
 from parastrat.runtime.tracing.fakes import as_with_values
 from parastrat.runtime.tracing.trace import TracedSource, traced_module
 from parastrat.units import MIB
@@ -128,9 +128,9 @@ def _registered(register: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any) -> None:
-    logits = read_by_loss(module(**inputs) if isinstance(inputs, Mapping) else module(inputs))
-    loss_of(logits, in_fp32=False).backward()
-    del logits
+    output = module(**inputs) if isinstance(inputs, Mapping) else module(inputs)
+    example_loss(output, in_fp32=False).backward()
+    del output
     optimizer.step()
     optimizer.zero_grad()
 

@@ -14,6 +14,8 @@ from parity_models import Recurrent, UNet
 from torch import nn
 from torch.nn import functional
 
+from parastrat.runtime.caches import without_caches
+
 _DROPOUTS = re.compile(r"dropout|drop_rate|pdrop|drop_path")
 
 
@@ -36,7 +38,7 @@ def of_transformers(
             if _DROPOUTS.search(name) and isinstance(value, float):
                 setattr(made, name, 0.0)
         module: nn.Module = getattr(transformers, model)(made)
-        module.config.use_cache = False
+        without_caches(module)  # as auto_parallelize does
         return module
 
     return Subject(build=build, samples=samples, length=length, inputs=inputs)

@@ -167,13 +167,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.current = packed[0]
         return packed[1]
 
-    def begin_backward(self, held: torch.Tensor) -> None:
-        """The forward is over and its outputs are gone, but for one that a variable holds."""
+    def begin_backward(self, output: Any) -> None:
+        """The forward is over; a variable holds what it returned."""
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
-        logits = self.allocation(held)
-        # it is there while backward runs, not kept for it
-        logits.kept = logits.kept and logits.savers.total() > 0
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, torch.Tensor):
+                held = self.allocation(leaf)
+                # it is there while backward runs, not kept for it
+                held.kept = held.kept and held.savers.total() > 0
         self._backward = True
 
     def end(self, gradients: list[torch.Tensor]) -> None:

@@ -23,7 +23,7 @@ from parastrat.runtime.building import described
 from parastrat.runtime.caches import caches_off
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tracing.answers import Answers
-from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
+from parastrat.runtime.tracing.example_loss import example_loss
 from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.twins import two_of_a_kind
@@ -75,12 +75,12 @@ def watched_step(
             batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
         hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
         with _segments(module, tracker), mode, tracker, explained(module), hooks:
-            # a training loop's variable holds the logits while backward runs
-            logits = read_by_loss(_called(module, batch))
-            loss = loss_of(logits, in_fp32=setting.loss_in_fp32)
-            tracker.begin_backward(logits)
+            # a training loop's variable holds what the model returned while backward runs
+            output = _called(module, batch)
+            loss = example_loss(output, in_fp32=setting.loss_in_fp32)
+            tracker.begin_backward(output)
             torch.autograd.backward(loss)
-            del logits
+            del output
         gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
         tracker.end(gradients)
     return tracker
