@@ -67,16 +67,16 @@ def largest_weight(setting: Setting, *, mixed: bool) -> tuple[Parameters, Saved]
     made of theirs, when what stands behind them is gone.
     """
     a, tokens, b = setting.architecture, setting.tokens, setting.element
-    tensors = _kept_tensors(a, setting.kernels)
     if mixed and a.experts is not None:
         experts, routed = a.experts, tokens * computed_experts(setting)
-        inner = 2 if a.gated else 1
+        inner, tensors = 2 if a.gated else 1, _kept_of_experts(a, experts, setting.kernels)
         element = b if experts.every_token else setting.stream
         return (
             Parameters(trainable=experts.count * inner * experts.ffn * a.hidden, split=Split.EXPERT),
             Saved(expert=(inner - tensors) * element * routed * experts.ffn),
         )
     if a.gated and a.fused_qkv:
+        tensors = _kept_tensors(a, setting.kernels)
         return (
             Parameters(trainable=2 * a.ffn * a.hidden, split=Split.TENSOR),
             Saved(tensor=(2 - tensors) * b * tokens * a.ffn),
@@ -98,6 +98,13 @@ def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
     return 3 if a.gated else 2
 
 
+def _kept_of_experts(a: Architecture, experts: Experts, kernels: Kernels) -> int:
+    """Return how many tensors of the experts' width backward reads."""
+    if experts.composite_activation and kernels is Kernels.EAGER:
+        return _CLAMPED
+    return _kept_tensors(a, kernels)
+
+
 def mixture(setting: Setting) -> Part:
     """Return a router, the experts on the tokens routed to them, and shared experts."""
     a, tokens, b = setting.architecture, setting.tokens, setting.element
@@ -108,9 +115,7 @@ def mixture(setting: Setting) -> Part:
     inner = (2 if a.gated else 1) * experts.ffn
     width = experts.latent or a.hidden
     weights = width * (inner + experts.ffn) + (inner + width if experts.bias else 0)
-    tensors = _kept_tensors(a, setting.kernels)
-    if experts.composite_activation and setting.kernels is Kernels.EAGER:
-        tensors = _CLAMPED
+    tensors = _kept_of_experts(a, experts, setting.kernels)
     # tokens in expert order before and after, and the experts' inner tensors; autocast knows no grouped
     # product, whose tensors stay in the stream's format
     element = b if experts.every_token else setting.stream
