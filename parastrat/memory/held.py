@@ -82,11 +82,9 @@ class RanksHeld:
     adding: Any
     kept: Any
     freed: Any
-    #: of a unit the gradients that it makes late and later, by ``held_at``; what is gone between, and all
-    #: that its backward reads
-    reducing: tuple[Any, Any]
-    freed_halfway: Any
-    everything: Any
+    #: of a unit the gradients that it makes late and later, by ``held_at``, what is gone between, and all
+    #: that its backward reads, by ``saved_at``; None where no plan gathers
+    reducing: tuple[Any, Any, Any, Any] | None
     #: where the rank has the block
     present: Any
     saved_at: Any
@@ -102,9 +100,10 @@ class RanksHeld:
 
     def never_met(self) -> Any:
         """Return for every row by how much less a unit's gradients and what it reads are than both."""
-        late, later = map(self.of_held, self.reducing)
-        freed, read = map(self.of_saved, (self.freed_halfway, self.everything))
-        return never_met_bytes(late, later, freed, read)
+        if self.reducing is None:
+            return np.zeros((len(self.present), 1, 1))
+        late, later, freed, read = self.reducing
+        return never_met_bytes(*map(self.of_held, (late, later)), *map(self.of_saved, (freed, read)))
 
     def of_saved(self, column: Any) -> Any:
         """Return for every row what is known by ``saved_at``."""
@@ -144,6 +143,10 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     heads = head_bytes(facts, kept)
     freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
     split = splits(saved).any()
+    reducing = None
+    if gathers(held).any():
+        halfway = freed_bytes(facts, saved)[moments.kinds][:, None]
+        reducing = *reducing_bytes(kinds, held, element, own), halfway, everything[moments.kinds][:, None]
     return RanksHeld(
         load=same,
         facts=facts,
@@ -163,9 +166,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         adding=adding,
         kept=kept[moments.kinds][:, None],
         freed=freed,
-        reducing=reducing_bytes(kinds, held, element, own),
-        freed_halfway=freed_bytes(facts, saved)[moments.kinds][:, None],
-        everything=everything[moments.kinds][:, None],
+        reducing=reducing,
         present=moments.present,
         saved_at=saved_at,
     )

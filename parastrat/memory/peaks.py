@@ -21,7 +21,7 @@ from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
 from parastrat.memory.gathered import When, gathers
 from parastrat.memory.held import WAYS, RanksHeld, ranks_held, ways
 from parastrat.memory.pools import pooled
-from parastrat.memory.unmade import lacking_bytes, leaves_free
+from parastrat.memory.unmade import lacking_bytes
 from parastrat.ranks.states import context_bytes
 
 if TYPE_CHECKING:
@@ -40,53 +40,6 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     total = sum(parts.values())
     capacity = facts.hardware.device.usable_memory_bytes
     return {**parts, "margin": memory_margin(facts, total), "capacity": capacity, "total": total}
-
-
-def memory_totals(facts: Facts, columns: Columns) -> Any:
-    """Return ``total`` of ``memory_columns`` for every row, or up to a byte for each part more.
-
-    In a fraction of the time: what hangs on activations and on states is put together before their rows are
-    joined, and no part is told from the others.
-    """
-    ranks, context = ranks_held(facts, columns), context_bytes(facts)
-    share = 1 + facts.stack.fragmentation
-
-    of_held, of_saved = ranks.of_held, ranks.of_saved
-    rank, one = of_saved(ranks.load.rank), of_saved(share * ranks.one)
-    flying = in_flight(columns, rank)
-    buffers, sent = crossing_bytes(facts, columns, rank, flying)
-    held = held_bytes(columns, flying, one, of_saved(share * ranks.head)) + share * (sent + buffers)
-    if ranks.awaited is not None:
-        held += waiting_bytes(columns, rank, *(of_saved(share * each) for each in ranks.awaited))
-    states = ranks.states["parameters"] + ranks.states["optimizer"]
-    stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
-    gradients = of_held(ranks.states["gradients"])
-    lacks = leaves_free(facts, columns)
-    never = share * ranks.never_met()
-    beside = gradients - never
-    peak = np.full(held.shape, -np.inf)
-    waiting = of_held(share * ranks.waiting) * _several(columns)
-    for (gathered, freed, unreduced, when), matters in zip(ways(ranks), ranks.mattering, strict=False):
-        passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
-        rows = np.flatnonzero(matters[ranks.held_at])
-        held_at, saved_at = ranks.held_at[rows], ranks.saved_at[rows]
-        every = (share * gathered).take(held_at, axis=-1) + passing.take(saved_at, axis=-1)
-        every += beside.take(rows, axis=-1)
-        among = np.flatnonzero(lacks[rows])
-        if among.size:
-            few = rows[among]
-            several = np.broadcast_to(flying, one.shape).take(few, axis=-1)
-            own = ranks.unmade.at(when).take(held_at[among], axis=-1)
-            if ranks.adding is not None:
-                own = own + (share * ranks.adding).take(saved_at[among], axis=-1)
-            every[..., among] -= lacking_bytes(own, one.take(few, axis=-1), several, columns.at(few))
-        most = every.max(axis=0)
-        if unreduced:
-            most += waiting.take(rows, axis=-1)
-        peak[..., rows] = np.maximum(peak.take(rows, axis=-1), most)
-    backward = of_held(states) + held + peak
-    total = context + (of_held(ranks.pool) + np.maximum(stepping + buffers, backward)).max(axis=0)
-    return np.ceil(total).astype(np.int64) + len(PARTS)
 
 
 def memory_margin(facts: Facts, total: Any) -> Any:
@@ -203,7 +156,7 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     moving = {
         "gathered": ranks.of_held(np.concatenate(gathered)) - np.concatenate([never] * len(gathered)),
         "running": _by_way(ranks, ranks.running),
-        "waiting": ranks.of_held(ranks.waiting) * _several(c) * _each_moment(ranks, unreduced),
+        "waiting": ranks.of_held(ranks.waiting) * several_steps(c) * _each_moment(ranks, unreduced),
     }
     transient = moving["gathered"] + moving["running"] + moving["waiting"] + buffers
     share = 1 + facts.stack.fragmentation
@@ -225,6 +178,6 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     return {**_composition(parts), **moving}
 
 
-def _several(c: Columns) -> Any:
+def several_steps(c: Columns) -> Any:
     """Return where a step has several micro-batches."""
     return c.gradient_accumulation_steps > 1

@@ -103,6 +103,11 @@ class Ranks:
         """What they hold, as arrays with ranks before plans."""
         return _load(self.model, self.table.numbers.take(self.at, axis=2))
 
+    @property
+    def counts(self) -> Any:
+        """How many each plan has."""
+        return self.table.counts[self.at]
+
     def foremost(self, most: int) -> RankLoad:
         """Return what the first ranks of each pipeline hold, which have most micro-batches in flight."""
         return _load(self.model, self.table.numbers[:, :most].take(self.at, axis=2))

@@ -55,12 +55,14 @@ class RankTable:
     #: place in the pipeline, repeats of every kind of block, and the totals
     numbers: Any
     moments: Moments
+    #: distinct ranks of each pipeline
+    counts: Any
 
     def ranks(self, most: int) -> RankTable:
         """Return the first ranks of every pipeline."""
         if most == self.numbers.shape[1]:
             return self
-        return RankTable(numbers=self.numbers[:, :most], moments=self.moments.ranks(most))
+        return replace(self, numbers=self.numbers[:, :most], moments=self.moments.ranks(most))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,7 @@ class Pipelines:
         return RankTable(
             numbers=np.ascontiguousarray(self._numbers(rows).transpose(2, 0, 1)),
             moments=moments_of(rows[..., 1 : 1 + blocks], self.kinds.of, self.kinds.units),
+            counts=np.array([len(ranks) for ranks in self.cuts], dtype=np.int64),
         )
 
     def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Any:
