@@ -56,8 +56,8 @@ def _errors(comparison: Comparison, quantity: Quantity) -> list[str]:
     lines = [
         "| table | stack | rows | median | mean | 90th percentile | bias | within the interval |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
-        *(_line(*group, summary_of(own)) for group, own in groups.items()),
-        _line("**all**", "", comparison.summaries[quantity]),
+        *(error_line(*group, summary_of(own)) for group, own in groups.items()),
+        error_line("**all**", "", comparison.summaries[quantity]),
     ]
     spreads = comparison.noise[quantity]
     if spreads:
@@ -68,7 +68,8 @@ def _errors(comparison: Comparison, quantity: Quantity) -> list[str]:
     return lines
 
 
-def _line(table: str, stack: str, summary: Summary) -> str:
+def error_line(table: str, stack: str, summary: Summary) -> str:
+    """Return a table's line of errors, of rows that one or two words tell."""
     shares = (summary.median, summary.mape, summary.p90)
     return (
         f"| {table} | {stack} | {summary.n} | {' | '.join(f'{100 * share:.1f} %' for share in shares)} | "
