@@ -75,9 +75,10 @@ def _totals(facts: Facts, columns: Columns) -> Any:
     for (gathered, freed, unreduced, when), matters in zip(ways(ranks), ranks.mattering, strict=False):
         passing = np.where(ranks.present, share * (ranks.running - freed), -np.inf)
         rows = np.flatnonzero(matters[ranks.held_at])
+        whole = len(rows) == len(ranks.held_at)
         held_at, saved_at = ranks.held_at[rows], ranks.saved_at[rows]
         every = (share * gathered).take(held_at, axis=-1) + passing.take(saved_at, axis=-1)
-        every += beside.take(rows, axis=-1)
+        every += beside if whole else beside.take(rows, axis=-1)
         among = np.flatnonzero(lacks[rows])
         if among.size:
             few = rows[among]
@@ -88,8 +89,8 @@ def _totals(facts: Facts, columns: Columns) -> Any:
             every[..., among] -= lacking_bytes(own, one.take(few, axis=-1), several, columns.at(few))
         most = every.max(axis=0)
         if unreduced:
-            most += waiting.take(rows, axis=-1)
-        peak[..., rows] = np.maximum(peak.take(rows, axis=-1), most)
+            most += waiting if whole else waiting.take(rows, axis=-1)
+        peak[..., rows] = most if unreduced else np.maximum(peak.take(rows, axis=-1), most)
     backward = of_held(states) + held + peak
     total = context + (of_held(ranks.pool) + np.maximum(stepping + buffers, backward)).max(axis=0)
     return np.ceil(total).astype(np.int64) + len(PARTS)
