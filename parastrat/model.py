@@ -213,6 +213,9 @@ class ModelSpec:
     drops: bool | None = None
     #: None: no layer scans
     scans: Scans | None = None
+    #: pipeline stages hold equally many repeated blocks where those divide, whatever the ends weigh, as
+    #: Megatron cuts; else stages are alike in FLOPs
+    even_stages: bool = False
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False
     #: where architecture and parameter count come from

@@ -87,7 +87,8 @@ def _of_ranks(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> di
     """Return the parts of the step if one pipeline rank or another is the slowest, ranks before rows."""
     blocks = blocks or block_seconds(facts, columns)
     of_work = blocks.of_ranks(columns, rank_columns(facts.model, columns).repeats)
-    return _rank_steps(facts, columns, of_work, rank_columns)
+    of_all = _one_micro_batch(_of_model(facts, columns, blocks))
+    return _rank_steps(facts, columns, {**of_work, "of_all": of_all}, rank_columns)
 
 
 def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
@@ -102,14 +103,18 @@ def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = Non
     # the mean rank has each block's share
     of_work = _of_model(facts, plain, blocks)
     one = {part: seconds / plain.pp for part, seconds in of_work.items()}
+    one["of_all"] = _one_micro_batch(of_work)
     step: Seconds = _rank_steps(facts, plain, one, mean_ranks)["step"]
     return step
 
 
 def micro_batch_s(facts: Facts, columns: Columns, blocks: BlockSeconds) -> Seconds:
     """Return the seconds that one micro-batch takes in all blocks of the model, one after the other."""
-    of_work = _of_model(facts, columns, blocks)
-    seconds: Seconds = sum(of_work[part] for part in ("compute", *EXPOSED))
+    return _one_micro_batch(_of_model(facts, columns, blocks))
+
+
+def _one_micro_batch(work: dict[str, Any]) -> Seconds:
+    seconds: Seconds = sum((work[part] for part in EXPOSED), work["compute"])
     return seconds
 
 
@@ -150,8 +155,8 @@ def _rank_steps(
 ) -> dict[str, Any]:
     """Return the parts of the step of every row if one pipeline rank or another is the slowest.
 
-    ``work`` are the seconds of a rank's blocks for one micro-batch. What hangs on few columns is computed
-    for the distinct rows of those.
+    ``work`` are the seconds of a rank's blocks for one micro-batch, and of all the model's together. What
+    hangs on few columns is computed for the distinct rows of those.
     """
     fabric = _fabric(facts)
     weights, at = standing(columns, _WEIGHTS_BY)
@@ -193,18 +198,19 @@ def time_spread(facts: Facts) -> float:
 def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) -> dict[str, Any]:
     """Return the parts of the step if this pipeline rank is the slowest.
 
-    ``one`` are the seconds of one micro-batch on the rank, and those of its weights.
+    ``one`` are the seconds of one micro-batch on the rank and on all together, and those of its weights.
+    The rank waits for the first micro-batch to reach it and the last to come back: for one on every other
+    rank, which may have less to do (arXiv:2104.04473, section 2.2, where all are alike).
     """
     steps = c.gradient_accumulation_steps
     zero = np.zeros(len(c.pp))
-    exposed = {part: one[part] for part in EXPOSED}
-    micro_batch = sum(exposed.values(), one["compute"])
+    waits = (one["of_all"] - _one_micro_batch(one)) / c.virtual_stages
     compute = steps * one["compute"]
     parts = {
         "compute": compute + facts.stack.step_constant_s,
-        **{part: steps * seconds for part, seconds in exposed.items()},
+        **{part: steps * one[part] for part in EXPOSED},
         "dp_exposed": zero,
-        "pp_bubble": (c.pp - 1) / c.virtual_stages * micro_batch,
+        "pp_bubble": np.where(c.pp > 1, waits, 0.0),
         "pp_exposed": sends,
         "optimizer": one["optimizer"],
     }

@@ -10,7 +10,7 @@ import numpy as np
 from parastrat.choices import is_any_of
 from parastrat.model import Split
 from parastrat.ranks.moments import moments_of
-from parastrat.ranks.stages import cut_chain
+from parastrat.ranks.stages import cut_chain, loads_of
 from parastrat.remembered import remembered
 from parastrat.schedules import V_SHAPED
 
@@ -69,9 +69,9 @@ class RankTable:
 class Pipelines:
     """The pipelines of one model that were cut so far, and what of it does not hang on the cut."""
 
+    model: ModelSpec
     kinds: Kinds
-    #: by ``cut_chain``: the FLOPs of each repeat of each block, and which block that is
-    flops: list[float]
+    #: which block each repeat of each block is
     chain: Any
     #: the totals of one repeat of each block, without parameters that are tied
     parts: Any
@@ -147,7 +147,7 @@ class Pipelines:
         """
         stages, blocks = pp * virtual_stages, len(self.kinds.of)
         if stages not in self.stages:
-            self.stages[stages] = cut_chain(self.flops, stages)
+            self.stages[stages] = cut_chain(loads_of(self.model, stages), stages)
         filled = np.array(self.stages[stages]) * blocks + self.chain
         counts = np.bincount(filled, minlength=stages * blocks).astype(float)
         held = counts.reshape(virtual_stages, pp, blocks)
@@ -192,8 +192,8 @@ def pipelines_of(model: ModelSpec) -> Pipelines:
             else:
                 ties.setdefault(group.tie_group, []).append((place, own))
     return Pipelines(
+        model=model,
         kinds=_kinds_of(model),
-        flops=[flops for block in model.blocks for flops in [block.flops] * block.repeat],
         chain=np.repeat(np.arange(len(model.blocks)), [block.repeat for block in model.blocks]),
         parts=parts,
         ties=tuple(tuple(group) for group in ties.values()),

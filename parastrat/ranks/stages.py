@@ -13,8 +13,26 @@ if TYPE_CHECKING:
 _ROUNDING = 1 + 1e-9
 
 
+def loads_of(model: ModelSpec, stages: int) -> list[float]:
+    """Return what each repeat of each block counts where the chain is cut to so many stages.
+
+    That is its FLOPs, or one for a layer and nothing for the ends where stages are even: Megatron-LM
+    divides its layers by the stages, with logits on the last beside as many layers as on any (@d98e8a6,
+    megatron/core/transformer/transformer_block.py, get_num_layers_to_build), and Megatron-DeepSpeed's
+    pipeline counts them by type:transformer (@f4157be, megatron/model/gpt_model.py, GPTModelPipe). Layers
+    that do not divide need a layout of the user's own, which is taken to be alike in FLOPs.
+    """
+    if model.even_stages:
+        counted = [float(block.unit) for block in model.blocks for _ in range(block.repeat)]
+        if sum(counted) % stages == 0:
+            return counted
+    return [block.flops for block in model.blocks for _ in range(block.repeat)]
+
+
 def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
     """Cut the chain into contiguous stages so that the one with the most FLOPs has the fewest.
+
+    Where stages hold equally many layers instead, FLOPs do not count (``loads_of``).
 
     Stages are filled from the end, each to the mean of what is left: where they cannot be equal, the first
     ones, which hold the most micro-batches in flight, get less. Llama 3 405B on 16 stages comes out as
@@ -25,9 +43,8 @@ def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
         For each stage the repeats of each block.
     """
     chain = [index for index, block in enumerate(model.blocks) for _ in range(block.repeat)]
-    flops = [block.flops for block in model.blocks]
     filled = [[0] * len(model.blocks) for _ in range(stages)]
-    for index, stage in zip(chain, cut_chain([flops[i] for i in chain], stages), strict=True):
+    for index, stage in zip(chain, cut_chain(loads_of(model, stages), stages), strict=True):
         filled[stage][index] += 1
     return tuple(tuple(repeats) for repeats in filled)
 

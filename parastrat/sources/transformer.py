@@ -83,6 +83,7 @@ def transformer(
         routed=architecture.experts is not None,
         drops=architecture.dropout,
         scans=scans_of(setting),
+        even_stages=kernels.fused,
         source=architecture.source,
         caveats=_caveats(architecture),
     )

@@ -425,10 +425,20 @@ def test_the_slowest_rank_decides() -> None:
     # a head of 5 seconds forward stands alone on the last of two ranks; the four layers take 4
     head = block(matmul(5 * TERA), name="head", unit=False)
     facts = job(layer(repeat=4), head)
-    assert step(facts, pp=2, **ONE_F_ONE_B).compute == pytest.approx(15)
-    # the layers' rank has much to update: 4 x 3 s and 4 x 28 GB at 1 TB/s against 15 s
-    heavy = job(layer(repeat=4, parameters=dense(100)), head)
-    assert step(heavy, pp=2, **ONE_F_ONE_B).compute == pytest.approx(12)
+    four: dict[str, Any] = {"pp": 2, "gradient_accumulation_steps": 4, **ONE_F_ONE_B}
+    assert step(facts, **four).compute == pytest.approx(4 * 15)
+    # the layers' rank has much to update: 4 x 12 s and 4 x 28 GB x 5 at 1 TB/s against 4 x 15 s
+    heavy = job(layer(repeat=4, parameters=dense(500)), head)
+    assert step(heavy, **four).compute == pytest.approx(4 * 12)
+
+
+def test_the_slowest_rank_waits_for_one_micro_batch_of_all_others() -> None:
+    # a head of 5 seconds forward beside one of four layers on the last rank; backward takes twice that
+    head = block(matmul(5 * TERA), name="head", unit=False)
+    facts = job(layer(repeat=4), head, model={"even_stages": True})
+    found = step(facts, pp=4, gradient_accumulation_steps=8, **ONE_F_ONE_B)
+    assert found.compute == pytest.approx(8 * (3 + 15))
+    assert found.pp_bubble == pytest.approx(3 * 3)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from chains import block, chain, decoder
 from hypothesis import given
@@ -28,6 +29,15 @@ def test_a_heavy_head_gets_fewer_layers_beside_it() -> None:
     layers = [stage[1] for stage in cut(decoder(30, 2.0), 4)]
     assert layers[-1] == 6
     assert max(layers[:-1]) == 8
+
+
+def test_megatron_puts_equally_many_layers_on_each_stage_where_they_divide() -> None:
+    # whatever the head weighs: get_num_layers_to_build divides layers by stages
+    model = replace(decoder(32, 2.0), even_stages=True)
+    assert cut(model, 4) == ((1, 8, 0), (0, 8, 0), (0, 8, 0), (0, 8, 1))
+    # 126 layers on 16 stages need a layout of the user's own, which is alike in FLOPs
+    other = decoder(126, 0.66)
+    assert cut(replace(other, even_stages=True), 16) == cut(other, 16)
 
 
 @given(st.integers(1, 60), st.floats(0, 5), st.integers(1, 70))
