@@ -130,6 +130,11 @@ class Stack:
     captured_exchange_overlap: float = 0.0
     #: whether a run's products are of four bits
     casts_four_bits: bool = False
+    #: whether a run scales each row of fp8 operands by itself, where a tensor has one scale otherwise: what
+    #: its ranks exchange stays in bf16
+    scales_rows: bool = False
+    #: rate of such products over those of tensors with one scale
+    scaled_rows_factor: float = 1.0
     #: whether tp ranks send a part each of what crosses between pipeline stages, and gather it behind
     scatters_sends: bool = False
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together

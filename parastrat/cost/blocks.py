@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
 
 #: half of an all-reduce is an all-gather, which moves casted elements: Transformer Engine casts before it
-#: gathers, as torchao's Float8ColwiseParallel does; what is reduce-scattered stays in bf16
+#: gathers, as torchao's Float8ColwiseParallel does; what is reduce-scattered stays in bf16. With a scale
+#: for each row all does (torchtitan @b5bcd76, components/quantization/float8.md)
 _FP8_PAYLOAD = 0.75
 
 #: what decides the seconds of one micro-batch in a block, but for what is computed again
@@ -106,7 +107,7 @@ def _tensor_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
     if not count.any():
         return 0.0
     payload = _each(blocks, "tensor_parallel_bytes") * (c.micro_batch_size / c.cp)
-    if facts.workload.precision is Precision.FP8:
+    if facts.workload.precision is Precision.FP8 and not facts.stack.scales_rows:
         payload = np.where(_each(blocks, "unit"), _FP8_PAYLOAD, 1.0) * payload
     tensor = all_reduce_s(payload, Group(ranks=c.tp, stride=1), fabric)
     shown = 1 - np.where(c.async_tp, facts.stack.async_tp_overlap, facts.stack.tp_overlap)

@@ -169,9 +169,11 @@ def _fastest(facts: Facts, products: Products) -> Any:
     """
     device, precision = facts.hardware.device, facts.workload.precision
     outside = Precision.BF16_MIXED if precision is Precision.FP8 else precision
-    rates = (sustained_flops_per_s(device, own) for own in (precision, outside))
+    inside, ends = (sustained_flops_per_s(device, own) for own in (precision, outside))
+    if precision is Precision.FP8 and facts.stack.scales_rows:
+        inside *= facts.stack.scaled_rows_factor
     reached = device.matmul.ceiling * facts.stack.matmul_factor
-    return reached * np.where(products.repeated, *rates)
+    return reached * np.where(products.repeated, inside, ends)
 
 
 def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:

@@ -111,7 +111,13 @@ def runs_of(rows: Iterable[MeasuredRow]) -> tuple[Run, ...]:
 def predicted(run: Run, stack: Stack) -> float:
     """Return the seconds of a run's step on a stack; which kernels run, and how, is the run's own."""
     facts, own = run.job.facts, run.job.facts.stack
-    stack = replace(stack, kernels=own.kernels, captured=own.captured, casts_four_bits=own.casts_four_bits)
+    stack = replace(
+        stack,
+        kernels=own.kernels,
+        captured=own.captured,
+        casts_four_bits=own.casts_four_bits,
+        scales_rows=own.scales_rows,
+    )
     facts = replace(facts, stack=stack)
     columns = Columns({**facts_columns(facts), **plans_table([run.job.plan])})
     return float(step_s(facts, columns)[0])

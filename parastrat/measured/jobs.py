@@ -37,6 +37,8 @@ _HSDP = "hsdp"
 
 #: runs as fp8 does, its products at the rate of four bits
 _FOUR_BITS = "nvfp4"
+#: torchao's recipe of fp8 with a scale for each row
+_ROWS = "rowwise"
 #: number formats by how their names begin; mxfp8 is fp8 with scales of its own
 _PRECISIONS = {
     "bf16": Precision.BF16_MIXED,
@@ -132,7 +134,7 @@ def _stack(row: MeasuredRow) -> Stack:
     loss = stack.unstated.parallel_loss_tensors
     if loss is not None:
         stack = replace(stack, parallel_loss_tensors=loss)
-    stack = replace(stack, casts_four_bits=_has_four_bits(row))
+    stack = replace(stack, casts_four_bits=_has_four_bits(row), scales_rows=_ROWS in _format(row))
     since = stack.unstated.compiles_loss_since
     if since is not None and _lasted_until(row) >= since:
         return replace(stack, kernels=Kernels.COMPILED_LOSS)

@@ -76,7 +76,12 @@ def test_backward_products_have_shapes_of_their_own() -> None:
 
 
 def narrow(
-    *operators: Operator, unit: bool = True, cast_bytes: float = 0, four: float | None = None, **plan: Any
+    *operators: Operator,
+    unit: bool = True,
+    cast_bytes: float = 0,
+    four: float | None = None,
+    rows: float | None = None,
+    **plan: Any,
 ) -> BlockTimes:
     """Times under fp8, at twice the rate of bf16."""
     own = block(*operators, unit=unit)
@@ -84,12 +89,19 @@ def narrow(
     stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0}
     if four is not None:
         stack |= {"casts_four_bits": True, "fp4_cast_bytes": four or None}
+    if rows is not None:
+        stack |= {"scales_rows": True, "scaled_rows_factor": rows}
     return block_times(job(own, device=rates, stack=stack, precision=Precision.FP8), (own,), row(**plan))
 
 
 def test_fp8_multiplies_in_repeated_blocks_alone() -> None:
     assert narrow(matmul(TERA)).matmul_forward == pytest.approx(1 / 2)
     assert narrow(matmul(TERA), unit=False).matmul_forward == pytest.approx(1)
+
+
+def test_products_of_rows_scaled_by_themselves_are_slower_in_repeated_blocks() -> None:
+    assert narrow(matmul(TERA), rows=0.25).matmul_forward == pytest.approx(2)
+    assert narrow(matmul(TERA), rows=0.25, unit=False).matmul_forward == pytest.approx(1)
 
 
 def test_four_bits_are_cast_by_bytes_of_their_own_where_they_are_known() -> None:

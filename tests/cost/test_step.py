@@ -165,6 +165,9 @@ def test_under_fp8_layers_gather_casted_activations_and_scatter_others() -> None
     one = 2 * 3 / 4 * GB / (100 * GB) * 2
     assert step(facts, tp=4).tp_exposed == pytest.approx(3 * one)
     assert step(narrow, tp=4).tp_exposed == pytest.approx((2 * 0.75 + 1) * one)
+    # with a scale for each row all stays in bf16
+    rows = replace(narrow, stack=replace(narrow.stack, scales_rows=True))
+    assert step(rows, tp=4).tp_exposed == pytest.approx(3 * one)
 
 
 def test_context_parallelism_gathers_twice_and_scatters_once() -> None:

@@ -123,3 +123,15 @@ def test_runs_of_four_bits_stay_so_on_every_stack() -> None:
     core = load_stack("megatron-core")
     assert predicted(run, core) == predicted(run, replace(core, fp8_cast_bytes=0.0))
     assert predicted(run, core) < predicted(run, replace(core, fp4_cast_bytes=9.0))
+
+
+def test_runs_with_a_scale_for_each_row_stay_so_on_every_stack() -> None:
+    stated = {"stack": "torch-compile", "hardware": "dgx-h100", "gpus": 8, "step_time_s": 1.0}
+    rows, tensors = runs_of(
+        [row_of(precision=f"fp8 {scales}", **stated) for scales in ("rowwise", "tensorwise")]
+    )
+    stack = load_stack("torch-compile")
+    slower = replace(stack, scaled_rows_factor=0.5 * stack.scaled_rows_factor)
+    assert predicted(rows, stack) < predicted(rows, slower)
+    assert predicted(tensors, stack) == predicted(tensors, slower)
+    assert predicted(tensors, stack) < predicted(rows, stack)
