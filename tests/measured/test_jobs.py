@@ -162,6 +162,13 @@ def test_adapters_are_trained_beside_frozen_weights() -> None:
     assert model.parameters == 8_030_261_248 + model.trainable_parameters
 
 
+@pytest.mark.parametrize(
+    ("stack", "even"), [("megatron-core", True), ("megatron-deepspeed", True), ("torch", False)]
+)
+def test_megatrons_pipelines_hold_equally_many_layers_a_stage(stack: str, even: bool) -> None:
+    assert job_of(run(stack=stack, fsdp="none")).facts.model.even_stages is even
+
+
 def test_four_bits_are_multiplied_where_eight_are() -> None:
     stated = {"stack": "megatron-core", "hardware": "gb200-nvl72", "gpus": 4, "fsdp": "zero1"}
     four = job_of(run(precision="nvfp4", **stated)).facts
