@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, linear
 
 import parastrat
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from parity_models import SUBJECTS
 

@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 
 from parity_cells import Cell, outcomes  # noqa: E402
 from parity_models import SUBJECTS  # noqa: E402

@@ -21,7 +21,7 @@ MOST = 0.08
 
 @pytest.fixture(scope="module")
 def benchmark_module() -> Any:
-    sys.path.insert(0, str(BENCHMARKS))
+    sys.path.append(str(BENCHMARKS))
     try:
         yield runpy.run_path(str(BENCHMARKS / "dry_runs.py"))
     finally:
