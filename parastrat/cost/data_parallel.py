@@ -8,6 +8,7 @@ import numpy as np
 
 from parastrat.columns import code_of, derived_with
 from parastrat.cost.communication import Group, all_reduce_s, ring_of
+from parastrat.hardware import DeviceType
 from parastrat.plan import Shard
 from parastrat.ranks.states import element_bytes, local, shard_ranks
 
@@ -42,8 +43,13 @@ def data_parallel_s(
         # FSDP2 gathers and reduce-scatters unit by unit
         "each": np.where(fsdp, root + units_s, 0.0),
         "once": _once_s(facts, c, load, fabric),
-        "overlap": np.where(fsdp, stack.fsdp_overlap, replicated),
+        "overlap": np.where(fsdp, stack.fsdp_overlap, replicated) * _hides(facts),
     }
+
+
+def _hides(facts: Facts) -> bool:
+    """Return whether collectives can run beside compute: those of hosts take the cores that compute."""
+    return facts.hardware.device.type is not DeviceType.CPU
 
 
 def gatherings(c: Columns) -> Numbers:

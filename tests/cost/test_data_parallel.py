@@ -10,6 +10,7 @@ from jobs import FABRIC, GB, job, row
 
 from parastrat.case import Facts
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.hardware import DeviceType
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import ParameterTotals, RankLoad
 from parastrat.workload import Precision
@@ -179,9 +180,14 @@ def test_zero_reduce_scatters_gradients_and_gathers_weights(shard: Shard) -> Non
     ("shard", "share"),
     [(Shard.NONE, 0.1), (Shard.OPTIMIZER, 0.2), (Shard.GRADIENTS, 0.2), (Shard.PARAMETERS, 0.3)],
 )
-def test_each_kind_hides_its_own_share(shard: Shard, share: float) -> None:
+def test_each_kind_hides_its_own_share_and_none_on_hosts(shard: Shard, share: float) -> None:
     facts = job(stack={"dp_overlap": 0.1, "zero_overlap": 0.2, "fsdp_overlap": 0.3})
     assert data_parallel_s(facts, row(dp_shard=2, shard=shard), load(), FABRIC, 0.0)["overlap"] == share
+    # whose cores compute
+    host = job(
+        stack={"dp_overlap": 0.1, "zero_overlap": 0.2, "fsdp_overlap": 0.3}, device={"type": DeviceType.CPU}
+    )
+    assert data_parallel_s(host, row(dp_shard=2, shard=shard), load(), FABRIC, 0.0)["overlap"] == 0
 
 
 @pytest.mark.parametrize("shard", list(Shard))
