@@ -1,0 +1,1 @@
+"""Tests of memory estimates. A package, before which benchmarks/memory.py does not come."""
