@@ -170,25 +170,23 @@ def seconds_of(step: Callable[[], None]) -> float:
 
 def measured(config: Any, plans: Sequence[Plan], rounds: int) -> list[tuple[float | None, str]]:
     """Return the median seconds of a step of every plan on these ranks, or why there is none."""
-    steps: list[Callable[[], None] | None] = []
-    reasons = [""] * len(plans)
+    steps: dict[int, Callable[[], None]] = {}
+    reasons: dict[int, str] = {}
     for place, plan in enumerate(plans):
         try:
-            step = stepping(config, plan)
+            steps[place] = stepping(config, plan)
         except ParastratError as error:
-            step, reasons[place] = None, error.message
-        steps.append(step)
-        for _ in range(_WARM_UP if step else 0):
-            assert step is not None
-            step()
-    times: list[list[float]] = [[] for _ in plans]
+            reasons[place] = error.message
+            continue
+        for _ in range(_WARM_UP):
+            steps[place]()
+    times: dict[int, list[float]] = {place: [] for place in steps}
     for _ in range(rounds):
-        for place, step in enumerate(steps):
-            if step is not None:
-                times[place].append(seconds_of(step))
+        for place, step in steps.items():
+            times[place].append(seconds_of(step))
     return [
-        (statistics.median(own) if own else None, reason)
-        for own, reason in zip(times, reasons, strict=True)
+        (None, reasons[place]) if place in reasons else (statistics.median(times[place]), "")
+        for place in range(len(plans))
     ]
 
 

@@ -83,7 +83,7 @@ def fabric_between(hardware: Hardware, efficiency: float = 1.0) -> Fabric:
         scale_out=_first(hardware.scale_out, hardware.scale_up, hardware),
         domain=hardware.scale_up_devices,
         efficiency=efficiency,
-        # Gloo, which hosts use, sends what it has
+        # NCCL's and RCCL's; Gloo, which hosts use, sends what it has, and of others nothing is known
         buffer_bytes=_BUFFER if hardware.device.type is DeviceType.CUDA else 0.0,
     )
 
