@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from memory.test_peaks import facts, memory, plan
 
+from memory.test_peaks import facts, memory, plan
 from parastrat.case import Facts
 from parastrat.memory.host import HostMemory, host_memory
 from parastrat.plan import Mesh, Offload, Plan, Shard

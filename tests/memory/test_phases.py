@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from memory.test_peaks import facts, plan
 
+from memory.test_peaks import facts, plan
 from parastrat.assess import assess, assess_all
 from parastrat.case import Facts
 from parastrat.memory.phases import Phase, RankMemory, Stage, memory_by_phase

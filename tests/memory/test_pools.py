@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from memory.test_parts import ROOT, SHARDED, UNIT, chain, holding, keeping, memory, parameters
 
+from memory.test_parts import ROOT, SHARDED, UNIT, chain, holding, keeping, memory, parameters
 from parastrat.hardware import DeviceType
 from parastrat.model import Split
 from parastrat.plan import PipelineSchedule, Shard
