@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Case
     from parastrat.report.text import Paper
+    from parastrat.timeline import Timeline
 
 _NARROWEST = 60
 _BLOCK = "\u2588"
@@ -88,4 +89,24 @@ def write_plan(case: Case, path: Path) -> None:
 
     text = plan_toml(case, stored_ref=relative_ref(case.model.ref, path))
     refuse_others(path, "parastrat.plan/", "plan file")
+    write_files((TextFile(path=path.name, text=text),), path.parent, force=True)
+
+
+def write_trace(timeline: Timeline | None, path: Path) -> None:
+    """Write a step as trace events, whole or not at all; older ones are replaced, nothing else is.
+
+    Raises:
+        UsageError: there is none, something else is in the way, or nothing can be written there.
+    """
+    from parastrat.cli.files import refuse_others, write_files
+    from parastrat.emit import TextFile
+    from parastrat.report.trace import trace_events
+
+    if timeline is None:
+        raise UsageError(
+            "there is no step to trace: the plan breaks a rule or does not fit, or is for one device",
+            hint="leave --trace out, or choose a plan over several devices that can run",
+        )
+    refuse_others(path, '"traceEvents"', "trace of a step")
+    text = json.dumps(trace_events(timeline), allow_nan=False) + "\n"
     write_files((TextFile(path=path.name, text=text),), path.parent, force=True)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 #: collectives on activations, which nothing hides
 EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
+#: the share of each that comes in forward (``_collectives_s``)
+IN_FORWARD = {"tp_exposed": 1 / 2, "cp_exposed": 1 / 3, "ep_exposed": 1 / 2}
+#: parts of a block's computation, without what is computed again
+_ALONE = ("forward", "backward", "weights")
 
 #: half of an all-reduce is an all-gather, which moves casted elements: Transformer Engine casts before it
 #: gathers, as torchao's Float8ColwiseParallel does; what is reduce-scattered stays in bf16. With a scale
@@ -43,13 +47,18 @@ class BlockSeconds:
 
     #: of each kind: forward, backward and what is computed again, by policy and place in one axis
     compute: Any
-    #: of each kind: backward alone, and collectives; parts before places
+    #: of each kind: forward, backward, of that the weights' gradients, and collectives; parts before places
     others: Any
     at: Any
 
     def rows(self, rows: Any) -> BlockSeconds:
         """Return the seconds of chosen rows."""
         return replace(self, at=self.at[rows])
+
+    def of_kinds(self, c: Columns) -> dict[str, Any]:
+        """Return each part of one repeat of each kind of block, kinds before rows."""
+        others = self.others.take(self.at, axis=-1).swapaxes(0, 1)
+        return _named(self.compute.take(self._places(c), axis=-1), others)
 
     def of_model(self, c: Columns, repeats: Sequence[float]) -> dict[str, Any]:
         """Return each part of the model's blocks together, of which there are so many repeats."""
@@ -71,7 +80,7 @@ def _summed(kinds: Any, repeats: Sequence[Any]) -> Any:
 
 
 def _named(compute: Any, others: Any) -> dict[str, Any]:
-    return {"compute": compute, **dict(zip(("backward", *EXPOSED), others, strict=True))}
+    return {"compute": compute, **dict(zip((*_ALONE, *EXPOSED), others, strict=True))}
 
 
 def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
@@ -79,11 +88,12 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     c, at = standing(columns, _BLOCKS_BY)
     blocks = block_kinds(facts.model).blocks
     times = block_times(facts, blocks, c)
-    backward = times.backward
-    plain = times.forward + backward
+    plain = times.forward + times.backward
     return BlockSeconds(
         compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
-        others=np.stack([backward, *_collectives_s(facts, blocks, c)], axis=1),
+        others=np.stack(
+            [times.forward, times.backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
+        ),
         at=at,
     )
 

@@ -47,6 +47,8 @@ class BlockTimes:
 
     matmul_forward: Seconds
     matmul_backward: Seconds
+    #: of matmul_backward, the gradients of weights
+    matmul_weights: Seconds
     #: of matmul_forward, the grouped products of experts
     grouped_forward: Seconds
     attention_forward: Seconds
@@ -59,16 +61,25 @@ class BlockTimes:
         kernels = self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
         return _joined(kernels, self.launch_forward)
 
-    @property
+    @cached_property
     def backward(self) -> Seconds:
         """Without recompute: twice the matmuls, 2.5 times the attention, twice the traffic and launches."""
-        kernels = (
+        return _joined(self._backward_kernels, 2 * self.launch_forward)
+
+    @property
+    def weights(self) -> Seconds:
+        """Of backward what nothing but the optimizer waits for: their products' share of it."""
+        share = self.matmul_weights / np.where(self._backward_kernels > 0, self._backward_kernels, 1.0)
+        return share * self.backward
+
+    @cached_property
+    def _backward_kernels(self) -> Seconds:
+        return (
             self.matmul_backward
             + _ATTENTION_BACKWARD * self.attention_forward
             + _SCAN_BACKWARD * self.scan_forward
             + 2 * self.traffic_forward
         )
-        return _joined(kernels, 2 * self.launch_forward)
 
     def recomputed(self, policy: Recompute) -> Seconds:
         """Return what backward computes again.
@@ -102,7 +113,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     device, stack = facts.hardware.device, facts.stack
     each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
     table, shares = operator_table(blocks), _shares(c)
-    forward, backward = _matmuls_s(facts, table.products, shares, c)
+    forward, backward, of_weights = _matmuls_s(facts, table.products, shares, c)
     moved_s = stack.elementwise_factor / device.memory_bytes_per_s
     launches = _beside(table.launches, c) * each
     if stack.launches_per_expert and facts.model.experts:
@@ -111,6 +122,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     return BlockTimes(
         matmul_forward=table.products.by_block(forward, len(blocks)),
         matmul_backward=table.products.by_block(backward, len(blocks)),
+        matmul_weights=table.products.by_block(of_weights, len(blocks)),
         grouped_forward=_grouped_s(table.products, forward, len(blocks), c),
         attention_forward=_divided(table.attention, shares)
         / _attention_rate(device, facts.workload.precision, stack),
@@ -137,8 +149,10 @@ def _divided(table: Any, shares: Numbers) -> Numbers:
     return sum(np.multiply.outer(amounts, share) for amounts, share in zip(table.T, shares, strict=True))
 
 
-def _matmuls_s(facts: Facts, products: Products, shares: Numbers, c: Columns) -> tuple[Seconds, Seconds]:
-    """Return the seconds of each product, forward and backward.
+def _matmuls_s(
+    facts: Facts, products: Products, shares: Numbers, c: Columns
+) -> tuple[Seconds, Seconds, Seconds]:
+    """Return the seconds of each product, forward, backward, and of the latter those of the weights.
 
     Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m).
     """
@@ -153,13 +167,13 @@ def _matmuls_s(facts: Facts, products: Products, shares: Numbers, c: Columns) ->
     # the input's and the output's products have k inside or outside
     k_inside, k_outside = k / (k + curve.k_half), n / (n + curve.k_half)
     forward = ideal / reached(m, n, k_inside)
-    of_weights = ideal / reached(n, k, m / (m + curve.k_half))
-    backward = ideal / reached(m, k, k_outside) + _beside(products.weighted, c) * of_weights
+    of_weights = _beside(products.weighted, c) * (ideal / reached(n, k, m / (m + curve.k_half)))
+    backward = ideal / reached(m, k, k_outside) + of_weights
     if facts.workload.precision is not Precision.FP8:
-        return forward, backward
+        return forward, backward, of_weights
     cast_s = _cast_s(facts, products, c) * flops / 2
     # an element of the input stands in n products, one of the weights in m, one of the output in k
-    return forward + cast_s / n + cast_s / m, backward + cast_s / k
+    return forward + cast_s / n + cast_s / m, backward + cast_s / k, of_weights
 
 
 def _fastest(facts: Facts, products: Products) -> Any:

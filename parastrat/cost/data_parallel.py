@@ -101,12 +101,22 @@ def _expert_ring(fabric: Fabric, c: Columns) -> Ring:
 
 
 def _unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gathers: Numbers) -> Seconds:
+    gather, reduce = gather_and_reduce_s(facts, c, unit, fabric)
+    return gathers * gather + reduce
+
+
+def gather_and_reduce_s(
+    facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric
+) -> tuple[Seconds, Seconds]:
+    """Return the seconds in which FSDP2 gathers a unit's parameters, and reduce-scatters its gradients."""
     element = element_bytes(facts)
-    moved = gathers * element.compute + element.reduce
     parts = local(unit, c)
-    seconds: Seconds = np.zeros(np.shape(sum(parts)))
+    gather: Seconds = np.zeros(np.shape(sum(parts)))
+    reduce = gather
     for held, ring_over in zip(parts, (_dense_ring, _expert_ring), strict=True):
         if np.any(held):
             ring = ring_over(fabric, c)
-            seconds = seconds + held * moved * ring.byte_s + (held > 0) * (gathers + 1) * ring.hops_s
-    return seconds
+            hops = (held > 0) * ring.hops_s
+            gather = gather + held * element.compute * ring.byte_s + hops
+            reduce = reduce + held * element.reduce * ring.byte_s + hops
+    return gather, reduce

@@ -14,6 +14,7 @@ from parastrat.report.phases import phase_lines
 from parastrat.report.recommendation import count_errors
 from parastrat.report.room import room_lines
 from parastrat.report.text import Tone, rendered, wrapped
+from parastrat.report.timeline import timeline_lines
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from parastrat.memory.rooms import Rooms
     from parastrat.report.commands import Context
     from parastrat.report.text import Line, Paper
+    from parastrat.timeline import Timeline
 
 
 def estimate_text(
@@ -29,13 +31,20 @@ def estimate_text(
     context: Context,
     paper: Paper,
     rooms: Rooms | None = None,
+    timeline: Timeline | None = None,
 ) -> str:
-    """Return the report of ``estimate``, with memory phase by phase and that of hosts where it is given."""
+    """Return the report of ``estimate``, with memory phase by phase, that of hosts and a step as it passes.
+
+    Each where it is given.
+    """
     lines = _estimate_head(case, findings, context, paper)
     lines += finding_lines(findings, paper)
     lines += plan_lines(case, paper) + memory_lines(case, paper)
     lines += [] if rooms is None else _rooms_lines(case, rooms, paper)
-    lines += time_lines(case, paper) + backend_lines(case, paper)
+    lines += time_lines(case, paper)
+    if timeline is not None:
+        lines += timeline_lines(timeline, case.plan.gradient_accumulation_steps, paper)
+    lines += backend_lines(case, paper)
     lines += caveat_lines(case.model.caveats, paper)
     return rendered(lines + next_lines(_after_estimate(case, findings, context), paper), paper)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from parastrat.memory.rooms import Rooms
     from parastrat.model import ModelSpec
     from parastrat.result import NearestFit, NetworkDoubt, Rung, SearchResult
+    from parastrat.timeline import Timeline
 
 RECOMMENDATION = "parastrat.recommendation/1"
 ESTIMATE = "parastrat.estimate/1"
@@ -48,9 +49,18 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def estimate_json(case: Case, findings: Sequence[Finding], rooms: Rooms | None = None) -> dict[str, Any]:
-    """Return the answer of ``estimate``, with memory phase by phase and that of hosts where it is given."""
+def estimate_json(
+    case: Case,
+    findings: Sequence[Finding],
+    rooms: Rooms | None = None,
+    timeline: Timeline | None = None,
+) -> dict[str, Any]:
+    """Return the answer of ``estimate``, with memory phase by phase, that of hosts and a step as it passes.
+
+    Each where it is given.
+    """
     where = {} if rooms is None else _rooms_table(rooms)
+    where |= {} if timeline is None else {"timeline": _timeline_table(timeline)}
     return {"schema": ESTIMATE, **_facts_table(case.facts), **_judged(case, findings), **where}
 
 
@@ -136,6 +146,16 @@ def _model_table(model: ModelSpec) -> dict[str, Any]:
 def _finding_table(finding: Finding) -> dict[str, Any]:
     table = plain(finding)
     return {key: table[key] for key in _FINDING_KEYS}
+
+
+def _timeline_table(timeline: Timeline) -> dict[str, Any]:
+    return {
+        "seconds": timeline.seconds,
+        "exposed": timeline.exposed,
+        "collectives": timeline.collectives,
+        "micro_batches_shown": timeline.micro_batches,
+        "lanes": {lane.name: lane.busy / timeline.shown for lane in timeline.lanes},
+    }
 
 
 def _rooms_table(rooms: Rooms) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.choices import is_any_of
 from parastrat.cost import time_floor, weights_floor
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.rules import rejection_masks
+from parastrat.schedules import SPLIT
 from parastrat.search.obeying import Obeying, Rejected, attributed
 from parastrat.search.rows import Constraints
 from parastrat.search.space import option_counts, policies
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 #: rows that are judged sooner than bounded
 _FEW = 600
+
+_SPLIT = tuple(sorted(SPLIT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +67,8 @@ class Searched:
         slots = np.full((len(self.allowed.batches.counts), len(sizes)), np.inf)
         steps = np.ones(slots.shape)
         steps[c.share, size] = c.gradient_accumulation_steps
-        bubble = (c.pp - 1) / c.virtual_stages
+        # what is left of the bubble where backward is split hangs on more than the whole work
+        bubble = np.where(is_any_of(c.pp_schedule, _SPLIT), 0, (c.pp - 1) / c.virtual_stages)
         np.minimum.at(slots, (c.share, size), (c.gradient_accumulation_steps + bubble) / c.pp)
         work = self.work.micro_batches(meshes, policies(self.fixed)[0]) * slots[meshes.share]
         return weights_floor(self.facts, meshes, work, steps[meshes.share]).min(axis=1)

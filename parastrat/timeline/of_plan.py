@@ -1,0 +1,217 @@
+"""The timeline of one plan, from the seconds that the cost model gives its blocks and collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.assess import plans_table
+from parastrat.columns import Columns, code_of, facts_columns
+from parastrat.cost.blocks import EXPOSED, IN_FORWARD, block_seconds
+from parastrat.cost.communication import fabric_of
+from parastrat.cost.data_parallel import data_parallel_s, gather_and_reduce_s
+from parastrat.cost.step import exposed_send_s
+from parastrat.plan import Shard
+from parastrat.ranks import block_kinds, whole_model
+from parastrat.ranks.stages import cut
+from parastrat.ranks.states import local_total, trainable_totals, unit_totals
+from parastrat.schedules import rank_of_stage, schedule_of
+from parastrat.timeline.data_parallel import COMPUTE, GATHER, REDUCE, Unit, works_of
+from parastrat.timeline.kinds import Kind
+from parastrat.timeline.orders import orders
+from parastrat.timeline.pipeline import Stage, run
+from parastrat.timeline.streams import Sharing, passed
+
+if TYPE_CHECKING:
+    from parastrat.case import Case, Facts
+    from parastrat.timeline.pipeline import Span
+    from parastrat.units import Seconds
+
+#: micro-batches after the first and before the last are alike, so that one of them tells all
+_ALIKE = 3
+#: micro-batches for each rank that fill a pipeline and empty it again, as all schedules take them
+_ROUNDS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What a lane does for a while."""
+
+    kind: Kind
+    name: str
+    start: Seconds
+    end: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """A rank of a pipeline, or a stream of a device."""
+
+    name: str
+    pieces: tuple[Piece, ...]
+
+    @property
+    def busy(self) -> Seconds:
+        return sum(piece.end - piece.start for piece in self.pieces)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A step without what the optimizer takes."""
+
+    lanes: tuple[Lane, ...]
+    #: of the whole step
+    seconds: Seconds
+    #: what the lanes show, which may be fewer micro-batches
+    micro_batches: int
+    shown: Seconds
+    #: of the whole step what waits: for other ranks, or for collectives of parameters and gradients
+    exposed: Seconds
+    #: what collectives of parameters and gradients take in the step; 0 where other ranks are waited for
+    collectives: Seconds = 0.0
+
+
+def timeline_of(case: Case) -> Timeline | None:
+    """Return a plan's timeline; None where one device does nothing but compute."""
+    facts, plan = case.facts, case.plan
+    c = Columns({**facts_columns(facts), **plans_table((plan,))})
+    seconds = {part: of_kind[:, 0] for part, of_kind in block_seconds(facts, c).of_kinds(c).items()}
+    if plan.mesh.pp > 1:
+        return _of_pipeline(case, c, seconds)
+    return _of_streams(facts, c, seconds) if plan.mesh.world_size > 1 else None
+
+
+def _forward_s(seconds: dict[str, Any]) -> Any:
+    return seconds["forward"] + sum(IN_FORWARD[part] * seconds[part] for part in EXPOSED)
+
+
+def _whole_s(seconds: dict[str, Any]) -> Any:
+    return seconds["compute"] + sum(seconds[part] for part in EXPOSED)
+
+
+def _of_pipeline(case: Case, c: Columns, seconds: dict[str, Any]) -> Timeline:
+    facts, plan = case.facts, case.plan
+    pp, batches = plan.mesh.pp, plan.gradient_accumulation_steps
+    forward, weights, whole = _forward_s(seconds), seconds["weights"], _whole_s(seconds)
+    of_kind, stages = np.array(block_kinds(facts.model).of), []
+    for number, repeats in enumerate(cut(facts.model, pp * plan.virtual_stages)):
+        held = np.bincount(of_kind, weights=repeats, minlength=len(forward))
+        stages.append(
+            Stage(
+                rank=rank_of_stage(plan, number),
+                forward=float(held @ forward),
+                inputs=float(held @ (whole - forward - weights)),
+                weights=float(held @ weights),
+            )
+        )
+    send = float(exposed_send_s(facts, c, fabric_of(facts))[0])
+
+    def ran(micro_batches: int) -> tuple[tuple[Span, ...], ...]:
+        ordered = orders(schedule_of(plan), pp, plan.virtual_stages, micro_batches)
+        return run(ordered, stages, send)
+
+    spans = every = ran(batches)
+    if batches > _ROUNDS * pp:
+        spans = ran(_ROUNDS * pp)
+    lanes = tuple(
+        Lane(
+            name=f"rank {rank}",
+            pieces=tuple(
+                Piece(
+                    kind=span.action.kind,
+                    name=f"stage {span.action.stage}, micro-batch {span.action.micro_batch}",
+                    start=span.start,
+                    end=span.end,
+                )
+                for span in own
+            ),
+        )
+        for rank, own in enumerate(spans)
+    )
+    end = max(own[-1].end for own in every)
+    busiest = max(sum(span.end - span.start for span in own) for own in every)
+    return Timeline(
+        lanes=lanes,
+        seconds=end,
+        micro_batches=min(batches, _ROUNDS * pp),
+        shown=max(own[-1].end for own in spans),
+        exposed=end - busiest,
+    )
+
+
+def _of_streams(facts: Facts, c: Columns, seconds: dict[str, Any]) -> Timeline:
+    units, root, beside = _units(facts, c, seconds)
+    again = bool(c.reshard_after_forward[0])
+    batches = int(c.gradient_accumulation_steps[0])
+    sharing = Sharing(compute=COMPUTE, beside=beside)
+    shown = min(batches, _ALIKE)
+    works = passed(works_of(units, root, shown, again=again), sharing)
+    end = max(work.end for work in works)
+    whole = end
+    if batches > shown:
+        shorter = passed(works_of(units, root, shown - 1, again=again), sharing)
+        whole += (batches - shown) * (end - max(work.end for work in shorter))
+    computing = batches * sum(unit.forward + unit.backward for unit in units)
+    moved = sum(each.work.seconds for each in works if each.work.stream != COMPUTE)
+    if batches > shown:
+        alike = works_of(units, root, shown - 1, again=again)
+        moved += (batches - shown) * (moved - sum(work.seconds for work in alike if work.stream != COMPUTE))
+    lanes = (
+        Lane(
+            name=stream,
+            pieces=tuple(
+                Piece(kind=each.work.kind, name=each.work.name, start=each.start, end=each.end)
+                for each in works
+                if each.work.stream == stream
+            ),
+        )
+        for stream in (COMPUTE, GATHER, REDUCE)
+    )
+    return Timeline(
+        lanes=tuple(lane for lane in lanes if lane.pieces),
+        seconds=whole,
+        micro_batches=shown,
+        shown=end,
+        exposed=whole - computing,
+        collectives=moved,
+    )
+
+
+def _units(facts: Facts, c: Columns, seconds: dict[str, Any]) -> tuple[list[Unit], Unit, float]:
+    """Return the blocks in the order of forward, the root, and how fast compute is beside a collective."""
+    kinds, load, fabric = block_kinds(facts.model), whole_model(facts.model), fabric_of(facts)
+    of_model = data_parallel_s(facts, c, load, fabric, np.zeros(1))
+    fsdp = bool((c.shard == code_of(Shard.PARAMETERS))[0])
+    forward, whole = _forward_s(seconds), _whole_s(seconds)
+    trained = local_total(trainable_totals(kinds), c)[:, 0]
+    all_trained = float(local_total(load.trainable, c)[0])
+    once = float(of_model["once"][0])
+    gathers = reduces = root_gather = root_reduce = np.zeros((len(forward), 1))
+    if fsdp:
+        gathers, reduces = gather_and_reduce_s(facts, c, unit_totals(kinds), fabric)
+        root_gather, root_reduce = gather_and_reduce_s(facts, c, load.root, fabric)
+    share = once / all_trained if all_trained else 0.0
+    units, told = [], 0.0
+    for block, kind in zip(facts.model.blocks, kinds.of, strict=True):
+        own = Unit(
+            name=block.name,
+            forward=float(forward[kind]),
+            backward=float(whole[kind] - forward[kind]),
+            gather=float(gathers[kind, 0]),
+            reduce=float(reduces[kind, 0]),
+            reduce_last=0.0 if fsdp and not block.unit else float(share * trained[kind]),
+        )
+        told += own.reduce_last * block.repeat
+        units += [own] * block.repeat
+    # the root's, and of tied weights what the first of them has for all
+    root = Unit(
+        name="root",
+        forward=0.0,
+        backward=0.0,
+        gather=float(root_gather.flat[0]),
+        reduce=float(root_reduce.flat[0]),
+        reduce_last=max(once - told, 0.0) if fsdp else 0.0,
+    )
+    return units, root, float(np.broadcast_to(of_model["overlap"], (1,))[0])
