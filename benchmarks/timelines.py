@@ -2,10 +2,10 @@
 
 Usage: python benchmarks/timelines.py [JOBS]
 
-The first table is of the plans that the answers to JOBS jobs (40) show, drawn from every preset on 1, 8 and
-128 of every node: by strategy or schedule, how far the timeline's step is from the estimate's. The second is
-of published runs on several devices: the step's error by either, of a pipeline with the transfers between
-stages that the timeline hides.
+The first table is of the plans that the answers to JOBS jobs (40) show, drawn from every preset on 1, 8
+and 128 of every node: by strategy or schedule, how far the timeline's step is from the estimate's. The
+second is of published runs on several devices: the step's error by either, of a pipeline with the
+transfers between stages that the timeline hides.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def kind_of(case: Case) -> str:
 
 def shown_plans(count: int) -> Iterator[Case]:
     """Yield the plans of answers to some jobs."""
-    for model, on in random.Random(_SEED).sample(sweep.jobs(), count):
+    for model, on in random.Random(_SEED).sample(sweep.jobs(), count):  # noqa: S311 - a draw
         job = resolved(JobFlags(model=model, on=on))
         result = find_plan(job.facts, model_at=job.model_at)
         yield from (case for case in (result.chosen, *result.alternatives) if case is not None)
@@ -90,7 +90,7 @@ def of_published() -> None:
         if measured is None or step is None:
             left_out += 1
             continue
-        errors[f"{row.source} {kind_of(case)}"].append(
+        errors[f"{row.id.rpartition('-')[0]}, {case.stack.name}, {kind_of(case)}"].append(
             (abs(case.estimate.time.step / measured - 1), abs(step / measured - 1))
         )
     print(f"\n{'runs of':32} {'number':>6} {'estimate':>20} {'timeline':>20}   (median, mean)")

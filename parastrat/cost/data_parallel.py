@@ -26,7 +26,8 @@ def data_parallel_s(
     """Return the seconds of data-parallel collectives and the share of them that can overlap.
 
     ``each`` are of one gathering, of which a step has ``gatherings``; ``once`` of a step, whatever its
-    micro-batches.
+    micro-batches. ``alone`` are those of a gathering that nothing runs beside: the root's parameters come
+    before anything is computed.
 
     Args:
         facts: the job.
@@ -38,10 +39,11 @@ def data_parallel_s(
     fsdp = c.shard == code_of(Shard.PARAMETERS)
     stack = facts.stack
     replicated = np.where(c.shard >= code_of(Shard.OPTIMIZER), stack.zero_overlap, stack.dp_overlap)
-    root = _unit_s(facts, c, load.root, fabric, gathers=1)
+    gather, reduce = gather_and_reduce_s(facts, c, load.root, fabric)
     return {
         # FSDP2 gathers and reduce-scatters unit by unit
-        "each": np.where(fsdp, root + units_s, 0.0),
+        "each": np.where(fsdp, reduce + units_s, 0.0),
+        "alone": np.where(fsdp, gather, 0.0),
         "once": _once_s(facts, c, load, fabric),
         "overlap": np.where(fsdp, stack.fsdp_overlap, replicated) * _hides(facts),
     }
@@ -85,7 +87,8 @@ def _once_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds
 def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
     """Return one unit's collectives: gathered for forward, after resharding again, and reduce-scattered."""
     again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
-    return _unit_s(facts, c, unit, fabric, gathers=again)
+    gather, reduce = gather_and_reduce_s(facts, c, unit, fabric)
+    return again * gather + reduce
 
 
 @derived_with
@@ -98,11 +101,6 @@ def _dense_ring(fabric: Fabric, c: Columns) -> Ring:
 def _expert_ring(fabric: Fabric, c: Columns) -> Ring:
     """Return those over the ranks that experts' parameters are sharded over."""
     return ring_of(Group(ranks=shard_ranks(c)[1], stride=np.where(c.ep > 1, c.ep, c.tp)), fabric)
-
-
-def _unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gathers: Numbers) -> Seconds:
-    gather, reduce = gather_and_reduce_s(facts, c, unit, fabric)
-    return gathers * gather + reduce
 
 
 def gather_and_reduce_s(

@@ -137,8 +137,7 @@ def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: 
     floor = work + facts.stack.step_constant_s + one["optimizer"]
     if "each" not in one:
         return floor
-    total = one["each"] * np.where(plain.pp[:, None] > 1, 1, micro_batches) + one["once"]
-    return floor + total - one["overlap"] * np.minimum(total, work)
+    return floor + _exposed_s(one, np.where(plain.pp[:, None] > 1, 1, micro_batches), work)
 
 
 def _of_model(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
@@ -214,10 +213,26 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
         "optimizer": one["optimizer"],
     }
     if "each" in one:
-        total = one["each"] * gatherings(c) + one["once"]
         beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, one["backward"])
-        parts["dp_exposed"] = total - one["overlap"] * np.minimum(total, beside)
+        parts["dp_exposed"] = _exposed_s(one, gatherings(c), beside)
     return {**parts, "step": sum(parts[part] for part in PARTS)}
+
+
+def _exposed_s(one: dict[str, Any], gathered: Numbers, beside: Seconds) -> Seconds:
+    """Return by how much collectives of parameters and gradients make a step longer.
+
+    Beside one of them compute is slower (``overlap``), so that even what is hidden takes its share; and
+    where they take longer than what they hide behind, the step is as long as they are. That is what
+    ``timeline`` shows of equal units.
+
+    Args:
+        one: as ``data_parallel_s`` returns it.
+        gathered: how often a step gathers.
+        beside: what can run beside them.
+    """
+    total = one["each"] * gathered + one["once"]
+    hidden_in_part = np.maximum(total - beside, (1 - one["overlap"]) * total)
+    return one["alone"] * gathered + hidden_in_part
 
 
 def _pipeline_sends(facts: Facts, c: Columns, fabric: Fabric | None) -> Seconds:

@@ -133,6 +133,9 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
         return []
     second = min(runners, key=lambda case: case.estimate.time.step)
     loss = second.estimate.time.step / chosen.estimate.time.step - 1
+    if loss < 0:
+        pace = f"would take {duration(second.estimate.time.step)}, {percent(-loss)} less"
+        return [f"{plan_name(second)} {pace}, but is tight: what is spare is less than its margin of error"]
     pace = f"{duration(second.estimate.time.step)}, {percent(loss)} more"
     return [f"the next best rung is {plan_name(second)}: {pace}"]
 

@@ -36,7 +36,7 @@ def load(*, trainable: float = 0, root: float = 0, frozen: float = 0, expert: fl
 
 def total(held: RankLoad, units_s: float = 0.0, facts: Facts | None = None, **plan: Any) -> float:
     found = data_parallel_s(facts or job(), row(**plan), held, FABRIC, units_s)
-    return float(found["each"] * gatherings(row(**plan)) + found["once"])
+    return float((found["each"] + found["alone"]) * gatherings(row(**plan)) + found["once"])
 
 
 def unit_s(*, tensor: float = 0, replicated: float = 0, expert: float = 0, **plan: Any) -> float:
@@ -117,6 +117,12 @@ def test_fsdp_repeats_its_collectives_for_every_micro_batch() -> None:
     assert total(load(trainable=1, root=1), 0.5, **plan) == pytest.approx(root + 0.5)
     found = total(load(trainable=1, root=1), 0.5, gradient_accumulation_steps=3, **plan)
     assert found == pytest.approx(3 * (root + 0.5))
+
+
+def test_nothing_runs_beside_the_gathering_of_the_root() -> None:
+    found = data_parallel_s(job(), row(dp_shard=2, **SHARDED), load(root=1), FABRIC, 0.5)
+    assert float(found["alone"]) == pytest.approx(1 / 2 * GATHERED / INSIDE)
+    assert float(found["each"]) == pytest.approx(1 / 2 * REDUCED / INSIDE + 0.5)
 
 
 def test_a_pipeline_gathers_and_reduces_once_a_step() -> None:

@@ -155,3 +155,11 @@ def test_findings_come_errors_first() -> None:
     page = estimate_text(five_way(), (LOGITS, HEADS), CONTEXT, Paper())
     assert page.index("PS201 error") < page.index("PS103 info")
     assert "cannot run, it breaks 1 rule" in page
+
+
+def test_a_tight_plan_that_is_faster_is_not_said_to_take_more() -> None:
+    # the faster one is not among those that may be taken
+    passed_over = replace(taken(), fastest=taken().chosen)
+    page = " ".join(recommendation_text(passed_over, CONTEXT, Paper()).split())
+    assert "less, but is tight: what is spare is less than its margin of error" in page
+    assert "next best rung" not in page

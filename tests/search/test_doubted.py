@@ -48,7 +48,7 @@ def test_the_search_is_repeated_at_half_and_double_of_a_derived_rate() -> None:
 
 
 def test_a_flip_is_a_plan_that_is_slower_there_or_a_simpler_one() -> None:
-    slower, stands = _of("llama-3.1-8b", "dgx-h100:4", 512, 8192)
+    slower, stands = _of("llama-3.1-8b", "dgx-h100:4", 1024, 2048)
     assert (slower.flips, slower.simpler) == (True, False)
     assert slower.chosen.estimate.time.step > 1.05 * slower.other.estimate.time.step
     # another mesh, which is as fast
