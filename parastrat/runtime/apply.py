@@ -40,6 +40,7 @@ from parastrat.runtime.recompute import (
 )
 from parastrat.runtime.refusals import (
     check_fingerprint,
+    check_gradients,
     check_model,
     check_optimizers,
     check_plan,
@@ -147,6 +148,7 @@ def _check(module: nn.Module, choice: Choice) -> None:
     check_world(choice.plan, dist.get_world_size() if dist.is_initialized() else 1)
     check_plan(choice.plan)
     check_scalars(module, choice.plan)
+    check_gradients(module, choice.plan)
     if choice.fingerprint is not None:
         check_fingerprint(module, choice.fingerprint)
     check_optimizers(module, choice.plan)
@@ -166,6 +168,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
         calls.append("model.config.use_cache = False")
     changed = cast_weights(module, plan.precision)
     if changed:
+        wrapping.cast = tuple(changed)
         calls.append(
             f"# {len(changed)} parameters cast to the plan's {plan.precision}, such as {changed[0]}"
         )

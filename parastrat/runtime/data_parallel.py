@@ -23,6 +23,7 @@ from parastrat.runtime.training.buffers import (
     has_changing_buffers,
     norms_with_statistics,
 )
+from parastrat.runtime.training.reached import Reached, chooses_at_random
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +43,9 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     device_ids = [wrapping.device.index] if wrapping.device.type != "cpu" else None
     group = wrapping.mesh.data_group if wrapping.mesh.data is not wrapping.mesh.whole else None
     # the reducer registers on gradients of the default stream's graph; views of its buckets save a copy
-    # an expert may see no token of a rank
-    unused = has_routed_parts(module)
+    # an expert may see no token of a rank, and a layer may be left out at random; what a model never uses
+    # shows in the first step
+    unused = has_routed_parts(module) or chooses_at_random(module)
     wrapped = DistributedDataParallel(
         module,
         device_ids=device_ids,
@@ -60,6 +62,7 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     if not has_changing_buffers(module):
         wrapped.broadcast_buffers = False
         wrapping.calls.append("model.broadcast_buffers = False")
+    wrapping.reached = Reached(wrapped, wrapping)
     return wrapped
 
 
@@ -101,6 +104,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     plan = wrapping.plan
     check_calls(module, units.values())
     _without_gradients_of_nothing(module, wrapping)
+    _in_rows(module, wrapping)
     # a pipeline's stages keep gathered weights for all micro-batches, as estimates say: zero-bubble
     # schedules find no gradients for those that were freed after the forward
     reshard = plan.reshard_after_forward and plan.mesh.pp == 1
@@ -161,6 +165,19 @@ def _without_gradients_of_nothing(module: nn.Module, wrapping: Wrapping) -> None
     if empty:
         wrapping.calls.append(
             f"for name in {tuple(empty)}:\n    model.get_parameter(name).requires_grad_(False)"
+        )
+
+
+def _in_rows(module: nn.Module, wrapping: Wrapping) -> None:
+    """Lay parameters out in rows, of which alone FSDP2 takes shards: not transposed, nor channels last."""
+    others = [name for name, parameter in module.named_parameters() if not parameter.is_contiguous()]
+    for name in others:
+        parameter = module.get_parameter(name)
+        parameter.data = parameter.data.contiguous()
+    if others:
+        wrapping.calls.append(
+            f"for name in {tuple(others)}:\n    parameter = model.get_parameter(name)\n"
+            "    parameter.data = parameter.data.contiguous()"
         )
 
 

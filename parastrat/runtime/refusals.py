@@ -81,6 +81,30 @@ def check_scalars(model: nn.Module, plan: Plan) -> None:
             )
 
 
+def check_gradients(model: nn.Module, plan: Plan) -> None:
+    """Refuse gradients that parameters would not get once they are replaced by shards.
+
+    Raises:
+        WrapError: naming a parameter with a hook of its own, or an embedding with sparse gradients.
+    """
+    if not (plan.shards_parameters or plan.mesh.tp > 1):
+        return
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001  (no public accessor)
+            raise WrapError(
+                f"{name} has a hook on its gradient, and {plan.strategy} replaces the parameter: the hook "
+                "would never run",
+                hint="change p.grad between backward and optimizer.step(), register the hook after "
+                "auto_parallelize, or plan ddp: parastrat recommend --strategy ddp",
+            )
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise WrapError(
+                f"{name or 'the model'} makes sparse gradients, which {plan.strategy} cannot divide",
+                hint="build it with sparse=False, or plan ddp: parastrat recommend --strategy ddp",
+            )
+
+
 def check_calls(model: nn.Module, units: Iterable[nn.Module]) -> None:
     """Refuse blocks that their owner runs by ``block.forward(...)``: hooks, and so FSDP2, never see them.
 

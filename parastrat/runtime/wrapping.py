@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.layout import Layout
     from parastrat.runtime.tensor_parallel.own_values import Leaves
     from parastrat.runtime.tensor_parallel.sums import Sums
+    from parastrat.runtime.training.reached import Reached
     from parastrat.runtime.training.unused import Unused
 
 
@@ -46,8 +47,12 @@ class Wrapping:
     reduce_unused: list[nn.Module] = field(default_factory=list)
     #: with such roots only
     unused: Unused | None = None
+    #: with DDP only: what a step reaches
+    reached: Reached | None = None
     #: fp16 only
     loss_scale: LossScale | None = None
+    #: names of parameters that were brought into the plan's number format
+    cast: tuple[str, ...] = ()
     #: lines of plain torch, in the order in which they ran
     calls: list[str] = field(default_factory=list)
     #: None without pipeline stages

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves
 
-from parastrat.errors import UsageError
+from parastrat.errors import UsageError, WrapError
+from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
 from parastrat.runtime.training.batches import (
@@ -91,7 +91,7 @@ def forward_backward(
         wrapping.loss_scale.scale_earlier_(model)
     wrapping.stepping = True
     try:
-        with completing(wrapping):
+        with completing(wrapping), _formats_explained(wrapping):
             if wrapping.pipeline is not None:
                 summed += _through(wrapping.pipeline, shares, total, loss_fn)
             else:
@@ -106,12 +106,30 @@ def forward_backward(
     return summed
 
 
+@contextmanager
+def _formats_explained(wrapping: Wrapping) -> Iterator[None]:
+    """Say whose formats the plan changed, where a forward that casts by itself meets them."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not wrapping.cast or "dtype" not in str(error):
+            raise
+        raise WrapError(
+            f"{len(wrapping.cast)} parameters such as {wrapping.cast[0]} were cast to the plan's "
+            f"{wrapping.plan.precision}, and the forward gives them another format: {error}",
+            hint="let the forward cast to its weights' dtype, as x.to(self.weight.dtype), or build the "
+            "model in one format",
+        ) from error
+
+
 def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | None) -> torch.Tensor:
     """Run one micro-batch; return its part of the global mean loss."""
     wrapping = wrapping_of(model)
     with dividing_logits(wrapping):
         output = called(model, to_device(share.inputs, wrapping.device))
         loss = _loss(wrapping, share, output, _Mean(total=total, loss_fn=loss_fn))
+    if wrapping.reached is not None:
+        wrapping.reached.by_loss(loss.objective)
     loss.objective.backward()  # type: ignore[no-untyped-call]
     return loss.part()
 
@@ -173,7 +191,7 @@ def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> _Loss:
     else:
         with _loss_precision(wrapping):
             if mean.loss_fn is None:
-                loss = output["loss"] if isinstance(output, dict) else output.loss
+                loss = _own_loss(output)
             else:
                 loss = mean.loss_fn(output, to_device(share.targets, wrapping.device))
         weight = share.count / mean.total
@@ -183,13 +201,24 @@ def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> _Loss:
     return _Loss(mean=loss, weight=weight, objective=objective)
 
 
+def _own_loss(output: Any) -> torch.Tensor:
+    """Return the loss that a model computed.
+
+    Raises:
+        UsageError: if its output has none by that name.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, torch.Tensor):
+        return loss
+    raise UsageError(
+        f"there is no loss_fn, and the model returned {type(output).__name__} without a loss in it",
+        hint="pass loss_fn=: lambda output, targets: output[1] where the model returns (logits, loss)",
+    )
+
+
 def _nothing(output: Any) -> torch.Tensor:
     """Return a zero that depends on the whole output: backward runs all its collectives, adding nothing."""
-    leaves = [
-        leaf
-        for leaf in tree_leaves(output)
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.ndim
-    ]
+    leaves = [leaf for leaf in tensors_in(output) if leaf.requires_grad and leaf.ndim]
     if not leaves:
         raise UsageError(
             "a micro-batch without targets, of a model that returns nothing but its loss",

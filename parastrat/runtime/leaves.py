@@ -1,0 +1,53 @@
+"""The tensors in what a forward returned, whatever holds them.
+
+torch's own trees know lists, tuples, dicts and what is registered with them. People also return
+dataclasses, dicts and lists of their own classes, and objects with tensors for attributes: what is not
+found there would be left out of a comparison, a loss or a pipeline's messages without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def tensors_in(output: Any) -> list[torch.Tensor]:
+    """Return the tensors in a module's output, in order.
+
+    Args:
+        output: a tree of torch's, with dataclasses, mappings, lists and tuples of any class in it; or one
+            object whose attributes are such. Objects inside of the tree, such as caches, are left alone.
+    """
+    return [leaf for leaf in _leaves(output, frozenset(), whole=True) if isinstance(leaf, torch.Tensor)]
+
+
+def _leaves(value: Any, around: frozenset[int], *, whole: bool = False) -> Iterator[Any]:
+    """Yield what is in a value; ``around`` are the identities of what holds it."""
+    if id(value) in around:
+        return
+    inside = around | {id(value)}
+    for leaf in tree_leaves(value):
+        if leaf is not value:
+            yield from _leaves(leaf, inside)
+            continue
+        for part in _parts(leaf, whole=whole):
+            yield from _leaves(part, inside)
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+
+
+def _parts(leaf: Any, *, whole: bool) -> list[Any]:
+    """Return what is in a leaf of torch's trees."""
+    if isinstance(leaf, torch.Tensor | type):
+        return []
+    if is_dataclass(leaf):
+        return [getattr(leaf, field.name) for field in fields(leaf)]
+    if isinstance(leaf, Mapping):
+        return list(leaf.values())
+    if isinstance(leaf, list | tuple):
+        return list(leaf)
+    return list(getattr(leaf, "__dict__", {}).values()) if whole else []

@@ -1,0 +1,142 @@
+"""Parameters that a loss does not reach: DDP waits for the gradients of all, unless it is told to look.
+
+Unused heads, a last layer's residual branch, a norm that a parallel block leaves out: models have them, and
+DDP then reduces nothing of their bucket. What the first loss reaches is looked up once, in its graph;
+only where something is missing does DDP search every graph, which costs time.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd import Variable
+
+from parastrat.errors import WrapError
+from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.training.messages import true_on_any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    from parastrat.runtime.wrapping import Wrapping
+
+#: a draw of one number, and a branch: layers that are left out at random (stochastic depth, LayerDrop)
+_DRAWS = re.compile(r"\b(rand|random|uniform|bernoulli(_)?)\(")
+_BRANCHES = re.compile(r"^\s*(el)?if\b|\bif\b.*\belse\b", re.MULTILINE)
+#: backward runs another graph, which is not there yet
+_HIDES_A_GRAPH = "CheckpointFunctionBackward"
+
+
+def chooses_at_random(module: nn.Module) -> bool:
+    """Return whether a forward draws numbers and branches: it may leave parts out of some steps."""
+    return any(_draws_and_branches(kind) for kind in {type(part) for part in module.modules()})
+
+
+def _draws_and_branches(kind: type[nn.Module]) -> bool:
+    if kind.__module__.startswith("torch."):
+        return False
+    try:
+        source = inspect.getsource(kind.forward)
+    except (OSError, TypeError):  # made at run time
+        return False
+    return bool(_DRAWS.search(source) and _BRANCHES.search(source))
+
+
+def reached_from(outputs: Iterable[torch.Tensor]) -> set[torch.Tensor] | None:
+    """Return the leaves that get a gradient from these tensors; None if their graph does not tell."""
+    waiting = [each.grad_fn for each in outputs if each.grad_fn is not None]
+    seen = set(waiting)
+    found: set[torch.Tensor] = set()
+    while waiting:
+        node: Any = waiting.pop()
+        if node.name() == _HIDES_A_GRAPH:
+            return None
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.add(leaf)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
+
+
+class Reached:
+    """Sees once what a step of a replicated model reaches, and lets DDP search where that is not all."""
+
+    def __init__(self, replicated: DistributedDataParallel, wrapping: Wrapping) -> None:
+        self._replicated = replicated
+        self._wrapping = wrapping
+        self._known = replicated.find_unused_parameters
+        self._checking = False
+        replicated.module.register_forward_hook(self._forwarded)
+
+    def by_loss(self, loss: torch.Tensor) -> None:
+        """See to a loss, of which the next backward is."""
+        self._look([loss])
+        if self._replicated.find_unused_parameters and self._replicated.require_backward_grad_sync:
+            # DDP took it that all the model returned would be read
+            self._replicated.reducer.prepare_for_backward([loss])
+
+    def _forwarded(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """See to what a plain loop makes a loss of; before DDP itself does."""
+        if self._known or self._wrapping.stepping or not torch.is_grad_enabled():
+            return
+        outputs = [leaf for leaf in tensors_in(output) if leaf.requires_grad]
+        self._look(outputs)
+        if not self._replicated.find_unused_parameters:
+            for leaf in outputs:
+                leaf.register_hook(lambda _: self._began())  # type: ignore[no-untyped-call]
+
+    def _look(self, outputs: list[torch.Tensor]) -> None:
+        if self._known:
+            return
+        self._known = True
+        reached = reached_from(outputs)
+        missing = [] if reached is None else [p for p in self._trained() if p not in reached]
+        group = self._wrapping.mesh.data_group
+        if true_on_any([bool(missing)], self._wrapping.device, group)[0]:
+            _search_from_now_on(self._replicated)
+            self._wrapping.calls.append(
+                "# find_unused_parameters=True: a loss did not reach all parameters"
+            )
+
+    def _trained(self) -> list[torch.Tensor]:
+        return [each for each in self._replicated.module.parameters() if each.requires_grad]
+
+    def _began(self) -> None:
+        """The first backward of a plain loop has begun: see at its end whether all had a part in it."""
+        if self._checking:
+            return
+        self._checking = True
+        Variable._execution_engine.queue_callback(self._ended)  # noqa: SLF001  (as torch's own wrappers)
+
+    def _ended(self) -> None:
+        without = [name for name, p in self._replicated.module.named_parameters() if _waits(p)]
+        if without:
+            raise WrapError(
+                f"the loss did not reach {without[0]}, though it is in what the model returned: DDP would "
+                "wait for its gradient for ever",
+                hint="train with parastrat.forward_backward(model, inputs, targets, loss_fn=...), or "
+                "return only what the loss reads",
+            )
+
+
+def _waits(parameter: torch.Tensor) -> bool:
+    return parameter.requires_grad and parameter.grad is None
+
+
+def _search_from_now_on(replicated: DistributedDataParallel) -> None:
+    """Let DDP search each step's graph; it was built without, and no gradient is there yet."""
+    replicated.find_unused_parameters = True
+    # as DDP does when it is unpickled; nothing public builds its reducer anew
+    reducer: Any = replicated
+    parameters, sparse = reducer._build_params_for_reducer()  # noqa: SLF001
+    names = reducer._build_debug_param_to_name_mapping(parameters)  # noqa: SLF001
+    reducer._ddp_init_helper(parameters, sparse, names, replicated.static_graph)  # noqa: SLF001
