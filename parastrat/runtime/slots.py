@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from parastrat.runtime.leaves import tensors_in
+
 #: what wrappers insert into names
 _INFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
@@ -105,11 +107,22 @@ def slots_of(module: nn.Module) -> list[Slot]:
 
 def without_data(module: nn.Module) -> nn.Module:
     """Return a copy on the meta device, with the same ties."""
-    memo: dict[int, Any] = {
+    memo: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in left_behind(module)}
+    memo |= {
         id(slot.tensor): slot.standing_for(torch.empty_like(slot.tensor, device="meta"))
         for slot in slots_of(module)
     }
     return copy.deepcopy(module, memo)
+
+
+def left_behind(module: nn.Module) -> list[torch.Tensor]:
+    """Return the tensors among a module's plain attributes that were computed from parameters.
+
+    A forward leaves them, or hooks that make a weight of others (``torch.nn.utils.weight_norm``); Python
+    cannot copy them.
+    """
+    held = tensors_in([list(vars(part).values()) for part in module.modules()])
+    return [tensor for tensor in held if not tensor.is_leaf]
 
 
 def clean_name(name: str) -> str:

@@ -19,7 +19,7 @@ from parastrat.runtime.pipeline.route import Route, parts_of, route_of
 from parastrat.runtime.pipeline.schedule import Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
-from parastrat.runtime.slots import slots_of, without_data
+from parastrat.runtime.slots import left_behind, slots_of, without_data
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import divided_between
 from parastrat.runtime.tensor_parallel.sequence import unstreamed
@@ -239,7 +239,8 @@ def split(pipeline: Pipeline, module: nn.Module) -> None:
     with pipeline.absent.back():
         for stage in pipeline.modules:
             absent = absent_parts(pipeline.parts, pipeline.cut, (stage,))
-            memo: dict[int, Any] = {id(slot.tensor): slot.tensor for slot in slots_of(module)}
+            memo: dict[int, Any] = {id(tensor): tensor for tensor in left_behind(module)}
+            memo |= {id(slot.tensor): slot.tensor for slot in slots_of(module)}
             memo |= {id(part): part for name, part in parts.items() if name not in absent}
             pipeline.modules[stage] = copy.deepcopy(module, memo)
     for stage, chunk in pipeline.modules.items():

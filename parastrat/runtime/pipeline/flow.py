@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tracing.operators import call_of
 
 #: operators that torch asks about devices and the like
@@ -142,12 +143,12 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         held.number, held.sources = self.intern(key), frozenset(sources)
 
     def sources_of(self, value: Any) -> frozenset[Source]:
-        """Return the sources of all tensors in a tree."""
-        return frozenset[Source]().union(*(self.held(leaf).sources for leaf in _tensors(value)))
+        """Return the sources of all tensors in a module's output."""
+        return frozenset[Source]().union(*(self.held(leaf).sources for leaf in tensors_in(value)))
 
     def numbers_of(self, value: Any) -> tuple[Hashable, ...]:
-        """Return what was computed, for all tensors in a tree."""
-        return tuple(self._encoded(leaf) for leaf in _tensors(value))
+        """Return what was computed, for all tensors in a module's output."""
+        return tuple(self._encoded(leaf) for leaf in tensors_in(value))
 
     def begin_visit(self) -> None:
         """A part of the model begins."""

@@ -18,7 +18,7 @@ from parastrat.errors import WrapError
 from parastrat.runtime.pipeline.border import Border
 from parastrat.runtime.pipeline.cut import Span
 from parastrat.runtime.pipeline.flow import Flow, Source
-from parastrat.runtime.pipeline.route import Route, TensorShape, Trace, fakes_of
+from parastrat.runtime.pipeline.route import Route, TensorShape, Trace, fakes_of, parts_of
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 
@@ -40,16 +40,32 @@ def prove(
         whole = begin(None)
         route, output = whole.run()
         expected = whole.flow.numbers_of(output)
+        if not expected:
+            raise WrapError(
+                f"{type(module).__name__} returns {type(output).__name__}, in which no tensor was found to "
+                "compare",
+                hint="return tensors, alone or in tuples, dicts or dataclasses, or plan --pp 1",
+            )
         known: dict[Source, tuple[torch.Tensor, int]] = {}
         for span in spans:
             held = frozenset(name for name, stages in owners.items() if span.stage in stages)
             trace = begin(held)
             output = _staged(trace, route, span, known)
     if trace.flow.numbers_of(output) != expected:
+        hooked = [name for name, part in parts_of(module).items() if _has_hooks(part)]
+        if hooked:
+            raise WrapError(
+                f"{hooked[0]} has a forward hook, which would run on every stage and change what it sends",
+                hint="move what the hook does into forward, or plan --pp 1",
+            )
         raise WrapError(
             f"the stages of {type(module).__name__} do not compute what it computes as a whole",
             hint="plan --pp 1; please report the model: this should have been seen when it was cut",
         )
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks)  # noqa: SLF001  (no public accessor)
 
 
 def _staged(trace: Trace, route: Route, span: Span, known: dict[Source, tuple[torch.Tensor, int]]) -> Any:

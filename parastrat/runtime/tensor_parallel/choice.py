@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,7 +13,7 @@ from parastrat.errors import ParastratError, WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import in_step
-from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
+from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy, whole_batch_for
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, fitted, vocabulary_groups
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
@@ -33,9 +34,13 @@ from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed.device_mesh import DeviceMesh
 
 Groups = tuple[Group, ...]
+
+_GIVE = "pass sample_inputs= to auto_parallelize"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,20 +155,38 @@ def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
     Raises:
         WrapError: if none can be made, or its forward raises.
     """
-    try:
+    with _failing(source, f"{_GIVE}: one micro-batch as the forward takes it"):
         few = small_copy(source, mesh.size())
-        task = Task(inputs=batch_for(source, few, mesh.size()))
-        # a forward may leave tensors in the module that cannot be copied
-        expected = results(copy.deepcopy(few), task)
+        try:
+            return _bench(few, batch_for(source, few, mesh.size()), mesh)
+        except ParastratError:
+            raise
+        except Exception:
+            if source.sample_inputs is None:
+                raise
+    with _failing(source, f"{_GIVE} that the forward takes on one device, or plan without tp"):
+        return _bench(few, whole_batch_for(source, few), mesh)
+
+
+def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
+    task = Task(inputs=inputs)
+    # a forward may leave tensors in the module that cannot be copied
+    return Bench(copy=few, task=task, expected=results(copy.deepcopy(few), task), mesh=mesh)
+
+
+@contextmanager
+def _failing(source: Source, hint: str) -> Iterator[None]:
+    """Turn what a small copy raises into one message."""
+    try:
+        yield
     except ParastratError:
         raise
     except Exception as error:  # the user's code may raise anything; the message quotes it
         raise WrapError(
             f"a small copy of this {type(source.module).__name__}, which tensor parallelism is proven on, "
             f"raised {described(error)}",
-            hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
+            hint=hint,
         ) from error
-    return Bench(copy=few, task=task, expected=expected, mesh=mesh)
 
 
 def _own(source: Source, _bench: Bench) -> Layout:

@@ -18,7 +18,7 @@ from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
-from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.slots import Slot, left_behind, slots_of
 from parastrat.runtime.tensor_parallel.dropout import without_dropout
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
 from parastrat.runtime.tracing.example_inputs import example_inputs, made, resized
@@ -71,7 +71,7 @@ def _parameters_kept(module: nn.Module) -> int:
 
 
 def _with_few_blocks(source: Source) -> nn.Module:
-    parts: dict[int, Any] = {}
+    parts: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in left_behind(source.module)}
     for slot in slots_of(source.module):
         values = torch.empty_like(slot.tensor, device="meta") if slot.is_parameter else slot.tensor.clone()
         parts[id(slot.tensor)] = slot.standing_for(values)
@@ -130,8 +130,13 @@ def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
     return tree_map(filled, batch)
 
 
-def _cut(batch: Any, length: int) -> Any:
-    """Return the first samples of the user's micro-batch, with their own values."""
+def whole_batch_for(source: Source, few: nn.Module) -> Any:
+    """Return the first samples that the user gave, as long as they are: some forwards take one length."""
+    return _telling(few, to_device(_cut(source.sample_inputs, None), source.device))
+
+
+def _cut(batch: Any, length: int | None) -> Any:
+    """Return the first samples of the user's micro-batch, with their own values; None: all of each."""
     like = resized(batch)(SAMPLES, length)
 
     def part(whole: Any, wanted: Any) -> Any:
@@ -202,7 +207,8 @@ def _drop_blocks(module: nn.Module) -> None:
 def _random(slot: Slot, drawn: torch.Generator) -> torch.Tensor:
     """Return values in which every mistake shows: no zeros, no ones, outputs of ordinary size."""
     shape = slot.tensor.shape
-    values = torch.randn(shape, generator=drawn)
+    dtype = torch.complex64 if slot.tensor.is_complex() else torch.float32
+    values = torch.randn(shape, generator=drawn, dtype=dtype)
     if len(shape) > 1:
         return values / math.sqrt(max(shape[-1], 1))
     centre = 1.0 if slot.name.endswith("weight") else 0.0

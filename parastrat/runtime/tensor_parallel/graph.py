@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.export import ExportedProgram
 from torch.fx import Node
 
+from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
@@ -36,7 +38,7 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     args = args if isinstance(args, tuple) else (args,)
     try:
-        program = torch.export.export(module, args, kwargs, strict=False)
+        program = _program(module, args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
         raise NotFollowedError(
@@ -46,10 +48,11 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     parameters = {node: frozenset({held[node.name]}) for node in program.graph.nodes if node.name in held}
     trained: set[Node] = set()
     layers = {}
+    names = _first_names(module)
     for node in program.graph.nodes:
         if node in parameters or trained.intersection(node.all_input_nodes):
             trained.add(node)
-        path = _layer(module, node)
+        path = _layer(module, node, names)
         if path is not None:
             layers[node] = path
         elif node.all_input_nodes and all(each in parameters for each in node.all_input_nodes):
@@ -59,15 +62,37 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     )
 
 
+def _program(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+    """Export a module; one that returns what torch.export does not know as if it returned its tensors."""
+    try:
+        return torch.export.export(module, args, kwargs, strict=False)
+    except (RuntimeError, ValueError) as error:
+        if "not a known type" not in str(error):
+            raise
+    hook = module.register_forward_hook(lambda _module, _args, output: tensors_in(output))
+    try:
+        return torch.export.export(module, args, kwargs, strict=False)
+    finally:
+        hook.remove()
+
+
 #: what linear layers compute with
 _PRODUCTS = (torch.ops.aten.linear.default, torch.ops.aten.addmm.default, torch.ops.aten.matmul.default)
 
 
-def _layer(module: nn.Module, node: Node) -> str | None:
+def _first_names(module: nn.Module) -> dict[str, str]:
+    """Return the name by which ``named_modules`` knows a module, by each of its names."""
+    first: dict[nn.Module, str] = {}
+    return {
+        name: first.setdefault(part, name) for name, part in module.named_modules(remove_duplicate=False)
+    }
+
+
+def _layer(module: nn.Module, node: Node, names: Mapping[str, str]) -> str | None:
     """Return the linear layer whose own forward this node is."""
     if node.target not in _PRODUCTS:
         return None
     stack = list((node.meta.get("nn_module_stack") or {}).values())
-    path = stack[-1][0] if stack else ""
+    path = names.get(stack[-1][0], "") if stack else ""
     target = module.get_submodule(path) if path else None
     return path if target is not None and feature_dims(target) is not None else None

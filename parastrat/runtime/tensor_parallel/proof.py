@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import OutOfStepError
 from parastrat.runtime.agreement import named
 from parastrat.runtime.in_step import meet, steps
+from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import IGNORED, called
 
@@ -134,7 +134,7 @@ def _said(failures: dict[int, str], ranks: int) -> str:
 def results(model: nn.Module, task: Task) -> Results:
     """Run forward and backward from fixed random gradients of all outputs; return whole tensors."""
     torch.manual_seed(0)
-    outputs = [leaf for leaf in tree_leaves(called(model, task.inputs)) if _differentiable(leaf)]
+    outputs = [leaf for leaf in tensors_in(called(model, task.inputs)) if _differentiable(leaf)]
     if task.classes:
         outputs = [_loss(leaf, task.classes) for leaf in outputs if leaf.shape[-1:] == (task.classes,)]
     drawn = torch.Generator().manual_seed(1)
@@ -189,8 +189,8 @@ def _apart(expected: torch.Tensor, got: torch.Tensor | None, floor: float) -> fl
     return apart / size if size else float("inf")
 
 
-def _differentiable(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.requires_grad
+def _differentiable(leaf: torch.Tensor) -> bool:
+    return leaf.is_floating_point() and leaf.requires_grad
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import ModelError
+from parastrat.runtime.leaves import tensors_in
 
 
 def example_loss(output: Any, *, in_fp32: bool) -> torch.Tensor:
@@ -32,9 +32,7 @@ def read_by_loss(output: Any) -> torch.Tensor:
     if isinstance(own, torch.Tensor):
         return own
     found = [
-        leaf
-        for leaf in tree_leaves(_logits(output))
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad and leaf.is_floating_point()
+        leaf for leaf in tensors_in(_logits(output)) if leaf.requires_grad and leaf.is_floating_point()
     ]
     if not found:
         raise ModelError(
@@ -64,4 +62,4 @@ def _logits(output: Any) -> Any:
     """Return the ``logits`` of an output that names its parts, else all of it."""
     if isinstance(output, Mapping):
         return output.get("logits", list(output.values()))
-    return output
+    return getattr(output, "logits", output)

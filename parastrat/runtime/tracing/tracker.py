@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.recompute import KEPT, MATMULS
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.operators import FLASH, Call, call_of, with_workspace
@@ -171,11 +172,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         """The forward is over; a variable holds what it returned."""
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, torch.Tensor):
-                held = self.allocation(leaf)
-                # it is there while backward runs, not kept for it
-                held.kept = held.kept and held.savers.total() > 0
+        for leaf in tensors_in(output):
+            held = self.allocation(leaf)
+            # it is there while backward runs, not kept for it
+            held.kept = held.kept and held.savers.total() > 0
         self._backward = True
 
     def end(self, gradients: list[torch.Tensor]) -> None:

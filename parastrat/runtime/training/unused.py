@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_leaves
 
+from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.training import messages
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Unused:
         def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
             if wrapping.stepping or not torch.is_grad_enabled():
                 return
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            for leaf in tensors_in(output):
+                if leaf.requires_grad:
                     # FSDP2's own way to hear of a backward
                     leaf.register_hook(self._began)  # type: ignore[no-untyped-call]
 

@@ -1,0 +1,327 @@
+"""Models as people write them: what they return, leave unused, and hang on their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from runtime.models import plan
+from runtime.pipeline.stages import ONE_F_ONE_B
+from runtime.ranks import on_ranks
+from torch import nn
+from torch.nn import functional
+
+import parastrat
+from parastrat.errors import ParastratError, UsageError, WrapError
+from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.refusals import check_gradients
+from parastrat.runtime.slots import without_data
+from parastrat.runtime.tensor_parallel.copies import Source, small_copy
+from parastrat.runtime.tensor_parallel.derived import derived_layout
+from parastrat.runtime.training.reached import chooses_at_random, reached_from
+
+WIDTH, CLASSES, SAMPLES, STEPS = 8, 3, 4, 3
+
+
+@dataclass
+class Answer:
+    """What a model returns; torch's trees do not know it."""
+
+    logits: torch.Tensor
+    parts: dict[str, torch.Tensor]
+
+
+def residual() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
+
+
+class Chain(nn.Module):
+    """Residual blocks and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(residual() for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+class Answering(Chain):
+    """Returns a dataclass, with a penalty that every block adds to: no later block reads it."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        penalty = x.new_zeros(())
+        for block in self.blocks:
+            x = block(x)
+            penalty = penalty + x.square().mean()
+        return Answer(self.head(x), {"penalty": penalty})
+
+
+class Leftover(Chain):
+    """Has a head that nothing calls, and leaves a block out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.old_head = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks[:-1]:
+            x = x + block(x)
+        return self.head(x)
+
+
+class TwoHeads(Chain):
+    """Returns what its loss does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(WIDTH, 5)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x), self.second(x)
+
+
+class Stochastic(Chain):
+    """Leaves blocks out at random, each rank its own."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            if torch.rand(()) < 0.5:
+                x = x + block(x)
+        return self.head(x)
+
+
+class Transposed(Chain):
+    """Holds a weight that is not laid out in rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.randn(WIDTH, 2 * WIDTH)[:, ::2])
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x @ self.mix)
+
+
+class OfOneLength(Chain):
+    """Adds positions to sequences of one length alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, WIDTH)
+        self.positions = nn.Parameter(torch.randn(1, 12, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(self.embed(x) + self.positions).mean(1)
+
+
+class Shared(nn.Module):
+    """Calls one block four times, and lists it as often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([residual()] * 4)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "answering": Answering,
+    "leftover": Leftover,
+    "two heads": TwoHeads,
+    "stochastic": Stochastic,
+    "transposed": Transposed,
+    "of one length": OfOneLength,
+    "shared": Shared,
+}
+
+
+def loss_of(output: Any, targets: torch.Tensor) -> torch.Tensor:
+    if isinstance(output, Answer):
+        return functional.cross_entropy(output.logits, targets) + output.parts["penalty"]
+    return functional.cross_entropy(output[0] if isinstance(output, tuple) else output, targets)
+
+
+def batch(name: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(step)
+    x = torch.randn(SAMPLES, WIDTH, generator=draw)
+    if name == "of one length":
+        x = torch.randint(11, (SAMPLES, 12), generator=draw)
+    return x, torch.randint(CLASSES, (SAMPLES,), generator=draw)
+
+
+def trained(name: str, fields: dict[str, Any], *, plain: bool = False) -> list[float] | str:
+    """Losses of a few steps, or why there are none; ``plain``: a loop with a bare ``loss.backward()``."""
+    torch.manual_seed(0)
+    pipelined = "pp" in fields
+    chosen = plan(
+        **{"micro_batch_size": 2 if pipelined else SAMPLES // fields.get("dp_replicate", 1), **fields}
+    )
+    try:
+        model = parastrat.auto_parallelize(MODELS[name](), plan=chosen, sample_inputs=batch(name, 0)[0])
+        return losses(model, name, plain=plain)
+    except ParastratError as error:
+        return error.message
+
+
+def losses(model: nn.Module, name: str, *, plain: bool) -> list[float]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(STEPS):
+        # every rank has the same samples
+        x, y = batch(name, step)
+        if plain:
+            loss = loss_of(model(x), y)
+            loss.backward()
+        else:
+            loss = parastrat.forward_backward(model, x, y, loss_fn=loss_of)
+        found.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return found
+
+
+DDP: dict[str, Any] = {"dp_replicate": 2, "micro_batch_size": SAMPLES}
+PP: dict[str, Any] = {**ONE_F_ONE_B, "gradient_accumulation_steps": 2}
+CELLS: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "answering ddp": ("answering", DDP, False),
+    "answering pp": ("answering", PP, False),
+    "answering tp": ("answering", {"tp": 2}, False),
+    "leftover ddp": ("leftover", DDP, False),
+    "leftover ddp plain": ("leftover", DDP, True),
+    "two heads ddp": ("two heads", DDP, False),
+    "two heads ddp plain": ("two heads", DDP, True),
+    "stochastic ddp": ("stochastic", DDP, True),
+    "transposed fsdp2": ("transposed", {"dp_shard": 2, "micro_batch_size": SAMPLES}, False),
+    "of one length tp": ("of one length", {"tp": 2}, False),
+    "shared tp": ("shared", {"tp": 2}, False),
+}
+
+
+def on_two() -> dict[str, list[float] | str]:
+    return {cell: trained(name, fields, plain=plain) for cell, (name, fields, plain) in CELLS.items()}
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return on_ranks(2, on_two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell", [cell for cell in CELLS if cell not in ("two heads ddp plain", "stochastic ddp")]
+)
+def test_losses_are_those_of_one_process(cell: str, two: list[dict[str, Any]]) -> None:
+    expected = trained(CELLS[cell][0], {})
+    for rank in two:
+        assert rank[cell] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_ddp_waits_for_no_block_that_was_left_out_at_random(two: list[dict[str, Any]]) -> None:
+    assert [len(rank["stochastic ddp"]) for rank in two] == [STEPS, STEPS]
+
+
+@pytest.mark.slow
+def test_a_plain_loop_is_told_what_its_loss_leaves_out(two: list[dict[str, Any]]) -> None:
+    assert all("did not reach second.weight" in rank["two heads ddp plain"] for rank in two)
+
+
+def test_tensors_are_found_in_what_people_return() -> None:
+    a, b, c = (torch.zeros(size) for size in (1, 2, 3))
+
+    class Names(dict[str, Any]):
+        pass
+
+    cyclic: list[Any] = [a]
+    cyclic.append(SimpleNamespace(ignored=b))
+    for output in (
+        Answer(a, {"rest": (b, [c])}),
+        Names(first=a, second=[Answer(b, {"third": c})]),
+        SimpleNamespace(logits=a, others=(b, c), said="x"),
+        [a, {"b": b}, c, None, 3],
+    ):
+        assert [tuple(tensor.shape) for tensor in tensors_in(output)] == [(1,), (2,), (3,)]
+    assert [tuple(tensor.shape) for tensor in tensors_in(cyclic)] == [(1,)]  # objects inside are left alone
+
+
+def test_a_graph_tells_what_it_reaches_unless_it_hides_some() -> None:
+    model = Leftover()
+    reached = reached_from([model(torch.zeros(1, WIDTH))])
+    assert reached == {*model.head.parameters(), *model.blocks[:-1].parameters()}
+    x = torch.zeros(1, WIDTH, requires_grad=True)
+    hidden = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=True)
+    assert reached_from([hidden]) is None
+
+
+def test_layers_that_are_left_out_at_random_are_seen() -> None:
+    assert chooses_at_random(nn.Sequential(Stochastic()))
+    assert not chooses_at_random(Leftover())
+    assert not chooses_at_random(nn.Sequential(nn.Dropout(0.5), nn.LSTM(2, 2)))
+
+
+def test_hooks_on_gradients_are_not_lost_in_silence() -> None:
+    model = Chain()
+    check_gradients(model, plan(dp_shard=2))
+    model.head.weight.register_hook(lambda gradient: gradient * 2)
+    check_gradients(model, plan(dp_replicate=2))
+    for axis in ("dp_shard", "tp"):
+        with pytest.raises(WrapError, match=r"head\.weight has a hook on its gradient"):
+            check_gradients(model, plan(**{axis: 2}))
+
+
+def test_sparse_gradients_are_refused_where_they_cannot_be_divided() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(4, 4, sparse=True))
+    check_gradients(model, plan(dp_replicate=2))
+    with pytest.raises(WrapError, match="0 makes sparse gradients"):
+        check_gradients(model, plan(dp_shard=2))
+
+
+def test_an_output_without_a_loss_is_named() -> None:
+    model = parastrat.auto_parallelize(TwoHeads(), plan=plan(micro_batch_size=SAMPLES))
+    with pytest.raises(UsageError, match="the model returned tuple without a loss"):
+        parastrat.forward_backward(model, torch.zeros(SAMPLES, WIDTH))
+
+
+def test_a_forward_of_several_formats_is_told_of_the_plans() -> None:
+    class Mixed(Chain):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x.bfloat16())
+
+    model = parastrat.auto_parallelize(Mixed().bfloat16(), plan=plan(micro_batch_size=SAMPLES))
+    with pytest.raises(
+        WrapError, match=r"18 parameters such as blocks\.0\.0\.weight were cast to the plan's fp32"
+    ):
+        parastrat.forward_backward(model, *batch("", 0), loss_fn=loss_of)
+
+
+def test_tensors_that_a_forward_left_behind_are_no_obstacle() -> None:
+    model = Chain()
+    model.seen = {"last": model(torch.zeros(1, WIDTH))}
+    assert without_data(model).seen["last"].is_meta
+    source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
+    assert small_copy(source, 2).seen["last"].is_leaf
+
+
+def test_complex_weights_stay_complex_in_a_small_copy() -> None:
+    model = Chain()
+    model.waves = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
+    assert small_copy(source, 2).waves.is_complex()
+
+
+def test_a_block_that_is_listed_several_times_has_one_name() -> None:
+    (group, *_) = derived_layout(Shared(), torch.randn(2, WIDTH), 2).groups
+    assert list(group.parts) == ["blocks.0.0", "blocks.0.2"]
