@@ -24,6 +24,7 @@ from parastrat.runtime.training.buffers import (
     norms_with_statistics,
 )
 from parastrat.runtime.training.reached import Reached, chooses_at_random
+from parastrat.runtime.training.seen import see_outputs
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,7 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
     own = _without_shared(module, units)
     for unit in (*own.values(), module):
         replicated(unit, mesh=mesh)
+    see_outputs((*own.values(), module))
     wrapping.calls.append(
         "from torch.distributed._composable.replicate_with_fsdp import replicate\n"
         f"for name in {(*own, '')}:\n    replicate(model.get_submodule(name), mesh=mesh['dp_replicate'])"
@@ -123,6 +125,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     to_device_from_first_rank(_tensors(module), wrapping)
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
+    see_outputs((*own.values(), module))
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
     if stacks:
         said += f", shard_placement_fn=<rows or columns of {len(stacks)} stacks such as {stacks[0]}>"

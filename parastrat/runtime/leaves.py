@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
@@ -23,6 +23,12 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
             object whose attributes are such. Objects inside of the tree, such as caches, are left alone.
     """
     return [leaf for leaf in _leaves(output, frozenset(), whole=True) if isinstance(leaf, torch.Tensor)]
+
+
+def hides_tensors(output: Any) -> bool:
+    """Return whether an output is an object of which torch's trees do not tell what is in it."""
+    is_plain = output is None or isinstance(output, torch.Tensor | int | float | str | list | tuple)
+    return not is_plain and type(output) not in SUPPORTED_NODES
 
 
 def _leaves(value: Any, around: frozenset[int], *, whole: bool = False) -> Iterator[Any]:

@@ -64,6 +64,32 @@ class Answering(Chain):
         return Answer(self.head(x), {"penalty": penalty})
 
 
+class Naming(nn.Module):
+    """Returns an object with tensors for attributes; nothing in it repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, WIDTH)
+        self.layer, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=self.head(self.layer(self.embed(x).mean(1)).relu()))
+
+
+class Secretive(Naming):
+    """Returns an object that nobody can look into."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return Sealed(super().forward(x).logits)
+
+
+class Sealed:
+    __slots__ = ("logits",)
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+
 class Leftover(Chain):
     """Has a head that nothing calls, and leaves a block out."""
 
@@ -139,6 +165,8 @@ class Shared(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "answering": Answering,
+    "naming": Naming,
+    "secretive": Secretive,
     "leftover": Leftover,
     "two heads": TwoHeads,
     "stochastic": Stochastic,
@@ -151,13 +179,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def loss_of(output: Any, targets: torch.Tensor) -> torch.Tensor:
     if isinstance(output, Answer):
         return functional.cross_entropy(output.logits, targets) + output.parts["penalty"]
+    if isinstance(output, SimpleNamespace | Sealed):
+        output = output.logits
     return functional.cross_entropy(output[0] if isinstance(output, tuple) else output, targets)
 
 
 def batch(name: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     draw = torch.Generator().manual_seed(step)
     x = torch.randn(SAMPLES, WIDTH, generator=draw)
-    if name == "of one length":
+    if name in {"of one length", "naming", "secretive"}:
         x = torch.randint(11, (SAMPLES, 12), generator=draw)
     return x, torch.randint(CLASSES, (SAMPLES,), generator=draw)
 
@@ -194,20 +224,28 @@ def losses(model: nn.Module, name: str, *, plain: bool) -> list[float]:
 
 
 DDP: dict[str, Any] = {"dp_replicate": 2, "micro_batch_size": SAMPLES}
+FSDP2: dict[str, Any] = {"dp_shard": 2, "micro_batch_size": SAMPLES}
 PP: dict[str, Any] = {**ONE_F_ONE_B, "gradient_accumulation_steps": 2}
 CELLS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "answering ddp": ("answering", DDP, False),
     "answering pp": ("answering", PP, False),
     "answering tp": ("answering", {"tp": 2}, False),
+    "naming fsdp2": ("naming", FSDP2, False),
+    "naming ddp plain": ("naming", DDP, True),
+    "secretive fsdp2": ("secretive", FSDP2, False),
+    "secretive pp": ("secretive", PP, False),
     "leftover ddp": ("leftover", DDP, False),
     "leftover ddp plain": ("leftover", DDP, True),
     "two heads ddp": ("two heads", DDP, False),
     "two heads ddp plain": ("two heads", DDP, True),
     "stochastic ddp": ("stochastic", DDP, True),
-    "transposed fsdp2": ("transposed", {"dp_shard": 2, "micro_batch_size": SAMPLES}, False),
+    "transposed fsdp2": ("transposed", FSDP2, False),
     "of one length tp": ("of one length", {"tp": 2}, False),
     "shared tp": ("shared", {"tp": 2}, False),
 }
+
+
+APART = ("two heads ddp plain", "stochastic ddp", "secretive fsdp2", "secretive pp")
 
 
 def on_two() -> dict[str, list[float] | str]:
@@ -220,9 +258,7 @@ def two() -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cell", [cell for cell in CELLS if cell not in ("two heads ddp plain", "stochastic ddp")]
-)
+@pytest.mark.parametrize("cell", [cell for cell in CELLS if cell not in APART])
 def test_losses_are_those_of_one_process(cell: str, two: list[dict[str, Any]]) -> None:
     expected = trained(CELLS[cell][0], {})
     for rank in two:
@@ -237,6 +273,12 @@ def test_ddp_waits_for_no_block_that_was_left_out_at_random(two: list[dict[str, 
 @pytest.mark.slow
 def test_a_plain_loop_is_told_what_its_loss_leaves_out(two: list[dict[str, Any]]) -> None:
     assert all("did not reach second.weight" in rank["two heads ddp plain"] for rank in two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", ["secretive fsdp2", "secretive pp"])
+def test_an_output_without_a_tensor_in_it_is_refused(cell: str, two: list[dict[str, Any]]) -> None:
+    assert all("returns Sealed, in which no tensor was found" in rank[cell] for rank in two)
 
 
 def test_tensors_are_found_in_what_people_return() -> None:

@@ -42,14 +42,15 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
     _check_same_path(small, large)
     pairs = list(zip(measured(small), measured(large), strict=True))
     named = dict(module.named_parameters())
-    users, unused = _users(named, small)
+    users, idle = _users(named, small)
+    trained = {name for name, parameter in named.items() if parameter.requires_grad} - set(idle)
     drafts = [
         _block(
             segment.block,
             [_for_one(a, b) for a, b in zip(segment.calls, other.calls, strict=True)],
             pairs[index],
-            _groups(named, users, index),
-            _largest(named, users, index),
+            _groups(named, users, trained, index),
+            _largest(named, users, trained, index),
         )
         for index, (segment, other) in enumerate(zip(small.segments, large.segments, strict=True))
     ]
@@ -57,7 +58,7 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
     return Chain(
         blocks=_merged(drafts),
         causal=any(call.causal for call in calls),
-        caveats=(*_linearity(pairs), *_recompute_caveats(calls), *unused),
+        caveats=(*_linearity(pairs), *_recompute_caveats(calls), *_idle_caveats(named, idle)),
     )
 
 
@@ -113,7 +114,7 @@ def _recompute_caveats(calls: list[Call]) -> list[str]:
 
 
 def _users(named: Mapping[str, torch.Tensor], tracker: Tracker) -> tuple[dict[str, list[int]], list[str]]:
-    """Return each parameter's segments, and a sentence about those that no segment reads."""
+    """Return each parameter's segments, and the names of those that no segment reads."""
     users: dict[str, list[int]] = {name: [] for name in named}
     for index, segment in enumerate(tracker.segments):
         for name in segment.parameters:
@@ -122,9 +123,12 @@ def _users(named: Mapping[str, torch.Tensor], tracker: Tracker) -> tuple[dict[st
     idle = [name for name, indices in users.items() if not indices]
     for name in idle:
         users[name] = [_owner(name, tracker)]
+    return users, idle
+
+
+def _idle_caveats(named: Mapping[str, torch.Tensor], idle: list[str]) -> list[str]:
     count = sum(named[name].numel() for name in idle)
-    sentence = f"{count:,} parameters ({idle[0]}, ...) take no part in the forward" if idle else ""
-    return users, [sentence] if sentence else []
+    return [f"{count:,} parameters ({idle[0]}, ...) take no part in the forward"] if idle else []
 
 
 def _owner(name: str, tracker: Tracker) -> int:
@@ -136,15 +140,16 @@ def _owner(name: str, tracker: Tracker) -> int:
 
 
 def _groups(
-    named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], index: int
+    named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], trained: set[str], index: int
 ) -> tuple[Parameters, ...]:
+    """Return a segment's parameters; what takes no part has no gradient, and counts as frozen."""
     trainable = frozen = 0
     tied = []
     for name, indices in users.items():
         if index not in indices:
             continue
         parameter = named[name]
-        here = (parameter.numel(), 0) if parameter.requires_grad else (0, parameter.numel())
+        here = (parameter.numel(), 0) if name in trained else (0, parameter.numel())
         if len(indices) > 1:
             tied.append(Parameters(trainable=here[0], frozen=here[1], tie_group=name))
         else:
@@ -153,12 +158,14 @@ def _groups(
     return (*own, *tied)
 
 
-def _largest(named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], index: int) -> Parameters:
+def _largest(
+    named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], trained: set[str], index: int
+) -> Parameters:
     """Return a segment's largest weight that is trained: its gradients weigh most as they are added up."""
     own = [
         Parameters(trainable=named[name].numel(), tie_group=name if len(indices) > 1 else None)
         for name, indices in users.items()
-        if index in indices and named[name].requires_grad
+        if index in indices and name in trained
     ]
     return max(own, key=lambda weight: weight.trainable, default=Parameters())
 

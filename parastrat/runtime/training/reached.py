@@ -15,7 +15,7 @@ import torch
 from torch.autograd import Variable
 
 from parastrat.errors import WrapError
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.leaves import hides_tensors, tensors_in
 from parastrat.runtime.training.messages import true_on_any
 
 if TYPE_CHECKING:
@@ -76,11 +76,12 @@ class Reached:
         self._known = replicated.find_unused_parameters
         self._checking = False
         replicated.module.register_forward_hook(self._forwarded)
+        replicated.register_forward_hook(self._returned)
 
     def by_loss(self, loss: torch.Tensor) -> None:
         """See to a loss, of which the next backward is."""
         self._look([loss])
-        if self._replicated.find_unused_parameters and self._replicated.require_backward_grad_sync:
+        if self._searches:
             # DDP took it that all the model returned would be read
             self._replicated.reducer.prepare_for_backward([loss])
 
@@ -93,6 +94,16 @@ class Reached:
         if not self._replicated.find_unused_parameters:
             for leaf in outputs:
                 leaf.register_hook(lambda _: self._began())  # type: ignore[no-untyped-call]
+
+    def _returned(self, _replicated: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        """Let DDP search from what an object holds; it has searched in torch's trees."""
+        if torch.is_grad_enabled() and hides_tensors(output) and self._searches:
+            found = [leaf for leaf in tensors_in(output) if leaf.requires_grad]
+            self._replicated.reducer.prepare_for_backward(found)
+
+    @property
+    def _searches(self) -> bool:
+        return self._replicated.find_unused_parameters and self._replicated.require_backward_grad_sync
 
     def _look(self, outputs: list[torch.Tensor]) -> None:
         if self._known:
