@@ -23,8 +23,9 @@ from parastrat.runtime.training.buffers import (
     has_changing_buffers,
     norms_with_statistics,
 )
-from parastrat.runtime.training.reached import Reached, chooses_at_random
+from parastrat.runtime.training.reached import Reached
 from parastrat.runtime.training.seen import see_outputs
+from parastrat.runtime.ways import chooses_ways, outside_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     # the reducer registers on gradients of the default stream's graph; views of its buckets save a copy
     # an expert may see no token of a rank, and a layer may be left out at random; what a model never uses
     # shows in the first step
-    unused = has_routed_parts(module) or chooses_at_random(module)
+    unused = has_routed_parts(module) or chooses_ways(module)
     wrapped = DistributedDataParallel(
         module,
         device_ids=device_ids,
@@ -185,7 +186,7 @@ def _in_rows(module: nn.Module, wrapping: Wrapping) -> None:
 
 
 def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
-    """Reduce the gradients of experts that no token of a rank chose, as zeros: all ranks must send alike.
+    """Reduce the gradients of experts or layers that a rank did not choose, as zeros: all must send alike.
 
     Args:
         module: sharded by FSDP2, or replicated by what is built on it.
@@ -196,12 +197,15 @@ def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
             mix gradients up.
     """
     reduce_unused = getattr(module, "set_reduce_scatter_unused_params", None)
-    if not has_routed_parts(module) or (reduce_unused is None and not has_lists_of_experts(module)):
+    chooses = chooses_ways(module)
+    if not (has_routed_parts(module) or chooses):
+        return
+    if reduce_unused is None and not (has_lists_of_experts(module) or chooses):
         return
     if reduce_unused is None:
         raise WrapError(
-            f"FSDP2 of torch {version('torch')} leaves out experts that no token of a rank chose, though "
-            "another's may have",
+            f"FSDP2 of torch {version('torch')} leaves out experts or layers that a rank did not choose, "
+            "though another may have",
             hint="use torch 2.13, or plan ddp without tp (shard = none)",
         )
     reduce_unused(True)
@@ -231,8 +235,10 @@ def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:
 def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Leave out units without parameters, and those that share one with a part outside of them.
 
-    All owners of a tied parameter must be in one FSDP unit; what is left out falls to the root unit.
+    All owners of a tied parameter must be in one FSDP unit; what is left out falls to the root unit. So do
+    units that a rank may leave out at random: the others would wait for it.
     """
+    units = outside_of(module, dict(units))
     owners: dict[nn.Parameter, set[str]] = defaultdict(set)
     inside = {id(part): name for name, unit in units.items() for part in unit.modules()}
     for part in module.modules():

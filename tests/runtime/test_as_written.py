@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from runtime.models import plan
 from runtime.pipeline.stages import ONE_F_ONE_B
 from runtime.ranks import on_ranks
@@ -22,7 +23,8 @@ from parastrat.runtime.refusals import check_gradients
 from parastrat.runtime.slots import without_data
 from parastrat.runtime.tensor_parallel.copies import Source, small_copy
 from parastrat.runtime.tensor_parallel.derived import derived_layout
-from parastrat.runtime.training.reached import chooses_at_random, reached_from
+from parastrat.runtime.training.reached import reached_from
+from parastrat.runtime.ways import chooses_ways, drawn_ways
 
 WIDTH, CLASSES, SAMPLES, STEPS = 8, 3, 4, 3
 
@@ -119,10 +121,26 @@ class TwoHeads(Chain):
 class Stochastic(Chain):
     """Leaves blocks out at random, each rank its own."""
 
+    def __init__(self, dropped: float = 0.5) -> None:
+        super().__init__()
+        self.dropped = dropped
+
     def forward(self, x: torch.Tensor) -> Any:
         for block in self.blocks:
-            if torch.rand(()) < 0.5:
-                x = x + block(x)
+            chance = torch.rand(())
+            if chance < self.dropped:
+                continue
+            x = x + block(x)
+        return self.head(x)
+
+
+class Forked(Chain):
+    """Takes the way that its samples decide."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
+            block = first if x.sum() > 0 else second
+            x = x + block(x)
         return self.head(x)
 
 
@@ -208,6 +226,7 @@ def trained(name: str, fields: dict[str, Any], *, plain: bool = False) -> list[f
 
 def losses(model: nn.Module, name: str, *, plain: bool) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)
     found = []
     for step in range(STEPS):
         # every rank has the same samples
@@ -239,13 +258,14 @@ CELLS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "two heads ddp": ("two heads", DDP, False),
     "two heads ddp plain": ("two heads", DDP, True),
     "stochastic ddp": ("stochastic", DDP, True),
+    "stochastic fsdp2": ("stochastic", FSDP2, True),
     "transposed fsdp2": ("transposed", FSDP2, False),
     "of one length tp": ("of one length", {"tp": 2}, False),
     "shared tp": ("shared", {"tp": 2}, False),
 }
 
 
-APART = ("two heads ddp plain", "stochastic ddp", "secretive fsdp2", "secretive pp")
+APART = ("two heads ddp plain", "stochastic ddp", "stochastic fsdp2", "secretive fsdp2", "secretive pp")
 
 
 def on_two() -> dict[str, list[float] | str]:
@@ -266,8 +286,9 @@ def test_losses_are_those_of_one_process(cell: str, two: list[dict[str, Any]]) -
 
 
 @pytest.mark.slow
-def test_ddp_waits_for_no_block_that_was_left_out_at_random(two: list[dict[str, Any]]) -> None:
-    assert [len(rank["stochastic ddp"]) for rank in two] == [STEPS, STEPS]
+@pytest.mark.parametrize("cell", ["stochastic ddp", "stochastic fsdp2"])
+def test_no_rank_waits_for_a_block_that_another_left_out(cell: str, two: list[dict[str, Any]]) -> None:
+    assert [len(rank[cell]) for rank in two] == [STEPS, STEPS]
 
 
 @pytest.mark.slow
@@ -308,10 +329,12 @@ def test_a_graph_tells_what_it_reaches_unless_it_hides_some() -> None:
     assert reached_from([hidden]) is None
 
 
-def test_layers_that_are_left_out_at_random_are_seen() -> None:
-    assert chooses_at_random(nn.Sequential(Stochastic()))
-    assert not chooses_at_random(Leftover())
-    assert not chooses_at_random(nn.Sequential(nn.Dropout(0.5), nn.LSTM(2, 2)))
+def test_ways_that_hang_on_draws_and_values_are_seen() -> None:
+    assert drawn_ways(nn.Sequential(Chain(), Stochastic())) == ["1"]
+    assert chooses_ways(Forked())
+    assert not drawn_ways(Forked())
+    for still in (Stochastic(0.0), Leftover(), nn.Sequential(nn.Dropout(0.5), nn.LSTM(2, 2))):
+        assert not chooses_ways(still)
 
 
 def test_hooks_on_gradients_are_not_lost_in_silence() -> None:

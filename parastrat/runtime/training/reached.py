@@ -7,8 +7,6 @@ only where something is missing does DDP search every graph, which costs time.
 
 from __future__ import annotations
 
-import inspect
-import re
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,26 +24,8 @@ if TYPE_CHECKING:
 
     from parastrat.runtime.wrapping import Wrapping
 
-#: a draw of one number, and a branch: layers that are left out at random (stochastic depth, LayerDrop)
-_DRAWS = re.compile(r"\b(rand|random|uniform|bernoulli(_)?)\(")
-_BRANCHES = re.compile(r"^\s*(el)?if\b|\bif\b.*\belse\b", re.MULTILINE)
 #: backward runs another graph, which is not there yet
 _HIDES_A_GRAPH = "CheckpointFunctionBackward"
-
-
-def chooses_at_random(module: nn.Module) -> bool:
-    """Return whether a forward draws numbers and branches: it may leave parts out of some steps."""
-    return any(_draws_and_branches(kind) for kind in {type(part) for part in module.modules()})
-
-
-def _draws_and_branches(kind: type[nn.Module]) -> bool:
-    if kind.__module__.startswith("torch."):
-        return False
-    try:
-        source = inspect.getsource(kind.forward)
-    except (OSError, TypeError):  # made at run time
-        return False
-    return bool(_DRAWS.search(source) and _BRANCHES.search(source))
 
 
 def reached_from(outputs: Iterable[torch.Tensor]) -> set[torch.Tensor] | None:
