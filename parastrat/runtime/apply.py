@@ -21,7 +21,7 @@ from parastrat.runtime.data_parallel import (
     shard,
     to_device_from_first_rank,
 )
-from parastrat.runtime.initialise import Recipe, build_on_meta, initialise
+from parastrat.runtime.initialise import Recipe, build_on_meta, give_attributes, initialise
 from parastrat.runtime.launching.world import (
     backend_string,
     current_world,
@@ -166,6 +166,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     )
     if without_caches(module):
         calls.append("model.config.use_cache = False")
+    give_attributes(module, start.record, device)
     changed = cast_weights(module, plan.precision)
     if changed:
         wrapping.cast = tuple(changed)

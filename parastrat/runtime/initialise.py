@@ -65,9 +65,43 @@ def build_on_meta(build: Callable[[], Any]) -> tuple[Any, Record]:
         named = [
             *module.named_parameters(remove_duplicate=False),
             *module.named_buffers(remove_duplicate=False),
+            *((name, part.__dict__[key]) for name, part, key in _meta_attributes(module)),
         ]
         record.origins = {name: tensor.detach() for name, tensor in named}
     return module, record
+
+
+def give_attributes(module: nn.Module, record: Record | None, device: torch.device) -> None:
+    """Give tensors that are plain attributes, as Llama's own code keeps its rotary factors, their values.
+
+    Args:
+        module: as a callable built it on the meta device; others have their values.
+        record: of the callable.
+        device: of this process.
+
+    Raises:
+        WrapError: naming one that the constructor's record cannot make.
+    """
+    for name, part, key in [] if record is None else _meta_attributes(module):
+        values = record.replayed(name, device) if record is not None else None
+        if values is None:
+            raise WrapError(
+                f"{name} is a plain attribute without values: the model was built on the meta device, and "
+                "what it holds cannot be made again",
+                hint="make it a buffer (register_buffer) that reset_parameters() sets, or pass the built "
+                "module",
+            )
+        part.__dict__[key] = values
+
+
+def _meta_attributes(module: nn.Module) -> list[tuple[str, nn.Module, str]]:
+    """Return the name, owner and key of each tensor on the meta device that is no parameter nor buffer."""
+    return [
+        (f"{path}.{key}" if path else key, part, key)
+        for path, part in module.named_modules()
+        for key, value in vars(part).items()
+        if isinstance(value, torch.Tensor) and value.is_meta and value.is_leaf
+    ]
 
 
 def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None:

@@ -199,3 +199,25 @@ def test_hugging_face_models_start_as_their_authors_meant(kind: str) -> None:
         assert value.std().item() == pytest.approx(expected.std().item(), rel=0.35, abs=1e-3), name
     for name, expected in real.named_buffers():
         assert torch.equal(model.get_buffer(name), expected), name
+
+
+class WithAttribute(Holder):
+    """Keeps a tensor as a plain attribute, as Llama's own code does with rotary factors."""
+
+    def __init__(self, scale: torch.Tensor | None = None) -> None:
+        super().__init__()
+        self.scale = torch.linspace(0, 1, 4) if scale is None else scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) * self.scale
+
+
+def test_tensors_that_are_plain_attributes_get_their_values() -> None:
+    model = built(WithAttribute)
+    assert torch.equal(model.scale, torch.linspace(0, 1, 4))
+    assert model(torch.ones(1, 4)).isfinite().all()
+
+
+def test_a_plain_attribute_that_cannot_be_made_again_is_named() -> None:
+    with pytest.raises(WrapError, match="scale is a plain attribute without values"):
+        built(lambda: WithAttribute(torch.rand(4)))
