@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
-from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.slots import Slot, clean_name, slots_of
 from parastrat.runtime.training.checkpoints import quiet_alone
 
 
@@ -28,12 +29,23 @@ def load_weights(module: nn.Module, path: Path, elsewhere: frozenset[str] = froz
         WrapError: if there is nothing to read, or names or shapes differ.
     """
     slots = [slot for slot in slots_of(module) if slot.persistent]
+    elsewhere |= _further_names(module, {name for slot in slots for name in slot.names} | elsewhere)
     if path.is_dir():
         _load_folder(slots, path, elsewhere)
     elif path.is_file():
         _load_file(slots, path, elsewhere)
     else:
         raise WrapError(f"no checkpoint at {path}", hint="check checkpoint=; every rank must see the path")
+
+
+def _further_names(module: nn.Module, names: set[str]) -> set[str]:
+    """Return the names that a state_dict has besides these: of modules that others hold too."""
+    places: dict[nn.Module, list[str]] = defaultdict(list)
+    for path, part in module.named_modules(remove_duplicate=False):
+        places[part].append(clean_name(path))
+    further = {first: others for first, *others in places.values() if others}
+    owned = [name.rpartition(".") for name in names]
+    return {f"{path}.{key}" for home, _, key in owned for path in further.get(home, ())}
 
 
 def _load_file(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None:

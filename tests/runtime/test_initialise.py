@@ -221,3 +221,14 @@ def test_tensors_that_are_plain_attributes_get_their_values() -> None:
 def test_a_plain_attribute_that_cannot_be_made_again_is_named() -> None:
     with pytest.raises(WrapError, match="scale is a plain attribute without values"):
         built(lambda: WithAttribute(torch.rand(4)))
+
+
+def test_a_checkpoint_has_the_names_of_a_module_that_is_held_twice(tmp_path: Path) -> None:
+    def twice() -> nn.Module:
+        return nn.ModuleList([Holder()] * 2)
+
+    state = twice().state_dict()
+    assert "1.linear.weight" in state
+    torch.save(state, tmp_path / "held.pt")
+    model = built(twice, checkpoint=tmp_path / "held.pt")
+    assert torch.equal(model[1].linear.weight, state["0.linear.weight"])
