@@ -302,6 +302,23 @@ def test_an_output_without_a_tensor_in_it_is_refused(cell: str, two: list[dict[s
     assert all("returns Sealed, in which no tensor was found" in rank[cell] for rank in two)
 
 
+def fails_in_the_last_stage() -> str:
+    """Return the class of what a rank raises where the loss of the last stage does."""
+    model = parastrat.auto_parallelize(
+        Chain(), plan=plan(**{**PP, "micro_batch_size": 2}), sample_inputs=batch("", 0)[0]
+    )
+    try:
+        parastrat.forward_backward(model, batch("", 0)[0])
+    except (ParastratError, RuntimeError) as error:
+        return type(error).__name__
+    return ""
+
+
+@pytest.mark.slow
+def test_a_stage_says_what_is_wrong_in_its_own_words() -> None:
+    assert on_ranks(2, fails_in_the_last_stage)[1] == "UsageError"
+
+
 def test_tensors_are_found_in_what_people_return() -> None:
     a, b, c = (torch.zeros(size) for size in (1, 2, 3))
 

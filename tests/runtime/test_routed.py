@@ -193,7 +193,9 @@ def test_ranks_that_chose_other_experts_reduce_alike(
 
 
 def test_sharding_experts_is_refused_where_torch_cannot_reduce_zeros() -> None:
-    with pytest.raises(WrapError, match="leaves out experts or layers that a rank did not choose") as refused:
+    with pytest.raises(
+        WrapError, match="leaves out experts or layers that a rank did not choose"
+    ) as refused:
         _reduce_unused(MODELS["listed"][0](), wrapping=SimpleNamespace())  # type: ignore[arg-type]
     assert "ddp without tp" in refused.value.hint
 

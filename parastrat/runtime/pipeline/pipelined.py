@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from parastrat.errors import MismatchError, UsageError
+from parastrat.errors import MismatchError, ParastratError, UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
 from parastrat.runtime.pipeline.prune import Absent
@@ -99,7 +99,7 @@ class Pipeline:
             self._run = key, Run(self.wrapping.plan, self.modules, ends, self.group, self.wrapping.device)
         self._follow_mode()
         with gradients_added(self.ties):
-            with self._working(job), own_draws(self):
+            with self._working(job), own_draws(self), _own_errors():
                 self._run[1].step()
             if not self.sharded:
                 average_over_data(self.modules.values(), self.wrapping.mesh)
@@ -222,6 +222,20 @@ class Pipeline:
             yield
         finally:
             self._job = None
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise what was said of a stage as it was said: torch's stages put it behind an error of their own."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ParastratError):
+                raise cause from error
+            cause = cause.__cause__
+        raise
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def see_outputs(units: Iterable[nn.Module]) -> None:
         found = tensors_in(output)
         if not found and unit.training:
             raise WrapError(
-                f"{type(unit).__name__} returns {type(output).__name__}, in which no tensor was found: "
+                f"{_name(unit)} returns {type(output).__name__}, in which no tensor was found: "
                 "FSDP2 would never hear of its backward",
                 hint="return tensors, alone or in tuples, dicts or dataclasses, or plan ddp: parastrat "
                 "recommend --strategy ddp",
@@ -39,3 +39,8 @@ def see_outputs(units: Iterable[nn.Module]) -> None:
 
     for unit in units:
         unit.register_forward_hook(after)
+
+
+def _name(unit: nn.Module) -> str:
+    """Return the user's name of a class, before which FSDP2 puts its own."""
+    return type(unit).__name__.removeprefix("FSDP")
