@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,7 +68,9 @@ def _source(part: nn.Module) -> str:
 def _never(part: nn.Module, line: str) -> bool:
     """Return whether a line compares with a probability of the module that is zero."""
     for path in _OWN.findall(line):
-        value = reduce(lambda held, name: getattr(held, name, None), path.strip(".").split("."), part)
+        value: Any = part
+        for name in path.strip(".").split("."):
+            value = getattr(value, name, None)
         if type(value) in {int, float} and value == 0:
             return True
     return False
