@@ -18,6 +18,7 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.errors import ParastratError, UsageError, WrapError
+from parastrat.plan import PipelineSchedule
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.refusals import check_gradients
 from parastrat.runtime.slots import without_data
@@ -317,6 +318,20 @@ def fails_in_the_last_stage() -> str:
 @pytest.mark.slow
 def test_a_stage_says_what_is_wrong_in_its_own_words() -> None:
     assert on_ranks(2, fails_in_the_last_stage)[1] == "UsageError"
+
+
+def names_held() -> list[str]:
+    """Return the names of this rank's state where nothing calls a block of one of its two stages."""
+    several: dict[str, Any] = {"pp_schedule": PipelineSchedule.INTERLEAVED, "virtual_stages": 2}
+    chosen = plan(**(PP | several | {"micro_batch_size": 2}))
+    model = parastrat.auto_parallelize(Leftover(), plan=chosen, sample_inputs=batch("", 0)[0])
+    return list(model.state_dict())
+
+
+@pytest.mark.slow
+def test_stages_keep_what_nothing_calls() -> None:
+    first, second = on_ranks(2, names_held)
+    assert sorted(first + second) == sorted(Leftover().state_dict())
 
 
 def test_tensors_are_found_in_what_people_return() -> None:

@@ -238,13 +238,26 @@ def split(pipeline: Pipeline, module: nn.Module) -> None:
     parts = {name: module.get_submodule(name) for name in pipeline.parts}
     with pipeline.absent.back():
         for stage in pipeline.modules:
-            absent = absent_parts(pipeline.parts, pipeline.cut, (stage,))
+            absent = absent_parts(pipeline.parts, pipeline.cut, (stage,)) | _idle_elsewhere(pipeline, stage)
             memo: dict[int, Any] = {id(tensor): tensor for tensor in left_behind(module)}
             memo |= {id(slot.tensor): slot.tensor for slot in slots_of(module)}
             memo |= {id(part): part for name, part in parts.items() if name not in absent}
             pipeline.modules[stage] = copy.deepcopy(module, memo)
     for stage, chunk in pipeline.modules.items():
         pipeline.others[stage] = _absent(chunk, pipeline.parts, pipeline.cut, (stage,))
+
+
+def _idle_elsewhere(pipeline: Pipeline, stage: int) -> frozenset[str]:
+    """Return the parts that nothing calls and other stages hold: shared, they would lose their weights."""
+    called = {name for name, _ in pipeline.cut.route.calls}
+    holders = {
+        name: [stages for held, stages in pipeline.cut.owners.items() if held.startswith(f"{name}.")]
+        for name in pipeline.parts
+        if name not in called
+    }
+    return frozenset(
+        name for name, held in holders.items() if held and all(stage not in stages for stages in held)
+    )
 
 
 def adopt(source: nn.Module, target: nn.Module) -> None:
