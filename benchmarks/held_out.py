@@ -9,8 +9,8 @@ as ``parastrat validate -o`` corrects those of a user's own stack:
 - *known stack*: by those and by the source's other models, in five parts;
 - *one measurement*: by those of other sources and one run of the source, five times drawn.
 
-Mixtures of experts are told apart: their runs correct nothing about dense ones. Written to
-docs/held_out.md with ``--write``.
+Mixtures of experts are told apart: dense runs correct what they have in common with them, and their runs
+correct nothing about dense ones. Written to docs/held_out.md with ``--write``.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ corrects a stack by a user's own:
 
 An error is predicted / measured - 1. The interval told with each prediction is as wide as its constants are
 unsure, and {100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other
-sources, each weighed alike. The structure of the cost model, the figures of devices and the other constants
-were made with these runs in sight: expect more on runs that nobody saw.
+sources, each weighed alike; for sources on a stack that others ran too, of such sources. Mixtures of experts
+learn from dense runs as well. The structure of the cost model, the figures of devices and the other
+constants were made with these runs in sight: expect more on runs that nobody saw.
 """
 _FSDP2 = {"fsdp_overlap": 0.7, "dp_overlap": 0.7}
 _WITH_FSDP2 = {"torch", "torch-compile"}
@@ -108,6 +109,8 @@ class Prediction:
     error: float
     #: standard deviation that the constants leave, a logarithm
     unsure: float = 0.0
+    #: whether the constants were corrected by any run
+    learned: bool = True
     half_width: float = 0.0
 
     @property
@@ -172,65 +175,71 @@ class Fitter:
                 of=each,
                 error=math.log(self.seconds(each.run, fit.stack) / each.run.seconds),
                 unsure=unsureness(each.run, prior, fit, self.seconds),
+                learned=bool(fit.before),
             )
             for each in of
         ]
 
 
+Runs = Sequence[Published]
 Split = tuple[str, list[Published], list[Published]]
 
 
-def source_left_out(runs: list[Published]) -> Iterator[Split]:
+def source_left_out(runs: Runs, beside: Runs) -> Iterator[Split]:
     """Yield each source's runs of a stack as what is predicted, with what may be learned from."""
     for source, stack in sorted({(each.source, each.stack) for each in runs}):
-        of_stack = [each for each in runs if each.stack == stack]
-        own = [each for each in of_stack if each.source == source]
-        yield stack, [each for each in of_stack if each.source != source], own
+        others = [each for each in (*runs, *beside) if each.stack == stack and each.source != source]
+        yield stack, others, [each for each in runs if each.stack == stack and each.source == source]
 
 
-def known_stack(runs: list[Published]) -> Iterator[Split]:
+def known_stack(runs: Runs, beside: Runs) -> Iterator[Split]:
     """Yield a fifth of a source's models as what is predicted, with all else of the stack."""
-    for stack, others, own in source_left_out(runs):
+    for stack, others, own in source_left_out(runs, beside):
+        of_source = [each for each in beside if each.stack == stack and each.source == own[0].source]
         models = sorted({each.model for each in own})
         random.Random(0).shuffle(models)  # noqa: S311 - a draw that can be repeated
         for part in range(min(_PARTS, len(models))):
             out = set(models[part::_PARTS])
             seen = [each for each in own if each.model not in out]
-            yield stack, others + seen, [each for each in own if each.model in out]
+            yield stack, [*others, *of_source, *seen], [each for each in own if each.model in out]
 
 
-def one_measurement(runs: list[Published]) -> Iterator[Split]:
+def one_measurement(runs: Runs, beside: Runs) -> Iterator[Split]:
     """Yield a source's runs but one, which is learned from beside other sources."""
-    for stack, others, own in source_left_out(runs):
+    for stack, others, own in source_left_out(runs, beside):
         for draw in range(min(_DRAWS, len(own)) if len(own) > 1 else 0):
             seen = random.Random(draw).choice(own)  # noqa: S311
             yield stack, [*others, seen], [each for each in own if each is not seen]
 
 
-WAYS: dict[str, Callable[[list[Published]], Iterator[Split]]] = {
+#: of runs, and others beside them that are learned from, each way to leave some out
+Way = Callable[[Runs, Runs], Iterator[Split]]
+WAYS: dict[str, Way] = {
     "source left out": source_left_out,
     "known stack": known_stack,
     "one measurement": one_measurement,
 }
 
 
-def predictions(
-    fitter: Fitter, runs: list[Published], way: Callable[[list[Published]], Iterator[Split]]
-) -> list[Prediction]:
+def predictions(fitter: Fitter, runs: Runs, way: Way, beside: Runs = ()) -> list[Prediction]:
     """Return each run's errors by constants that did not see it."""
     found: list[Prediction] = []
-    for stack, learned, own in way(runs):
+    for stack, learned, own in way(runs, beside):
         found += fitter.predicted(own, stack, fitter.fit(learned, stack))
     return with_intervals(found)
 
 
 def with_intervals(found: list[Prediction]) -> list[Prediction]:
-    """Return predictions with half-widths of their spread times what holds 80 % of all other sources."""
+    """Return predictions with half-widths of their spread times what holds 80 % of all other sources.
 
-    def factor(source: str) -> float:
+    How far a source lies from others on its stack is told by sources that lie so; of one that is alone on
+    its stack there are too few to tell, and all others do.
+    """
+
+    def factor(source: str, learned: bool) -> float:
         others: dict[str, list[float]] = defaultdict(list)
         for each in found:
-            if each.of.source != source:
+            if each.of.source != source and (each.learned or not learned):
                 others[each.of.source].append(abs(each.error) / each.spread)
         # each source weighs alike
         each_one = [(size, 1 / len(sizes)) for sizes in others.values() for size in sizes]
@@ -241,8 +250,8 @@ def with_intervals(found: list[Prediction]) -> list[Prediction]:
                 return size
         return math.inf
 
-    factors = {source: factor(source) for source in {each.of.source for each in found}}
-    return [replace(each, half_width=factors[each.of.source] * each.spread) for each in found]
+    factors = {key: factor(*key) for key in {(each.of.source, each.learned) for each in found}}
+    return [replace(each, half_width=factors[each.of.source, each.learned] * each.spread) for each in found]
 
 
 def table_lines(found: list[Prediction], counts: dict[str, int]) -> Iterator[str]:
@@ -287,10 +296,11 @@ def main() -> None:
     lines = [_HEAD]
     for experts in (False, True):
         own = [each for each in runs if each.experts is experts and each.language]
+        beside = [each for each in runs if experts and each.language and not each.experts]
         counts = {source: all_of[source][experts] for source in {each.source for each in own}}
         for name, way in WAYS.items():
             lines += [f"## {'Mixtures of experts' if experts else 'Dense'}: {name}", ""]
-            lines += [*table_lines(predictions(fitter, own, way), counts), ""]
+            lines += [*table_lines(predictions(fitter, own, way, beside), counts), ""]
     text = "\n".join(lines)
     print(text)
     if "--write" in sys.argv:

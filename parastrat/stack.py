@@ -120,7 +120,8 @@ class Stack:
     source: str
     #: the same of models with experts, where their runs were told apart; None: as time_spread
     time_spread_with_experts: float | None = None
-    #: whether a token's copies for experts of one scale-up domain cross into it as one
+    #: whether a token's copies for experts of one scale-up domain cross into it as one, and those for
+    #: experts of one rank as one there
     dispatch_once_per_domain: bool = False
     #: bytes moved to cast one such element to four bits; None: as to fp8
     fp4_cast_bytes: float | None = None
@@ -141,6 +142,10 @@ class Stack:
     parallel_loss_tensors: int = 1
     #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all
     launches_per_expert: float = 0.0
+    #: traffic of elementwise kernels on rows that are routed to experts, over elementwise_factor's
+    routed_traffic_factor: float = 1.0
+    #: bytes moved to add a micro-batch's gradient of one expert's weight to those before
+    expert_gradient_bytes: float = 0.0
     #: whether attention runs on the kernels made for a device, where others are older
     newest_attention: bool = False
     #: rate of its matrix products, and of its attention kernels, over the device's

@@ -1,7 +1,7 @@
 # ruff: noqa: INP001, T201 - a script, which reports by printing
 """Fit the constants of a stack to published step times, and print each with its range.
 
-As ``parastrat validate -o`` corrects a stack, with two constants more. Nothing is written: a constant that
+As ``parastrat validate -o`` corrects a stack, with four constants more. Nothing is written: a constant that
 moves is put into the stack's profile by hand, with what was fitted to what.
 
 Usage: python scripts/fit_stacks.py STACK [--every N] [--tables NAME...] [--dense]
@@ -25,6 +25,8 @@ TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "published
 _MORE = (
     Constant(name="fp8_cast_bytes", fields=("fp8_cast_bytes",), sigma=0.35),
     Constant(name="tp_overlap", fields=("tp_overlap",), sigma=0.2, is_share=True),
+    Constant(name="routed_traffic_factor", fields=("routed_traffic_factor",), sigma=0.5),
+    Constant(name="launches_per_expert", fields=("launches_per_expert",), sigma=0.5),
 )
 
 

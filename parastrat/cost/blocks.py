@@ -141,7 +141,8 @@ def _expert_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
     sent = size * (c.micro_batch_size / c.cp / c.tp)
     # behind a dispatch tokens are sorted by the expert, before a combine back: read and written once
     device = facts.hardware.device
-    sorting = 2 * sent * facts.stack.elementwise_factor / device.memory_bytes_per_s * (c.ep > 1)
+    factor = facts.stack.routed_traffic_factor * facts.stack.elementwise_factor
+    sorting = 2 * sent * factor / device.memory_bytes_per_s * (c.ep > 1)
     # dispatch and combine, each forward and backward
     once = facts.stack.dispatch_once_per_domain
     copies = np.maximum(_each(blocks, "experts_per_token"), 1) if once else 1

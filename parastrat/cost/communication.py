@@ -188,14 +188,15 @@ def all_to_all_s(payload: Bytes, group: Group, fabric: Fabric, copies: Numbers =
     """Return the time for every rank to send ``payload`` bytes, equally to all members.
 
     Of messages of which so many ``copies`` go to members at random, one crosses into each domain that has
-    any of those: (d - 1) (1 - (1 - 1/d)^copies) of the other d - 1 domains, in the mean.
+    any of those: (d - 1) (1 - (1 - 1/d)^copies) of the other d - 1 domains, in the mean. As many go on to
+    members there, by the same formula (DeepEP, https://github.com/deepseek-ai/DeepEP: is_token_in_rank).
 
     The messages start together: measured, 2 to 8 ranks differ by microseconds (nccl-tests in
     ai-dynamo/aiconfigurator @095f58a), so one hop of each kind counts.
     """
     n, here = group.ranks, group.inside(fabric.domain)
     up, out, curve = fabric.scale_up, fabric.scale_out, fabric.curves.exchange
-    moved = (here - 1) / n * payload
+    moved = (here - 1) * (1 - (1 - 1 / n) ** copies) / copies * payload
     within = moved / (up.bytes_per_s * _reached(curve, here) * fabric.efficiency)
     domains = n / here
     crossing = (domains - 1) * (1 - (1 - 1 / domains) ** copies) / copies

@@ -127,9 +127,19 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         attention_forward=_divided(table.attention, shares)
         / _attention_rate(device, facts.workload.precision, stack),
         scan_forward=_divided(table.scans, shares) * moved_s if table.scans.any() else 0.0,
-        traffic_forward=_divided(table.traffic, shares) * moved_s,
+        traffic_forward=_divided(table.traffic * _traffic_factors(stack), shares) * moved_s,
         launch_forward=launches * (0.0 if stack.captured else device.launch_s),
     )
+
+
+def _traffic_factors(stack: Stack) -> Any:
+    """Return what elementwise kernels move over elementwise_factor's traffic, for each of SPLITS.
+
+    Recipes that capture whole steps fuse experts' activations with their products: Megatron-Bridge turns
+    use_transformer_engine_op_fuser on (perf_recipes @067f987, gpt_oss/common.py).
+    """
+    routed = 1.0 if stack.captured else stack.routed_traffic_factor
+    return np.where([split is Split.EXPERT for split in SPLITS], routed, 1.0)
 
 
 def _grouped_s(products: Products, forward: Seconds, blocks: int, c: Columns) -> Seconds:
@@ -168,6 +178,9 @@ def _matmuls_s(
     k_inside, k_outside = k / (k + curve.k_half), n / (n + curve.k_half)
     forward = ideal / reached(m, n, k_inside)
     of_weights = _beside(products.weighted, c) * (ideal / reached(n, k, m / (m + curve.k_half)))
+    if facts.stack.expert_gradient_bytes:
+        # an element of the weights stands in m products
+        of_weights = of_weights + _accumulated_s(facts, products, c) * flops / 2 / m
     backward = ideal / reached(m, k, k_outside) + of_weights
     if facts.workload.precision is not Precision.FP8:
         return forward, backward, of_weights
@@ -188,6 +201,15 @@ def _fastest(facts: Facts, products: Products) -> Any:
         inside *= facts.stack.scaled_rows_factor
     reached = device.matmul.ceiling * facts.stack.matmul_factor
     return reached * np.where(products.repeated, inside, ends)
+
+
+def _accumulated_s(facts: Facts, products: Products, c: Columns) -> Seconds:
+    """Return the seconds of adding the gradient of one expert's weight to those of micro-batches before.
+
+    Dense products have rows enough to hide it: for all products it makes dense rows fit worse.
+    """
+    added = _beside(products.weighted & products.grouped, c)
+    return added * facts.stack.expert_gradient_bytes / facts.hardware.device.memory_bytes_per_s
 
 
 def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
