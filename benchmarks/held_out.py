@@ -81,8 +81,8 @@ corrects a stack by a user's own:
 
 An error is predicted / measured - 1. The interval told with each prediction is as wide as its constants are
 unsure, and {100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other
-sources, each weighed alike; for sources on a stack that others ran too, of such sources. Mixtures of experts
-learn from dense runs as well. The structure of the cost model, the figures of devices and the other
+sources, each weighed alike; for sources on a stack that others ran too, of such sources. Mixtures of
+experts learn from dense runs as well. The structure of the cost model, the figures of devices and the other
 constants were made with these runs in sight: expect more on runs that nobody saw.
 """
 _FSDP2 = {"fsdp_overlap": 0.7, "dp_overlap": 0.7}

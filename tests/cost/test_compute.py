@@ -257,6 +257,30 @@ def test_traffic_moves_at_the_memorys_rate_and_twice_in_backward() -> None:
     assert found.backward == pytest.approx(2 * 2 * 5 * 1.5 / 3)
 
 
+def test_traffic_of_routed_rows_has_a_factor_but_where_products_take_it_in() -> None:
+    own = block(elementwise(TERA), elementwise(TERA, split=Split.EXPERT))
+
+    def forward(**stack: Any) -> Any:
+        facts = job(own, stack={"routed_traffic_factor": 3.0, **stack})
+        return block_times(facts, (own,), row()).traffic_forward
+
+    assert forward() == pytest.approx(1 + 3)
+    assert forward(captured=True) == pytest.approx(2)
+
+
+def test_gradients_of_experts_are_added_to_those_before() -> None:
+    # 4 experts of 16 are on a rank: 40 x 30 weights each, beside a dense product that adds nothing
+    grouped = matmul(TERA, kind=OperatorKind.GROUPED_MATMUL, m=400, n=40, k=30, split=Split.EXPERT)
+    own = block(replace(grouped, flops=2 * 400 * 40 * 30), matmul(2 * 400 * 40 * 30, m=400, n=40, k=30))
+
+    def backward(moved: float) -> Any:
+        stack = {"expert_gradient_bytes": moved}
+        facts = job(own, stack=stack, device={"memory_bytes_per_s": 1.0}, model={"experts": 16})
+        return block_times(facts, (own,), row(dp_shard=4, ep=4)).matmul_backward
+
+    assert backward(8.0) - backward(0.0) == pytest.approx(8 * 4 * 40 * 30)
+
+
 def test_scans_move_at_the_memorys_rate_and_three_times_in_backward() -> None:
     operator = Operator(kind=OperatorKind.SCAN, flops=TERA, bytes=TERA, count=2, split=Split.TENSOR)
     own = block(operator, elementwise(TERA))

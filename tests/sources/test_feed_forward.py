@@ -200,3 +200,15 @@ def test_a_router_in_fp32_reads_a_copy_of_a_short_stream(
 def test_a_mixture_needs_experts() -> None:
     with pytest.raises(ValueError, match="no experts"):
         mixture(setting())
+
+
+def test_fused_kernels_add_the_last_bias_of_experts_apart() -> None:
+    """64 bytes for each of two copies of ten tokens eight wide; traffic counts thrice with backward."""
+
+    def of(*, bias: bool, kernels: Kernels) -> float:
+        experts = Experts(count=4, top_k=2, ffn=FFN, bias=bias)
+        return sum(moved(mixture(setting(kernels, experts=experts))))
+
+    apart = of(bias=True, kernels=Kernels.FUSED) - of(bias=False, kernels=Kernels.FUSED)
+    assert 3 * apart == pytest.approx(64 * 2 * T * 8)
+    assert of(bias=True, kernels=Kernels.EAGER) == of(bias=False, kernels=Kernels.EAGER)
