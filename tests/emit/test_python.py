@@ -299,8 +299,13 @@ def test_makes_the_collectives_of_auto_parallelize(
     plain, ours = answers("plain", tmp_path, ranks), answers("parastrat", tmp_path, ranks)
     assert "parastrat import" not in text_of(case)
     assert "import parastrat" not in text_of(case)
+    # ranks agree once on whether DDP has to search for parameters that the first loss does not reach
+    agreed = ["c10d::allreduce_", 1]
     for rank in range(ranks):
-        assert plain[rank]["steps"] == ours[rank]["steps"]
+        steps = ours[rank]["steps"]
+        if case.plan.shard is Shard.NONE:
+            steps.remove(agreed)
+        assert plain[rank]["steps"] == steps
         assert plain[rank]["losses"] == ours[rank]["losses"]
         assert plain[rank]["keys"] == ours[rank]["keys"]
         # auto_parallelize lets the ranks agree on the plan first; then both send rank 0's weights
