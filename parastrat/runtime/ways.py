@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
 _DRAW = r"\b(?:rand|random|uniform|bernoulli_?)\("
@@ -56,7 +59,12 @@ def _reads(part: nn.Module) -> bool:
 
 
 def _source(part: nn.Module) -> str:
-    forward = type(part).forward  # FSDP2 makes classes of its own, which inherit it
+    return _source_of(type(part).forward)  # FSDP2 makes classes of its own, which inherit it
+
+
+@cache
+def _source_of(forward: Callable[..., Any]) -> str:
+    """Return a forward's source, which is read once for all modules of a class; empty where it has none."""
     if forward.__module__.startswith("torch."):
         return ""
     try:
