@@ -43,8 +43,8 @@ def orders(
         PipelineSchedule.LOOPED_BFS: lambda rank: _all_at_once(pp, rank, virtual_stages, micro_batches),
         PipelineSchedule.ONE_F_ONE_B: lambda rank: _one_f_one_b(pp, rank, micro_batches),
         PipelineSchedule.INTERLEAVED: lambda rank: _interleaved(pp, rank, virtual_stages, micro_batches),
-        PipelineSchedule.INTERLEAVED_ZERO_BUBBLE: lambda rank: _without_bubbles(
-            pp, rank, virtual_stages, micro_batches
+        PipelineSchedule.INTERLEAVED_ZERO_BUBBLE: lambda rank: _interleaved(
+            pp, rank, virtual_stages, micro_batches, split=True
         ),
         PipelineSchedule.ZBV: lambda rank: _zbv(pp, rank, micro_batches),
         PipelineSchedule.DUAL_PIPE_V: lambda rank: _dual_pipe_v(pp, rank, micro_batches),
@@ -145,29 +145,19 @@ def _turns(pp: int, rank: int, chunks: int, batches: int, hop: int) -> tuple[lis
     return forwards, backwards, min((chunks - 1) * each + hop * (pp - 1 - rank), chunks * batches)
 
 
-def _interleaved(pp: int, rank: int, chunks: int, batches: int) -> list[Action]:
-    """Return Megatron-LM's order: chunks in turn, a forward before each backward (arXiv:2104.04473)."""
+def _interleaved(pp: int, rank: int, chunks: int, batches: int, *, split: bool = False) -> list[Action]:
+    """Return Megatron-LM's order: chunks in turn, a forward before each backward (arXiv:2104.04473).
+
+    With backward ``split``, weights come as many actions later as the rank has ranks before it.
+    """
     made = _Sequence()
-    forwards, backwards, ahead = _turns(pp, rank, chunks, batches, hop=2)
+    forwards, backwards, ahead = _turns(pp, rank, chunks, batches, hop=1 if split else 2)
     for stage in forwards[:ahead]:
         made.forward(stage)
     for place, stage in enumerate(backwards):
         if ahead + place < len(forwards):
             made.forward(forwards[ahead + place])
-        made.backward(stage)
-    return made.actions
-
-
-def _without_bubbles(pp: int, rank: int, chunks: int, batches: int) -> list[Action]:
-    """Return the same with backward split: weights come as many actions later as the rank has before it."""
-    made = _Sequence()
-    forwards, backwards, ahead = _turns(pp, rank, chunks, batches, hop=1)
-    for stage in forwards[:ahead]:
-        made.forward(stage)
-    for place, stage in enumerate(backwards):
-        if ahead + place < len(forwards):
-            made.forward(forwards[ahead + place])
-        made.inputs(stage)
+        (made.inputs if split else made.backward)(stage)
         if place >= rank:
             made.weights()
     while made.waiting:
