@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _SCHEMA_WITHIN = 200
 
 
-def write_files(files: Sequence[TextFile], directory: Path, *, force: bool = False) -> tuple[Path, ...]:
+def write_files(
+    files: Sequence[TextFile], directory: Path, *, force: bool = False, flag: str = "-o"
+) -> tuple[Path, ...]:
     """Write the files under ``directory``, made where it is missing; return their paths.
 
     Each file is written under another name first and moved when all of them are complete. A file that is
@@ -34,7 +36,9 @@ def write_files(files: Sequence[TextFile], directory: Path, *, force: bool = Fal
         taken = [path for path in targets if path.exists() and not path.is_file()]
         if taken:
             what = "a folder" if taken[0].is_dir() else "a device or a pipe"
-            raise UsageError(f"cannot write {taken[0]}: it is {what}", hint="name another place with -o")
+            raise UsageError(
+                f"cannot write {taken[0]}: it is {what}", hint=f"name another place with {flag}"
+            )
         changed = {path: file for path, file in targets.items() if not _holds(path, file)}
         if not force:
             _refuse_overwriting([path for path in changed if path.exists()])
@@ -42,18 +46,20 @@ def write_files(files: Sequence[TextFile], directory: Path, *, force: bool = Fal
     except OSError as error:
         place = error.filename or directory
         raise UsageError(
-            f"cannot write {place}: {error.strerror}", hint="name a folder that you can write to with -o"
+            f"cannot write {place}: {error.strerror}",
+            hint=f"name a folder that you can write to with {flag}",
         ) from error
     return tuple(targets)
 
 
-def refuse_others(path: Path, schema: str, what: str) -> None:
+def refuse_others(path: Path, schema: str, what: str, flag: str = "-o") -> None:
     """Refuse a file that is there and is none of those that a command may replace.
 
     Args:
         path: what is to be written.
         schema: what stands near the beginning of a file of its kind.
         what: the kind in words, such as ``plan file``.
+        flag: that names it.
 
     Raises:
         UsageError: it is another file, or it cannot be read.
@@ -64,10 +70,10 @@ def refuse_others(path: Path, schema: str, what: str) -> None:
         start = path.read_bytes()[:_SCHEMA_WITHIN]
     except OSError as error:
         raise UsageError(
-            f"cannot read {path}: {error.strerror}", hint="name another file with -o"
+            f"cannot read {path}: {error.strerror}", hint=f"name another file with {flag}"
         ) from error
     if start.strip() and schema.encode() not in start:
-        raise UsageError(f"{path} is there and is no {what}", hint="name another file with -o")
+        raise UsageError(f"{path} is there and is no {what}", hint=f"name another file with {flag}")
 
 
 def _holds(path: Path, file: TextFile) -> bool:

@@ -107,6 +107,6 @@ def write_trace(timeline: Timeline | None, path: Path) -> None:
             "there is no step to trace: the plan breaks a rule or does not fit, or is for one device",
             hint="leave --trace out, or choose a plan over several devices that can run",
         )
-    refuse_others(path, '"traceEvents"', "trace of a step")
+    refuse_others(path, '"traceEvents"', "trace of a step", "--trace")
     text = json.dumps(trace_events(timeline), allow_nan=False) + "\n"
-    write_files((TextFile(path=path.name, text=text),), path.parent, force=True)
+    write_files((TextFile(path=path.name, text=text),), path.parent, force=True, flag="--trace")

@@ -15,12 +15,13 @@ from parastrat.ranks import block_kinds
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.cost.communication import Fabric
     from parastrat.model import Block
+    from parastrat.units import Seconds
 
 #: collectives on activations, which nothing hides
 EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
@@ -72,6 +73,18 @@ class BlockSeconds:
 
     def _places(self, c: Columns) -> Any:
         return c.recompute * self.others.shape[-1] + self.at
+
+
+def whole_s(work: Mapping[str, Any]) -> Seconds:
+    """Return the seconds of one micro-batch, of parts as ``BlockSeconds`` tells them."""
+    seconds: Seconds = sum((work[part] for part in EXPOSED), work["compute"])
+    return seconds
+
+
+def forward_s(work: Mapping[str, Any]) -> Seconds:
+    """Return what of ``whole_s`` comes in forward."""
+    seconds: Seconds = sum((IN_FORWARD[part] * work[part] for part in EXPOSED), work["forward"])
+    return seconds
 
 
 def _summed(kinds: Any, repeats: Sequence[Any]) -> Any:

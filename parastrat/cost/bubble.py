@@ -8,7 +8,7 @@ import numpy as np
 
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of
-from parastrat.cost.blocks import EXPOSED, IN_FORWARD
+from parastrat.cost.blocks import forward_s, whole_s
 from parastrat.plan import PipelineSchedule
 from parastrat.schedules import SPLIT
 
@@ -35,16 +35,16 @@ def bubble_s(c: Columns, others: Mapping[str, Any]) -> Seconds:
         others: of all other ranks together the seconds of one micro-batch, as ``BlockSeconds`` tells a
             rank's own.
     """
-    whole = sum((others[part] for part in EXPOSED), others["compute"])
+    whole = whole_s(others)
     waits = whole / c.virtual_stages
-    if is_any_of(c.pp_schedule, _SPLIT).any():
-        waits = np.where(is_any_of(c.pp_schedule, _SPLIT), _split_s(c, others, whole), waits)
+    split = is_any_of(c.pp_schedule, _SPLIT)
+    if split.any():
+        waits = np.where(split, _split_s(c, others, whole), waits)
     return np.where(c.pp > 1, waits, 0.0)
 
 
 def _split_s(c: Columns, others: Mapping[str, Any], whole: Seconds) -> Seconds:
-    forward = sum((IN_FORWARD[part] * others[part] for part in EXPOSED), others["forward"])
-    weights = others["weights"]
+    forward, weights = forward_s(others), others["weights"]
     inputs = whole - forward - weights
     filled = np.maximum(forward + inputs - weights, forward)
     bent = np.maximum(inputs, 2 * (inputs - weights))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds
+from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, whole_s
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
@@ -111,12 +111,7 @@ def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = Non
 
 def micro_batch_s(facts: Facts, columns: Columns, blocks: BlockSeconds) -> Seconds:
     """Return the seconds that one micro-batch takes in all blocks of the model, one after the other."""
-    return _one_micro_batch(_of_model(facts, columns, blocks))
-
-
-def _one_micro_batch(work: dict[str, Any]) -> Seconds:
-    seconds: Seconds = sum((work[part] for part in EXPOSED), work["compute"])
-    return seconds
+    return whole_s(_of_model(facts, columns, blocks))
 
 
 def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: Numbers) -> Seconds:

@@ -238,7 +238,7 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
     All owners of a tied parameter must be in one FSDP unit; what is left out falls to the root unit. So do
     units that a rank may leave out at random: the others would wait for it.
     """
-    units = outside_of(module, dict(units))
+    units = outside_of(module, units)
     owners: dict[nn.Parameter, set[str]] = defaultdict(set)
     inside = {id(part): name for name, unit in units.items() for part in unit.modules()}
     for part in module.modules():

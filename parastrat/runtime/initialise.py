@@ -82,8 +82,10 @@ def give_attributes(module: nn.Module, record: Record | None, device: torch.devi
     Raises:
         WrapError: naming one that the constructor's record cannot make.
     """
-    for name, part, key in [] if record is None else _meta_attributes(module):
-        values = record.replayed(name, device) if record is not None else None
+    if record is None:
+        return
+    for name, part, key in _meta_attributes(module):
+        values = record.replayed(name, device)
         if values is None:
             raise WrapError(
                 f"{name} is a plain attribute without values: the model was built on the meta device, and "

@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
@@ -36,7 +36,7 @@ def chooses_ways(module: nn.Module) -> bool:
     return any(_draws(part) or _reads(part) for part in module.modules())
 
 
-def outside_of(module: nn.Module, units: dict[str, nn.Module]) -> dict[str, nn.Module]:
+def outside_of(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Return the units that no module around them may leave out."""
     choosing = drawn_ways(module)
     return {

@@ -9,7 +9,7 @@ import numpy as np
 
 from parastrat.assess import plans_table
 from parastrat.columns import Columns, code_of, facts_columns
-from parastrat.cost.blocks import EXPOSED, IN_FORWARD, block_seconds
+from parastrat.cost.blocks import block_seconds, forward_s, whole_s
 from parastrat.cost.communication import fabric_of
 from parastrat.cost.data_parallel import data_parallel_s, gather_and_reduce_s
 from parastrat.cost.step import exposed_send_s
@@ -27,6 +27,7 @@ from parastrat.timeline.streams import Sharing, passed
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.timeline.pipeline import Span
+    from parastrat.timeline.streams import Passed
     from parastrat.units import Seconds
 
 #: micro-batches after the first and before the last are alike, so that one of them tells all
@@ -83,18 +84,10 @@ def timeline_of(case: Case) -> Timeline | None:
     return _of_streams(facts, c, seconds) if plan.mesh.world_size > 1 else None
 
 
-def _forward_s(seconds: dict[str, Any]) -> Any:
-    return seconds["forward"] + sum(IN_FORWARD[part] * seconds[part] for part in EXPOSED)
-
-
-def _whole_s(seconds: dict[str, Any]) -> Any:
-    return seconds["compute"] + sum(seconds[part] for part in EXPOSED)
-
-
 def _of_pipeline(case: Case, c: Columns, seconds: dict[str, Any]) -> Timeline:
     facts, plan = case.facts, case.plan
     pp, batches = plan.mesh.pp, plan.gradient_accumulation_steps
-    forward, weights, whole = _forward_s(seconds), seconds["weights"], _whole_s(seconds)
+    forward, weights, whole = forward_s(seconds), seconds["weights"], whole_s(seconds)
     of_kind, stages = np.array(block_kinds(facts.model).of), []
     for number, repeats in enumerate(cut(facts.model, pp * plan.virtual_stages)):
         held = np.bincount(of_kind, weights=repeats, minlength=len(forward))
@@ -147,17 +140,20 @@ def _of_streams(facts: Facts, c: Columns, seconds: dict[str, Any]) -> Timeline:
     batches = int(c.gradient_accumulation_steps[0])
     sharing = Sharing(compute=COMPUTE, beside=beside)
     shown = min(batches, _ALIKE)
-    works = passed(works_of(units, root, shown, again=again), sharing)
-    end = max(work.end for work in works)
-    whole = end
+
+    def ran(micro_batches: int) -> tuple[tuple[Passed, ...], Seconds, Seconds]:
+        """Return the work of so many, when its last ends, and what collectives take by themselves."""
+        works = passed(works_of(units, root, micro_batches, again=again), sharing)
+        moved = sum(each.work.seconds for each in works if each.work.stream != COMPUTE)
+        return works, max(each.end for each in works), moved
+
+    works, end, moved = ran(shown)
+    whole, collectives = end, moved
     if batches > shown:
-        shorter = passed(works_of(units, root, shown - 1, again=again), sharing)
-        whole += (batches - shown) * (end - max(work.end for work in shorter))
+        _, before, less = ran(shown - 1)
+        whole += (batches - shown) * (end - before)
+        collectives += (batches - shown) * (moved - less)
     computing = batches * sum(unit.forward + unit.backward for unit in units)
-    moved = sum(each.work.seconds for each in works if each.work.stream != COMPUTE)
-    if batches > shown:
-        alike = works_of(units, root, shown - 1, again=again)
-        moved += (batches - shown) * (moved - sum(work.seconds for work in alike if work.stream != COMPUTE))
     lanes = (
         Lane(
             name=stream,
@@ -175,7 +171,7 @@ def _of_streams(facts: Facts, c: Columns, seconds: dict[str, Any]) -> Timeline:
         micro_batches=shown,
         shown=end,
         exposed=whole - computing,
-        collectives=moved,
+        collectives=collectives,
     )
 
 
@@ -184,7 +180,7 @@ def _units(facts: Facts, c: Columns, seconds: dict[str, Any]) -> tuple[list[Unit
     kinds, load, fabric = block_kinds(facts.model), whole_model(facts.model), fabric_of(facts)
     of_model = data_parallel_s(facts, c, load, fabric, np.zeros(1))
     fsdp = bool((c.shard == code_of(Shard.PARAMETERS))[0])
-    forward, whole = _forward_s(seconds), _whole_s(seconds)
+    forward, whole = forward_s(seconds), whole_s(seconds)
     trained = local_total(trainable_totals(kinds), c)[:, 0]
     all_trained = float(local_total(load.trainable, c)[0])
     once = float(of_model["once"][0])

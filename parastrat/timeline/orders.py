@@ -127,21 +127,14 @@ def _one_f_one_b(pp: int, rank: int, batches: int) -> list[Action]:
     return made.actions
 
 
-def _rounds(pp: int, rank: int, chunks: int, batches: int) -> Callable[[int], int]:
-    """Return which stage the n-th action of a kind is of: so many micro-batches of each in turn."""
-    each = batches // max(1, batches // pp)
-    return lambda place: pp * (place // each % chunks) + rank
-
-
 def _turns(pp: int, rank: int, chunks: int, batches: int, hop: int) -> tuple[list[int], list[int], int]:
     """Return the stages of a rank's forwards and backwards, and how many forwards come first.
 
-    ``hop`` more for each rank behind.
+    Chunks take turns, each for a round of micro-batches. ``hop`` more come first for each rank behind.
     """
-    stage_of = _rounds(pp, rank, chunks, batches)
-    forwards = [stage_of(place) for place in range(chunks * batches)]
-    backwards = [pp * (chunks - 1) + 2 * rank - stage for stage in forwards]
     each = batches // max(1, batches // pp)
+    forwards = [pp * (place // each % chunks) + rank for place in range(chunks * batches)]
+    backwards = [pp * (chunks - 1) + 2 * rank - stage for stage in forwards]
     return forwards, backwards, min((chunks - 1) * each + hop * (pp - 1 - rank), chunks * batches)
 
 
