@@ -93,6 +93,7 @@ class Columns:
     # stack
     divides_experts: Numbers
     pads_vocabulary: Numbers
+    splits_backward: Numbers
     # estimate
     memory_total: Numbers
     memory_margin: Numbers
@@ -252,7 +253,11 @@ def hardware_columns(hardware: Hardware) -> dict[str, Any]:
 
 def stack_columns(stack: Stack) -> dict[str, Any]:
     """Return what it is trained by, as columns."""
-    return {"divides_experts": stack.divides_experts, "pads_vocabulary": stack.pads_vocabulary}
+    return {
+        "divides_experts": stack.divides_experts,
+        "pads_vocabulary": stack.pads_vocabulary,
+        "splits_backward": stack.splits_backward,
+    }
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:

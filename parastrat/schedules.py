@@ -8,6 +8,8 @@ from parastrat.plan import PipelineSchedule, Plan
 V_SHAPED = frozenset({PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V})
 #: schedules that compute the gradients of weights apart from those of inputs
 SPLIT = V_SHAPED | {PipelineSchedule.INTERLEAVED_ZERO_BUBBLE}
+#: as ``is_any_of`` takes them
+SPLITS = tuple(sorted(SPLIT))
 #: those of which every backward is split
 SPLIT_ALWAYS = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 #: schedules of one stage a rank

@@ -148,6 +148,12 @@ class Stack:
     expert_gradient_bytes: float = 0.0
     #: whether attention runs on the kernels made for a device, where others are older
     newest_attention: bool = False
+    #: whether its pipelines can compute the gradients of weights apart from those of inputs
+    splits_backward: bool = False
+    #: launches of a backward in these two parts over those of a whole one, and further ones for each block
+    #: of the stage: each weight's part looks through the graph of all
+    split_launches: float = 1.0
+    split_launches_per_block: float = 0.0
     #: rate of its matrix products, and of its attention kernels, over the device's
     matmul_factor: float = 1.0
     attention_factor: float = 1.0

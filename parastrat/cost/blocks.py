@@ -9,17 +9,19 @@ import numpy as np
 
 from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s
 from parastrat.cost.compute import block_times
+from parastrat.cost.splitting import splitting_of
 from parastrat.distinct import standing
 from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.cost.communication import Fabric
+    from parastrat.cost.splitting import Splitting
     from parastrat.model import Block
     from parastrat.units import Seconds
 
@@ -29,6 +31,9 @@ EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
 IN_FORWARD = {"tp_exposed": 1 / 2, "cp_exposed": 1 / 3, "ep_exposed": 1 / 2}
 #: parts of a block's computation, without what is computed again
 _ALONE = ("forward", "backward", "weights")
+
+#: those that a backward in two parts makes longer
+_SPLIT_PARTS = ("compute", "backward", "weights")
 
 #: half of an all-reduce is an all-gather, which moves casted elements: Transformer Engine casts before it
 #: gathers, as torchao's Float8ColwiseParallel does; what is reduce-scattered stays in bf16. With a scale
@@ -50,6 +55,8 @@ class BlockSeconds:
     compute: Any
     #: of each kind: forward, backward, of that the weights' gradients, and collectives; parts before places
     others: Any
+    #: what backward takes longer where schedules split it; None where the stack's do not
+    splitting: Splitting | None
     at: Any
 
     def rows(self, rows: Any) -> BlockSeconds:
@@ -59,17 +66,28 @@ class BlockSeconds:
     def of_kinds(self, c: Columns) -> dict[str, Any]:
         """Return each part of one repeat of each kind of block, kinds before rows."""
         others = self.others.take(self.at, axis=-1).swapaxes(0, 1)
-        return _named(self.compute.take(self._places(c), axis=-1), others)
+        seconds = _named(self.compute.take(self._places(c), axis=-1), others)
+        return self._split(c, seconds, lambda longer: longer)
 
     def of_model(self, c: Columns, repeats: Sequence[float]) -> dict[str, Any]:
         """Return each part of the model's blocks together, of which there are so many repeats."""
         compute, others = _summed(self.compute, repeats), _summed(self.others, repeats)
-        return _named(compute.take(self._places(c)), others.take(self.at, axis=-1))
+        seconds = _named(compute.take(self._places(c)), others.take(self.at, axis=-1))
+        return self._split(c, seconds, lambda longer: _summed(longer, repeats))
 
     def of_ranks(self, c: Columns, repeats: Sequence[Any]) -> dict[str, Any]:
         """Return each part of a rank's blocks together, in arrays with ranks before rows as repeats are."""
         compute, others = self.compute.take(self._places(c), axis=-1), self.others.take(self.at, axis=-1)
-        return _named(_summed(compute, repeats), _summed(others[:, :, None], repeats))
+        seconds = _named(_summed(compute, repeats), _summed(others[:, :, None], repeats))
+        return self._split(c, seconds, lambda longer: _summed(longer, repeats))
+
+    def _split(self, c: Columns, seconds: dict[str, Any], together: Callable[[Any], Any]) -> dict[str, Any]:
+        """Return the parts with what a backward in two takes longer, most of it for the weights."""
+        longer = None if self.splitting is None else self.splitting.longer_s(c, self.at)
+        if longer is None:
+            return seconds
+        added = together(longer)
+        return {**seconds, **{part: seconds[part] + added for part in _SPLIT_PARTS}}
 
     def _places(self, c: Columns) -> Any:
         return c.recompute * self.others.shape[-1] + self.at
@@ -107,6 +125,7 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
         others=np.stack(
             [times.forward, times.backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
         ),
+        splitting=splitting_of(facts, times),
         at=at,
     )
 

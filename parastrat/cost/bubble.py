@@ -10,15 +10,13 @@ from parastrat.choices import is_any_of
 from parastrat.columns import code_of
 from parastrat.cost.blocks import forward_s, whole_s
 from parastrat.plan import PipelineSchedule
-from parastrat.schedules import SPLIT
+from parastrat.schedules import SPLITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from parastrat.columns import Columns
     from parastrat.units import Seconds
-
-_SPLIT = tuple(sorted(SPLIT))
 
 
 def bubble_s(c: Columns, others: Mapping[str, Any]) -> Seconds:
@@ -37,7 +35,7 @@ def bubble_s(c: Columns, others: Mapping[str, Any]) -> Seconds:
     """
     whole = whole_s(others)
     waits = whole / c.virtual_stages
-    split = is_any_of(c.pp_schedule, _SPLIT)
+    split = is_any_of(c.pp_schedule, SPLITS)
     if split.any():
         waits = np.where(split, _split_s(c, others, whole), waits)
     return np.where(c.pp > 1, waits, 0.0)

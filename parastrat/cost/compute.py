@@ -59,21 +59,25 @@ class BlockTimes:
     @cached_property
     def forward(self) -> Seconds:
         kernels = self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
-        return _joined(kernels, self.launch_forward)
+        return joined(kernels, self.launch_forward)
 
     @cached_property
     def backward(self) -> Seconds:
         """Without recompute: twice the matmuls, 2.5 times the attention, twice the traffic and launches."""
-        return _joined(self._backward_kernels, 2 * self.launch_forward)
+        return joined(self.backward_kernels, self.launch_backward)
+
+    @property
+    def launch_backward(self) -> Seconds:
+        return 2 * self.launch_forward
 
     @property
     def weights(self) -> Seconds:
         """Of backward what nothing but the optimizer waits for: their products' share of it."""
-        share = self.matmul_weights / np.where(self._backward_kernels > 0, self._backward_kernels, 1.0)
+        share = self.matmul_weights / np.where(self.backward_kernels > 0, self.backward_kernels, 1.0)
         return share * self.backward
 
     @cached_property
-    def _backward_kernels(self) -> Seconds:
+    def backward_kernels(self) -> Seconds:
         return (
             self.matmul_backward
             + _ATTENTION_BACKWARD * self.attention_forward
@@ -97,10 +101,11 @@ class BlockTimes:
 
     def _selective(self) -> Seconds:
         products = 0.5 * (self.matmul_forward + self.grouped_forward)
-        return _joined(products + self.scan_forward + self.traffic_forward, 0.75 * self.launch_forward)
+        return joined(products + self.scan_forward + self.traffic_forward, 0.75 * self.launch_forward)
 
 
-def _joined(kernels: Seconds, launches: Seconds) -> Seconds:
+def joined(kernels: Seconds, launches: Seconds) -> Seconds:
+    """Return how long kernels take with their launches, either in seconds."""
     q = _LAUNCH_OVERLAP_EXPONENT
     return (kernels**q + launches**q) ** (1 / q)
 

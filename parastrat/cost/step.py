@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, whole_s
+from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_s, whole_s
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
@@ -109,9 +109,14 @@ def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = Non
     return step
 
 
-def micro_batch_s(facts: Facts, columns: Columns, blocks: BlockSeconds) -> Seconds:
-    """Return the seconds that one micro-batch takes in all blocks of the model, one after the other."""
-    return whole_s(_of_model(facts, columns, blocks))
+def micro_batch_s(facts: Facts, columns: Columns, blocks: BlockSeconds) -> tuple[Seconds, Seconds]:
+    """Return the seconds of one micro-batch in all blocks of the model, one after the other.
+
+    Beside them stands the lesser of what its forward takes, and of what the gradients of inputs do.
+    """
+    work = _of_model(facts, columns, blocks)
+    whole, forward = whole_s(work), forward_s(work)
+    return whole, np.minimum(forward, whole - forward - work["weights"])
 
 
 def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: Numbers) -> Seconds:

@@ -32,6 +32,7 @@ from parastrat.rules import (
     precision,
     runtime_support,
     scans,
+    split_backward,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -76,6 +77,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     pipeline,
     experts,
     scans,
+    split_backward,
     file_form,
     accelerate,
     accelerate_fsdp,

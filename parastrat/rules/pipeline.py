@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.choices import is_any_of
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
-from parastrat.plan import PipelineSchedule, Recompute, Shard
+from parastrat.plan import PipelineSchedule, Shard
 from parastrat.rules.divisors import either, nearest_divisors, nearest_multiples
 from parastrat.rules.rule import PlanRule, case_rule, plan_rule
-from parastrat.schedules import schedule_of
+from parastrat.schedules import SPLITS
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -124,8 +125,7 @@ def bubble_is_large(p: Columns) -> Mask:
     fill most of it with the weights' gradients.
     """
     slots = p.gradient_accumulation_steps * p.virtual_stages + p.pp - 1
-    bubbling = (p.pp_schedule != _ZERO_BUBBLE) & (p.pp_schedule != _ZBV) & (p.pp_schedule != _DUAL_PIPE_V)
-    return bubbling & ((p.pp - 1) / slots > _LARGE_BUBBLE)
+    return ~is_any_of(p.pp_schedule, SPLITS) & ((p.pp - 1) / slots > _LARGE_BUBBLE)
 
 
 @bubble_is_large.message
@@ -348,30 +348,3 @@ SCHEDULE_RULES: tuple[PlanRule, ...] = (
     v_schedule_without_two_stages,
     single_stage_schedule_with_chunks,
 )
-
-
-@plan_rule(
-    "PS715",
-    Severity.ERROR,
-    source="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/pipelining/_backward.py#L281",
-)
-def split_backward_repeats_recompute(p: Columns) -> Mask:
-    """Do not recompute blocks under a schedule that splits backward in two.
-
-    torch asks for the gradients of each product's weights in a call of its own, and a checkpoint makes the
-    whole block again for each call: seven times for a Llama's, and what each time made is kept until the
-    last. Recomputing attention alone is free of it, since attention has no weights.
-    """
-    again = (p.recompute == code_of(Recompute.SELECTIVE)) | (p.recompute == code_of(Recompute.FULL))
-    bent = (p.pp_schedule == _ZBV) | (p.pp_schedule == _DUAL_PIPE_V)
-    return (p.pp > 1) & (bent | (p.pp_schedule == _ZERO_BUBBLE)) & again
-
-
-@split_backward_repeats_recompute.message
-def _(case: Case) -> Hit:
-    plan = case.plan
-    return Hit(
-        message=f"{schedule_of(plan)} splits backward, and recompute = {plan.recompute} would make every "
-        "block again for each of its weights",
-        fix="set recompute = none or attention, or pp_schedule = Interleaved1F1B or 1F1B",
-    )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.plan import PipelineSchedule
+
 if TYPE_CHECKING:
     from parastrat.columns import Columns
 
@@ -57,8 +59,9 @@ class Batches:
         flight. Where it leaves fewer, or but one in a step, that is not known.
         """
         columns = self.columns
-        chunks = columns.virtual_stages
-        schedules = columns.share * (int(chunks.max(initial=0)) + 1) + chunks
+        chunks, many = columns.virtual_stages, int(columns.virtual_stages.max(initial=0)) + 1
+        # -1 without a pipeline
+        schedules = (columns.share * (len(PipelineSchedule) + 1) + columns.pp_schedule + 1) * many + chunks
         order = np.lexsort((columns.micro_batch_size, schedules))
         least = columns.gradient_accumulation_steps < 2 * columns.pp
         least[order] |= np.diff(schedules[order], prepend=-1) > 0

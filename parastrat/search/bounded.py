@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.choices import is_any_of
+from parastrat.columns import code_of
 from parastrat.cost import time_floor, weights_floor
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.rules import rejection_masks
-from parastrat.schedules import SPLIT
+from parastrat.rules.split_backward import split_backward_repeats_recompute
+from parastrat.schedules import SPLITS
 from parastrat.search.obeying import Obeying, Rejected, attributed
 from parastrat.search.rows import Constraints
 from parastrat.search.space import option_counts, policies
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 #: rows that are judged sooner than bounded
 _FEW = 600
 
-_SPLIT = tuple(sorted(SPLIT))
+#: bytes that no device has
+NEVER = 2.0**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +66,18 @@ class Searched:
         meshes, c = self.allowed.meshes.at(chosen), self.allowed.batches.columns
         sizes = self.work.sizes
         size = np.searchsorted(sizes, c.micro_batch_size)
-        # what no schedule runs with never ends
-        slots = np.full((len(self.allowed.batches.counts), len(sizes)), np.inf)
-        steps = np.ones(slots.shape)
+        shape = len(self.allowed.batches.counts), len(sizes)
+        steps, busy = np.ones((2, *shape))
         steps[c.share, size] = c.gradient_accumulation_steps
-        # what is left of the bubble where backward is split hangs on more than the whole work
-        bubble = np.where(is_any_of(c.pp_schedule, _SPLIT), 0, (c.pp - 1) / c.virtual_stages)
-        np.minimum.at(slots, (c.share, size), (c.gradient_accumulation_steps + bubble) / c.pp)
-        work = self.work.micro_batches(meshes, policies(self.fixed)[0]) * slots[meshes.share]
+        busy[c.share, size] = c.gradient_accumulation_steps / c.pp
+        # what no schedule runs with never ends
+        waits = np.full((2, *shape), np.inf)
+        split = is_any_of(c.pp_schedule, SPLITS).astype(np.int64)
+        np.minimum.at(waits, (split, c.share, size), (c.pp - 1) / c.virtual_stages / c.pp)
+        whole, apart = self.work.micro_batches(meshes, policies(self.fixed)[0])
+        # ranks wait for whole micro-batches of the others, or for forwards or gradients of inputs at least
+        wait = np.minimum(whole * waits[0][meshes.share], apart * waits[1][meshes.share])
+        work = whole * busy[meshes.share] + wait
         return weights_floor(self.facts, meshes, work, steps[meshes.share]).min(axis=1)
 
     def steps(self, rows: Columns, recompute: Any) -> Any:
@@ -82,12 +89,20 @@ class Searched:
         if not self.limited:
             return self.without_floors(columns)
         memory = memory_floor(self.facts, columns, policies(self.fixed))
-        return Bounded(space=self, columns=columns, memory=memory)
+        return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
 
     def without_floors(self, columns: Columns) -> Bounded:
         """Return rows that are judged whatever they need."""
         memory = np.zeros((len(policies(self.fixed)), len(columns.pp)))
-        return Bounded(space=self, columns=columns, memory=memory)
+        return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
+
+    def _of_able(self, columns: Columns, memory: Any) -> Any:
+        """Return floors that no device can hold where a row's schedule does not go with a policy."""
+        if not is_any_of(columns.pp_schedule, SPLITS).any():
+            return memory
+        codes = np.array([code_of(policy) for policy in policies(self.fixed)])
+        never = split_backward_repeats_recompute.mask(columns.joined({"recompute": codes[:, None]}))
+        return np.where(never, NEVER, memory)
 
     def least_rows(self, chosen: Any) -> Bounded:
         """Return rows of chosen meshes of which one needs the least of its mesh."""
@@ -122,7 +137,7 @@ class Bounded:
 
     space: Searched
     columns: Columns
-    #: for each recompute policy that is searched, a row of bytes
+    #: for each recompute policy that is searched, a row of bytes; NEVER where it does not go with a plan
     memory: Any
 
     def may_fit(self, *, roomy: bool) -> Any:

@@ -11,6 +11,7 @@ from parastrat.cost import step_s
 from parastrat.memory import memory_margin, memory_totals
 from parastrat.plan import Recompute
 from parastrat.rules import rejection_masks
+from parastrat.search.bounded import NEVER
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import Constraints, stacked
 from parastrat.search.space import policies, recompute_columns, reshard_columns
@@ -76,8 +77,10 @@ def judge(rows: Bounded, places: Any) -> Judged:
     bounded: tuple[Rejected, ...] = ()
     if not may_fit.all():
         misfits = _plans(options, space.fixed, ~may_fit)
-        least = {"memory_total": floors[~may_fit], "memory_capacity": columns.memory_capacity}
-        _, bounded = attributed(misfits, dict(rejection_masks(misfits.joined(least), asked)))
+        # what has no floor is removed by another rule than those of memory
+        least = np.where(floors < NEVER, floors, 0)[~may_fit]
+        known = {"memory_total": least, "memory_capacity": columns.memory_capacity}
+        _, bounded = attributed(misfits, dict(rejection_masks(misfits.joined(known), asked)))
     return Judged(columns=kept.joined({"step": step}), rejected=rejected, bounded=bounded)
 
 

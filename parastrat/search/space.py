@@ -11,6 +11,7 @@ from parastrat.plan import (
     PipelineSchedule,
     Recompute,
 )
+from parastrat.schedules import SPLIT
 from parastrat.search.rows import Constraints, with_facts
 
 if TYPE_CHECKING:
@@ -28,10 +29,13 @@ _RECOMPUTES = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 _MESHES = 2**24
 _PLACES = 2**32
 
+#: schedules with chunks of a rank; the last ones split backward
 _SCHEDULES = (
     (PipelineSchedule.ONE_F_ONE_B, 1),
     (PipelineSchedule.INTERLEAVED, 2),
     (PipelineSchedule.INTERLEAVED, 4),
+    (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, 1),
+    (PipelineSchedule.ZBV, 2),
 )
 
 
@@ -129,13 +133,14 @@ def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
 def schedule_columns(batches: Columns) -> Columns:
     """Return the rows joined with pipeline schedules.
 
-    Interleaving needs a pipeline, and micro-batches in whole rounds. ``place`` orders plans as they are
-    told: by their options first, then by micro-batch and mesh.
+    All but 1F1B need a pipeline, and micro-batches in whole rounds; those that split backward a stack that
+    does. ``place`` orders plans as they are told: by their options first, then by micro-batch and mesh.
     """
     pp = batches.pp
-    every_row = np.arange(len(pp))
     whole = np.flatnonzero((pp > 1) & (batches.gradient_accumulation_steps % pp == 0))
-    rows = [every_row if chunks == 1 else whole for _, chunks in _SCHEDULES]
+    split = whole if batches.splits_backward else whole[:0]
+    rows = [split if schedule in SPLIT else whole for schedule, _ in _SCHEDULES]
+    rows[0] = np.arange(len(pp))
     sizes = [len(own) for own in rows]
     together = np.concatenate(rows)
     schedules = np.repeat([code_of(schedule) for schedule, _ in _SCHEDULES], sizes)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.choices import is_any_of
+from parastrat.schedules import SPLITS
 from parastrat.search.bounded import Searched, searched
 from parastrat.search.misfits import nearest
 from parastrat.search.obeying import Rejected, obeying
@@ -54,13 +56,14 @@ def best(columns: Columns, rows: Any) -> int:
     close = rows[columns.step[rows] <= NEAR * columns.step[rows].min()]
     if len(close) == 1:
         return int(close[0])
-    recompute, chunks, *degrees = (
-        getattr(columns, name)[close] for name in ("recompute", "virtual_stages", *AXES)
+    recompute, chunks, schedules, *degrees = (
+        getattr(columns, name)[close] for name in ("recompute", "virtual_stages", "pp_schedule", *AXES)
     )
+    split = is_any_of(schedules, SPLITS)
     axes = (np.stack(degrees) > 1).sum(axis=0)
     pp, _, _, cp, tp, ep = degrees
     # the last key sorts first
-    order = np.lexsort((columns.step[close], ep, pp, cp, tp, chunks, recompute, axes))
+    order = np.lexsort((columns.step[close], ep, pp, cp, tp, chunks, split, recompute, axes))
     return int(close[order[0]])
 
 

@@ -33,11 +33,12 @@ class Work:
         size = np.searchsorted(self.sizes, columns.micro_batch_size)
         return replace(self._seconds, at=self._widths[columns.width] * len(self.sizes) + size)
 
-    def micro_batches(self, meshes: Columns, policy: Recompute) -> Any:
-        """Return the seconds of a micro-batch in all blocks of some meshes, with a column for each size."""
+    def micro_batches(self, meshes: Columns, policy: Recompute) -> tuple[Any, Any]:
+        """Return what ``micro_batch_s`` does of some meshes, with a column for each size."""
         rows = self._rows.joined({"recompute": np.full(len(self._rows.pp), code_of(policy))})
-        seconds = micro_batch_s(self.facts, rows, self._seconds).reshape(-1, len(self.sizes))
-        return seconds[self._widths[meshes.width]]
+        each = micro_batch_s(self.facts, rows, self._seconds)
+        whole, least = (part.reshape(-1, len(self.sizes))[self._widths[meshes.width]] for part in each)
+        return whole, least
 
     @cached_property
     def sizes(self) -> Any:

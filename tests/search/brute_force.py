@@ -13,6 +13,16 @@ from parastrat.rules import findings_of
 from parastrat.rules.backend import decide_backend
 
 
+SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
+SCHEDULES = (
+    (PipelineSchedule.ONE_F_ONE_B, 1),
+    (PipelineSchedule.INTERLEAVED, 2),
+    (PipelineSchedule.INTERLEAVED, 4),
+    (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, 1),
+    (PipelineSchedule.ZBV, 2),
+)
+
+
 def every_plan(job: Facts) -> list[Plan]:
     """Return all plans of the searched space, written down without its code."""
     world, batch = job.hardware.world_size, job.workload.global_batch_size
@@ -31,12 +41,13 @@ def every_plan(job: Facts) -> list[Plan]:
             if share % size:
                 continue
             steps = share // size
-            for reshard, chunks in product((True, False), (1, 2, 4)):
+            for reshard, (schedule, chunks) in product((True, False), SCHEDULES):
                 if reshard and (pp > 1 or not sharded):
                     continue
-                if chunks > 1 and (pp == 1 or steps % pp):
+                if schedule is not PipelineSchedule.ONE_F_ONE_B and (pp == 1 or steps % pp):
                     continue
-                schedule = PipelineSchedule.ONE_F_ONE_B if chunks == 1 else PipelineSchedule.INTERLEAVED
+                if schedule in SPLIT and not job.stack.splits_backward:
+                    continue
                 plans.append(
                     Plan(
                         mesh=Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp),

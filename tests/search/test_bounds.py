@@ -156,15 +156,15 @@ def test_no_row_falls_below_the_floors_of_its_mesh(job: Any) -> None:
         np.minimum.at(found, mesh, of_rows)
         return found
 
-    memory = least(memory_floor(given, rows, policies(Constraints())).min(axis=0), rows.mesh)
+    memory = least(space.with_floors(rows).memory.min(axis=0), rows.mesh)
     some = space.least_rows(meshes)
     assert len(some.columns.mesh) < len(rows.mesh)
     assert least(some.memory.min(axis=0), some.columns.mesh) == pytest.approx(memory, rel=1e-12)
     steps = least(space.steps(rows, np.zeros(len(rows.mesh), dtype=np.int64)), rows.mesh)
     of_meshes = space.steps_of_meshes(meshes)
     assert (of_meshes <= steps * (1 + 1e-12)).all()
-    # not far below
-    assert (of_meshes > 0.7 * steps).mean() > 0.9
+    # not far below, but where a backward in two parts has a bubble that its launches make up for
+    assert (of_meshes > 0.7 * steps).mean() > 0.75
 
 
 def test_meshes_of_a_share_have_its_batches_in_common() -> None:

@@ -1,0 +1,89 @@
+"""PS715 ff.: pipelines whose schedules compute the gradients of weights apart from those of inputs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.choices import is_any_of
+from parastrat.columns import code_of
+from parastrat.finding import Hit, Severity
+from parastrat.plan import Compile, Recompute
+from parastrat.rules.rule import plan_rule
+from parastrat.schedules import SPLITS, schedule_of
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.units import Mask
+
+_MEGATRON = (
+    "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/core/pipeline_parallel/schedules.py"
+)
+
+
+@plan_rule(
+    "PS715",
+    Severity.ERROR,
+    source="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/pipelining/_backward.py#L281",
+)
+def split_backward_repeats_recompute(p: Columns) -> Mask:
+    """Do not recompute blocks under a schedule that splits backward in two.
+
+    torch asks for the gradients of each product's weights in a call of its own, and a checkpoint makes the
+    whole block again for each call: seven times for a Llama's, and what each time made is kept until the
+    last. Recomputing attention alone is free of it, since attention has no weights.
+    """
+    again = (p.recompute == code_of(Recompute.SELECTIVE)) | (p.recompute == code_of(Recompute.FULL))
+    return (p.pp > 1) & is_any_of(p.pp_schedule, SPLITS) & again
+
+
+@split_backward_repeats_recompute.message
+def _(case: Case) -> Hit:
+    plan = case.plan
+    return Hit(
+        message=f"{schedule_of(plan)} splits backward, and recompute = {plan.recompute} would make every "
+        "block again for each of its weights",
+        fix="set recompute = none or attention, or pp_schedule = Interleaved1F1B or 1F1B",
+    )
+
+
+@plan_rule("PS716", Severity.ERROR, source="https://github.com/pytorch/pytorch/issues/161904")
+def split_backward_is_compiled(p: Columns) -> Mask:
+    """Do not compile blocks under a schedule that splits backward in two.
+
+    A compiled block has one backward for all its gradients, and frees what that reads: asked a second time,
+    for those of its weights, it fails.
+    """
+    return (p.pp > 1) & is_any_of(p.pp_schedule, SPLITS) & (p.compile != code_of(Compile.NONE))
+
+
+@split_backward_is_compiled.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"{schedule_of(case.plan)} splits backward, which a compiled block has in one",
+        fix="set compile = none, or pp_schedule = Interleaved1F1B or 1F1B",
+    )
+
+
+@plan_rule("PS717", Severity.ERROR, source=_MEGATRON)
+def stack_never_splits_backward(p: Columns) -> Mask:
+    """A schedule that splits backward needs a stack that has it.
+
+    Of the stacks that parastrat knows torch.distributed.pipelining alone computes the gradients of weights
+    apart from those of inputs. Megatron-Core, DeepSpeed and FairScale order whole backwards.
+    """
+    # what is compiled is told by another rule
+    return (
+        (p.pp > 1)
+        & is_any_of(p.pp_schedule, SPLITS)
+        & (p.splits_backward == 0)
+        & (p.compile == code_of(Compile.NONE))
+    )
+
+
+@stack_never_splits_backward.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"{case.stack.name} has no {schedule_of(case.plan)}",
+        fix="use --stack torch, or pp_schedule = Interleaved1F1B or 1F1B",
+    )
