@@ -48,6 +48,7 @@ _RENAMED = {
     "hardware_name": ("hardware", "name"),
     "model_name": ("model", "name"),
     "stack": ("stack", "name"),
+    "splits_backward": ("stack", "splits_backward"),
     "launch_backend": ("launch", "backend"),
     "workload_precision": ("workload", "precision"),
     "model_parameters": ("model", "parameters"),

@@ -101,6 +101,9 @@ def obeying(facts: Facts, fixed: Constraints, chosen: Columns | None = None) -> 
     meshes, many = meshes.joined({"share": share}), len(shares.pp)
     batches = batch_columns(facts, fixed, shares)
     batches = plain_schedule(batches.joined({"share": batches.mesh}))
+    if fixed.recompute is not None:
+        # rules that read schedules with it need not wait
+        batches = batches.joined({"recompute": code_of(fixed.recompute)})
     every = of_shares(batches, many)
     meshes = _chosen(meshes, every.counts[share] > 0)
     on_meshes = dict(rejection_masks(meshes))

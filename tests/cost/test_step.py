@@ -211,6 +211,23 @@ def test_the_bubble_is_a_micro_batch_for_each_rank_ahead(virtual_stages: int, sh
     assert found.pp_bubble == pytest.approx((4 - 1) * 9 * share)
 
 
+@pytest.mark.parametrize(("virtual_stages", "blocks"), [(1, 3), (2, 1.5)])
+def test_a_backward_in_two_parts_launches_more(virtual_stages: int, blocks: float) -> None:
+    # twelve blocks on four ranks; each launches one kernel forward and two backward
+    idle = block(matmul(1), repeat=12)
+    torch = {"splits_backward": True, "split_launches": 2.0, "split_launches_per_block": 0.5}
+    facts = job(idle, stack={"launches_per_operator": 1.0, **torch}, device={"launch_s": 1.0})
+    plan_ = {"pp": 4, "gradient_accumulation_steps": 8, "virtual_stages": virtual_stages}
+    whole = step(facts, pp_schedule=PipelineSchedule.INTERLEAVED, **plan_)
+    split = step(facts, pp_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, **plan_)
+    assert whole.compute == pytest.approx(8 * 3 * (1 + 2))
+    assert split.compute == pytest.approx(8 * 3 * (1 + 2 * (2.0 + 0.5 * blocks)))
+    # the host is not asked where each step is one graph
+    captured = replace(facts, stack=replace(facts.stack, captured=True))
+    again = step(captured, pp_schedule=PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, **plan_)
+    assert again.compute == pytest.approx(0, abs=1e-9)
+
+
 def test_the_bubble_waits_for_exposed_collectives_too() -> None:
     facts = job(
         layer(

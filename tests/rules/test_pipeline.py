@@ -138,16 +138,3 @@ def test_tied_weights_on_two_stages() -> None:
     assert "PS714" in piped(blocks=(ends[0], block, ends[1]))
     assert "PS714" not in piped(blocks=(ends[0], block))
     assert "PS714" not in codes(blocks=(ends[0], block, ends[1]))
-
-
-@pytest.mark.parametrize(
-    "schedule",
-    [PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V],
-)
-def test_split_backward_repeats_recompute(schedule: PipelineSchedule) -> None:
-    split = {"pp_schedule": schedule, "virtual_stages": 2}
-    for recompute in (Recompute.SELECTIVE, Recompute.FULL):
-        assert "PS715" in piped(**split, recompute=recompute)
-        assert "PS715" not in piped(pp_schedule=INTERLEAVED, virtual_stages=2, recompute=recompute)
-    for recompute in (Recompute.NONE, Recompute.ATTENTION):
-        assert "PS715" not in piped(**split, recompute=recompute)

@@ -10,7 +10,7 @@ from search.brute_force import brute_force, runnable
 from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.estimate import Verdict
-from parastrat.plan import Recompute
+from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.result import RungStatus, SearchResult
 from parastrat.search import Constraints, find_plan
@@ -167,3 +167,21 @@ def test_where_no_plan_exists_the_answer_says_so() -> None:
     assert result.chosen is None
     assert result.considered == 0
     assert {rung.status for rung in result.rungs} == {RungStatus.NOT_APPLICABLE}
+
+
+def test_zero_bubble_schedules_are_searched_where_the_stack_has_them() -> None:
+    # four micro-batches on four stages: 1F1B waits for three more
+    job = facts("gpt-neox-20b", "8x-h200-nvl:1", 8, 2048)
+    four = Constraints(pp=4, dp_replicate=1, dp_shard=2, cp=1, tp=1)
+    found = find_plan(job, four).chosen
+    assert found is not None
+    assert found.plan.pp_schedule is PipelineSchedule.ZBV
+    megatron = find_plan(replace(job, stack=load_stack("megatron-core")), four)
+    assert megatron.chosen is not None
+    assert megatron.chosen.plan.pp_schedule is PipelineSchedule.INTERLEAVED
+    assert "PS717" not in {entry.code for entry in megatron.rejected}
+    # torch makes a recomputed block again for each of its weights
+    again = find_plan(job, replace(four, recompute=Recompute.FULL))
+    assert again.chosen is not None
+    assert again.chosen.plan.pp_schedule is PipelineSchedule.INTERLEAVED
+    assert "PS715" in {entry.code for entry in again.rejected}
