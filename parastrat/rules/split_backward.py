@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
-from parastrat.plan import Compile, Recompute
+from parastrat.plan import Compile, PipelineSchedule, Recompute
 from parastrat.rules.rule import plan_rule
 from parastrat.schedules import SPLITS, schedule_of
 
@@ -86,4 +86,22 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"{case.stack.name} has no {schedule_of(case.plan)}",
         fix="use --stack torch, or pp_schedule = Interleaved1F1B or 1F1B",
+    )
+
+
+@plan_rule("PS718", Severity.INFO, source="https://arxiv.org/abs/2401.10241")
+def zero_bubble_is_unmeasured(p: Columns) -> Mask:
+    """Measure a zero-bubble schedule against an interleaved one before a long run.
+
+    No published run of PyTorch's tells both, so that the estimate is simulation: of torch's order, and of
+    what the host does more, which was measured on CPUs. The paper's own runs are of another implementation.
+    """
+    return (p.pp > 1) & is_any_of(p.pp_schedule, SPLITS) & (p.compile == code_of(Compile.NONE))
+
+
+@zero_bubble_is_unmeasured.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"{schedule_of(case.plan)}: its time is derived, no published run of PyTorch tells it",
+        fix=f"measure some steps of it and of {PipelineSchedule.INTERLEAVED.value}",
     )

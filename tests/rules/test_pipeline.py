@@ -4,7 +4,7 @@ import pytest
 from builders import case, codes, model
 
 from parastrat.model import Parameters
-from parastrat.plan import PipelineSchedule, Recompute, Shard
+from parastrat.plan import PipelineSchedule, Shard
 from parastrat.rules.pipeline import stages_are_uneven
 
 ONE = PipelineSchedule.ONE_F_ONE_B

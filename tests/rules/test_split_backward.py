@@ -38,3 +38,11 @@ def test_stack_never_splits_backward(schedule: PipelineSchedule) -> None:
     assert "PS717" not in piped(pp_schedule=schedule)
     # one finding is enough
     assert "PS717" not in piped(pp_schedule=schedule, splits_backward=False, compile=Compile.BLOCK)
+
+
+@pytest.mark.parametrize("schedule", SPLIT)
+def test_zero_bubble_is_unmeasured(schedule: PipelineSchedule) -> None:
+    assert "PS718" in piped(pp_schedule=schedule)
+    assert "PS718" not in piped()
+    # what cannot run need not be measured
+    assert "PS718" not in piped(pp_schedule=schedule, compile=Compile.BLOCK)

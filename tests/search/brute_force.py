@@ -12,7 +12,6 @@ from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Sha
 from parastrat.rules import findings_of
 from parastrat.rules.backend import decide_backend
 
-
 SPLIT = (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV)
 SCHEDULES = (
     (PipelineSchedule.ONE_F_ONE_B, 1),
