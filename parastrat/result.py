@@ -117,6 +117,9 @@ class SearchResult:
     #: what the recommendation would be at other rates between nodes; None where nobody asked, or where it
     #: is no question
     network_doubt: NetworkDoubt | None = None
+    #: what would be recommended for a global batch close by that divides better; None where nobody asked,
+    #: or where it is no faster
+    nearby_batch: Case | None = None
     #: where nothing fits, the fastest plan if memory were no limit: what nearest fits are held against
     memory_aside: Case | None = None
     #: plans that no rule was asked about, because a bound showed that they are slower than what is shown;

@@ -83,7 +83,8 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     chosen = result.chosen
     if chosen is None:
         return []
-    doubts, others = _doubted(result.network_doubt), [*_faster(result, chosen), *_others(result, chosen)]
+    doubts = [*_nearby(chosen, result.nearby_batch), *_doubted(result.network_doubt)]
+    others = [*_faster(result, chosen), *_others(result, chosen)]
     ties = _tie(result)
     if not (doubts or others or ties):
         return []
@@ -149,6 +150,17 @@ def _tie(result: SearchResult) -> list[str]:
         "the other plan to a file too, and time twenty steps of each"
     )
     return [sentence]
+
+
+def _nearby(chosen: Case, other: Case | None) -> list[str]:
+    """Return what a global batch close by would give, of which as many samples are compared."""
+    if other is None:
+        return []
+    batch, own = (case.workload.global_batch_size for case in (other, chosen))
+    here, there = (case.estimate.time.step / case.workload.global_batch_size for case in (chosen, other))
+    gain = f"{duration(other.estimate.time.step)}, {percent(1 - there / here)} less for each sample"
+    divides = f"a global batch of {batch:,} instead of {own:,} divides better"
+    return [f"{divides}: {plan_name(other)} in {gain} (--global-batch {batch})"]
 
 
 def _doubted(doubt: NetworkDoubt | None) -> list[str]:

@@ -42,6 +42,7 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
         "rungs": [_rung_table(rung) for rung in result.rungs],
         "front": [_outline(case) for case in result.front],
         "network_doubt": _doubt_table(result.network_doubt),
+        "nearby_batch": _outline(result.nearby_batch),
         "alternatives": [_outline(case) for case in result.alternatives],
         "rejected": [plain(rejection) for rejection in result.rejected],
         "memory_aside": _outline(result.memory_aside),

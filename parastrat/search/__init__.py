@@ -4,6 +4,7 @@ from parastrat.search.choice import find_plan
 from parastrat.search.doubted import network_doubt
 from parastrat.search.front import memory_front
 from parastrat.search.ladder import RUNG_STRATEGIES
+from parastrat.search.nearby import nearby_batch
 from parastrat.search.rows import Constraints
 
-__all__ = ["RUNG_STRATEGIES", "Constraints", "find_plan", "memory_front", "network_doubt"]
+__all__ = ["RUNG_STRATEGIES", "Constraints", "find_plan", "memory_front", "nearby_batch", "network_doubt"]

@@ -16,6 +16,7 @@ from parastrat.memory.host import host_memory
 from parastrat.plan import Offload
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
+from parastrat.search.divisible import more_divisible
 from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
 from parastrat.workload import Optimizer
@@ -122,6 +123,8 @@ def _ways(space: Searched, model_at: Callable[[int], ModelSpec] | None) -> Itera
     smaller = _smaller_states(asked)
     if smaller is not None:
         yield _fitting_of(replace(space, facts=smaller.facts), smaller.changes)
+    divisible = _more_divisible(asked)
+    yield None if divisible is None else _fitting(divisible, fixed)
     # states do not hang on sequences
     yield _first(_shorter(asked, model_at), fixed) if _may_fit(facts, fixed) else None
     yield _first(_more_nodes(asked), fixed)
@@ -150,6 +153,18 @@ def _smaller_states(job: _Changed) -> _Changed | None:
     return _Changed(
         changes=(*job.changes, f"optimizer {chosen.value} instead of {workload.optimizer.value}"),
         facts=replace(job.facts, workload=replace(workload, optimizer=chosen, assumed=assumed)),
+    )
+
+
+def _more_divisible(job: _Changed) -> _Changed | None:
+    """Return the job with a global batch close by that more data ranks divide."""
+    workload = job.facts.workload
+    batch = more_divisible(workload.global_batch_size, job.facts.hardware.world_size)
+    if batch is None:
+        return None
+    return _Changed(
+        changes=(*job.changes, f"a global batch of {batch:,} instead of {workload.global_batch_size:,}"),
+        facts=replace(job.facts, workload=replace(workload, global_batch_size=batch)),
     )
 
 

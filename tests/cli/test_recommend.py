@@ -56,3 +56,14 @@ def test_what_hangs_on_a_rate_that_was_not_measured_is_said(
 def test_within_a_node_there_is_no_such_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not measured: " not in answered(capsys)
     assert json.loads(answered(capsys, "--json"))["network_doubt"] is None
+
+
+def test_a_batch_close_by_that_divides_better_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    # 1,021 is prime: no data ranks divide it
+    job = ("llama-3.1-8b", "--on", "dgx-h100:2")
+    said = " ".join(answered(capsys, "--global-batch", "1021", job=job).split())
+    assert "a global batch of 1,024 instead of 1,021 divides better: " in said
+    assert "less for each sample (--global-batch 1024)" in said
+    nearby = json.loads(answered(capsys, "--global-batch", "1021", "--json", job=job))["nearby_batch"]
+    assert nearby["plan"]["dp_shard"] * nearby["plan"]["dp_replicate"] > 1
+    assert json.loads(answered(capsys, "--global-batch", "1024", "--json", job=job))["nearby_batch"] is None
