@@ -22,7 +22,7 @@ from parastrat.memory.gathered import (
 )
 from parastrat.memory.pools import gathering_pool, pooled
 from parastrat.memory.running import running_bytes
-from parastrat.memory.unmade import leaves_free, unmade_of
+from parastrat.memory.unmade import early, leaves_free, unmade_of
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
 from parastrat.ranks.states import (
     context_bytes,
@@ -85,6 +85,11 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         (share * _of_blocks(of_kind, first.repeats)).take(saved_at, axis=-1) for of_kind in (kept, heads)
     )
     peak += held_bytes(columns, flying, one, head)
+    soon = early(columns, flying)
+    if soon.any():
+        # of gradients that wait for the end of a step there may be none yet
+        whole = local_total(ranks_of(facts.model, columns).foremost(_FOREMOST).trainable, columns)
+        peak -= share * element_bytes(facts).reduce * np.where(soon, whole, 0.0)
     several = columns.joined({"recompute": np.array(codes)[:, None, None]})
     buffers, sent = crossing_bytes(facts, several, rank, flying)
     peak += share * (buffers + sent)

@@ -17,7 +17,7 @@ from parastrat.memory.activations import (
     keeps_casts,
     kept_bytes,
 )
-from parastrat.memory.flying import awaited_bytes, splits
+from parastrat.memory.flying import awaited_bytes, in_flight, splits
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -30,7 +30,7 @@ from parastrat.memory.gathered import (
 )
 from parastrat.memory.pools import gathering_pool, pooled
 from parastrat.memory.running import adding_bytes, freed_bytes, loss_bytes, running_bytes
-from parastrat.memory.unmade import Unmade, makes_gradients, unmade_of
+from parastrat.memory.unmade import Unmade, early, makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
 
@@ -122,7 +122,8 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     kept, casts = kept_bytes(facts, saved), cast_bytes(facts, saved)
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
     load, same = of_held.every, of_saved.every
-    mattering = _mattering(facts, held)
+    soon = bool(np.any(early(columns, in_flight(columns, np.zeros_like(columns.pp)))))
+    mattering = _mattering(facts, held, soon=soon)
     own, ways = of_held.moments, WAYS if mattering[-1].any() else WAYS[:2]
     gathering = gathering_of(kinds, load, held, element, own)
     moments = of_saved.moments
@@ -178,17 +179,18 @@ def _adds(facts: Facts, c: Columns) -> Any:
     return (alone & several & ~shards_parameters(c) & (not facts.stack.kernels.fused)).astype(np.int64)
 
 
-def _mattering(facts: Facts, held: Columns) -> tuple[Any, ...]:
+def _mattering(facts: Facts, held: Columns, *, soon: bool) -> tuple[Any, ...]:
     """Return where each way to meet the moments of backward may be the one at which most is held.
 
     What a block's first repeat has made comes beside what others will make only where gradients come with
     their units: not under a pipeline that reduces once a step, and not in buckets. The end differs where a
     pipeline gathers unit by unit, and where gradients come one by one, or unit by unit: few ranks' shares
-    of them may be more than activations that are made again.
+    of them may be more than activations that are made again. Both may where gradients that wait for the end
+    of a step are not there yet, which some plans' are not if it is ``soon``.
     """
     one_by_one, piped = makes_gradients(facts, held), held.pp > 1
     unit_by_unit = held.reshard_after_forward & piped & shards_parameters(held)
-    always, reducing = np.ones(len(held.pp), dtype=bool), gathers(held) & ~piped
+    always, reducing = np.ones(len(held.pp), dtype=bool), gathers(held) & (~piped | soon)
     return always, one_by_one | reducing, one_by_one | unit_by_unit | reducing
 
 

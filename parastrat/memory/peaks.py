@@ -21,7 +21,7 @@ from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
 from parastrat.memory.gathered import When, gathers
 from parastrat.memory.held import WAYS, RanksHeld, ranks_held, ways
 from parastrat.memory.pools import pooled
-from parastrat.memory.unmade import lacking_bytes
+from parastrat.memory.unmade import early, early_bytes, lacking_bytes
 from parastrat.ranks.states import context_bytes
 
 if TYPE_CHECKING:
@@ -165,6 +165,11 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     lacking = lacking_bytes(ranks.of_held(unmade) + adding, share * one, flying, c)
     unmade_yet = np.maximum(lacking - adding, 0)
     transient = transient - (lacking - unmade_yet) / share
+    if np.any(early(c, flying)):
+        waiting = ranks.of_held(np.concatenate([ranks.unmade.waiting_at(each) for each in when]))
+        not_yet = early_bytes(waiting, one, flying, c)
+        moving["gathered"] = moving["gathered"] - not_yet
+        transient = transient - not_yet
     # those of the step before are freed, and their memory is kept for the next
     kept = lacking * gathers(c) * pooled(facts)
     lost = facts.stack.fragmentation * (activations + transient)

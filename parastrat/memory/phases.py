@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.memory.flying import in_flight
+from parastrat.memory.flying import held_bytes, in_flight
 from parastrat.memory.gathered import When, gathers, shards_parameters
 from parastrat.memory.one_plan import number_of, one_plan
 from parastrat.memory.peaks import PARTS
 from parastrat.memory.pools import pooled
+from parastrat.memory.unmade import early
 from parastrat.ranks import ranks_of
 from parastrat.ranks.states import context_bytes, element_bytes, local
 
@@ -149,7 +150,9 @@ def _forward(job: OnePlan, place: int) -> Iterator[Phase]:
     yield _between(job, place, _Moving(gradients=at_rest), Stage.REST)
     flying = float(np.max(in_flight(job.c, number_of(job.held.load.rank, place))))
     one = sum(kept * count for kept, count in zip(job.kept, counts, strict=True))
-    kept, ran = (flying - 1) * one, [0] * len(counts)
+    # of those before it none has the head where that is a chunk of its own
+    before = held_bytes(job.c, flying, one, number_of(job.held.head, place)) - one
+    kept, ran = float(np.max(before)), [0] * len(counts)
     for kind in dict.fromkeys(job.kinds.of):
         if counts[kind]:
             ran[kind] = counts[kind]
@@ -172,7 +175,8 @@ def _gathered(job: OnePlan, place: int, ran: list[int], kind: int) -> float:
         through = sum(units[each] * count for each, count in enumerate(ran))
         through = through if alone else everything
     waiting = number_of(job.held.waiting, place) if np.all(c.gradient_accumulation_steps > 1) else 0.0
-    unreduced = 0.0 if alone else element.reduce * everything
+    flying = in_flight(c, number_of(job.held.load.rank, place))
+    unreduced = 0.0 if alone or np.all(early(c, flying)) else element.reduce * everything
     return element.compute * (root + min(through, everything - root)) + unreduced + waiting
 
 

@@ -10,7 +10,7 @@ from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
 from parastrat.memory.held import ranks_held, ways
 from parastrat.memory.peaks import PARTS, several_steps
-from parastrat.memory.unmade import lacking_bytes, leaves_free
+from parastrat.memory.unmade import early, early_bytes, lacking_bytes, leaves_free
 from parastrat.ranks import ranks_of
 from parastrat.ranks.states import context_bytes
 
@@ -68,6 +68,7 @@ def _totals(facts: Facts, columns: Columns) -> Any:
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])
     lacks = leaves_free(facts, columns)
+    soon = early(columns, np.broadcast_to(flying, one.shape)).any(axis=0)
     never = share * ranks.never_met()
     beside = gradients - never
     peak = np.full(held.shape, -np.inf)
@@ -87,6 +88,12 @@ def _totals(facts: Facts, columns: Columns) -> Any:
             if ranks.adding is not None:
                 own = own + (share * ranks.adding).take(saved_at[among], axis=-1)
             every[..., among] -= lacking_bytes(own, one.take(few, axis=-1), several, columns.at(few))
+        among = np.flatnonzero(soon[rows])
+        if among.size:
+            few = rows[among]
+            several = np.broadcast_to(flying, one.shape).take(few, axis=-1)
+            own = share * ranks.unmade.waiting_at(when).take(held_at[among], axis=-1)
+            every[..., among] -= early_bytes(own, one.take(few, axis=-1), several, columns.at(few))
         most = every.max(axis=0)
         if unreduced:
             most += waiting if whole else waiting.take(rows, axis=-1)

@@ -12,7 +12,7 @@ from parastrat.memory.gathered import When, gathers
 from parastrat.memory.pools import pooled
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import element_bytes, local, shard_ranks, trainable_totals
+from parastrat.ranks.states import element_bytes, local, local_total, shard_ranks, trainable_totals
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -68,6 +68,10 @@ class Unmade:
     by_unit: Any
     #: bytes of a gradient where they come one by one, else 0
     each: Any
+    #: bytes of whole gradients that wait for a step's end, as a block begins to run, and of its own;
+    #: 0 where none do
+    waiting: Any
+    waiting_running: Any
 
     def at(self, when: When) -> Bytes:
         """Return the bytes at one of a block's repeats in backward."""
@@ -77,6 +81,14 @@ class Unmade:
         elif when is When.END:
             left = self._ended()
         return self.each * np.where(self.late, self.everything, np.maximum(left, 0))
+
+    def waiting_at(self, when: When) -> Bytes:
+        """Return the bytes of whole gradients that will wait for the end of a step, but do not yet."""
+        if when is When.END:
+            # those of the last repeat come as it runs
+            return np.zeros_like(self.waiting)
+        ran = self.waiting_running if when is When.COPIED else 0.0
+        return np.maximum(self.waiting - ran, 0.0)
 
     def _ended(self) -> Any:
         """Return what is left as the last unit runs; blocks outside units that stand before it have not."""
@@ -108,6 +120,9 @@ def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unm
     left = everything - ran
     if any(block.meanwhile for block in kinds.blocks):
         left = left - running * ~sharded * _soon(kinds)[moments.kinds][:, None]
+    late, element = sharded & (c.pp > 1), element_bytes(facts)
+    whole, of_kinds = (local_total(each, c) for each in (load.trainable, trainable_totals(kinds)))
+    had = sum((moments.freed[:, kind] * each for kind, each in enumerate(of_kinds)), np.zeros(()))
     here = (makes_gradients(facts, c) | sharded) & (c.offload != code_of(Offload.PARAMETERS))
     return Unmade(
         left=left,
@@ -118,9 +133,11 @@ def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unm
         repeats=load.repeats,
         moments=moments,
         everything=everything,
-        late=sharded & (c.pp > 1),
+        late=late,
         by_unit=sharded & (c.pp == 1),
-        each=element_bytes(facts).gradient * here,
+        each=element.gradient * here,
+        waiting=element.reduce * late * (whole - had),
+        waiting_running=element.reduce * late * of_kinds[moments.kinds][:, None],
     )
 
 
@@ -161,3 +178,27 @@ def lacking_bytes(unmade: Bytes, one: Bytes, held: Any, c: Columns) -> Bytes:
     steps = c.gradient_accumulation_steps
     later = np.where(steps > held, 0.0, np.minimum(unmade, one))
     return np.where(steps == 1, unmade, np.where(gathers(c), unmade * (c.pp > 1), later))
+
+
+def early(c: Columns, held: Any) -> Any:
+    """Return where all micro-batches of a step are in flight as the first of them runs backward.
+
+    Of pipelines whose gradients wait for the end of the step, which are not there yet.
+    """
+    return gathers(c) & (c.pp > 1) & (c.gradient_accumulation_steps <= held)
+
+
+def early_bytes(waiting: Bytes, one: Bytes, held: Any, c: Columns) -> Bytes:
+    """Return by how much less is held there than with all of these gradients.
+
+    As the next one runs backward they are there, but one micro-batch fewer is in flight: either may be the
+    moment of most.
+
+    Args:
+        waiting: of the gradients what is not there in the first backward.
+        one: what a micro-batch keeps.
+        held: micro-batches in flight.
+        c: the plans.
+    """
+    less = np.where(c.gradient_accumulation_steps == 1, waiting, np.minimum(waiting, one))
+    return np.where(early(c, held), less, 0.0)

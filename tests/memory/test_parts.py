@@ -321,6 +321,21 @@ def test_a_pipeline_keeps_all_gathered_and_unreduced(precision: Precision) -> No
     assert found == precision.compute_bytes * (2 * UNIT + UNIT) + 4 * 2 * UNIT
 
 
+@pytest.mark.parametrize("kept", [100, 10**6])
+def test_gradients_are_not_there_while_all_micro_batches_of_a_step_are_in_flight(kept: int) -> None:
+    layer = keeping(kept, repeat=4, parameters=parameters(UNIT), operators=(matmul(1),))
+    fields = {**SHARDED, "pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+    few, many = (memory(holding(layer), **fields, gradient_accumulation_steps=steps) for steps in (2, 8))
+    # a rank of two layers has two in flight: they are there when one layer has run, and is freed
+    assert many.total - few.total == pytest.approx(min(4 * 2 * UNIT, kept), abs=len(few.parts))
+    alone, later = (
+        memory(holding(layer), **fields | {"dp_shard": 1}, gradient_accumulation_steps=steps)
+        for steps in (2, 8)
+    )
+    # where nothing is gathered gradients of a step before may be left
+    assert alone.transient == later.transient
+
+
 @pytest.mark.parametrize(
     ("fields", "gathers"),
     [
