@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import ceil
 
 import torch
 from torch import nn
@@ -33,8 +34,14 @@ class Chain:
     caveats: tuple[str, ...]
 
 
-def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
+def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.dtype) -> Chain:
     """Return the chain of a module from traces of ``SAMPLES``.
+
+    Args:
+        module: as it was traced.
+        small: the trace of fewer samples.
+        large: that of more.
+        weights: the format that the plan brings floating-point parameters into.
 
     Raises:
         ModelError: if the forward runs other operators for more samples.
@@ -42,6 +49,7 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
     _check_same_path(small, large)
     pairs = list(zip(measured(small), measured(large), strict=True))
     named = dict(module.named_parameters())
+    counts = {name: _elements(parameter, weights) for name, parameter in named.items()}
     users, idle = _users(named, small)
     trained = {name for name, parameter in named.items() if parameter.requires_grad} - set(idle)
     drafts = [
@@ -49,8 +57,8 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker) -> Chain:
             segment.block,
             [_for_one(a, b) for a, b in zip(segment.calls, other.calls, strict=True)],
             pairs[index],
-            _groups(named, users, trained, index),
-            _largest(named, users, trained, index),
+            _groups(counts, users, trained, index),
+            _largest(counts, users, trained, index),
         )
         for index, (segment, other) in enumerate(zip(small.segments, large.segments, strict=True))
     ]
@@ -139,8 +147,18 @@ def _owner(name: str, tracker: Tracker) -> int:
     return 0
 
 
+def _elements(parameter: torch.Tensor, weights: torch.dtype) -> int:
+    """Return a parameter's elements; of one that keeps its own format, as many as its bytes are worth.
+
+    Complex numbers are two real ones each; a short integer is part of one.
+    """
+    if parameter.is_floating_point():
+        return parameter.numel()
+    return ceil(parameter.numel() * parameter.itemsize / weights.itemsize)
+
+
 def _groups(
-    named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], trained: set[str], index: int
+    counts: Mapping[str, int], users: Mapping[str, list[int]], trained: set[str], index: int
 ) -> tuple[Parameters, ...]:
     """Return a segment's parameters; what takes no part has no gradient, and counts as frozen."""
     trainable = frozen = 0
@@ -148,8 +166,7 @@ def _groups(
     for name, indices in users.items():
         if index not in indices:
             continue
-        parameter = named[name]
-        here = (parameter.numel(), 0) if name in trained else (0, parameter.numel())
+        here = (counts[name], 0) if name in trained else (0, counts[name])
         if len(indices) > 1:
             tied.append(Parameters(trainable=here[0], frozen=here[1], tie_group=name))
         else:
@@ -159,11 +176,11 @@ def _groups(
 
 
 def _largest(
-    named: Mapping[str, torch.Tensor], users: Mapping[str, list[int]], trained: set[str], index: int
+    counts: Mapping[str, int], users: Mapping[str, list[int]], trained: set[str], index: int
 ) -> Parameters:
     """Return a segment's largest weight that is trained: its gradients weigh most as they are added up."""
     own = [
-        Parameters(trainable=named[name].numel(), tie_group=name if len(indices) > 1 else None)
+        Parameters(trainable=counts[name], tie_group=name if len(indices) > 1 else None)
         for name, indices in users.items()
         if index in indices and name in trained
     ]

@@ -20,11 +20,14 @@ def line(small: float, large: float) -> Saved:
     """Return the bytes of both micro-batches as what each sample takes, and what is there for any number.
 
     The latter are statistics of norms over a batch, masks, positions, and whatever has the size of weights.
-    Bytes that grow faster than the micro-batch, or shrink, are proportional to it as in the larger one.
+    Bytes that grow faster than the micro-batch are proportional to it as in the larger one. Those that
+    shrink, as what has the size of weights does beside activations that grow, stay as in the smaller one.
     """
     slope = (large - small) / (SAMPLES[1] - SAMPLES[0])
     fixed = small - slope * SAMPLES[0]
-    if slope < 0 or fixed < 0:
+    if slope < 0:
+        return Saved(fixed=small)
+    if fixed < 0:
         return Saved(replicated=large / SAMPLES[1])
     return Saved(replicated=slope, fixed=fixed)
 

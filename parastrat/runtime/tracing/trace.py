@@ -16,6 +16,7 @@ from parastrat.errors import ModelError, ValuesError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.building import build_module, load_builder
+from parastrat.runtime.precision import weight_dtype
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.chain import Chain, chain_of
@@ -151,8 +152,31 @@ def _traced(
         drops=drops(module),
         dispatched=True,
         source="traced on fake tensors",
-        caveats=(_REPLICATED, *unfused, *inputs.caveats, *chain.caveats),
+        caveats=(
+            _REPLICATED,
+            *unfused,
+            *_cast_caveats(module, precision),
+            *inputs.caveats,
+            *chain.caveats,
+        ),
     )
+
+
+def _cast_caveats(module: nn.Module, precision: Precision) -> list[str]:
+    """Return what is to be said of a module whose weights are of several formats."""
+    formats = sorted(
+        {
+            str(weight.dtype).removeprefix("torch.")
+            for weight in module.parameters()
+            if weight.is_floating_point()
+        }
+    )
+    if len(formats) < 2:
+        return []
+    own = str(weight_dtype(precision)).removeprefix("torch.")
+    return [
+        f"its weights are of several formats ({', '.join(formats)}): a plan brings all of them into {own}"
+    ]
 
 
 def _chain(
@@ -167,7 +191,7 @@ def _chain(
         )
         for samples in SAMPLES
     )
-    chain = chain_of(source.module, small, large)
+    chain = chain_of(source.module, small, large, weight_dtype(precision))
     return chain if answers is None else replace(chain, caveats=(*chain.caveats, answers.sentence))
 
 

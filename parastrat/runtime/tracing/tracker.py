@@ -106,6 +106,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         #: index of the segment that runs, or whose backward runs
         self.current = 0
         self._backward = False
+        #: of each repeated block the segment of its last visit
+        self._last: dict[str, int] = {}
         for name, parameter in parameters.items():
             self._names[_key(parameter)] = name
             self.allocation(parameter).constant = True
@@ -115,6 +117,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._answers is not None and self._answers.know(args, kwargs or {}):
+            return self._answers.computed(func, args, kwargs or {})
         try:
             result = with_workspace(func, func(*args, **(kwargs or {})))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -146,16 +150,22 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         return made
 
     def enter(self, block: str, inputs: Any) -> None:
-        """A repeated block begins."""
+        """A repeated block begins; in backward, one that the module itself checkpoints, once more."""
+        if self._backward:
+            self.current = self._last[block]
+            return
         segment = Segment(block=block)
         leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         segment.inputs = list(dict.fromkeys(self.allocation(leaf) for leaf in leaves))
         self._begin(segment)
+        self._last[block] = self.current
         for leaf in leaves:
             self._use(leaf)
 
     def leave(self) -> None:
         """A repeated block ends."""
+        if self._backward:
+            return
         self._begin(Segment(block=""))
 
     def saved(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -191,6 +201,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 made = self._sums.get(made)
         self._sums.clear()
         self._watches.clear()
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether the forward is over: what runs then is backward, or a forward that it runs again."""
+        return self._backward
 
     @property
     def kept(self) -> list[Allocation]:

@@ -69,16 +69,19 @@ def _restored(block: nn.Module) -> Callable[[], None]:
 
 def _sparing(block: nn.Module, kinds: dict[Hashable, _Kind], tracker: Tracker) -> Callable[..., Any]:
     forward, marks = block.forward, _marks(block)
+    passed: list[bool] = []
 
     def run_or_pass(*args: Any, **kwargs: Any) -> Any:
         leaves, _ = tree_flatten((args, kwargs))
         kind = kinds.setdefault((marks, tuple(map(_mark, leaves))), _Kind())
         first = next(iter(_tensors(leaves)), None)
-        if len(kind.segments) >= _RUNNING and kind.form is not None and first is not None:
+        if tracker.in_backward:  # the module checkpoints it: once more as in the forward
+            return _passed_on(kind, first) if passed and passed[-1] else forward(*args, **kwargs)
+        passed.append(len(kind.segments) >= _RUNNING and kind.form is not None and first is not None)
+        if passed[-1]:
             segment = tracker.segments[tracker.current]
             segment.twin, segment.twin_output = kind.segments[-1], kind.output
-            parts, spec = kind.form
-            return tree_unflatten([first.clone() if part is _HERE else part for part in parts], spec)
+            return _passed_on(kind, first)
         output = forward(*args, **kwargs)
         kind.segments.append(tracker.current)
         kind.form = _form(output, first)
@@ -87,6 +90,29 @@ def _sparing(block: nn.Module, kinds: dict[Hashable, _Kind], tracker: Tracker) -
         return output
 
     return run_or_pass
+
+
+def _passed_on(kind: _Kind, first: torch.Tensor | None) -> Any:
+    """Return an output of this kind, with a copy of the input in its place."""
+    if kind.form is None or first is None:
+        return first
+    parts, spec = kind.form
+    copied: Any = _Copy.apply(first)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return tree_unflatten([copied if part is _HERE else part for part in parts], spec)
+
+
+class _Copy(torch.autograd.Function):
+    """A copy that keeps nothing for backward, but asks for it: a checkpoint around it keeps its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tensor.new_empty(0))
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _nothing = ctx.saved_tensors
+        return gradient
 
 
 def _form(output: Any, first: torch.Tensor | None) -> tuple[list[Any], TreeSpec] | None:

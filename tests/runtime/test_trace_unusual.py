@@ -1,0 +1,190 @@
+"""Traced peaks of modules whose weights, blocks or forwards are of an unusual kind, beside real steps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+
+from parastrat.model import ModelSpec
+from parastrat.runtime.tracing.trace import traced_module
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from runtime.traced_models import really_saved
+from traced import peaks_of
+from traced_models import Subject
+
+pytestmark = pytest.mark.filterwarnings("ignore:Module is None")
+
+_WIDTH, _SAMPLES, _LENGTH = 64, 16, 32
+
+
+class Spectral(nn.Module):
+    """Complex weights for the lowest frequencies of an image, as Fourier neural operators have them."""
+
+    def __init__(self, channels: int, modes: int) -> None:
+        super().__init__()
+        self.modes = modes
+        self.weight = nn.Parameter(torch.randn(channels, channels, modes, modes, dtype=torch.cfloat))
+        self.beside = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum, low = torch.fft.rfft2(x), self.modes
+        mixed = torch.zeros_like(spectrum)
+        lowest = torch.einsum("bixy,ioxy->boxy", spectrum[:, :, :low, :low], self.weight)
+        mixed[:, :, :low, :low] = lowest
+        return functional.gelu(torch.fft.irfft2(mixed, s=x.shape[-2:]) + self.beside(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Stacked(nn.Module):
+    """Blocks that are run under a checkpoint, in one of its two ways, or dropped at random."""
+
+    def __init__(self, *, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.reentrant, self.rate = reentrant, 0.0
+        self.blocks = nn.ModuleList(Block() for _ in range(5))
+        self.head = nn.Linear(_WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            if self.reentrant is not None:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+            elif torch.rand(1).item() >= self.rate:
+                x = block(x)
+        return self.head(x.mean(1))
+
+
+class Reentrant(Stacked):
+    """The old checkpoint wants an input with a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(reentrant=True)
+        self.first = nn.Linear(_WIDTH, _WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.first(x))
+
+
+def normed() -> nn.Module:
+    """Return layers whose weights are made of others in each forward: memory that no sample asks for."""
+    norm: Callable[[nn.Module], nn.Module] = nn.utils.parametrizations.spectral_norm
+    return nn.Sequential(norm(nn.Linear(_WIDTH, 2048)), nn.LeakyReLU(), norm(nn.Linear(2048, 256)))
+
+
+def of_width(*sides: int) -> Callable[[int, int | None], torch.Tensor]:
+    return lambda samples, _length: torch.zeros(samples, *sides)
+
+
+SUBJECTS = {
+    "complex weights": Subject(
+        build=lambda: nn.Sequential(nn.Conv2d(1, 16, 1), Spectral(16, 8), Spectral(16, 8)),
+        samples=2,
+        inputs=of_width(1, 16, 16),
+    ),
+    "normed weights": Subject(build=normed, samples=8, inputs=of_width(_WIDTH)),
+    "checkpoints": Subject(
+        build=partial(Stacked, reentrant=False), samples=_SAMPLES, inputs=of_width(128, _WIDTH)
+    ),
+    "old checkpoints": Subject(build=Reentrant, samples=_SAMPLES, inputs=of_width(128, _WIDTH)),
+    "dropped blocks": Subject(build=Stacked, samples=_SAMPLES, inputs=of_width(_LENGTH, _WIDTH)),
+}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_the_peak_of_an_unusual_model_is_that_of_its_step(name: str) -> None:
+    torch.manual_seed(0)
+    peaks = peaks_of(SUBJECTS[name])
+    assert peaks.here == pytest.approx(peaks.real, rel=0.02)
+
+
+class Packed(nn.Module):
+    """Sequences of several lengths, packed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(20, 8), nn.Linear(16, 5)
+        self.recurrent = nn.LSTM(8, 16, batch_first=True)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
+        _, (last, _) = self.recurrent(packed)
+        return self.head(last[-1])
+
+
+def packed_batch(samples: int) -> dict[str, torch.Tensor]:
+    whole = torch.zeros(samples, _LENGTH, dtype=torch.long)
+    return {"ids": whole, "lengths": torch.full((samples,), _LENGTH)}
+
+
+def traced(build: Callable[[], nn.Module], inputs: Callable[[int, int | None], object]) -> ModelSpec:
+    with torch.device("meta"):
+        module = build()
+    source = traced_module(module, ref="it", sample_inputs=inputs)
+    return source.at(_LENGTH if source.has_tokens else None, Precision.FP32, Kernels.EAGER)
+
+
+def test_packed_sequences_are_taken_to_be_equally_long() -> None:
+    model = traced(Packed, lambda samples, _length: packed_batch(samples))
+    assert any("packed sequences to be equally long" in caveat for caveat in model.caveats)
+
+    def step(module: nn.Module) -> torch.Tensor:
+        return functional.cross_entropy(module(**packed_batch(8)), torch.zeros(8, dtype=torch.long))
+
+    kept = [block.activations.none for block in model.blocks]
+    assert sum(8 * saved.replicated + saved.fixed for saved in kept) == pytest.approx(
+        really_saved(Packed(), step), rel=0.05
+    )
+
+
+def test_weights_that_keep_their_format_count_by_their_bytes() -> None:
+    class Quantized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            codes = torch.zeros(_WIDTH, _WIDTH, dtype=torch.uint8)
+            self.codes = nn.Parameter(codes, requires_grad=False)
+            self.scale = nn.Parameter(torch.ones(_WIDTH))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ (self.codes.to(x.dtype) * self.scale)
+
+    model = traced(Quantized, of_width(_WIDTH))
+    (block,) = model.blocks
+    frozen = sum(group.frozen for group in block.parameters)
+    assert (frozen, model.parameters) == (_WIDTH**2 // 4, _WIDTH**2 + _WIDTH)
+
+
+def test_weights_of_several_formats_are_told() -> None:
+    def mixed() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).to(torch.float64))
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mixed()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[1](self.layers[0](x).to(self.layers[1].weight.dtype))
+
+    (said,) = [caveat for caveat in traced(Mixed, of_width(8)).caveats if "several formats" in caveat]
+    assert "(float32, float64): a plan brings all of them into float32" in said
