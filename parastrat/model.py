@@ -108,6 +108,16 @@ class Halfway:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Busy:
+    """A moment of a block's forward or backward at which it holds most, for some number of samples."""
+
+    #: beside what is kept up to the block
+    working: Saved
+    #: of its parameters' gradients the share that is there
+    meanwhile: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
     """A stretch of the chain that pipeline stages never cut, repeated ``repeat`` times.
 
@@ -128,6 +138,8 @@ class Block:
     awaited: Saved = field(default_factory=Saved)
     #: of its parameters' gradients the share that is there when its backward holds most; None: unknown
     meanwhile: float | None = None
+    #: such moments, where it is not the same for any number of samples; ``working`` alone stands for none
+    busy: tuple[Busy, ...] = ()
     #: when those of a feed-forward are there; None: no such moment is known
     halfway: Halfway | None = None
     #: of its weights the one whose gradient, made anew before it is added to that of micro-batches before,
@@ -153,6 +165,11 @@ class Block:
     context_parallel_bytes: float = 0
     #: one of the model's repeated blocks, an FSDP unit of its own; the others belong to the root unit
     unit: bool = True
+
+    @property
+    def moments(self) -> tuple[Busy, ...]:
+        """Return the moments at which it may hold most; of an unknown share of gradients none."""
+        return self.busy or (Busy(working=self.working, meanwhile=self.meanwhile or 0.0),)
 
     @property
     def parameter_count(self) -> int:

@@ -131,7 +131,10 @@ class ActivationTable:
     kept: SavedTable
     #: without and under autocast, in the last axis
     working: SavedTable
-    #: the same; what a backward of inputs alone leaves to that of the weights
+    #: in place of the former at each of several moments of a block, with the share of its gradients; none
+    #: where no block has several
+    busy: tuple[tuple[SavedTable, Any], ...]
+    #: without and under autocast as well; what a backward of inputs alone leaves to that of the weights
     awaited: SavedTable
     #: weights whose gradients are added up, and what lies beside a new one, in two formats as well
     added: ParameterTotals
@@ -162,6 +165,7 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
             [[each.activations.under(policy) for each in way] for way in ways for policy in Recompute]
         ),
         working=saved_table([[each.working for each in way] for way in ways]),
+        busy=_busy_tables(blocks),
         awaited=saved_table([[each.awaited for each in way] for way in ways]),
         added=totals_table([added_totals(block) for block in blocks]),
         beside_added=saved_table([[each.beside_added for each in way] for way in ways]),
@@ -177,6 +181,23 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
             ]
         ),
         units=np.array([[block.unit] for block in blocks]),
+    )
+
+
+def _busy_tables(blocks: Sequence[Block]) -> tuple[tuple[SavedTable, Any], ...]:
+    """Return the moments of blocks; one with fewer than another has its last one several times."""
+    if not any(block.busy for block in blocks):
+        return ()
+    of_blocks = [block.moments for block in blocks]
+    several = [
+        [own[min(place, len(own) - 1)] for own in of_blocks] for place in range(max(map(len, of_blocks)))
+    ]
+    return tuple(
+        (
+            saved_table([[moment.working for moment in moments]]),
+            np.array([[moment.meanwhile] for moment in moments]),
+        )
+        for moments in several
     )
 
 

@@ -114,11 +114,11 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     """Return what the distinct pipeline ranks of every row hold."""
     model, element = facts.model, element_bytes(facts)
     held, held_at = standing(columns, HELD_BY)
-    adds = _adds(facts, columns)
-    if adds.any():
-        columns = columns.joined({"adding": adds})
-    saved, saved_at = standing(columns, (*SAVED_BY, "adding") if adds.any() else SAVED_BY)
-    kinds = block_kinds(model)
+    adds, kinds = _adds(facts, columns), block_kinds(model)
+    further = {"adding": adds} if adds.any() else {}
+    if any(block.busy for block in kinds.blocks):
+        further["singly"] = _singly(facts, columns)
+    saved, saved_at = standing(columns.joined(further), (*SAVED_BY, *further))
     kept, casts = kept_bytes(facts, saved), cast_bytes(facts, saved)
     of_held, of_saved = ranks_of(model, held), ranks_of(model, saved)
     load, same = of_held.every, of_saved.every
@@ -177,6 +177,11 @@ def _adds(facts: Facts, c: Columns) -> Any:
     """Return where whole gradients of a micro-batch are added to those of one before, as torch does."""
     alone, several = (c.dp == 1) | (c.pp > 1), c.gradient_accumulation_steps > 1
     return (alone & several & ~shards_parameters(c) & (not facts.stack.kernels.fused)).astype(np.int64)
+
+
+def _singly(facts: Facts, c: Columns) -> Any:
+    """Return where gradients come one by one, to none of a micro-batch before."""
+    return (makes_gradients(facts, c) & (c.gradient_accumulation_steps == 1)).astype(np.int64)
 
 
 def _mattering(facts: Facts, held: Columns, *, soon: bool) -> tuple[Any, ...]:

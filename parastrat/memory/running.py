@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parastrat.memory.activations import activation_table, autocasts, saved_bytes, under
 from parastrat.memory.gathered import shards_parameters
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import element_bytes, local_total, vocabulary_tp
+from parastrat.ranks.states import element_bytes, local_total, trainable_totals, vocabulary_tp
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.ranks.pipelines import Kinds
     from parastrat.units import Bytes
 
 #: of a weight that tp ranks gather along its columns: as it comes, and put together
@@ -33,8 +34,7 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
         c: the plans.
     """
     table = activation_table(block_kinds(facts.model).blocks)
-    working = under(table.working, autocasts(c).astype(np.int64))
-    made = saved_bytes(working, c, facts) + everything - kept
+    made = _working_bytes(facts, c) + everything - kept
     if table.regathered.any():
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + np.where(shards_parameters(c), 0.0, np.maximum(-freed_bytes(facts, c), 0.0))
@@ -45,6 +45,29 @@ def running_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns) -> B
     of_loss = facts.stack.parallel_loss_tensors * table.of_loss * c.micro_batch_size / c.cp / c.tp
     whole = c.loss_parallel & (vocabulary_tp(c) < c.tp) if np.any(c.loss_parallel) else False
     return made + output + np.where(c.loss_parallel & ~np.asarray(whole), of_loss, 0.0)
+
+
+def _working_bytes(facts: Facts, c: Columns) -> Bytes:
+    """Return what exists while one repeat runs, at its moment of most.
+
+    Where gradients come one by one, with those that are there by then and not at all such moments.
+    """
+    kinds = block_kinds(facts.model)
+    table = activation_table(kinds.blocks)
+    if not table.busy:
+        return saved_bytes(under(table.working, autocasts(c).astype(np.int64)), c, facts)
+    coming: Bytes = np.zeros((1, 1))
+    if c.has("singly"):
+        own = element_bytes(facts).gradient * local_total(trainable_totals(kinds), c)
+        coming = own * np.where(c.singly, 1.0, 0.0)
+    least = soonest(kinds)
+    moments = [saved_bytes(working, c, facts) + (share - least) * coming for working, share in table.busy]
+    return np.maximum.reduce(np.broadcast_arrays(*moments))
+
+
+def soonest(kinds: Kinds) -> Any:
+    """Return of each kind of block the share of its gradients that is there whenever it may hold most."""
+    return np.array([[min(each.meanwhile for each in block.moments)] for block in kinds.blocks])
 
 
 def adding_bytes(facts: Facts, kept: Bytes, everything: Bytes, c: Columns, new: int = 1) -> Bytes:

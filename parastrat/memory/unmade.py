@@ -10,6 +10,7 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.memory.gathered import When, gathers
 from parastrat.memory.pools import pooled
+from parastrat.memory.running import soonest
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import block_kinds
 from parastrat.ranks.states import element_bytes, local, local_total, shard_ranks, trainable_totals
@@ -119,7 +120,7 @@ def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unm
     ran = sum((moments.freed[:, kind] * each for kind, each in enumerate(counted)), np.zeros(()))
     left = everything - ran
     if any(block.meanwhile for block in kinds.blocks):
-        left = left - running * ~sharded * _soon(kinds)[moments.kinds][:, None]
+        left = left - running * ~sharded * soonest(kinds)[moments.kinds][:, None]
     late, element = sharded & (c.pp > 1), element_bytes(facts)
     whole, of_kinds = (local_total(each, c) for each in (load.trainable, trainable_totals(kinds)))
     had = sum((moments.freed[:, kind] * each for kind, each in enumerate(of_kinds)), np.zeros(()))
@@ -139,11 +140,6 @@ def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unm
         waiting=element.reduce * late * (whole - had),
         waiting_running=element.reduce * late * of_kinds[moments.kinds][:, None],
     )
-
-
-def _soon(kinds: Kinds) -> Any:
-    """Return of each kind of block the share of its gradients that is there before it holds most."""
-    return np.array([[block.meanwhile or 0.0] for block in kinds.blocks])
 
 
 def _makes_all(kinds: Kinds, load: RankLoad, moments: Moments) -> Any:

@@ -92,6 +92,14 @@ def normed() -> nn.Module:
     return nn.Sequential(norm(nn.Linear(_WIDTH, 2048)), nn.LeakyReLU(), norm(nn.Linear(2048, 256)))
 
 
+def upwards() -> nn.Module:
+    """Return a generator of images: its weights shrink where its activations grow, so that few samples hold
+    most beside their gradients and many before these are made."""
+    layers = [nn.ConvTranspose2d(64, 256, 4, 1, 0), nn.BatchNorm2d(256), nn.ReLU(inplace=True)]
+    layers += [nn.ConvTranspose2d(256, 32, 4, 2, 1), nn.BatchNorm2d(32), nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(32, 16, 4, 4, 0), nn.Tanh())
+
+
 def of_width(*sides: int) -> Callable[[int, int | None], torch.Tensor]:
     return lambda samples, _length: torch.zeros(samples, *sides)
 
@@ -103,6 +111,8 @@ SUBJECTS = {
         inputs=of_width(1, 16, 16),
     ),
     "normed weights": Subject(build=normed, samples=8, inputs=of_width(_WIDTH)),
+    "few samples upwards": Subject(build=upwards, samples=3, inputs=of_width(64, 1, 1)),
+    "many samples upwards": Subject(build=upwards, samples=64, inputs=of_width(64, 1, 1)),
     "checkpoints": Subject(
         build=partial(Stacked, reentrant=False), samples=_SAMPLES, inputs=of_width(128, _WIDTH)
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 from math import ceil
 
 import torch
@@ -14,10 +13,12 @@ from torch import nn
 from parastrat.errors import ModelError
 from parastrat.model import Block, Operator, OperatorKind, Parameters
 from parastrat.runtime.tracing.lifetimes import Measured, measured
+from parastrat.runtime.tracing.merging import merged
+from parastrat.runtime.tracing.moments import busy_moments
 from parastrat.runtime.tracing.operators import Call
-from parastrat.runtime.tracing.samples import SAMPLES, for_one, larger_of, line
+from parastrat.runtime.tracing.samples import SAMPLES, for_one, line
 from parastrat.runtime.tracing.tracker import Tracker
-from parastrat.saved import Activations, Saved
+from parastrat.saved import Activations
 
 #: kinds whose calls become one operator of a mean size
 _MERGED = (OperatorKind.ELEMENTWISE, OperatorKind.EMBEDDING)
@@ -64,7 +65,7 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.d
     ]
     calls = [call for segment in small.segments for call in segment.calls]
     return Chain(
-        blocks=_merged(drafts),
+        blocks=merged(drafts),
         causal=any(call.causal for call in calls),
         caveats=(*_linearity(pairs), *_recompute_caveats(calls), *_idle_caveats(named, idle)),
     )
@@ -209,6 +210,7 @@ def _block(
         working=line(small.working, large.working),
         boundary_bytes=for_one(small.boundary, large.boundary),
         meanwhile=large.meanwhile,
+        busy=busy_moments(small, large),
         added=largest,
         unit=bool(name),
     )
@@ -244,54 +246,3 @@ def _operators(calls: list[Call]) -> tuple[Operator, ...]:
         ),
         *light,
     )
-
-
-def _merged(drafts: list[Block]) -> tuple[Block, ...]:
-    """Drop what is empty, join what runs behind a block to it, and count equal neighbours."""
-    chain: list[Block] = []
-    last = len(drafts) - 1
-    for index, draft in enumerate(drafts):
-        outside = not draft.unit
-        if outside and index not in (0, last) and not draft.parameters:
-            if draft.operators or draft.activations.none.total:
-                chain[-1] = _joined(chain[-1], draft)
-            continue
-        if outside and not (draft.operators or draft.parameters or draft.activations.none.total):
-            continue
-        chain.append(replace(draft, name=_outside_name(index, last)) if outside else draft)
-    return tuple(_repeated(list(run)) for _, run in groupby(chain, key=_kind_of))
-
-
-def _kind_of(block: Block) -> Block:
-    """Return what equal neighbours have in common."""
-    return replace(block, name="", working=Saved(), meanwhile=None)
-
-
-def _outside_name(index: int, last: int) -> str:
-    if last == 0:
-        return "model"
-    return {0: "before the blocks", last: "after the blocks"}.get(index, "between the blocks")
-
-
-def _joined(block: Block, behind: Block) -> Block:
-    """Return a block with what runs behind it, which no policy recomputes."""
-    kept = behind.activations.none
-    return replace(
-        block,
-        operators=(*block.operators, *behind.operators),
-        activations=Activations(
-            none=block.activations.none + kept,
-            attention=block.activations.attention + kept,
-            selective=block.activations.selective + kept,
-            full=block.activations.full + kept,
-        ),
-        working=larger_of([block.working, behind.working]),
-        boundary_bytes=behind.boundary_bytes,
-    )
-
-
-def _repeated(run: list[Block]) -> Block:
-    name = run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}"
-    working = larger_of([block.working for block in run])
-    meanwhile = max(block.meanwhile or 0.0 for block in run)
-    return replace(run[0], name=name, repeat=len(run), working=working, meanwhile=meanwhile)

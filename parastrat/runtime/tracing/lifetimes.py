@@ -26,6 +26,10 @@ class Measured:
     meanwhile: float
     #: alive at its end and read later, with a gradient
     boundary: int
+    #: after each of its events, beyond what is kept up to it: bytes, and beside them those of its gradients
+    moments: tuple[tuple[int, int], ...] = ()
+    #: of the parameters that it trains
+    trainable: int = 0
 
 
 def measured(tracker: Tracker) -> list[Measured]:
@@ -42,12 +46,15 @@ def measured(tracker: Tracker) -> list[Measured]:
         if made.attention and made.savers.total() == 1:
             core[home] += made.bytes
     inputs, shared = _block_inputs(segments, homes)
-    working, meanwhile = _working(tracker, list(accumulate(kept)))
+    moments = _moments(tracker, list(accumulate(kept)))
+    trainable = [sum(tracker.trainable.get(name, 0) for name in own.parameters) for own in segments]
+    working = [max((0, *(live for live, _ in own))) for own in moments]
+    meanwhile = [_meanwhile(*of_segment) for of_segment in zip(moments, trainable, strict=True)]
     for index, segment in enumerate(segments):
         if segment.twin is not None:
             for numbers in (kept, core, working):
                 numbers[index] = numbers[segment.twin]
-            meanwhile[index] = meanwhile[segment.twin]
+            meanwhile[index], moments[index] = meanwhile[segment.twin], moments[segment.twin]
     boundary = _boundaries(tracker)
     return [
         Measured(
@@ -60,6 +67,8 @@ def measured(tracker: Tracker) -> list[Measured]:
             working=working[index],
             meanwhile=meanwhile[index],
             boundary=boundary[index],
+            moments=tuple(moments[index]),
+            trainable=trainable[index],
         )
         for index, segment in enumerate(segments)
     ]
@@ -98,13 +107,14 @@ def _block_inputs(segments: list[Segment], homes: dict[Allocation, int]) -> tupl
     return inputs, shared
 
 
-def _working(tracker: Tracker, held: list[int]) -> tuple[list[int], list[float]]:
-    """Return how far each segment goes beyond what is held up to its end, and which share of its gradients.
+def _moments(tracker: Tracker, held: list[int]) -> list[list[tuple[int, int]]]:
+    """Return how far each segment goes beyond what is held up to its end, event by event.
 
-    Gradients of parameters are left out of the former: they stay after the step. But where each comes
-    alone, those that a segment makes before its last tensors are gone lie beside these.
+    Gradients of parameters are left out of that: they stay after the step. But where each comes alone,
+    those that a segment has made lie beside its last tensors; they are what stands second.
     """
-    most, beside, gradients = ([0] * len(held) for _ in range(3))
+    moments: list[list[tuple[int, int]]] = [[] for _ in held]
+    gradients = [0] * len(held)
     live = 0
     for index, sign, made in (*tracker.forward_events, *tracker.backward_events):
         if made.constant:
@@ -114,13 +124,15 @@ def _working(tracker: Tracker, held: list[int]) -> tuple[list[int], list[float]]
             gradients[index] += made.bytes
         else:
             live += sign * made.bytes
-        most[index] = max(most[index], live - held[index])
-        beside[index] = max(beside[index], live - held[index] + gradients[index])
-    shares = []
-    for index, segment in enumerate(tracker.segments):
-        own = sum(tracker.trainable.get(name, 0) for name in segment.parameters)
-        shares.append(min((beside[index] - most[index]) / max(own, 1), 1.0))
-    return most, shares
+        moments[index].append((live - held[index], gradients[index]))
+    return moments
+
+
+def _meanwhile(moments: list[tuple[int, int]], trainable: int) -> float:
+    """Return which share of a segment's gradients lies beside the most that it holds."""
+    most = max((0, *(live for live, _ in moments)))
+    beside = max((0, *(live + own for live, own in moments)))
+    return min((beside - most) / max(trainable, 1), 1.0)
 
 
 def _boundaries(tracker: Tracker) -> list[int]:

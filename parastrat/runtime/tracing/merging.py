@@ -1,0 +1,78 @@
+"""What ran, as a chain of blocks: light stretches joined to their neighbours, equal neighbours counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import groupby
+
+from parastrat.model import Block, Busy
+from parastrat.runtime.tracing.moments import most_of
+from parastrat.runtime.tracing.samples import larger_of
+from parastrat.saved import Activations, Saved
+
+#: bytes of a gradient's element; which moments hold most hangs little on it
+_FP32 = 4
+
+
+def merged(drafts: list[Block]) -> tuple[Block, ...]:
+    """Drop what is empty, join what runs behind a block to it, and count equal neighbours."""
+    chain: list[Block] = []
+    last = len(drafts) - 1
+    for index, draft in enumerate(drafts):
+        outside = not draft.unit
+        if outside and index not in (0, last) and not draft.parameters:
+            if draft.operators or draft.activations.none.total:
+                chain[-1] = _joined(chain[-1], draft)
+            continue
+        if outside and not (draft.operators or draft.parameters or draft.activations.none.total):
+            continue
+        chain.append(replace(draft, name=_outside_name(index, last)) if outside else draft)
+    return tuple(_repeated(list(run)) for _, run in groupby(chain, key=_kind_of))
+
+
+def _kind_of(block: Block) -> Block:
+    """Return what equal neighbours have in common."""
+    return replace(block, name="", working=Saved(), meanwhile=None, busy=())
+
+
+def _outside_name(index: int, last: int) -> str:
+    if last == 0:
+        return "model"
+    return {0: "before the blocks", last: "after the blocks"}.get(index, "between the blocks")
+
+
+def _joined(block: Block, behind: Block) -> Block:
+    """Return a block with what runs behind it, which no policy recomputes."""
+    kept = behind.activations.none
+    return replace(
+        block,
+        operators=(*block.operators, *behind.operators),
+        activations=Activations(
+            none=block.activations.none + kept,
+            attention=block.activations.attention + kept,
+            selective=block.activations.selective + kept,
+            full=block.activations.full + kept,
+        ),
+        working=larger_of([block.working, behind.working]),
+        # none of the block's gradients is there yet
+        busy=_moments_of([block, replace(behind, meanwhile=0.0)]),
+        boundary_bytes=behind.boundary_bytes,
+    )
+
+
+def _repeated(run: list[Block]) -> Block:
+    name = run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}"
+    working = larger_of([block.working for block in run])
+    meanwhile = max(block.meanwhile or 0.0 for block in run)
+    return replace(
+        run[0], name=name, repeat=len(run), working=working, meanwhile=meanwhile, busy=_moments_of(run)
+    )
+
+
+def _moments_of(blocks: list[Block]) -> tuple[Busy, ...]:
+    """Return the moments of several blocks at which one of them holds most."""
+    if not any(block.busy for block in blocks):
+        return ()
+    every = [moment for block in blocks for moment in block.moments]
+    trained = sum(group.trainable for group in blocks[0].parameters)
+    return most_of(every, trained * _FP32)
