@@ -224,9 +224,10 @@ def more_stages_than_layers(p: Columns) -> Mask:
     """Every stage needs a layer.
 
     pp x virtual_stages stages are cut from the chain of repeated layers. With more of them than layers some
-    ranks only pass activations on.
+    ranks only pass activations on. One stage holds whatever there is, repeated or not.
     """
-    return p.pp * p.virtual_stages > p.layers
+    stages = p.pp * p.virtual_stages
+    return (stages > p.layers) & (stages > 1)
 
 
 @more_stages_than_layers.message
@@ -235,7 +236,7 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"pp={plan.mesh.pp} x {plan.virtual_stages} virtual stages = "
         f"{plan.mesh.pp * plan.virtual_stages} stages for {layers} layers",
-        fix=f"use pp x virtual_stages <= {layers}",
+        fix=f"use pp x virtual_stages <= {max(layers, 1)}",
     )
 
 

@@ -93,6 +93,7 @@ def test_more_stages_than_layers() -> None:
     assert "PS710" in piped(layers=3)
     assert "PS710" in piped(layers=7, virtual_stages=2, pp_schedule=INTERLEAVED)
     assert "PS710" not in piped(layers=4)
+    assert "PS710" not in piped(layers=0, pp=1)
 
 
 def test_stages_are_uneven() -> None:
