@@ -147,11 +147,15 @@ def packed_batch(samples: int) -> dict[str, torch.Tensor]:
     return {"ids": whole, "lengths": torch.full((samples,), _LENGTH)}
 
 
-def traced(build: Callable[[], nn.Module], inputs: Callable[[int, int | None], object]) -> ModelSpec:
+def traced(
+    build: Callable[[], nn.Module],
+    inputs: Callable[[int, int | None], object],
+    precision: Precision = Precision.FP32,
+) -> ModelSpec:
     with torch.device("meta"):
         module = build()
     source = traced_module(module, ref="it", sample_inputs=inputs)
-    return source.at(_LENGTH if source.has_tokens else None, Precision.FP32, Kernels.EAGER)
+    return source.at(_LENGTH if source.has_tokens else None, precision, Kernels.EAGER)
 
 
 def test_packed_sequences_are_taken_to_be_equally_long() -> None:
@@ -198,3 +202,37 @@ def test_weights_of_several_formats_are_told() -> None:
 
     (said,) = [caveat for caveat in traced(Mixed, of_width(8)).caveats if "several formats" in caveat]
     assert "(float32, float64): a plan brings all of them into float32" in said
+
+
+class Normalised(nn.Module):
+    """Subtracts what stays in fp32 from its images: a convolution then reads fp32, which autocast casts."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3, 1, 1))
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(functional.gelu(self.first(x - self.mean)))
+
+
+def test_formats_that_only_autocast_lets_meet_are_traced_under_it() -> None:
+    model = traced(Normalised, of_width(3, 16, 16), Precision.BF16_MIXED)
+    assert any("only autocast lets meet" in caveat for caveat in model.caveats)
+    casts = 2 * model.parameters  # counted with the weights
+
+    def step(module: nn.Module) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = module(torch.zeros(8, 3, 16, 16))
+        return output.float().mean()
+
+    kept = [block.activations.none for block in model.blocks]
+    found = sum(8 * saved.replicated + saved.fixed for saved in kept)
+    assert sum(block.parameter_count for block in model.blocks) == model.parameters
+    # the batch itself lives as long, though no operator keeps it
+    batch = 4 * 8 * 3 * 16 * 16
+    assert found - batch == pytest.approx(really_saved(Normalised(), step) - casts, rel=0.02)
+    # which is nothing that autocast does in fp32
+    assert not any("autocast" in caveat for caveat in traced(Normalised, of_width(3, 16, 16)).caveats)

@@ -16,7 +16,7 @@ from parastrat.errors import ModelError, ValuesError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.building import build_module, load_builder
-from parastrat.runtime.precision import weight_dtype
+from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.chain import Chain, chain_of
@@ -42,6 +42,21 @@ _MOSTLY = 0.5
 
 _REPLICATED = "traced in eager mode without tensor parallelism: tp splits nothing of it"
 _UNFUSED = "traced in eager mode: compiled or fused kernels keep and move less"
+
+
+_AUTOCAST = (
+    "its forward mixes number formats, which only autocast lets meet, not FSDP2's policy: traced under the "
+    "autocast of CPUs, which keeps fewer norms and softmaxes in fp32"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """How a module is traced."""
+
+    sequence_length: int | None
+    precision: Precision
+    autocast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +141,7 @@ def _traced(
     source: TracedSource, sequence_length: int | None, precision: Precision, kernels: Kernels
 ) -> ModelSpec:
     module, inputs = source.module, source.inputs
-    try:
-        chain = _chain(source, sequence_length, precision, None)
-    except ValuesError as refused:
-        chain = _answered_chain(source, sequence_length, precision, refused)
+    chain = _cast_chain(source, sequence_length, precision)
     parameters = parameter_count(module)
     config = getattr(module, "config", None)
     unfused = () if kernels is Kernels.EAGER else (_UNFUSED,)
@@ -179,25 +191,50 @@ def _cast_caveats(module: nn.Module, precision: Precision) -> list[str]:
     ]
 
 
-def _chain(
-    source: TracedSource, sequence_length: int | None, precision: Precision, answers: Answers | None
-) -> Chain:
+def _cast_chain(source: TracedSource, sequence_length: int | None, precision: Precision) -> Chain:
+    """Return the chain in a format; under autocast, where only that lets the forward's own formats meet.
+
+    Raises:
+        ModelError: the forward cannot run, by its first reason.
+    """
+    way = _Way(sequence_length=sequence_length, precision=precision)
+    try:
+        return _valued_chain(source, way)
+    except ValuesError:
+        raise
+    except ModelError as refused:
+        if precision not in COMPUTE:
+            raise
+        try:
+            chain = _valued_chain(source, replace(way, autocast=True))
+        except ModelError:
+            raise refused from None
+        return replace(chain, caveats=(*chain.caveats, _AUTOCAST))
+
+
+def _valued_chain(source: TracedSource, way: _Way) -> Chain:
+    """Return the chain; with answers, where the forward asks for values."""
+    try:
+        return _chain(source, way, None)
+    except ValuesError as refused:
+        return _answered_chain(source, way, refused)
+
+
+def _chain(source: TracedSource, way: _Way, answers: Answers | None) -> Chain:
     small, large = (
         watched_step(
             source.module,
-            made(source.inputs.make, samples, sequence_length),
-            Setting(samples=samples, precision=precision),
+            made(source.inputs.make, samples, way.sequence_length),
+            Setting(samples=samples, precision=way.precision, autocast=way.autocast),
             answers,
         )
         for samples in SAMPLES
     )
-    chain = chain_of(source.module, small, large, weight_dtype(precision))
+    chain = chain_of(source.module, small, large, weight_dtype(way.precision))
     return chain if answers is None else replace(chain, caveats=(*chain.caveats, answers.sentence))
 
 
-def _answered_chain(
-    source: TracedSource, sequence_length: int | None, precision: Precision, refused: ValuesError
-) -> Chain:
+def _answered_chain(source: TracedSource, way: _Way, refused: ValuesError) -> Chain:
     """Return the chain of the answers to questions about values under which it holds most.
 
     Raises:
@@ -206,7 +243,7 @@ def _answered_chain(
     found = []
     for truth in (True, False):
         try:
-            found.append(_chain(source, sequence_length, precision, Answers(truth=truth)))
+            found.append(_chain(source, way, Answers(truth=truth)))
         except ModelError:  # this is not how the forward goes
             continue
     if not found:

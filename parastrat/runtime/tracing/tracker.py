@@ -21,7 +21,7 @@ from parastrat.runtime.recompute import KEPT, MATMULS
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.operators import FLASH, Call, call_of, with_workspace
 
-_ADD = torch.ops.aten.add.Tensor
+_ADD, _CAST = torch.ops.aten.add.Tensor, torch.ops.aten._to_copy.default  # noqa: SLF001  (no public name)
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
 
@@ -78,6 +78,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         parameters: the model's, by name; tied ones under one name.
         constants: other tensors that outlive the step.
         answers: to what the forward asks of values; None: it must not ask.
+        casts: autocast makes short copies of parameters, which stand for these.
     """
 
     def __init__(
@@ -85,9 +86,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         parameters: Mapping[str, torch.Tensor],
         constants: list[torch.Tensor],
         answers: Answers | None = None,
+        *,
+        casts: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._answers = answers
+        self._answers, self._casts = answers, casts
         self.segments = [Segment(block="")]
         #: +1 and -1: an allocation begins and ends, in the segment that runs or whose backward runs
         self.forward_events: list[tuple[int, int, Allocation]] = []
@@ -131,6 +134,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         for tensor in outputs:
             self.allocation(tensor, attention=func in FLASH)
         if not self._backward:
+            if self._casts and func is _CAST and self._is_parameter(args[0]):
+                # memory counts it with the weights
+                self._names[_key(result)] = self._names[_key(args[0])]
+                self.allocation(result).constant = True
             self._note(func, args, kwargs, result)
         elif func is _ADD and isinstance(args[0], torch.Tensor):
             self._sums[self.allocation(result)] = self.allocation(args[0])
@@ -228,6 +235,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def _freed(self, key: int) -> None:
         ended = self._alive.pop(key, None)
         self._watches.pop(key, None)
+        self._names.pop(key, None)
         if ended is not None:
             self._events.append((self.current, -1, ended))
 

@@ -36,6 +36,8 @@ class Setting:
 
     samples: int
     precision: Precision
+    #: weights and inputs are in fp32, and autocast casts what products read
+    autocast: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,6 +45,10 @@ class Setting:
         if self.precision is Precision.FP8:
             return torch.bfloat16
         return COMPUTE.get(self.precision, weight_dtype(self.precision))
+
+    @property
+    def weights(self) -> torch.dtype:
+        return torch.float32 if self.autocast else self.dtype
 
     @property
     def loss_in_fp32(self) -> bool:
@@ -58,7 +64,7 @@ def watched_step(
         module: on any device.
         inputs: tensor, tuple or dict of real tensors, for ``setting.samples`` samples.
         setting: the batch and the number format. Weights and inputs are in the compute format, as FSDP2
-            runs mixed precision; buffers keep theirs.
+            runs mixed precision, unless autocast is asked for; buffers keep theirs.
         answers: to what the forward asks of values; None: it must not ask.
 
     Raises:
@@ -67,16 +73,17 @@ def watched_step(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with (
         caches_off(module),
-        fake_module(module, mode, setting.dtype) as (parameters, constants),
+        fake_module(module, mode, setting.weights) as (parameters, constants),
         gpu_kernels(),
     ):
-        tracker = Tracker(parameters, constants, answers)
+        tracker = Tracker(parameters, constants, answers, casts=setting.autocast)
         with mode:
-            batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
+            batch = tree_map(lambda leaf: _fake_input(leaf, setting.weights), inputs)
         hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
         with _segments(module, tracker), mode, tracker, explained(module), hooks:
             # a training loop's variable holds what the model returned while backward runs
-            output = _called(module, batch)
+            with torch.autocast("cpu", setting.dtype, enabled=setting.autocast):
+                output = _called(module, batch)
             loss = example_loss(output, in_fp32=setting.loss_in_fp32)
             tracker.begin_backward(output)
             torch.autograd.backward(loss)
