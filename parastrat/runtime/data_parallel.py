@@ -240,10 +240,13 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
     """
     units = outside_of(module, units)
     owners: dict[nn.Parameter, set[str]] = defaultdict(set)
-    inside = {id(part): name for name, unit in units.items() for part in unit.modules()}
+    inside: dict[nn.Module, set[str]] = defaultdict(set)
+    for name, unit in units.items():
+        for part in unit.modules():  # which other units may hold, too
+            inside[part].add(name)
     for part in module.modules():
         for parameter in part.parameters(recurse=False):
-            owners[parameter].add(inside.get(id(part), ""))
+            owners[parameter] |= inside.get(part) or {""}
     return {
         name: unit
         for name, unit in units.items()

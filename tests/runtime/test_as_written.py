@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from runtime.pipeline.stages import ONE_F_ONE_B
 from runtime.ranks import on_ranks
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import parastrat
 from parastrat.errors import ParastratError, UsageError, WrapError
@@ -24,6 +26,8 @@ from parastrat.runtime.refusals import check_gradients
 from parastrat.runtime.slots import without_data
 from parastrat.runtime.tensor_parallel.copies import Source, small_copy
 from parastrat.runtime.tensor_parallel.derived import derived_layout
+from parastrat.runtime.training.buffers import _send
+from parastrat.runtime.training.counted import counted
 from parastrat.runtime.training.reached import reached_from
 from parastrat.runtime.ways import chooses_ways, drawn_ways
 
@@ -182,6 +186,24 @@ class Shared(nn.Module):
         return self.head(x)
 
 
+class SharedPart(Chain):
+    """Has blocks of their own that share one part, as tied feed-forward layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks[1:]:
+            block[0] = self.blocks[0][0]
+
+
+class Checkpointed(Chain):
+    """Checkpoints its blocks by itself, the old way."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = x + checkpoint(block, x.requires_grad_(), use_reentrant=True)
+        return self.head(x)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "answering": Answering,
     "naming": Naming,
@@ -192,6 +214,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "transposed": Transposed,
     "of one length": OfOneLength,
     "shared": Shared,
+    "shared part": SharedPart,
+    "checkpointed": Checkpointed,
 }
 
 
@@ -263,6 +287,8 @@ CELLS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "transposed fsdp2": ("transposed", FSDP2, False),
     "of one length tp": ("of one length", {"tp": 2}, False),
     "shared tp": ("shared", {"tp": 2}, False),
+    "shared part fsdp2": ("shared part", FSDP2, False),
+    "checkpointed pp": ("checkpointed", PP, False),
 }
 
 
@@ -303,21 +329,28 @@ def test_an_output_without_a_tensor_in_it_is_refused(cell: str, two: list[dict[s
     assert all("returns Sealed, in which no tensor was found" in rank[cell] for rank in two)
 
 
-def fails_in_the_last_stage() -> str:
-    """Return the class of what a rank raises where the loss of the last stage does."""
+def fails_in_the_last_stage() -> tuple[str, str]:
+    """Return the class and the words of what a rank raises where the loss of the last stage fails."""
     model = parastrat.auto_parallelize(
         Chain(), plan=plan(**{**PP, "micro_batch_size": 2}), sample_inputs=batch("", 0)[0]
     )
     try:
-        parastrat.forward_backward(model, batch("", 0)[0])
-    except (ParastratError, RuntimeError) as error:
-        return type(error).__name__
-    return ""
+        parastrat.forward_backward(model, *batch("", 0), loss_fn=failing)
+    except (ArithmeticError, ParastratError, RuntimeError) as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def failing(_output: Any, _targets: torch.Tensor) -> torch.Tensor:
+    raise ZeroDivisionError("no targets")
 
 
 @pytest.mark.slow
-def test_a_stage_says_what_is_wrong_in_its_own_words() -> None:
-    assert on_ranks(2, fails_in_the_last_stage)[1] == "UsageError"
+def test_a_stage_says_what_is_wrong_in_its_own_words_and_the_others_who_failed() -> None:
+    first, last = on_ranks(2, fails_in_the_last_stage)
+    assert last == ("ZeroDivisionError", "no targets")
+    assert first[0] == "MismatchError"
+    assert first[1].startswith("rank 1 stopped with ZeroDivisionError: no targets")
 
 
 def names_held() -> list[str]:
@@ -384,6 +417,67 @@ def test_sparse_gradients_are_refused_where_they_cannot_be_divided() -> None:
     check_gradients(model, plan(dp_replicate=2))
     with pytest.raises(WrapError, match="0 makes sparse gradients"):
         check_gradients(model, plan(dp_shard=2))
+
+
+def test_what_no_loss_reaches_has_no_optimizer_state_before_or_after(tmp_path: Path) -> None:
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = parastrat.auto_parallelize(Leftover(), plan=plan(micro_batch_size=SAMPLES))
+        return model, torch.optim.AdamW(model.parameters())
+
+    model, optimizer = made()
+    parastrat.forward_backward(model, *batch("", 0), loss_fn=loss_of)
+    optimizer.step()
+    parastrat.save_checkpoint(model, optimizer, tmp_path)
+    for others in ((model, optimizer), made()):
+        parastrat.load_checkpoint(*others, tmp_path)
+        states = {
+            name: others[1].state[p] for name, p in others[0].named_parameters() if p in others[1].state
+        }
+        assert set(states) == {name for name, p in model.named_parameters() if p.grad is not None}
+        assert float(states["head.weight"]["step"]) == 1
+        torch.testing.assert_close(
+            states["head.weight"]["exp_avg"], optimizer.state[model.head.weight]["exp_avg"]
+        )
+
+
+class Shifting(nn.Module):
+    """Predicts the next token, by its own code."""
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+class WrappedForCausalLM(Chain):
+    """Has the name of those that shift, and does not."""
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+class OddForCausalLM(Chain):
+    """Leaves its loss to a function elsewhere."""
+
+
+def test_targets_are_counted_as_a_models_own_loss_takes_them() -> None:
+    labels = torch.tensor([[1, 2, 3], [-100, -100, 4]])
+    for model, count in ((Shifting(), 3), (WrappedForCausalLM(), 4), (OddForCausalLM(), 3), (Chain(), 4)):
+        for key in ("labels", "targets"):
+            assert counted(model, {"x": labels, key: labels}, None, None) == count
+    assert counted(Shifting(), {"x": labels}, labels, 4) == 5
+    assert counted(Shifting(), {"x": labels}, None, None) == 2
+
+
+def test_constants_are_not_written_to_while_a_pipelines_backward_is_pending() -> None:
+    model = Chain()
+    model.register_buffer("mask", torch.ones(2))
+    model.register_buffer("angles", torch.ones(2), persistent=False)
+    model.register_buffer("counts", torch.zeros(2))
+    values = torch.cat([model.mask, model.angles, torch.ones(2)])
+    group = SimpleNamespace(pp=object(), from_first=lambda message: message.copy_(values))
+    versions = model.mask._version, model.angles._version
+    _send(model, group)
+    assert (model.mask._version, model.angles._version) == versions
+    assert model.counts.tolist() == [1, 1]
 
 
 def test_an_output_without_a_loss_is_named() -> None:

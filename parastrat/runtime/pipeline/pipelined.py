@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from parastrat.errors import MismatchError, ParastratError, UsageError
+from parastrat.errors import MismatchError, UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
 from parastrat.runtime.pipeline.prune import Absent
@@ -23,6 +23,7 @@ from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.ties import Tie, average_over_data, gradients_added
 from parastrat.runtime.tensor_parallel.extent import Extent
+from parastrat.runtime.training.told import innermost
 from parastrat.schedules import SPLIT, rank_of_stage, schedule_of
 
 if TYPE_CHECKING:
@@ -226,16 +227,14 @@ class Pipeline:
 
 @contextmanager
 def _own_errors() -> Iterator[None]:
-    """Raise what was said of a stage as it was said: torch's stages put it behind an error of their own."""
+    """Raise what happens in a stage as it was raised: torch's stages put errors of their own over it."""
     try:
         yield
     except RuntimeError as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, ParastratError):
-                raise cause from error
-            cause = cause.__cause__
-        raise
+        cause = innermost(error)
+        if cause is error:
+            raise
+        raise cause from cause.__cause__
 
 
 @contextmanager

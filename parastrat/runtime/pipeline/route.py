@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
@@ -128,7 +129,12 @@ class Trace:
     def run(self) -> tuple[Route, Any]:
         """Run the forward once; return its way and its output."""
         # autocast anew for every run: it remembers the weights that it has cast
-        with _watching(self.parts, self._enter, self._leave), self.setting.active(), self.flow:
+        with (
+            _watching(self.parts, self._enter, self._leave),
+            self.setting.active(),
+            not_reentrant(),
+            self.flow,
+        ):
             output = called(self.module, self.batch)
         events = tuple(_with_changes(index, event, self.flow) for index, event in enumerate(self.events))
         return Route(calls=tuple(self.calls), events=events, end=self.flow.sources_of(output)), output

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from parastrat.errors import WrapError
 from parastrat.runtime.pipeline.border import Border
+from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.cut import Span
 from parastrat.runtime.pipeline.flow import Source
 from parastrat.runtime.pipeline.route import Route, TensorShape
@@ -146,7 +147,8 @@ class Stage:
         """
         self._passage = passage
         try:
-            output = called(self._forward, inputs)
+            with not_reentrant():
+                output = called(self._forward, inputs)
         except _Leave:
             return passage.outputs()
         finally:

@@ -69,13 +69,21 @@ def _send(module: nn.Module, mesh: RankMesh) -> None:
     """Broadcast all buffers from rank 0.
 
     A backward may be pending, as between the micro-batches of a pipeline. Those of batch normalisation do
-    not read what they saved of running statistics, so these change unseen by autograd; others do not.
+    not read what they saved of running statistics, so these change unseen by autograd; others do not, and
+    are written to only where they differ: most are constants, such as masks and angles.
     """
     statistics = {
         id(buffer) for norm in norms_with_statistics(module) if norm.training for buffer in norm.buffers()
     }
     held = [buffer for buffer in module.buffers() if not buffer.is_meta]
-    in_messages((buffer.data if id(buffer) in statistics else buffer for buffer in held), mesh.from_first)
+    waited_for = [] if mesh.pp is None else [buffer for buffer in held if id(buffer) not in statistics]
+    sent = [buffer.clone() for buffer in waited_for]
+    others = [buffer for buffer in held if id(buffer) in statistics or mesh.pp is None]
+    unseen = [buffer.data if id(buffer) in statistics else buffer for buffer in others]
+    in_messages([*unseen, *sent], mesh.from_first)
+    for buffer, values in zip(waited_for, sent, strict=True):
+        if not torch.equal(buffer, values):
+            buffer.copy_(values)
 
 
 def norms_with_statistics(module: nn.Module) -> list[nn.Module]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from parastrat.errors import UsageError
+from parastrat.runtime.slots import clean_name
 from parastrat.runtime.training.buffers import equalise_buffers
-from parastrat.runtime.wrapping import wrapping_of
+from parastrat.runtime.wrapping import inner, wrapping_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.pipeline.pipelined import Pipeline
@@ -73,16 +79,19 @@ def load_checkpoint(
         state["loss_scale"] = wrapping.loss_scale.state_dict()
     groups = state.get("optimizer", {}).get("param_groups", [])
     own = [group["params"] for group in groups]
+    stateless = _take_stateless(state.get("optimizer", {}).get("state", {}), stored)
     with quiet_alone():
         load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     for group, names in zip(state.get("optimizer", {}).get("param_groups", []), own, strict=True):
         group["params"] = names  # what was saved names those of all pipeline stages
-    set_state_dict(
-        model,
-        [] if optimizer is None else optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state.get("optimizer", {}),
-    )
+    set_model_state_dict(model, state["model"])
+    if optimizer is not None:
+        # strict, it would miss the states of parameters that no loss has reached
+        options = StateDictOptions(strict=False)
+        set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+        for name, parameter in inner(model).named_parameters(remove_duplicate=False):
+            if clean_name(name) in stateless:
+                optimizer.state.pop(parameter, None)
     if "loss_scale" in state and wrapping.loss_scale is not None:
         wrapping.loss_scale.load_state_dict(state["loss_scale"])
     extra: dict[str, Any] = state["extra"]
@@ -92,6 +101,21 @@ def load_checkpoint(
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     weights, moments = get_state_dict(model, [] if optimizer is None else optimizer)
     return {"model": weights} if optimizer is None else {"model": weights, "optimizer": moments}
+
+
+def _take_stateless(states: dict[str, Any], stored: Collection[str]) -> set[str]:
+    """Take the states out that a checkpoint does not have; return their parameters.
+
+    An optimizer makes none for what no loss has reached, and torch some for all as it is asked.
+    """
+    absent = {
+        name
+        for name, held in states.items()
+        if held and not any(f"optimizer.state.{name}.{key}" in stored for key in held)
+    }
+    for name in absent:
+        del states[name]
+    return absent
 
 
 def _name_all(groups: list[dict[str, Any]], pipeline: Pipeline) -> None:

@@ -16,14 +16,9 @@ from parastrat.errors import UsageError, WrapError
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
-from parastrat.runtime.training.batches import (
-    IGNORED,
-    batch_size,
-    called,
-    micro_batches,
-    target_count,
-    to_device,
-)
+from parastrat.runtime.training.batches import called, micro_batches, to_device
+from parastrat.runtime.training.counted import counted
+from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
 
 if TYPE_CHECKING:
@@ -78,8 +73,9 @@ def forward_backward(
         )
     if loss_fn is None and targets is not None:
         inputs, targets = _with_labels(inputs, targets), None
+    ignored = getattr(loss_fn, "ignore_index", None)
     shares = [
-        _Share(inputs=part[0], targets=part[1], count=_count(model, part, loss_fn))
+        _Share(inputs=part[0], targets=part[1], count=counted(inner(model), part[0], part[1], ignored))
         for part in micro_batches((inputs, targets), wrapping.plan)
     ]
     total = _over_ranks(sum(share.count for share in shares), wrapping)
@@ -91,7 +87,7 @@ def forward_backward(
         wrapping.loss_scale.scale_earlier_(model)
     wrapping.stepping = True
     try:
-        with completing(wrapping), _formats_explained(wrapping):
+        with Told(), completing(wrapping), _formats_explained(wrapping):
             if wrapping.pipeline is not None:
                 summed += _through(wrapping.pipeline, shares, total, loss_fn)
             else:
@@ -234,24 +230,6 @@ def _with_labels(inputs: Any, targets: Any) -> dict[str, Any]:
             hint='pass loss_fn=, or inputs as a dict with "labels" for a model that computes its loss',
         )
     return {**inputs, "labels": targets}
-
-
-def _count(model: nn.Module, part: tuple[Any, Any], loss_fn: LossFunction | None) -> int:
-    """Return how many targets the mean loss of a micro-batch divides by."""
-    inputs, targets = part
-    if targets is not None:
-        return target_count(targets, getattr(loss_fn, "ignore_index", IGNORED))
-    labels = inputs.get("labels") if isinstance(inputs, dict) else None
-    if labels is None:
-        return batch_size(inputs)
-    return target_count(labels[:, 1:] if _predicts_next(model) and labels.ndim > 1 else labels)
-
-
-def _predicts_next(model: nn.Module) -> bool:
-    """Return whether this is a Hugging Face model that shifts labels, so that the first is no target."""
-    module = inner(model)
-    names = (str(getattr(module, "loss_type", "")), type(module).__name__)
-    return any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 def _over_ranks(count: int, wrapping: Wrapping) -> int:

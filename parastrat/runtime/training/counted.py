@@ -1,0 +1,86 @@
+"""How many targets the mean loss of a micro-batch divides by."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from parastrat.runtime.training.batches import IGNORED, batch_size, target_count
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: keywords by which forwards take the targets of their own loss
+_KEYWORDS = ("labels", "targets", "target", "label")
+#: what forwards that compute a loss call
+_LOSSES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss")
+#: ends of class names and loss types of models that predict the next token
+_PREDICTING = ("ForCausalLM", "LMHeadModel")
+
+
+def counted(module: nn.Module, inputs: Any, targets: Any, ignored: int | None) -> int:
+    """Return how many targets the mean loss of a micro-batch divides by.
+
+    Args:
+        module: as it was before it was wrapped.
+        inputs: what its forward takes; without ``targets``, with those of its own loss by keyword.
+        targets: what a loss function takes; None: the model computes its loss.
+        ignored: class index that the loss function leaves out; None: torch's.
+    """
+    if targets is not None:
+        return target_count(targets, IGNORED if ignored is None else ignored)
+    given = inputs if isinstance(inputs, dict) else {}
+    labels = next((given[key] for key in _KEYWORDS if isinstance(given.get(key), torch.Tensor)), None)
+    if labels is None:
+        return batch_size(inputs)
+    return target_count(labels[:, 1:] if labels.ndim > 1 and predicts_next(module) else labels)
+
+
+def predicts_next(module: nn.Module) -> bool:
+    """Return whether a model that computes its loss shifts its labels, so that the first is no target.
+
+    Read from the source of its class, where that computes a loss; else told by the names that Hugging Face
+    gives such models.
+    """
+    kind: Any = type(module)
+    sliced, computes = _read(kind)
+    if sliced or computes:
+        return sliced
+    names = (str(getattr(module, "loss_type", "")), *(kind.__name__ for kind in type(module).__mro__))
+    return any(name.endswith(_PREDICTING) for name in names)
+
+
+@cache
+def _read(kind: Any) -> tuple[bool, bool]:
+    """Return whether the source of a class drops the first labels, and whether it computes a loss."""
+    sliced = computes = False
+    for one in kind.__mro__:
+        if one.__module__.partition(".")[0] in {"builtins", "torch", "transformers"}:
+            continue
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+        except (OSError, TypeError, SyntaxError):  # made at run time
+            continue
+        nodes = list(ast.walk(tree))
+        sliced = sliced or any(isinstance(node, ast.Subscript) and _drops_first(node) for node in nodes)
+        computes = computes or any(_name(node) in _LOSSES for node in nodes)
+    return sliced, computes
+
+
+def _drops_first(node: ast.Subscript) -> bool:
+    """Return whether this is ``labels[..., 1:]``, by whatever name of a target."""
+    index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+    last = index[-1]
+    begins = isinstance(last, ast.Slice) and isinstance(last.lower, ast.Constant) and last.lower.value == 1
+    return begins and len(index) > 1 and any(word in _name(node.value) for word in ("label", "target"))
+
+
+def _name(node: ast.AST) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
