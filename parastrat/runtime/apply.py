@@ -39,6 +39,7 @@ from parastrat.runtime.recompute import (
     replace_module,
 )
 from parastrat.runtime.refusals import (
+    check_complex,
     check_fingerprint,
     check_gradients,
     check_model,
@@ -148,6 +149,7 @@ def _check(module: nn.Module, choice: Choice) -> None:
     check_world(choice.plan, dist.get_world_size() if dist.is_initialized() else 1)
     check_plan(choice.plan)
     check_scalars(module, choice.plan)
+    check_complex(module, choice.plan)
     check_gradients(module, choice.plan)
     if choice.fingerprint is not None:
         check_fingerprint(module, choice.fingerprint)

@@ -69,8 +69,7 @@ def check_scalars(model: nn.Module, plan: Plan) -> None:
     Raises:
         WrapError: naming one of them.
     """
-    # layers that tp divided are replicated by FSDP2 too
-    if not plan.shards_parameters and not (plan.mesh.tp > 1 and plan.mesh.dp_replicate > 1):
+    if not _held_by_fsdp2(plan):
         return
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
@@ -79,6 +78,39 @@ def check_scalars(model: nn.Module, plan: Plan) -> None:
                 hint="give it the shape (1,) in the model, or plan without it: parastrat recommend "
                 "--strategy ddp",
             )
+
+
+def check_complex(model: nn.Module, plan: Plan) -> None:
+    """Refuse complex parameters beside real ones where FSDP2 would gather both: it takes one format.
+
+    Raises:
+        WrapError: naming one of each.
+    """
+    if not _held_by_fsdp2(plan):
+        return
+    seen = set[nn.Parameter]()
+    for unit in (*repeated_blocks(model).modules, model):
+        own = [
+            parameter
+            for parameter in unit.parameters()
+            if parameter not in seen and parameter.requires_grad
+        ]
+        seen.update(own)
+        if len({parameter.is_complex() for parameter in own}) > 1:
+            names = {parameter: name for name, parameter in model.named_parameters()}
+            wave = next(parameter for parameter in own if parameter.is_complex())
+            other = next(parameter for parameter in own if not parameter.is_complex())
+            raise WrapError(
+                f"FSDP2 gathers parameters of one format at once; {names[wave]} is {wave.dtype}, and "
+                f"{names[other]} beside it {other.dtype}",
+                hint="hold it as real numbers, torch.view_as_real(...), and view them as complex in the "
+                "forward, or plan without FSDP2: parastrat recommend --strategy ddp",
+            )
+
+
+def _held_by_fsdp2(plan: Plan) -> bool:
+    """Return whether FSDP2 holds parameters: layers that tp divided are replicated by it, too."""
+    return plan.shards_parameters or (plan.mesh.tp > 1 and plan.mesh.dp_replicate > 1)
 
 
 def check_gradients(model: nn.Module, plan: Plan) -> None:

@@ -195,6 +195,36 @@ class SharedPart(Chain):
             block[0] = self.blocks[0][0]
 
 
+class FirstValues(nn.Module):
+    """Every block reads the values of the first, beside its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Mixing() for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        first = None
+        for block in self.blocks:
+            x, first = block(x, first)
+        return self.head(x)
+
+
+class Mixing(nn.Module):
+    """A block that hands on what it was given, or its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.out, self.ff = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), residual()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor, first: torch.Tensor | None) -> Any:
+        value = self.value(x) * self.scale
+        first = value if first is None else first
+        x = x + self.out((value + first).relu())
+        return x + self.ff(x), first
+
+
 class Checkpointed(Chain):
     """Checkpoints its blocks by itself, the old way."""
 
@@ -216,6 +246,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "shared": Shared,
     "shared part": SharedPart,
     "checkpointed": Checkpointed,
+    "first values": FirstValues,
 }
 
 
@@ -288,6 +319,7 @@ CELLS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "of one length tp": ("of one length", {"tp": 2}, False),
     "shared tp": ("shared", {"tp": 2}, False),
     "shared part fsdp2": ("shared part", FSDP2, False),
+    "first values tp": ("first values", {"tp": 2}, False),
     "checkpointed pp": ("checkpointed", PP, False),
 }
 

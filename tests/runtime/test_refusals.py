@@ -17,6 +17,7 @@ from parastrat.parse import ModelFingerprint
 from parastrat.plan import Compile, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.runtime.refusals import (
     check_calls,
+    check_complex,
     check_fingerprint,
     check_optimizers,
     check_plan,
@@ -174,6 +175,29 @@ def test_a_parameter_without_a_dimension_is_named_where_fsdp2_would_hold_it(axes
 @pytest.mark.parametrize("axes", [{"dp_replicate": 2}, {"tp": 2}])
 def test_other_strategies_take_a_parameter_without_a_dimension(axes: dict[str, int]) -> None:
     check_scalars(Scaled(), plan(**axes))
+
+
+class Wave(nn.Module):
+    """As a learned filter of frequencies: complex weights beside real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+        self.layer = nn.Linear(4, 4)
+
+
+def test_complex_parameters_are_named_where_fsdp2_would_gather_real_ones_with_them() -> None:
+    waves = nn.Sequential(*(Wave() for _ in range(2)))
+    for axes in ({"dp_shard": 2}, {"dp_replicate": 2, "tp": 2}):
+        with pytest.raises(
+            WrapError, match=r"0\.filter is torch\.complex64, and 0\.layer\.weight beside it"
+        ):
+            check_complex(waves, plan(**axes))
+    for axes in ({"dp_replicate": 2}, {"tp": 2}):
+        check_complex(waves, plan(**axes))
+    for wave in waves:
+        wave.layer = nn.Identity()
+    check_complex(nn.Sequential(waves, nn.Linear(4, 4)), plan(dp_shard=2))
 
 
 class PastHooks(nn.Module):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from parastrat.errors import WrapError
@@ -115,6 +116,12 @@ class Passage:
 
 
 def _check(tensor: torch.Tensor, shape: TensorShape, part: str) -> None:
+    if isinstance(tensor, DTensor):
+        raise WrapError(
+            f"{part} returned a tensor that is divided over {tensor.device_mesh.mesh_dim_names}, which no "
+            "stage can send",
+            hint="plan pp without tp, or tp without pp",
+        )
     if tensor.shape != shape.shape or tensor.dtype is not shape.dtype:
         raise WrapError(
             f"{part} returned {tuple(tensor.shape)} of {tensor.dtype} where "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from parastrat.errors import ParastratError, WrapError
 from parastrat.runtime.agreement import together
+from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy, whole_batch_for
@@ -19,7 +21,7 @@ from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
 from parastrat.runtime.tensor_parallel.ends import suggested_ends
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left
+from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left, Role, kind_of
 from parastrat.runtime.tensor_parallel.loss import unproven_loss
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results
@@ -34,7 +36,7 @@ from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -199,9 +201,47 @@ def _own(source: Source, _bench: Bench) -> Layout:
 
 def _derived(source: Source, bench: Bench) -> Layout:
     try:
-        return expanded(derived_layout(bench.copy, bench.task.inputs, bench.mesh.size()), source.module)
+        layout = derived_layout(bench.copy, bench.task.inputs, bench.mesh.size())
     except NotFollowedError as error:
         return Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
+    return expanded(_carried(layout, bench.copy, source.module), source.module)
+
+
+def _carried(layout: Layout, few: nn.Module, module: nn.Module) -> Layout:
+    """Leave out groups that divide what passes from block to block, and do not carry over to all blocks.
+
+    Blocks that the copy lacks would be given that without a role, as where all read the first one's values.
+    """
+    kept = repeated_blocks(few).names
+    stuck = tuple(
+        group for group in layout.groups if _spans(group, kept) and not _carries_over(group, module)
+    )
+    reason = "it divides what passes from block to block"
+    return replace(
+        layout,
+        groups=tuple(group for group in layout.groups if group not in stuck),
+        left=(*layout.left, *(Left(kind=group.kind, reason=reason) for group in stuck)),
+    )
+
+
+def _carries_over(group: Group, module: nn.Module) -> bool:
+    """Return whether all modules of a group's kinds have a role in the whole model."""
+    kinds = {kind_of(name) for name in group.parts}
+    known = expanded(Layout(groups=(group,)), module).parts
+    return all(name in known for name, _ in module.named_modules() if kind_of(name) in kinds)
+
+
+def _spans(group: Group, blocks: Sequence[str]) -> bool:
+    """Return whether a group does the same in several blocks of a kind; a row of layers may be a chain."""
+    roles: dict[str, set[Role]] = defaultdict(set)
+    for name, part in group.parts.items():
+        roles[kind_of(name)].add(part.role)
+    inside = [
+        kind_of(block)
+        for block in blocks
+        if any(f"{name}.".startswith(f"{block}.") for name in group.parts)
+    ]
+    return len(inside) > len(set(inside)) and all(len(each) == 1 for each in roles.values())
 
 
 def _covered(module: nn.Module, groups: Groups) -> bool:
