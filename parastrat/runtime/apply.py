@@ -253,7 +253,7 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     plan, calls, blocks = wrapping.plan, wrapping.calls, wrapping.blocks
     units = {}
     for name, block in zip(blocks.names, blocks.modules, strict=True):
-        unit = recomputing(block, plan.recompute)
+        unit = recomputing(block, plan.recompute, keeps=plan.compile is not Compile.BLOCK)
         if unit is not block:
             replace_module(module, name, unit)
         if plan.compile is Compile.BLOCK:

@@ -23,7 +23,12 @@ from torch.utils.checkpoint import (
 
 from parastrat.errors import WrapError
 from parastrat.plan import Recompute
-from parastrat.runtime.training.buffers import norms_with_statistics, still_statistics
+from parastrat.runtime.training.buffers import (
+    Replayed,
+    has_changing_buffers,
+    norms_with_statistics,
+    still_statistics,
+)
 
 _ATEN = torch.ops.aten
 
@@ -46,8 +51,15 @@ KEPT = frozenset(
 )
 
 
-def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
-    """Return the block with its policy; state_dict keys stay as they were."""
+def recomputing(block: nn.Module, policy: Recompute, *, keeps: bool = True) -> nn.Module:
+    """Return the block with its policy; state_dict keys stay as they were.
+
+    Args:
+        block: changed in place, or held by what is returned.
+        policy: of the plan.
+        keeps: buffers that a forward changes move once for each sample, and are as they were when it is
+            computed again; torch.compile follows no such contexts.
+    """
     if policy is Recompute.NONE:
         return block
     if policy is Recompute.ATTENTION:
@@ -57,6 +69,8 @@ def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
     contexts = _selective_contexts if policy is Recompute.SELECTIVE else None
     if norms_with_statistics(block):
         contexts = partial(_counting_once, block, contexts or noop_context_fn)
+    if keeps and has_changing_buffers(block):
+        contexts = partial(_replaying, Replayed(block), contexts or noop_context_fn)
     if contexts is not None:
         keywords["context_fn"] = contexts
     wrapped: nn.Module = checkpoint_wrapper(block, **keywords)
@@ -105,6 +119,14 @@ def _counting_once(block: nn.Module, policy: _MakeContexts) -> _Contexts:
     """Leave running statistics alone while the block is computed again."""
     forward, again = policy()
     return forward, _within(again, still_statistics(block))
+
+
+def _replaying(replayed: Replayed, policy: _MakeContexts) -> _Contexts:
+    """Let buffers change once."""
+    forward, again = policy()
+    noticing, given = replayed.contexts()
+    # outside of what looks at operators
+    return _within(noticing, forward), _within(given, again)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import parastrat
 from parastrat.errors import ParastratError, UsageError, WrapError
-from parastrat.plan import PipelineSchedule
+from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.refusals import check_gradients
 from parastrat.runtime.slots import without_data
@@ -225,6 +225,28 @@ class Mixing(nn.Module):
         return x + self.ff(x), first
 
 
+class Following(Chain):
+    """Divides by a value that follows the samples: a codebook, or a norm of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Followed() for _ in range(4))
+
+
+class Followed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scale", torch.ones(WIDTH))
+        self.register_buffer("mask", torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.scale.lerp_(x.square().mean(0).sqrt(), 0.3)
+        return self.layer(x / self.scale) * self.mask
+
+
 class Checkpointed(Chain):
     """Checkpoints its blocks by itself, the old way."""
 
@@ -247,6 +269,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "shared part": SharedPart,
     "checkpointed": Checkpointed,
     "first values": FirstValues,
+    "following": Following,
 }
 
 
@@ -320,6 +343,8 @@ CELLS: dict[str, tuple[str, dict[str, Any], bool]] = {
     "shared tp": ("shared", {"tp": 2}, False),
     "shared part fsdp2": ("shared part", FSDP2, False),
     "first values tp": ("first values", {"tp": 2}, False),
+    "following pp": ("following", PP, False),
+    "following pp recomputed": ("following", {**PP, "recompute": Recompute.FULL}, False),
     "checkpointed pp": ("checkpointed", PP, False),
 }
 
@@ -339,9 +364,20 @@ def two() -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [cell for cell in CELLS if cell not in APART])
 def test_losses_are_those_of_one_process(cell: str, two: list[dict[str, Any]]) -> None:
-    expected = trained(CELLS[cell][0], {})
+    name, _, _ = CELLS[cell]
+    # statistics follow each micro-batch
+    alike = {"micro_batch_size": 2, "gradient_accumulation_steps": 2} if name == "following" else {}
+    expected = trained(name, alike)
     for rank in two:
         assert rank[cell] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", [Recompute.SELECTIVE, Recompute.FULL])
+def test_buffers_change_once_where_a_forward_is_computed_again(policy: Recompute) -> None:
+    shape: dict[str, Any] = {"micro_batch_size": 2, "gradient_accumulation_steps": 2}
+    assert trained("following", {**shape, "recompute": policy}) == pytest.approx(
+        trained("following", shape)
+    )
 
 
 @pytest.mark.slow

@@ -80,6 +80,10 @@ def spans_of(
         trains = trains or own
     if len(groups) < stages:
         why = next((reason for reason in reasons.values() if reason is not None), None)
+        if why is None and any(
+            not slot.tensor.requires_grad for slot in slots_of(module) if slot.is_parameter
+        ):
+            why = "every stage needs parameters of its own that are trained, and some are frozen"
         raise WrapError(
             f"{type(module).__name__} can be cut into {len(groups)} stages at most; the plan has {stages}"
             + (f": {why}" if why else ""),

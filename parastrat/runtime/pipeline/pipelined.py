@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from parastrat.errors import MismatchError, UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
+from parastrat.runtime.pipeline.pending import Unread
 from parastrat.runtime.pipeline.prune import Absent
 from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
 from parastrat.runtime.pipeline.schedule import Ends, Run
@@ -168,6 +169,8 @@ class Pipeline:
     def _forward(self, span: Span, stage: Stage) -> Callable[..., Any]:
         border = Border(self.wrapping.device, split=schedule_of(self.wrapping.plan) in SPLIT)
 
+        unread = Unread(self.modules[span.stage]) if len(self.modules) == 1 else None
+
         def forward(*received: torch.Tensor, micro_batch: torch.Tensor) -> Any:
             job, index = self.job, index_of(micro_batch)
             route = job.routes[index]
@@ -177,7 +180,8 @@ class Pipeline:
                 else {}
             )
             passage = Passage(route=route, span=span, received=came, border=border)
-            output = stage.run(self.setting.cast(job.batches[index]), passage)
+            with nullcontext() if unread is None else unread.forward():
+                output = stage.run(self.setting.cast(job.batches[index]), passage)
             if span.is_last:
                 return job.loss_of(index, output)
             return job.parcel(span.end).packed(output)

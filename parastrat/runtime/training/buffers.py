@@ -18,6 +18,7 @@ from parastrat.runtime.wrapping import inner, wrapping_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.wrapping import Wrapping
@@ -105,3 +106,57 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
     finally:
         for norm, momentum, counted in held:
             norm.momentum, norm.num_batches_tracked = momentum, counted
+
+
+class Replayed:
+    """Gives a recomputed forward the buffers that the first one began with, and keeps what that left.
+
+    Codebooks that follow their samples and counters would otherwise move twice, and the recomputed forward
+    would read what later micro-batches made of them. Norms with running statistics are not among them.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        #: what training has been seen to change; None before the first forward
+        self._changing: list[tuple[nn.Module, str]] | None = None
+
+    def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Return what the forward and the one after it run in."""
+        begun: dict[tuple[nn.Module, str], torch.Tensor] = {}
+        return self._noticing(begun), self._given(begun)
+
+    @contextmanager
+    def _noticing(self, begun: dict[tuple[nn.Module, str], torch.Tensor]) -> Iterator[None]:
+        places = changeable(self._block) if self._changing is None else self._changing
+        held = {(owner, key): owner.get_buffer(key) for owner, key in places}
+        known = {place: (buffer.clone(), buffer._version) for place, buffer in held.items()}  # noqa: SLF001  (no public counter)
+        yield
+        for place, (values, version) in known.items():
+            buffer = place[0].get_buffer(place[1])
+            if buffer is not held[place] or buffer._version != version:  # noqa: SLF001  (as above)
+                begun[place] = values
+        if self._changing is None and self._block.training:
+            self._changing = list(begun)
+
+    @contextmanager
+    def _given(self, begun: dict[tuple[nn.Module, str], torch.Tensor]) -> Iterator[None]:
+        now = {(owner, key): owner.get_buffer(key) for owner, key in begun}
+        for (owner, key), values in begun.items():
+            owner._buffers[key] = values.clone()  # noqa: SLF001  (setattr may have side effects)
+        try:
+            yield
+        finally:
+            for (owner, key), buffer in now.items():
+                owner._buffers[key] = buffer  # noqa: SLF001  (as above)
+
+
+def changeable(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Return the buffers, by owner and name, but for those of norms with running statistics."""
+    norms = {id(norm) for norm in norms_with_statistics(module)}
+    return [
+        (part, key)
+        for part in module.modules()
+        if id(part) not in norms
+        for key, buffer in part.named_buffers(recurse=False)
+        if not buffer.is_meta
+    ]
