@@ -29,7 +29,7 @@ from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.training.buffers import _send
 from parastrat.runtime.training.counted import counted
 from parastrat.runtime.training.reached import reached_from
-from parastrat.runtime.ways import chooses_ways, drawn_ways
+from parastrat.runtime.ways import chooses_ways, drawn_ways, outside_of
 
 WIDTH, CLASSES, SAMPLES, STEPS = 8, 3, 4, 3
 
@@ -146,6 +146,30 @@ class Forked(Chain):
         for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
             block = first if x.sum() > 0 else second
             x = x + block(x)
+        return self.head(x)
+
+
+class Halting(Chain):
+    """Stops where its samples say so, on each rank by itself."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for block in self.blocks:
+            x = x + block(x)
+            level = x.square().mean()
+            if float(level) > 2 + x[0, 0]:
+                break
+        return self.head(x)
+
+
+class Asking(Chain):
+    """Asks for values, and calls the same blocks whatever they are."""
+
+    def forward(self, x: torch.Tensor, mask: Any = None) -> Any:
+        if mask is not None and (mask == 0).any():
+            x = x.masked_fill(mask == 0, 0.0)
+        for block in self.blocks:
+            if float(self.head.weight.shape[0]) > 0:
+                x = x + block(x)
         return self.head(x)
 
 
@@ -466,6 +490,11 @@ def test_ways_that_hang_on_draws_and_values_are_seen() -> None:
     assert drawn_ways(nn.Sequential(Chain(), Stochastic())) == ["1"]
     assert chooses_ways(Forked())
     assert not drawn_ways(Forked())
+    for model in (Forked(), Halting()):
+        assert not outside_of(model, {"blocks.0": model.blocks[0]})
+        assert chooses_ways(model)
+    asking = Asking()
+    assert outside_of(asking, {"blocks.0": asking.blocks[0]})
     for still in (Stochastic(0.0), Leftover(), nn.Sequential(nn.Dropout(0.5), nn.LSTM(2, 2))):
         assert not chooses_ways(still)
 
