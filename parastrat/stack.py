@@ -66,6 +66,11 @@ class Unstated:
     compiles_loss_since: str | None = None
     #: of the runs' parallel loss; None: as the stack's
     parallel_loss_tensors: int | None = None
+    #: of the runs' gradients under mixed precision; None: as the stack's
+    mixed_gradient_bytes: int | None = None
+    #: tokens of a sample in fine-tuning runs, which pack as many into a sequence as it holds; attention
+    #: does not cross them. None: a sequence is one sample
+    packed_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +149,10 @@ class Stack:
     launches_per_expert: float = 0.0
     #: traffic of elementwise kernels on rows that are routed to experts, over elementwise_factor's
     routed_traffic_factor: float = 1.0
-    #: bytes moved to add a micro-batch's gradient of one expert's weight to those before
-    expert_gradient_bytes: float = 0.0
+    #: whether adding a micro-batch's gradients of experts' weights to those before takes time of its own
+    adds_expert_gradients: bool = False
+    #: kernels launched, or as much of the processor's time, for a collective of tensor parallelism
+    launches_per_collective: float = 0.0
     #: whether attention runs on the kernels made for a device, where others are older
     newest_attention: bool = False
     #: whether its pipelines can compute the gradients of weights apart from those of inputs

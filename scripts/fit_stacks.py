@@ -4,7 +4,7 @@
 As ``parastrat validate -o`` corrects a stack, with four constants more. Nothing is written: a constant that
 moves is put into the stack's profile by hand, with what was fitted to what.
 
-Usage: python scripts/fit_stacks.py STACK [--every N] [--tables NAME...] [--dense]
+Usage: python scripts/fit_stacks.py STACK [--every N] [--tables NAME...] [--dense] [--only CONSTANT...]
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every N-th row alone")
     parser.add_argument("--tables", nargs="*", default=[])
     parser.add_argument("--dense", action="store_true", help="leave mixtures of experts out")
+    names = [each.name for each in (*CONSTANTS, *_MORE)]
+    parser.add_argument("--only", nargs="*", default=names, choices=names, help="constants that may move")
     given = parser.parse_args()
     rows = [
         row
@@ -56,7 +58,8 @@ def main() -> None:
         if row.stack == given.stack and not (given.dense and has_experts(row))
     ]
     runs = [run for run in runs_of(rows[:: given.every]) if not given.tables or run.table in given.tables]
-    fit = fitted(runs, load_stack(given.stack), (*CONSTANTS, *_MORE))
+    moving = [each for each in (*CONSTANTS, *_MORE) if each.name in given.only]
+    fit = fitted(runs, load_stack(given.stack), moving)
     print(f"before: {told(runs, fit.before)}")
     print(f"after: {told(runs, fit.after)}")
     for each in fit.constants:

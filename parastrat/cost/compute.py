@@ -12,7 +12,7 @@ from parastrat.cost.operators import SPLITS, operator_table
 from parastrat.errors import ProfileError
 from parastrat.model import Split
 from parastrat.plan import Recompute
-from parastrat.ranks.states import expert_tp
+from parastrat.ranks.states import element_bytes, expert_tp
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ class BlockTimes:
 
     @cached_property
     def forward(self) -> Seconds:
-        kernels = self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
-        return joined(kernels, self.launch_forward)
+        return joined(self._forward_kernels, self.launch_forward)
 
     @cached_property
     def backward(self) -> Seconds:
@@ -70,11 +69,25 @@ class BlockTimes:
     def launch_backward(self) -> Seconds:
         return 2 * self.launch_forward
 
+    def exposed(self, collectives: Seconds) -> Seconds:
+        """Return by how much collectives between kernels make a repeat longer, half of them in forward.
+
+        They wait for launches as kernels do: where the processor is behind, they run in its gaps.
+        """
+        half = collectives / 2
+        forward = joined(self._forward_kernels + half, self.launch_forward)
+        backward = joined(self.backward_kernels + half, self.launch_backward)
+        return (forward - self.forward) + (backward - self.backward)
+
     @property
     def weights(self) -> Seconds:
         """Of backward what nothing but the optimizer waits for: their products' share of it."""
         share = self.matmul_weights / np.where(self.backward_kernels > 0, self.backward_kernels, 1.0)
         return share * self.backward
+
+    @cached_property
+    def _forward_kernels(self) -> Seconds:
+        return self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
 
     @cached_property
     def backward_kernels(self) -> Seconds:
@@ -124,6 +137,9 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     if stack.launches_per_expert and facts.model.experts:
         held = facts.model.experts / c.ep
         launches = launches + _beside(table.grouped, c) * held * stack.launches_per_expert
+    if stack.launches_per_collective:
+        collectives = np.array([block.tensor_parallel_collectives for block in blocks])
+        launches = launches + _beside(collectives, c) * (c.tp > 1) * stack.launches_per_collective
     return BlockTimes(
         matmul_forward=table.products.by_block(forward, len(blocks)),
         matmul_backward=table.products.by_block(backward, len(blocks)),
@@ -183,7 +199,7 @@ def _matmuls_s(
     k_inside, k_outside = k / (k + curve.k_half), n / (n + curve.k_half)
     forward = ideal / reached(m, n, k_inside)
     of_weights = _beside(products.weighted, c) * (ideal / reached(n, k, m / (m + curve.k_half)))
-    if facts.stack.expert_gradient_bytes:
+    if facts.stack.adds_expert_gradients:
         # an element of the weights stands in m products
         of_weights = of_weights + _accumulated_s(facts, products, c) * flops / 2 / m
     backward = ideal / reached(m, k, k_outside) + of_weights
@@ -214,7 +230,8 @@ def _accumulated_s(facts: Facts, products: Products, c: Columns) -> Seconds:
     Dense products have rows enough to hide it: for all products it makes dense rows fit worse.
     """
     added = _beside(products.weighted & products.grouped, c)
-    return added * facts.stack.expert_gradient_bytes / facts.hardware.device.memory_bytes_per_s
+    # the sum is read and written
+    return added * 2 * element_bytes(facts).gradient / facts.hardware.device.memory_bytes_per_s
 
 
 def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:

@@ -213,9 +213,20 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
         "optimizer": one["optimizer"],
     }
     if "each" in one:
-        beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, one["backward"])
+        beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, _window(c) * one["backward"])
         parts["dp_exposed"] = _exposed_s(one, gatherings(c), beside)
     return {**parts, "step": sum(parts[part] for part in PARTS)}
+
+
+def _window(c: Columns) -> Numbers:
+    """Return how many micro-batches' backward a step's last reductions can run beside.
+
+    Gradients are whole with the last micro-batch. Interleaved schedules take micro-batches in groups of as
+    many as there are ranks, through one chunk after the other (arXiv:2104.04473, section 2.2): those of a
+    chunk are whole when its part of the last group is through, and all other chunks' parts still come.
+    """
+    group = np.minimum(c.pp, c.gradient_accumulation_steps) * (c.virtual_stages - 1) / c.virtual_stages
+    return np.where((c.pp > 1) & (c.virtual_stages > 1), np.maximum(group, 1), 1)
 
 
 def _exposed_s(one: dict[str, Any], gathered: Numbers, beside: Seconds) -> Seconds:

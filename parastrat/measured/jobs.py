@@ -15,6 +15,7 @@ from parastrat.profiles import load_hardware, load_stack
 from parastrat.profiles.nodes import with_ranks
 from parastrat.rules.backend import decide_backend
 from parastrat.sources.adapters import with_adapters
+from parastrat.sources.packed import with_packed
 from parastrat.sources.training import default_optimizer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision, Workload
@@ -51,7 +52,8 @@ _PRECISIONS = {
 #: devices of a node where a row states neither a machine nor the number
 _USUAL_NODE = 8
 
-_TASKS = (None, "pretrain", "sft", "lora")
+_FINE_TUNING = ("sft", "lora")
+_TASKS = (None, "pretrain", *_FINE_TUNING)
 #: of adapters where a table says no more than that there are some: Megatron-Bridge's default, whose recipes
 #: for performance put them beside queries, keys and values (NVIDIA-NeMo/Megatron-Bridge @067f987,
 #: src/megatron/bridge/peft/lora.py, perf_recipes/llama)
@@ -111,6 +113,8 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     model = source.at(length, precision, stack.kernels)
     if row.task == "lora":
         model = with_adapters(model, _USUAL_RANK)
+    if row.task in _FINE_TUNING and length is not None and stack.unstated.packed_tokens is not None:
+        model = with_packed(model, min(1.0, stack.unstated.packed_tokens / length))
     return MeasuredJob(
         facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan=plan
     )
@@ -134,6 +138,8 @@ def _stack(row: MeasuredRow) -> Stack:
     loss = stack.unstated.parallel_loss_tensors
     if loss is not None:
         stack = replace(stack, parallel_loss_tensors=loss)
+    if stack.unstated.mixed_gradient_bytes is not None:
+        stack = replace(stack, mixed_gradient_bytes=stack.unstated.mixed_gradient_bytes)
     stack = replace(stack, casts_four_bits=_has_four_bits(row), scales_rows=_ROWS in _format(row))
     since = stack.unstated.compiles_loss_since
     if since is not None and _lasted_until(row) >= since:

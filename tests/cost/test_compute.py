@@ -273,12 +273,13 @@ def test_gradients_of_experts_are_added_to_those_before() -> None:
     grouped = matmul(TERA, kind=OperatorKind.GROUPED_MATMUL, m=400, n=40, k=30, split=Split.EXPERT)
     own = block(replace(grouped, flops=2 * 400 * 40 * 30), matmul(2 * 400 * 40 * 30, m=400, n=40, k=30))
 
-    def backward(moved: float) -> Any:
-        stack = {"expert_gradient_bytes": moved}
+    def backward(*, adds: bool) -> Any:
+        stack = {"adds_expert_gradients": adds, "mixed_gradient_bytes": 4}
         facts = job(own, stack=stack, device={"memory_bytes_per_s": 1.0}, model={"experts": 16})
         return block_times(facts, (own,), row(dp_shard=4, ep=4)).matmul_backward
 
-    assert backward(8.0) - backward(0.0) == pytest.approx(8 * 4 * 40 * 30)
+    # read and written
+    assert backward(adds=True) - backward(adds=False) == pytest.approx(2 * 4 * 4 * 40 * 30)
 
 
 def test_scans_move_at_the_memorys_rate_and_three_times_in_backward() -> None:
@@ -303,6 +304,15 @@ def test_launches_are_counted_by_operator_and_pass() -> None:
     assert found.launch_forward == pytest.approx(7 * 1.5e-3)
     assert found.forward == pytest.approx(7 * 1.5e-3)
     assert found.backward == pytest.approx(2 * 7 * 1.5e-3)
+
+
+def test_collectives_of_tensor_parallelism_are_launched_where_there_are_any() -> None:
+    own = replace(block(elementwise(0)), tensor_parallel_collectives=2)
+    stack = {"launches_per_operator": 1.0, "launches_per_collective": 3.0}
+    facts = job(own, stack=stack, device={"launch_s": 1e-3})
+    for tp, launches in ((1, 1), (2, 1 + 2 * 3)):
+        found = block_times(facts, (own,), row(tp=tp)).launch_forward
+        assert found == pytest.approx(launches * 1e-3)
 
 
 def test_what_torch_dispatches_has_its_own_launches() -> None:
@@ -331,6 +341,15 @@ def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
     q = 2.3
     assert found.forward == pytest.approx(((1 + 2 + 1) ** q + 3**q) ** (1 / q))
     assert found.backward == pytest.approx(((3 + 3.3 * 2 + 2 * 1) ** q + (2 * 3) ** q) ** (1 / q))
+
+
+def test_collectives_fill_gaps_that_launches_leave() -> None:
+    # forward and backward wait for a second each
+    waiting = known(matmul_forward=0.1, matmul_backward=0.2, launch_forward=1.0)
+    busy = known(matmul_forward=1.0, matmul_backward=2.0)
+    assert busy.exposed(0.4) == pytest.approx(0.4)
+    assert 0 < waiting.exposed(0.4) < 0.05
+    assert waiting.exposed(0.0) == 0
 
 
 @pytest.mark.parametrize(

@@ -416,6 +416,19 @@ def test_ddp_hides_behind_one_backward_at_most() -> None:
     assert found.dp_exposed == pytest.approx(REDUCTION - 0.004)
 
 
+def test_interleaved_stages_reduce_beside_the_last_group_of_micro_batches() -> None:
+    # on each of 2 ranks 2 layers of 2 ms backward; a group is 2 micro-batches, half of it one chunk's
+    light = block(matmul(TERA / 1000), repeat=4, parameters=dense(1))
+    facts = job(light, stack={"dp_overlap": 0.75, "step_constant_s": 1.0})
+    fields = {"pp": 2, "dp_replicate": 2, "gradient_accumulation_steps": 8, **ONE_F_ONE_B}
+    assert step(facts, **fields).dp_exposed == pytest.approx(REDUCTION - 0.004)
+    interleaved = fields | {"virtual_stages": 2, "pp_schedule": PipelineSchedule.INTERLEAVED}
+    assert step(facts, **interleaved).dp_exposed == pytest.approx(REDUCTION - 2 * 0.004 / 2)
+    wide = job(replace(light, repeat=8), stack={"dp_overlap": 0.75, "step_constant_s": 1.0})
+    found = step(wide, **(interleaved | {"virtual_stages": 4})).dp_exposed
+    assert found == pytest.approx(2 * REDUCTION - 2 * 0.008 * 3 / 4)
+
+
 def test_fsdp_hides_behind_all_compute_at_most() -> None:
     # each of 3 micro-batches gathers 2 x 2 bytes and reduces 4 of 2 billion: 0.08 s; computes 6 ms
     light = block(matmul(TERA / 1000), repeat=2, parameters=dense(1))

@@ -10,6 +10,7 @@ from measured.rows import run
 from parastrat.measured.jobs import job_of
 from parastrat.measured.models import has_experts
 from parastrat.measured.skipped import CannotPredictError
+from parastrat.model import OperatorKind
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
@@ -160,6 +161,19 @@ def test_adapters_are_trained_beside_frozen_weights() -> None:
     # of rank 32 beside queries, keys and values
     assert model.trainable_parameters == 32 * 32 * (8192 + 2 * 5120)
     assert model.parameters == 8_030_261_248 + model.trainable_parameters
+
+
+def test_megatron_fine_tunes_on_packed_samples_and_sums_gradients_in_bf16() -> None:
+    stated = {"stack": "megatron-core", "model": "Llama3 8b", "seq_len": 4096, "fsdp": "zero1"}
+
+    def attended(task: str) -> float:
+        facts = job_of(run(task=task, **stated)).facts
+        assert facts.stack.mixed_gradient_bytes == 2
+        (layer,) = (block for block in facts.model.blocks if block.unit)
+        return sum(each.flops for each in layer.operators if each.kind is OperatorKind.ATTENTION)
+
+    assert attended("sft") == pytest.approx(attended("pretrain") * 200 / 4096)
+    assert attended("lora") == pytest.approx(attended("sft"))
 
 
 @pytest.mark.parametrize(
