@@ -120,11 +120,11 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     blocks = block_kinds(facts.model).blocks
     times = block_times(facts, blocks, c)
     plain = times.forward + times.backward
-    between, *others = _collectives_s(facts, blocks, c)
-    tensor = times.exposed(between)
     return BlockSeconds(
         compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
-        others=np.stack([times.forward, times.backward, times.weights, tensor, *others], axis=1),
+        others=np.stack(
+            [times.forward, times.backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
+        ),
         splitting=splitting_of(facts, times),
         at=at,
     )

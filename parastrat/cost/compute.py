@@ -58,7 +58,8 @@ class BlockTimes:
 
     @cached_property
     def forward(self) -> Seconds:
-        return joined(self._forward_kernels, self.launch_forward)
+        kernels = self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
+        return joined(kernels, self.launch_forward)
 
     @cached_property
     def backward(self) -> Seconds:
@@ -69,25 +70,11 @@ class BlockTimes:
     def launch_backward(self) -> Seconds:
         return 2 * self.launch_forward
 
-    def exposed(self, collectives: Seconds) -> Seconds:
-        """Return by how much collectives between kernels make a repeat longer, half of them in forward.
-
-        They wait for launches as kernels do: where the processor is behind, they run in its gaps.
-        """
-        half = collectives / 2
-        forward = joined(self._forward_kernels + half, self.launch_forward)
-        backward = joined(self.backward_kernels + half, self.launch_backward)
-        return (forward - self.forward) + (backward - self.backward)
-
     @property
     def weights(self) -> Seconds:
         """Of backward what nothing but the optimizer waits for: their products' share of it."""
         share = self.matmul_weights / np.where(self.backward_kernels > 0, self.backward_kernels, 1.0)
         return share * self.backward
-
-    @cached_property
-    def _forward_kernels(self) -> Seconds:
-        return self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
 
     @cached_property
     def backward_kernels(self) -> Seconds:

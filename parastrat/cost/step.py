@@ -15,7 +15,7 @@ from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gathering
 from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
-from parastrat.plan import Offload, Shard
+from parastrat.plan import Offload, PipelineSchedule, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns, whole_model
 from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
 
@@ -226,7 +226,7 @@ def _window(c: Columns) -> Numbers:
     chunk are whole when its part of the last group is through, and all other chunks' parts still come.
     """
     group = np.minimum(c.pp, c.gradient_accumulation_steps) * (c.virtual_stages - 1) / c.virtual_stages
-    return np.where((c.pp > 1) & (c.virtual_stages > 1), np.maximum(group, 1), 1)
+    return np.where(c.pp_schedule == code_of(PipelineSchedule.INTERLEAVED), np.maximum(group, 1), 1)
 
 
 def _exposed_s(one: dict[str, Any], gathered: Numbers, beside: Seconds) -> Seconds:

@@ -343,15 +343,6 @@ def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
     assert found.backward == pytest.approx(((3 + 3.3 * 2 + 2 * 1) ** q + (2 * 3) ** q) ** (1 / q))
 
 
-def test_collectives_fill_gaps_that_launches_leave() -> None:
-    # forward and backward wait for a second each
-    waiting = known(matmul_forward=0.1, matmul_backward=0.2, launch_forward=1.0)
-    busy = known(matmul_forward=1.0, matmul_backward=2.0)
-    assert busy.exposed(0.4) == pytest.approx(0.4)
-    assert 0 < waiting.exposed(0.4) < 0.05
-    assert waiting.exposed(0.0) == 0
-
-
 @pytest.mark.parametrize(
     ("policy", "again"),
     [

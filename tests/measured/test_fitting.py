@@ -109,8 +109,8 @@ def test_what_waits_for_constants_that_are_little_known_is_unsure() -> None:
     runs = on(STACK)
     nothing, something = fitted([], STACK), fitted(runs, STACK)
     before = [unsureness(run, STACK, nothing, predicted) for run in runs]
-    # launches of a small GPT-2 are known to 0.7, of products of Llama the rate to 0.05
-    assert before[2] > 0.35
+    # launches of a small GPT-2 are known to 0.24, of products of Llama the rate to 0.05
+    assert 0.12 < before[2] < 0.24
     assert 0.04 < before[0] < 0.15
     after_runs = [unsureness(run, STACK, something, predicted) for run in runs]
     assert all(now < then for now, then in zip(after_runs, before, strict=True))
