@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
     from enum import StrEnum
 
@@ -20,5 +18,8 @@ def is_any_of(codes: Numbers, choices: tuple[StrEnum, ...]) -> Any:
 
 @cache
 def _marks(enumeration: type[StrEnum], choices: tuple[StrEnum, ...]) -> Any:
+    # rules are imported where no array is made
+    import numpy as np  # noqa: PLC0415
+
     # the last one is for -1
     return np.array([choice in choices for choice in enumeration] + [False])
