@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from parastrat.choices import is_any_of
 from parastrat.plan import PipelineSchedule, Plan
+
+if TYPE_CHECKING:
+    from parastrat.columns import Columns
 
 #: schedules whose ranks hold the stages r and 2 pp - 1 - r; the others r, pp + r, 2 pp + r, ...
 V_SHAPED = frozenset({PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V})
@@ -35,3 +41,8 @@ def rank_of_stage(plan: Plan, stage: int) -> int:
     """Return the pipeline rank that holds a stage."""
     lap, place = divmod(stage, plan.mesh.pp)
     return plan.mesh.pp - 1 - place if schedule_of(plan) in V_SHAPED and lap % 2 else place
+
+
+def splits(c: Columns) -> Any:
+    """Return where every backward is split into that of inputs and that of weights."""
+    return is_any_of(c.pp_schedule, SPLIT_ALWAYS) & (c.pp > 1)

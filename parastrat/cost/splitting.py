@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.choices import is_any_of
 from parastrat.cost.compute import joined
-from parastrat.schedules import SPLIT_ALWAYS
+from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -40,7 +39,7 @@ class Splitting:
         """Return the seconds more, kinds before rows; None where no row's schedule splits."""
         if not c.has("pp_schedule"):
             return None
-        split = is_any_of(c.pp_schedule, SPLIT_ALWAYS) & (c.pp > 1)
+        split = splits(c)
         if not split.any():
             return None
         rows = np.flatnonzero(split)

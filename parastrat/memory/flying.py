@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from parastrat.memory.activations import (
 )
 from parastrat.plan import PipelineSchedule
 from parastrat.ranks import block_kinds
-from parastrat.schedules import SPLIT_ALWAYS, V_SHAPED
+from parastrat.schedules import V_SHAPED, splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,11 +64,6 @@ def held_bytes(c: Columns, flying: Numbers, one: Bytes, head: Bytes) -> Bytes:
     if not once.any():
         return flying * one
     return flying * one - np.where(once, np.maximum(flying - 1, 0) * head, 0.0)
-
-
-def splits(c: Columns) -> Any:
-    """Return where every backward is split into that of inputs and that of weights."""
-    return is_any_of(c.pp_schedule, SPLIT_ALWAYS) & (c.pp > 1)
 
 
 def awaited_bytes(

@@ -17,7 +17,7 @@ from parastrat.memory.activations import (
     keeps_casts,
     kept_bytes,
 )
-from parastrat.memory.flying import awaited_bytes, in_flight, splits
+from parastrat.memory.flying import awaited_bytes, in_flight
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -33,6 +33,7 @@ from parastrat.memory.running import adding_bytes, freed_bytes, loss_bytes, runn
 from parastrat.memory.unmade import Unmade, early, makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
+from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

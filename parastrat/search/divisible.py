@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+
 #: a batch that differs by less than this share trains alike: papers' own batches ramp by more
 CLOSE = 0.02
 
@@ -16,3 +22,10 @@ def more_divisible(batch: int, devices: int) -> int | None:
         if abs(nearest - batch) <= CLOSE * batch:
             return nearest if nearest != batch else None
     return None
+
+
+def with_divisible_batch(facts: Facts) -> Facts | None:
+    """Return the job with the batch that ``more_divisible`` finds; None where it finds none."""
+    workload = facts.workload
+    batch = more_divisible(workload.global_batch_size, facts.hardware.world_size)
+    return None if batch is None else replace(facts, workload=replace(workload, global_batch_size=batch))

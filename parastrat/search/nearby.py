@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.search.choice import find_plan
-from parastrat.search.divisible import more_divisible
+from parastrat.search.divisible import with_divisible_batch
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -25,11 +24,9 @@ def nearby_batch(facts: Facts, fixed: Constraints, chosen: Case | None, toleranc
         chosen: the plan that is recommended; None where nothing can run.
         tolerance: as ``find_plan`` took it.
     """
-    workload = facts.workload
-    batch = more_divisible(workload.global_batch_size, facts.hardware.world_size)
-    if batch is None:
+    there = with_divisible_batch(facts)
+    if there is None:
         return None
-    there = replace(facts, workload=replace(workload, global_batch_size=batch))
     other = find_plan(there, fixed, tolerance=tolerance).chosen
     if other is None or (chosen is not None and _pace(other) <= (1 + tolerance) * _pace(chosen)):
         return None

@@ -16,7 +16,7 @@ from parastrat.memory.host import host_memory
 from parastrat.plan import Offload
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
-from parastrat.search.divisible import more_divisible
+from parastrat.search.divisible import with_divisible_batch
 from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
 from parastrat.workload import Optimizer
@@ -158,14 +158,12 @@ def _smaller_states(job: _Changed) -> _Changed | None:
 
 def _more_divisible(job: _Changed) -> _Changed | None:
     """Return the job with a global batch close by that more data ranks divide."""
-    workload = job.facts.workload
-    batch = more_divisible(workload.global_batch_size, job.facts.hardware.world_size)
-    if batch is None:
+    there = with_divisible_batch(job.facts)
+    if there is None:
         return None
-    return _Changed(
-        changes=(*job.changes, f"a global batch of {batch:,} instead of {workload.global_batch_size:,}"),
-        facts=replace(job.facts, workload=replace(workload, global_batch_size=batch)),
-    )
+    own, batch = (facts.workload.global_batch_size for facts in (job.facts, there))
+    change = f"a global batch of {batch:,} instead of {own:,}"
+    return _Changed(changes=(*job.changes, change), facts=there)
 
 
 def _shorter(job: _Changed, model_at: Callable[[int], ModelSpec] | None) -> Iterator[_Changed]:
