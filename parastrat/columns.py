@@ -67,6 +67,9 @@ class Columns:
     #: -1 without pipeline parallelism
     pp_schedule: Numbers
     backend: Numbers
+    # search
+    #: known where only plans are wanted that ``auto_parallelize`` applies
+    applied_alone: Numbers
     # workload
     global_batch_size: Numbers
     sequence_length: Numbers

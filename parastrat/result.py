@@ -91,6 +91,14 @@ class NetworkDoubt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """The recommendation among the plans that ``auto_parallelize`` applies."""
+
+    #: None where none of them can run
+    case: Case | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchResult:
     """The answer of ``recommend``. ``chosen`` is None when nothing fits; then ``nearest_fit`` says more."""
 
@@ -120,6 +128,9 @@ class SearchResult:
     #: what would be recommended for a global batch close by that divides better; None where nobody asked,
     #: or where it is no faster
     nearby_batch: Case | None = None
+    #: what ``auto_parallelize`` applies instead of the chosen plan; None where nobody asked, or where it
+    #: applies that one
+    applied: Applied | None = None
     #: where nothing fits, the fastest plan if memory were no limit: what nearest fits are held against
     memory_aside: Case | None = None
     #: plans that no rule was asked about, because a bound showed that they are slower than what is shown;

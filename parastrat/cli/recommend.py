@@ -30,26 +30,33 @@ Front = Annotated[
 ]
 
 
+Applied = Annotated[
+    bool, typer.Option("--applied", help="Only plans that auto_parallelize applies itself.")
+]
+
+
 def recommend(
     job: JobFlags,
     fixed: FixedFlags,
     output: OutputFlags,
     tolerance: Tolerance = 0.05,
     *,
+    applied: Applied = False,
     front: Front = False,
 ) -> None:
     """Find the plan for a model on some hardware, and say why."""
     from parastrat.cli.facts import resolved
     from parastrat.cli.output import paper, show, show_json, write_plan
-    from parastrat.search import find_plan, memory_front, nearby_batch, network_doubt
+    from parastrat.search import applied_instead, find_plan, memory_front, nearby_batch, network_doubt
 
     check_tolerance(tolerance)
     found = resolved(job)
-    constraints = constraints_of(fixed, found.facts)
+    constraints = replace(constraints_of(fixed, found.facts), applied=applied)
     result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
     doubt = network_doubt(found.facts, constraints, result.chosen, tolerance)
     nearby = nearby_batch(found.facts, constraints, result.chosen, tolerance)
-    result = replace(result, network_doubt=doubt, nearby_batch=nearby)
+    instead = applied_instead(found.facts, constraints, result.chosen, tolerance)
+    result = replace(result, network_doubt=doubt, nearby_batch=nearby, applied=instead)
     if front:
         result = replace(result, front=memory_front(found.facts, constraints))
     if output.output is not None and result.chosen is not None:
@@ -62,7 +69,10 @@ def recommend(
         from parastrat.cli.typed import report_context
         from parastrat.report.recommendation import recommendation_text
 
-        show(recommendation_text(result, report_context(found, job, fixed, output), paper()))
+        context = report_context(found, job, fixed, output)
+        if applied:
+            context = replace(context, fixed=(*context.fixed, "--applied"))
+        show(recommendation_text(result, context, paper()))
     if result.chosen is None:
         raise typer.Exit(1)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from parastrat.finding import Finding
     from parastrat.report.commands import Context, Step
     from parastrat.report.text import Paper
-    from parastrat.result import Doubt, NetworkDoubt, SearchResult
+    from parastrat.result import Applied, Doubt, NetworkDoubt, SearchResult
 
 _SEVERITY_TONES = {
     Severity.ERROR: Tone.BAD,
@@ -83,7 +83,11 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     chosen = result.chosen
     if chosen is None:
         return []
-    doubts = [*_nearby(chosen, result.nearby_batch), *_doubted(result.network_doubt)]
+    doubts = [
+        *_applied(chosen, result.applied),
+        *_nearby(chosen, result.nearby_batch),
+        *_doubted(result.network_doubt),
+    ]
     others = [*_faster(result, chosen), *_others(result, chosen)]
     ties = _tie(result)
     if not (doubts or others or ties):
@@ -150,6 +154,19 @@ def _tie(result: SearchResult) -> list[str]:
         "the other plan to a file too, and time twenty steps of each"
     )
     return [sentence]
+
+
+def _applied(chosen: Case, applied: Applied | None) -> list[str]:
+    """Return what the reader gets who wants a plan that ``auto_parallelize`` applies."""
+    if applied is None:
+        return []
+    other = applied.case
+    if other is None:
+        return ["of the plans that auto_parallelize applies itself none can run"]
+    longer = other.estimate.time.step / chosen.estimate.time.step - 1
+    more = f"{percent(abs(longer))} {'more' if longer >= 0 else 'less'}"
+    pace = f"{duration(other.estimate.time.step)}, {more}"
+    return [f"auto_parallelize itself applies {plan_name(other)}: {pace} (--applied)"]
 
 
 def _nearby(chosen: Case, other: Case | None) -> list[str]:

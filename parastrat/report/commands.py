@@ -13,9 +13,10 @@ from parastrat.rules.runtime_support import refusals_of
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.plan import Plan
-    from parastrat.result import SearchResult
+    from parastrat.result import Applied, SearchResult
 
-_DATA_AXES_ONLY = ("--pp", "1", "--cp", "1", "--tp", "1", "--ep", "1")
+#: flags that may ask for what ``auto_parallelize`` does not apply
+_NOT_APPLIED = ("--cp", "--ep", "--strategy")
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
@@ -66,13 +67,14 @@ class Step:
     command: str
 
 
-def next_steps(case: Case, context: Context, written_by: str) -> list[Step]:
+def next_steps(case: Case, context: Context, written_by: str, applied: Applied | None = None) -> list[Step]:
     """Return what to type after a plan that can run: write it, then start it.
 
     Args:
         case: the plan with its facts.
         context: the command line that asked.
         written_by: the command that writes this plan to ``plan.toml``.
+        applied: what ``auto_parallelize`` applies instead, if that was asked.
     """
     runs = not refusals_of(case.plan)
     if context.plan_file is None:
@@ -81,11 +83,17 @@ def next_steps(case: Case, context: Context, written_by: str) -> list[Step]:
         steps = [_start(case, context.plan_file)]
     else:
         steps = []
-    if not runs:
+    if not runs and (applied is None or applied.case is not None):
         # auto_parallelize does not apply this plan; one that it does may be the better first step
-        simpler = typed("recommend", context.arguments, _DATA_AXES_ONLY, "-o", "plan.toml")
-        steps.append(Step(purpose="or the best plan that auto_parallelize applies itself", command=simpler))
+        own = typed("recommend", context.arguments, _kept(context.fixed), "--applied", "-o", "plan.toml")
+        steps.append(Step(purpose="or the best plan that auto_parallelize applies itself", command=own))
     return steps
+
+
+def _kept(fixed: Sequence[str]) -> list[str]:
+    """Return the flags, each with its value, that say nothing of axes or of the strategy."""
+    pairs = zip(fixed[::2], fixed[1::2], strict=True)
+    return [word for pair in pairs if pair[0] not in _NOT_APPLIED for word in pair]
 
 
 def steps_to_fit(result: SearchResult, context: Context) -> list[Step]:

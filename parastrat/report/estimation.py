@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.report.advice import backend_lines, caveat_lines, finding_lines, next_lines
@@ -72,4 +73,5 @@ def _estimate_head(case: Case, findings: Sequence[Finding], context: Context, pa
 def _after_estimate(case: Case, findings: Sequence[Finding], context: Context) -> list[Step]:
     if count_errors(findings) or not case.estimate.fits:
         return [Step(purpose="find a plan that works", command=typed("recommend", context.arguments))]
-    return next_steps(case, context, estimate_command(context, case.plan, "plan.toml"))
+    # what is fixed here is this very plan
+    return next_steps(case, replace(context, fixed=()), estimate_command(context, case.plan, "plan.toml"))

@@ -57,7 +57,7 @@ def recommendation_text(result: SearchResult, context: Context, paper: Paper) ->
     lines += rejected_lines(result, paper)
     lines += caveat_lines(facts.model.caveats, paper)
     command = typed("recommend", context.arguments, context.fixed, "-o", "plan.toml")
-    return rendered(lines + next_lines(next_steps(chosen, context, command), paper), paper)
+    return rendered(lines + next_lines(next_steps(chosen, context, command, result.applied), paper), paper)
 
 
 def count_errors(findings: Sequence[Finding]) -> int:

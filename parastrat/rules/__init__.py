@@ -98,6 +98,7 @@ PLAN_RULES: tuple[PlanRule, ...] = tuple(rule for rule in RULES if isinstance(ru
 CASE_RULES: tuple[CaseRule, ...] = tuple(rule for rule in RULES if isinstance(rule, CaseRule))
 
 _FORBIDDING = tuple(rule for rule in PLAN_RULES if rule.severity is Severity.ERROR)
+_FORBIDDING_MORE = tuple(dict.fromkeys((*_FORBIDDING, *runtime_support.RUNTIME_RULES)))
 _BY_CODE = {rule.code: rule for rule in RULES}
 
 
@@ -125,10 +126,13 @@ def findings_of(case: Case, columns: Columns) -> tuple[Finding, ...]:
 def rejection_masks(columns: Columns, judged: Container[PlanRule] = ()) -> Iterator[tuple[PlanRule, Mask]]:
     """Yield the rules that forbid plans, each with the rows that it forbids.
 
+    Where ``applied_alone`` is known, what ``auto_parallelize`` does not apply is forbidden too.
+
     A mask is one bool where the rule reads nothing that differs between the rows. Left out are rules that
     read a column which is unknown, and those that were judged before.
     """
-    for rule in _FORBIDDING:
+    rules = _FORBIDDING_MORE if columns.has("applied_alone") else _FORBIDDING
+    for rule in rules:
         if rule in judged:
             continue
         try:

@@ -49,15 +49,9 @@ def _(case: Case) -> Hit:
     axes = [f"{axis} {degree}" for axis in ("cp", "ep") if (degree := getattr(mesh, axis)) > 1]
     return Hit(
         message=f"auto_parallelize does not apply {' and '.join(axes)} yet ({case.plan.strategy})",
-        fix=f"run this plan with torchtitan or Megatron-LM, or take the nearest that auto_parallelize "
-        f"applies: --cp 1 --ep 1, such as {_without_model_axes(case.plan)}",
+        fix="run this plan with torchtitan or Megatron-LM, or let `parastrat recommend --applied` find the "
+        "best that auto_parallelize applies",
     )
-
-
-def _without_model_axes(plan: Plan) -> str:
-    mesh = plan.mesh
-    data = replace(mesh, pp=1, cp=1, tp=1, ep=1, dp_shard=mesh.world_size // mesh.dp_replicate)
-    return f"{replace(plan, mesh=data, shard=Shard.PARAMETERS).strategy} over {data}"
 
 
 @plan_rule("PS291", Severity.INFO, source=_FSDP2)

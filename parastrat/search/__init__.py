@@ -1,5 +1,6 @@
 """The best plan on every rung of the ladder, and the rung to stand on."""
 
+from parastrat.search.applied import applied_instead
 from parastrat.search.choice import find_plan
 from parastrat.search.doubted import network_doubt
 from parastrat.search.front import memory_front
@@ -7,4 +8,12 @@ from parastrat.search.ladder import RUNG_STRATEGIES
 from parastrat.search.nearby import nearby_batch
 from parastrat.search.rows import Constraints
 
-__all__ = ["RUNG_STRATEGIES", "Constraints", "find_plan", "memory_front", "nearby_batch", "network_doubt"]
+__all__ = [
+    "RUNG_STRATEGIES",
+    "Constraints",
+    "applied_instead",
+    "find_plan",
+    "memory_front",
+    "nearby_batch",
+    "network_doubt",
+]

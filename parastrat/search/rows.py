@@ -49,6 +49,8 @@ class Constraints:
     offload: Offload = Offload.NONE
     #: only what ``auto_parallelize`` applies in a loop that it does not know: data axes, no accumulation
     plain_loop: bool = False
+    #: only what ``auto_parallelize`` applies
+    applied: bool = False
 
 
 def shape_columns(table: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +79,7 @@ def settled_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
         "precision": code_of(facts.workload.precision),
         "compile": code_of(Compile.BLOCK if compiled else Compile.NONE),
         "backend": code_of(decision.backend or Backend.GLOO),
+        "applied_alone": True if fixed.applied else None,
     }
 
 

@@ -67,3 +67,22 @@ def test_a_batch_close_by_that_divides_better_is_told(capsys: pytest.CaptureFixt
     nearby = json.loads(answered(capsys, "--global-batch", "1021", "--json", job=job))["nearby_batch"]
     assert nearby["plan"]["dp_shard"] * nearby["plan"]["dp_replicate"] > 1
     assert json.loads(answered(capsys, "--global-batch", "1024", "--json", job=job))["nearby_batch"] is None
+
+
+def test_what_auto_parallelize_applies_instead_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("llama-3.1-8b", "--on", "p5.48xlarge:8", "--seq-len", "65536")
+    said = " ".join(answered(capsys, job=job).split())
+    assert "auto_parallelize itself applies " in said
+    assert said.endswith("--seq-len 65536 \\ --applied -o plan.toml")
+    told = json.loads(answered(capsys, "--json", job=job))["applied"]["recommended"]
+    answer = json.loads(answered(capsys, "--applied", "--json", job=job))
+    assert (told["plan"], answer["applied"]) == (answer["plan"], None)
+    assert answered(capsys, "--applied", job=job).split()[-3:] == ["--applied", "-o", "plan.toml"]
+
+
+def test_where_none_of_what_it_applies_can_run_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("llama-3.1-8b", "--on", "dgx-h100:8", "--precision", "fp8")
+    said = " ".join(answered(capsys, job=job).split())
+    assert "of the plans that auto_parallelize applies itself none can run" in said
+    assert "--applied" not in said
+    assert json.loads(answered(capsys, "--json", job=job))["applied"] == {"recommended": None}

@@ -15,7 +15,7 @@ from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Paper, rendered, wrapped
 from parastrat.report.wording import hardware_words
-from parastrat.result import NearestFit
+from parastrat.result import Applied, NearestFit
 from parastrat.units import GIB, MIB
 from parastrat.workload import Optimizer
 
@@ -122,7 +122,11 @@ def test_flags_of_a_plan_give_it_again() -> None:
 def test_what_auto_parallelize_does_not_apply_is_not_sent_to_run() -> None:
     steps = next_steps(pipelined(), CONTEXT, "parastrat recommend small -o plan.toml")
     assert [step.purpose for step in steps][1:] == ["or the best plan that auto_parallelize applies itself"]
-    assert "--pp 1 --cp 1 --tp 1 --ep 1 -o plan.toml" in steps[1].command
+    assert steps[1].command.endswith(" --applied -o plan.toml")
+    fixed = replace(CONTEXT, fixed=("--cp", "2", "--micro-batch", "1", "--strategy", "fsdp2+cp"))
+    assert next_steps(pipelined(), fixed, "")[1].command.endswith(" --micro-batch 1 --applied -o plan.toml")
+    none = next_steps(pipelined(), CONTEXT, "parastrat recommend small -o plan.toml", Applied(case=None))
+    assert len(none) == 1
     assert len(next_steps(fsdp2(), CONTEXT, "parastrat recommend small -o plan.toml")) == 1
 
 

@@ -8,7 +8,7 @@ from parastrat.assess import assess, columns_of
 from parastrat.case import Case, Facts
 from parastrat.estimate import Verdict
 from parastrat.finding import Severity
-from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.rules import findings_of
 from parastrat.rules.backend import decide_backend
 
@@ -59,6 +59,7 @@ def every_plan(job: Facts) -> list[Plan]:
                         sequence_parallel=tp > 1,
                         loss_parallel=tp > 1,
                         recompute=recompute,
+                        compile=Compile.BLOCK if job.stack.kernels.compiled else Compile.NONE,
                         pp_schedule=schedule if pp > 1 else None,
                         virtual_stages=chunks,
                     )

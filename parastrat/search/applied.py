@@ -1,0 +1,33 @@
+"""What ``auto_parallelize`` applies where it does not apply the recommendation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from parastrat.result import Applied
+from parastrat.rules.runtime_support import refusals_of
+from parastrat.search.choice import find_plan
+
+if TYPE_CHECKING:
+    from parastrat.case import Case, Facts
+    from parastrat.search.rows import Constraints
+
+
+def applied_instead(
+    facts: Facts, fixed: Constraints, chosen: Case | None, tolerance: float
+) -> Applied | None:
+    """Return the recommendation among plans that ``auto_parallelize`` applies; None if it applies that one.
+
+    What was settled holds there too, but not degrees of axes that it does not apply, nor a strategy.
+
+    Args:
+        facts: the job.
+        fixed: what the user settled beforehand.
+        chosen: the plan that is recommended; None where nothing can run.
+        tolerance: as ``find_plan`` took it.
+    """
+    if chosen is None or not refusals_of(chosen.plan):
+        return None
+    instead = replace(fixed, applied=True, cp=None, ep=None, strategy=None)
+    return Applied(case=find_plan(facts, instead, tolerance=tolerance).chosen)

@@ -1,0 +1,85 @@
+"""What ``auto_parallelize`` applies where it does not apply the recommendation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from search.brute_force import every_plan, runnable
+from search.test_find_plan import facts
+
+from parastrat.assess import assess_all
+from parastrat.case import Facts
+from parastrat.profiles import load_stack
+from parastrat.rules.runtime_support import refusals_of
+from parastrat.search import Constraints, applied_instead, find_plan
+
+TOLERANCE = 0.05
+APPLIED = Constraints(applied=True)
+
+
+@pytest.fixture(scope="module")
+def long() -> Facts:
+    """A job of which the recommendation divides sequences."""
+    return facts("llama-3.1-8b", "p5.48xlarge:8", 32, 65_536)
+
+
+def test_it_is_told_where_the_recommendation_is_not_applied(long: Facts) -> None:
+    chosen = find_plan(long, tolerance=TOLERANCE).chosen
+    assert chosen is not None
+    assert [finding.code for finding in refusals_of(chosen.plan)] == ["PS290"]
+    applied = applied_instead(long, Constraints(), chosen, TOLERANCE)
+    assert applied is not None
+    assert applied.case is not None
+    assert refusals_of(applied.case.plan) == ()
+    assert applied.case.estimate.time.step > chosen.estimate.time.step
+
+
+def test_what_is_settled_holds_but_for_axes_that_are_not_applied(long: Facts) -> None:
+    fixed = Constraints(cp=8, micro_batch_size=2)
+    chosen = find_plan(long, fixed, tolerance=TOLERANCE).chosen
+    assert chosen is not None
+    applied = applied_instead(long, fixed, chosen, TOLERANCE)
+    assert applied is not None
+    assert applied.case is not None
+    assert (applied.case.plan.mesh.cp, applied.case.plan.micro_batch_size) == (1, 2)
+
+
+def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
+    job = facts("llama-3.1-8b", "dgx-h100:1", 8, 4096)
+    chosen = find_plan(job).chosen
+    assert chosen is not None
+    assert applied_instead(job, Constraints(), chosen, TOLERANCE) is None
+    assert applied_instead(job, Constraints(), None, TOLERANCE) is None
+
+
+def test_where_none_can_run_that_is_told() -> None:
+    # its experts fit where they are divided alone
+    job = facts("deepseek-v3", "dgx-h100:64", 15_360, 4096)
+    chosen = find_plan(job).chosen
+    assert chosen is not None
+    applied = applied_instead(job, Constraints(), chosen, TOLERANCE)
+    assert applied is not None
+    assert applied.case is None
+
+
+@pytest.mark.parametrize("stack", ["torch", "torch-compile"])
+@pytest.mark.parametrize(("batch", "length"), [(4, 4096), (8, 4096), (8, 131_072)])
+def test_of_the_plans_that_are_applied_none_is_faster(stack: str, batch: int, length: int) -> None:
+    job = replace(facts("llama-3.1-8b", "dgx-h100:1", batch, length), stack=load_stack(stack))
+    found = find_plan(job, APPLIED, tolerance=0.0)
+    plans = [plan for plan in every_plan(job) if not refusals_of(plan)]
+    cases = [case for case in assess_all(job, plans) if runnable(case)]
+    assert (found.chosen is None) == (not cases)
+    if found.chosen is not None:
+        best = min(case.estimate.time.step for case in cases)
+        assert best <= found.chosen.estimate.time.step * (1 + 1e-9) <= 1.005 * best
+
+
+def test_what_is_not_applied_is_rejected_by_its_rule(long: Facts) -> None:
+    codes = {rejection.code for rejection in find_plan(long, APPLIED).rejected}
+    assert "PS290" in codes
+    assert "PS290" not in {rejection.code for rejection in find_plan(long).rejected}
+    others = find_plan(long, APPLIED).alternatives
+    assert others
+    assert not any(refusals_of(case.plan) for case in others)
