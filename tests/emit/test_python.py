@@ -154,8 +154,8 @@ def test_refuses_what_it_cannot_express(
 @pytest.mark.parametrize(
     ("fields", "nearest"),
     [
-        ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, "--cp 1 --ep 1, such as fsdp2 over dp_shard 8"),
-        ({"mesh": Mesh(dp_shard=4, cp=2)}, "--cp 1 --ep 1, such as fsdp2 over dp_shard 8"),
+        ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, "recommend --applied"),
+        ({"mesh": Mesh(dp_shard=4, cp=2)}, "recommend --applied"),
         (
             {"mesh": Mesh(cp=2, dp_replicate=2, dp_shard=2)},
             "--cp 1 --ep 1, such as hsdp over dp_replicate 2 x dp_shard 4",
