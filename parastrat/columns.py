@@ -78,6 +78,7 @@ class Columns:
     hidden: Numbers
     heads: Numbers
     kv_heads: Numbers
+    divisible: Numbers
     vocab: Numbers
     experts: Numbers
     max_sequence_length: Numbers
@@ -230,6 +231,7 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
         "hidden": model.hidden,
         "heads": model.heads,
         "kv_heads": model.kv_heads,
+        "divisible": model.divisible,
         "vocab": model.vocab,
         "experts": model.experts,
         "max_sequence_length": model.max_sequence_length,

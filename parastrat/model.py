@@ -219,6 +219,7 @@ class ModelSpec:
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
+    divisible: int | None = None  #: of a traced module, the heads and features that tp must divide
     vocab: int | None = None
     experts: int | None = None
     max_sequence_length: int | None = None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.memory.activations import activation_table, autocasts, saved_bytes, under
+from parastrat.memory.activations import activation_table, autocasts, heads, saved_bytes, under
 from parastrat.memory.gathered import shards_parameters
 from parastrat.ranks import block_kinds
 from parastrat.ranks.states import element_bytes, local_total, trainable_totals, vocabulary_tp
@@ -113,4 +113,4 @@ def loss_bytes(facts: Facts, running: Bytes, c: Columns) -> Bytes:
     more = np.where(c.loss_parallel, 0.0, table.of_loss * c.micro_batch_size / c.cp)
     # what a stage returned is there up to its loss
     output = np.where(c.pp > 1, saved_bytes(table.output, c), 0.0)
-    return np.where(table.of_loss > 0, running - more + output, 0.0)
+    return np.where(heads(facts), running - more + output, 0.0)

@@ -1,4 +1,4 @@
-"""PS200 to PS209, PS213, PS214, PS223, PS224: the mesh, its divisibility, and where its ranks lie."""
+"""PS200 to PS209, PS213, PS214: the mesh, its divisibility, and where its ranks lie."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind
-from parastrat.model import Family
 from parastrat.plan import Shard
 from parastrat.rules.divisors import either, nearest_divisors
-from parastrat.rules.rule import case_rule, plan_rule
+from parastrat.rules.rule import plan_rule
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -260,38 +259,4 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"a vocabulary of {vocab:,} does not divide over tp={tp}",
         fix=f"pad it to {-(-vocab // unit) * unit:,}, a multiple of 128 x {tp}",
-    )
-
-
-@case_rule("PS223", Severity.ERROR, source="https://arxiv.org/abs/1909.08053")
-def tensor_parallel_without_heads(case: Case) -> Hit | None:
-    """Tensor parallelism here means splitting attention heads and the layers around them.
-
-    A model without heads, such as a convolutional network, has no such plan: its channels could be split,
-    but no framework that parastrat knows does so. Data parallelism serves these models.
-    """
-    tp = case.plan.mesh.tp
-    if tp == 1 or case.model.heads is not None or case.model.family is Family.MODULE:
-        return None
-    return Hit(
-        message=f"tp={tp} for {case.model.name}, which has no attention heads",
-        fix=f"use tp 1, and the {tp} ranks for ddp or fsdp2",
-    )
-
-
-@case_rule(
-    "PS224", Severity.INFO, source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html"
-)
-def tensor_parallel_of_a_module(case: Case) -> Hit | None:
-    """What tensor parallelism divides of a module is found when it is wrapped.
-
-    `auto_parallelize` follows the data through the module, divides what can be divided, and proves it on a
-    small copy. The estimate of a traced module takes nothing of it as divided: it is too high.
-    """
-    tp, model = case.plan.mesh.tp, case.model
-    if tp == 1 or model.heads is not None or model.family is not Family.MODULE:
-        return None
-    return Hit(
-        message=f"{model.name} is estimated as if tp={tp} divided nothing of it",
-        fix="see what is divided, when it runs, with parastrat.explain_wrapping(model)",
     )

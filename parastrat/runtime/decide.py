@@ -59,7 +59,9 @@ def decide(module: nn.Module, example: Example, world: World) -> Choice:
 
     workload = example.workload or _workload(module, example.inputs, world)
     stack = load_stack("torch")
-    source = traced_module(without_data(module), ref=type(module).__name__, sample_inputs=example.inputs)
+    source = traced_module(
+        without_data(module), ref=type(module).__name__, sample_inputs=example.inputs, divides=False
+    )
     model = source.at(workload.sequence_length, workload.precision, stack.kernels)
     facts = Facts(model=model, hardware=_hardware(world), workload=workload, stack=stack)
     result = find_plan(facts, Constraints(pp=1, cp=1, tp=1, ep=1, plain_loop=not example.accumulates))

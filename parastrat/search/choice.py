@@ -135,7 +135,7 @@ def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
     """Return why a rung has no plan at all, not even one that a rule could reject."""
     if fixed != Constraints():
         return "another plan was asked for"
-    if rung in (3, 4) and facts.model.heads is None:
+    if rung in (3, 4) and facts.model.heads is None and facts.model.divisible is None:
         return "the model's heads are unknown, or it has none"
     return f"no such plan over {facts.hardware.world_size} devices"
 

@@ -76,8 +76,8 @@ def _choices(facts: Facts, fixed: Constraints, axis: str, divisors: Any) -> Any:
         longest = (facts.model.sequence_length or 2) // 2 if facts.model.heads else 1
         return divisors[divisors <= longest]
     if axis == "tp":
-        # a model without heads has no tensor-parallel plan
-        return divisors[divisors <= (facts.model.heads or 1)]
+        # a model without heads has no tensor-parallel plan, but one whose data flow was followed
+        return divisors[divisors <= (facts.model.heads or facts.model.divisible or 1)]
     return divisors
 
 

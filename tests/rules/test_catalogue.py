@@ -44,7 +44,7 @@ FROZEN = re.findall(
     """
 PS101 PS102 PS103 PS104 PS105 PS106 PS107
 PS200 PS201 PS202 PS203 PS206 PS207 PS208 PS210 PS211 PS212 PS213 PS214 PS215 PS216 PS217 PS219 PS220 PS223
-PS224 PS226
+PS224 PS226 PS227
 PS290 PS291 PS292 PS293 PS294 PS295 PS296 PS297 PS298 PS299
 PS301 PS302 PS303 PS304 PS305 PS306 PS307 PS308 PS309 PS310 PS311 PS312 PS313
 PS320 PS321 PS322 PS323 PS324 PS325 PS326 PS330 PS331 PS332
@@ -190,6 +190,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
         "hidden": one_of(1024),
         "heads": one_of(6, 16, 20),
         "kv_heads": one_of(2, 6, 8),
+        "divisible": one_of(6, 16, 20),
         "vocab": one_of(50257, 131072),
         "experts": one_of(1, 8, 12),
         "max_sequence_length": one_of(1024, 8192),
@@ -230,7 +231,7 @@ def test_grid_has_every_column() -> None:
     facts = Facts(model=made.model, hardware=made.hardware, workload=made.workload, stack=made.stack)
     assert set(facts_columns(facts)) <= set(GRID)
     scans = Scans(heads=64, groups=8, divided=True)
-    assert set(columns(experts=8, scans=scans).known()) == set(GRID)
+    assert set(columns(experts=8, scans=scans, divisible=16).known()) == set(GRID)
 
 
 def test_only_errors_reject() -> None:

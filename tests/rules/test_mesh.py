@@ -3,7 +3,6 @@ from __future__ import annotations
 from builders import case, codes
 
 from parastrat.hardware import FabricKind
-from parastrat.model import Family
 from parastrat.plan import Shard
 from parastrat.rules.mesh import heads_do_not_divide, kv_heads_do_not_divide, mesh_is_not_the_world
 
@@ -79,18 +78,3 @@ def test_vocabulary_does_not_divide() -> None:
     assert "PS214" in codes(tp=8, vocab=50257)
     assert "PS214" not in codes(tp=8, vocab=50304)
     assert "PS214" not in codes(tp=1, vocab=50257)
-
-
-def test_tensor_parallel_without_heads() -> None:
-    assert "PS223" in codes(tp=2, heads=None, kv_heads=None)
-    assert "PS223" not in codes(tp=1, heads=None, kv_heads=None)
-    assert "PS223" not in codes(tp=2)
-    assert "PS223" not in codes(tp=2, heads=None, kv_heads=None, family=Family.MODULE)
-
-
-def test_tensor_parallel_of_a_module() -> None:
-    unknown = {"heads": None, "kv_heads": None, "family": Family.MODULE}
-    assert "PS224" in codes(tp=2, **unknown)
-    assert "PS224" not in codes(tp=1, **unknown)
-    assert "PS224" not in codes(tp=2, family=Family.MODULE)
-    assert "PS224" not in codes(tp=2, heads=None, kv_heads=None)

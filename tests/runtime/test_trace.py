@@ -332,7 +332,7 @@ def test_blocks_after_the_second_of_a_kind_do_not_run() -> None:
     module = Skipping()
     for number, layer in enumerate(module.layers):
         layer.up.register_forward_hook(lambda *_, number=number: ran.append(number))
-    spec(traced_module(module, ref="it"))
+    spec(traced_module(module, ref="it", divides=False))
     # the first one's input needs no gradient, so it is of its own kind; two micro-batches are traced
     assert ran == [0, 1, 2, 0, 1, 2]
 
@@ -564,7 +564,8 @@ def test_a_gradient_that_waits_for_the_next_use_of_its_weight_is_no_working_memo
 
 
 def test_what_has_the_size_of_weights_does_not_grow_with_the_samples() -> None:
-    model = spec(traced_module(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), ref="it"))
+    layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    model = spec(traced_module(layers, ref="it", divides=False))
     # the loss and the sum of the targets' weights
     (only,) = model.blocks
     assert only.activations.none.fixed == 2 * 4

@@ -91,10 +91,10 @@ def _layout_on(source: Source, bench: Bench) -> Layout:
     good: Groups = ()
     left: list[Left] = []
     for suggest in (_own, _derived):
-        if _covered(source.module, good):
+        if covered(source.module, good):
             break
         layout = suggest(source, bench)
-        fitting = settled(Layout(groups=(*good, *_beside(good, layout.groups))), source.module, mesh.size())
+        fitting = settled(Layout(groups=(*good, *beside(good, layout.groups))), source.module, mesh.size())
         good, refused = _proven(bench, good, fitting.groups[len(good) :])
         left += [*layout.left, *fitting.left, *refused]
     if not good:
@@ -204,10 +204,10 @@ def _derived(source: Source, bench: Bench) -> Layout:
         layout = derived_layout(bench.copy, bench.task.inputs, bench.mesh.size())
     except NotFollowedError as error:
         return Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
-    return expanded(_carried(layout, bench.copy, source.module), source.module)
+    return expanded(carried(layout, bench.copy, source.module), source.module)
 
 
-def _carried(layout: Layout, few: nn.Module, module: nn.Module) -> Layout:
+def carried(layout: Layout, few: nn.Module, module: nn.Module) -> Layout:
     """Leave out groups that divide what passes from block to block, and do not carry over to all blocks.
 
     Blocks that the copy lacks would be given that without a role, as where all read the first one's values.
@@ -244,13 +244,13 @@ def _spans(group: Group, blocks: Sequence[str]) -> bool:
     return len(inside) > len(set(inside)) and all(len(each) == 1 for each in roles.values())
 
 
-def _covered(module: nn.Module, groups: Groups) -> bool:
+def covered(module: nn.Module, groups: Groups) -> bool:
     """Return whether every linear layer has a role, so that nothing is left to look for."""
     known = {name for group in groups for name in group.parts}
     return all(name in known for name, part in module.named_modules() if feature_dims(part) is not None)
 
 
-def _beside(known: Groups, groups: Groups) -> Groups:
+def beside(known: Groups, groups: Groups) -> Groups:
     """Return the groups none of whose modules has a role already."""
     taken = {name for group in known for name in group.parts}
     return tuple(group for group in groups if taken.isdisjoint(group.parts))

@@ -185,6 +185,19 @@ def _is_alike(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and bool((leaf == leaf.flatten()[0]).all())
 
 
+def skeleton(module: nn.Module) -> nn.Module:
+    """Return a copy with few blocks on the meta device, without caches and dropout: the structure alone."""
+    held = {id(tensor): tensor.detach().to("meta") for tensor in left_behind(module)}
+    slots = slots_of(module)
+    values = (slot.standing_for(torch.empty_like(slot.tensor, device="meta")) for slot in slots)
+    few = copy.deepcopy(module, held | dict(zip((id(slot.tensor) for slot in slots), values, strict=True)))
+    few.train()
+    _drop_blocks(few)
+    without_caches(few)
+    without_dropout(few)
+    return few
+
+
 def _drop_blocks(module: nn.Module) -> None:
     """Keep the first blocks of every kind in each list of blocks."""
     blocks = repeated_blocks(module)

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, gcd
 
 import torch
 from torch import nn
 
 from parastrat.errors import ModelError
-from parastrat.model import Block, Operator, OperatorKind, Parameters
-from parastrat.runtime.tracing.lifetimes import Measured, measured
+from parastrat.model import Block, Operator, OperatorKind, Parameters, Split
 from parastrat.runtime.tracing.merging import merged
 from parastrat.runtime.tracing.moments import busy_moments
 from parastrat.runtime.tracing.operators import Call
-from parastrat.runtime.tracing.samples import SAMPLES, for_one, line
+from parastrat.runtime.tracing.recorded import Segment
+from parastrat.runtime.tracing.samples import SAMPLES, for_one
+from parastrat.runtime.tracing.traced import Traced, traced_segments
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.saved import Activations
 
@@ -32,7 +33,24 @@ class Chain:
 
     blocks: tuple[Block, ...]
     causal: bool
+    #: of every attention that tensor parallelism divides a multiple of these; 0 where it divides none
+    heads: int
     caveats: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Count:
+    """One parameter."""
+
+    elements: int
+    split: Split
+    trained: bool
+
+    @property
+    def parameters(self) -> Parameters:
+        if self.trained:
+            return Parameters(trainable=self.elements, split=self.split)
+        return Parameters(frozen=self.elements, split=self.split)
 
 
 def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.dtype) -> Chain:
@@ -48,27 +66,39 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.d
         ModelError: if the forward runs other operators for more samples.
     """
     _check_same_path(small, large)
-    pairs = list(zip(measured(small), measured(large), strict=True))
+    traced = list(traced_segments(small, large))
     named = dict(module.named_parameters())
-    counts = {name: _elements(parameter, weights) for name, parameter in named.items()}
-    users, idle = _users(named, small)
-    trained = {name for name, parameter in named.items() if parameter.requires_grad} - set(idle)
-    drafts = [
-        _block(
-            segment.block,
-            [_for_one(a, b) for a, b in zip(segment.calls, other.calls, strict=True)],
-            pairs[index],
-            _groups(counts, users, trained, index),
-            _largest(counts, users, trained, index),
+    counts = {
+        name: _Count(
+            elements=_elements(parameter, weights),
+            split=small.dividing.of_parameter(name),
+            trained=parameter.requires_grad,
         )
-        for index, (segment, other) in enumerate(zip(small.segments, large.segments, strict=True))
+        for name, parameter in named.items()
+    }
+    users, idle = _users(named, small)
+    counts |= {name: replace(counts[name], trained=False) for name in idle}
+    drafts = [
+        _block(pair, traced[index], _groups(counts, users, index), _largest(counts, users, index))
+        for index, pair in enumerate(zip(small.segments, large.segments, strict=True))
     ]
     calls = [call for segment in small.segments for call in segment.calls]
     return Chain(
         blocks=merged(drafts),
         causal=any(call.causal for call in calls),
-        caveats=(*_linearity(pairs), *_recompute_caveats(calls), *_idle_caveats(named, idle)),
+        heads=gcd(*map(_heads, calls)),
+        caveats=(*_linearity(traced), *_recompute_caveats(calls), *_idle_caveats(named, idle)),
     )
+
+
+def _heads(call: Call) -> int:
+    """Return the heads of a divided attention; of products of activations those that each sample has."""
+    if call.split is not Split.TENSOR:
+        return 0
+    if call.kind is OperatorKind.ATTENTION:
+        return call.heads
+    several, rest = divmod(call.heads, SAMPLES[0])
+    return several if several > 1 and not rest else 0
 
 
 def _check_same_path(small: Tracker, large: Tracker) -> None:
@@ -100,9 +130,9 @@ def _for_one(small: Call, large: Call) -> Call:
     )
 
 
-def _linearity(pairs: list[tuple[Measured, Measured]]) -> list[str]:
+def _linearity(traced: list[Traced]) -> list[str]:
     """Return what is to be said where activations grow faster than the micro-batch."""
-    small, large = (sum(side.kept for side in sides) for sides in zip(*pairs, strict=True))
+    small, large = sum(own.small.kept for own in traced), sum(own.large.kept for own in traced)
     if large / SAMPLES[1] <= (1 + _NEGLIGIBLE) * small / SAMPLES[0]:
         return []
     grown = (
@@ -159,60 +189,65 @@ def _elements(parameter: torch.Tensor, weights: torch.dtype) -> int:
 
 
 def _groups(
-    counts: Mapping[str, int], users: Mapping[str, list[int]], trained: set[str], index: int
+    counts: Mapping[str, _Count], users: Mapping[str, list[int]], index: int
 ) -> tuple[Parameters, ...]:
     """Return a segment's parameters; what takes no part has no gradient, and counts as frozen."""
-    trainable = frozen = 0
+    own: dict[Split, Parameters] = {}
     tied = []
     for name, indices in users.items():
         if index not in indices:
             continue
-        here = (counts[name], 0) if name in trained else (0, counts[name])
+        here = counts[name].parameters
         if len(indices) > 1:
-            tied.append(Parameters(trainable=here[0], frozen=here[1], tie_group=name))
-        else:
-            trainable, frozen = trainable + here[0], frozen + here[1]
-    own = [Parameters(trainable=trainable, frozen=frozen)] if trainable or frozen else []
-    return (*own, *tied)
+            tied.append(replace(here, tie_group=name))
+        elif here.count:
+            before = own.get(here.split, Parameters())
+            own[here.split] = replace(
+                here, trainable=before.trainable + here.trainable, frozen=before.frozen + here.frozen
+            )
+    return (*own.values(), *tied)
 
 
-def _largest(
-    counts: Mapping[str, int], users: Mapping[str, list[int]], trained: set[str], index: int
-) -> Parameters:
+def _largest(counts: Mapping[str, _Count], users: Mapping[str, list[int]], index: int) -> Parameters:
     """Return a segment's largest weight that is trained: its gradients weigh most as they are added up."""
     own = [
-        Parameters(trainable=counts[name], tie_group=name if len(indices) > 1 else None)
+        replace(counts[name].parameters, tie_group=name if len(indices) > 1 else None)
         for name, indices in users.items()
-        if index in indices and name in trained
+        if index in indices and counts[name].trained
     ]
     return max(own, key=lambda weight: weight.trainable, default=Parameters())
 
 
 def _block(
-    name: str,
-    calls: list[Call],
-    pair: tuple[Measured, Measured],
+    pair: tuple[Segment, Segment],
+    traced: Traced,
     parameters: tuple[Parameters, ...],
     largest: Parameters,
 ) -> Block:
+    """Return the block of one segment in both traces."""
     small, large = pair
+    calls = [_for_one(one, other) for one, other in zip(small.calls, large.calls, strict=True)]
+    added_up = small.added_up
     return Block(
-        name=name,
+        name=small.block,
         repeat=1,
         parameters=parameters,
         operators=_operators(calls),
         activations=Activations(
-            none=line(small.kept, large.kept),
-            attention=line(small.kept - small.core, large.kept - large.core),
-            selective=line(small.selective, large.selective),
-            full=line(small.checkpointed, large.checkpointed),
+            none=traced.bytes_of(lambda own: own.kept),
+            attention=traced.bytes_of(lambda own: own.kept - own.core),
+            selective=traced.bytes_of(lambda own: own.selective),
+            full=traced.bytes_of(lambda own: own.checkpointed),
         ),
-        working=line(small.working, large.working),
-        boundary_bytes=for_one(small.boundary, large.boundary),
-        meanwhile=large.meanwhile,
-        busy=busy_moments(small, large),
+        working=traced.bytes_of(lambda own: own.working),
+        boundary_bytes=for_one(traced.small.boundary, traced.large.boundary),
+        meanwhile=traced.large.meanwhile,
+        busy=busy_moments(traced),
         added=largest,
-        unit=bool(name),
+        loss_parallel_bytes=for_one(small.of_loss, large.of_loss),
+        tensor_parallel_collectives=len(added_up),
+        tensor_parallel_bytes=sum(added_up) / len(added_up) / SAMPLES[0] if added_up else 0,
+        unit=bool(small.block),
     )
 
 
@@ -223,11 +258,13 @@ def _operators(calls: list[Call]) -> tuple[Operator, ...]:
             kind=kind,
             flops=0,
             bytes=sum(call.bytes for call in chosen) / len(chosen),
+            split=split,
             count=len(chosen),
             weighted=False,
         )
         for kind in _MERGED
-        if (chosen := [call for call in calls if call.kind is kind])
+        for split in Split
+        if (chosen := [call for call in calls if (call.kind, call.split) == (kind, split)])
     ]
     heavy = Counter(call for call in calls if call.kind not in _MERGED)
     return (
@@ -239,6 +276,8 @@ def _operators(calls: list[Call]) -> tuple[Operator, ...]:
                 m=call.m,
                 n=call.n,
                 k=call.k,
+                split=call.split,
+                split_side=call.split_side,
                 count=count,
                 weighted=call.weighted,
             )

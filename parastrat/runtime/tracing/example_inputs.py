@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -92,6 +92,11 @@ def made(make: MakeInputs, micro_batch_size: int, sequence_length: int | None) -
             hint="return a tensor, a tuple or a dict of them",
         )
     return inputs
+
+
+def has_targets(inputs: Any) -> bool:
+    """Return whether a micro-batch tells the model what it should predict, so that it computes its loss."""
+    return isinstance(inputs, Mapping) and any(name in inputs for name in _TARGETS)
 
 
 def _by_config(module: nn.Module, config: Any, main_input: str) -> ExampleInputs:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import accumulate
 
-from parastrat.runtime.tracing.tracker import Allocation, Segment, Tracker
+from parastrat.model import Split
+from parastrat.runtime.tracing.recorded import Allocation, Segment
+from parastrat.runtime.tracing.tracker import Tracker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,21 +35,25 @@ class Measured:
     trainable: int = 0
 
 
-def measured(tracker: Tracker) -> list[Measured]:
-    """Return the bytes of every segment.
+def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured]:
+    """Return the bytes of every segment, without what tensor parallelism divides in some ways.
 
     What backward reads counts where it is first saved; if it was made between blocks and several of them
     save it (masks, rotary angles, an encoder's output), where it was made.
     """
     segments = tracker.segments
+
+    def size(made: Allocation) -> int:
+        return 0 if made.way in without else made.bytes
+
     homes = {made: _home(made, segments) for made in tracker.kept}
     kept, core = [0] * len(segments), [0] * len(segments)
     for made, home in homes.items():
-        kept[home] += made.bytes
+        kept[home] += size(made)
         if made.attention and made.savers.total() == 1:
-            core[home] += made.bytes
-    inputs, shared = _block_inputs(segments, homes)
-    moments = _moments(tracker, list(accumulate(kept)))
+            core[home] += size(made)
+    inputs, shared = _block_inputs(segments, homes, size)
+    moments = _moments(tracker, list(accumulate(kept)), size)
     trainable = [sum(tracker.trainable.get(name, 0) for name in own.parameters) for own in segments]
     working = [max((0, *(live for live, _ in own))) for own in moments]
     meanwhile = [_meanwhile(*of_segment) for of_segment in zip(moments, trainable, strict=True)]
@@ -61,7 +68,8 @@ def measured(tracker: Tracker) -> list[Measured]:
             kept=kept[index],
             core=core[index],
             checkpointed=inputs[index] if segment.block else kept[index] + shared[index],
-            selective=inputs[index] + segment.selective_bytes
+            selective=inputs[index]
+            + sum(bytes_ for way, bytes_ in segment.selective.items() if way not in without)
             if segment.block
             else kept[index] + shared[index],
             working=working[index],
@@ -88,7 +96,9 @@ def _home(made: Allocation, segments: list[Segment]) -> int:
     return min(made.savers)
 
 
-def _block_inputs(segments: list[Segment], homes: dict[Allocation, int]) -> tuple[list[int], list[int]]:
+def _block_inputs(
+    segments: list[Segment], homes: dict[Allocation, int], size: Callable[[Allocation], int]
+) -> tuple[list[int], list[int]]:
     """Return each block's inputs that are kept for it alone, and what segments between make for several."""
     takers: dict[Allocation, list[int]] = {}
     for index, segment in enumerate(segments):
@@ -101,13 +111,15 @@ def _block_inputs(segments: list[Segment], homes: dict[Allocation, int]) -> tupl
         if home is not None and not segments[home].block and home < indices[0]:
             continue  # kept there under every policy
         if len(indices) > 1 and not segments[made.created].block:
-            shared[made.created] += made.bytes
+            shared[made.created] += size(made)
         else:
-            inputs[indices[0]] += made.bytes
+            inputs[indices[0]] += size(made)
     return inputs, shared
 
 
-def _moments(tracker: Tracker, held: list[int]) -> list[list[tuple[int, int]]]:
+def _moments(
+    tracker: Tracker, held: list[int], size: Callable[[Allocation], int]
+) -> list[list[tuple[int, int]]]:
     """Return how far each segment goes beyond what is held up to its end, event by event.
 
     Gradients of parameters are left out of that: they stay after the step. But where each comes alone,
@@ -123,7 +135,7 @@ def _moments(tracker: Tracker, held: list[int]) -> list[list[tuple[int, int]]]:
         if made.gradient and sign > 0 and not made.added:
             gradients[index] += made.bytes
         else:
-            live += sign * made.bytes
+            live += sign * size(made)
         moments[index].append((live - held[index], gradients[index]))
     return moments
 

@@ -12,33 +12,49 @@ import numpy as np
 
 from parastrat.model import Busy
 from parastrat.runtime.tracing.lifetimes import Measured
-from parastrat.runtime.tracing.samples import SAMPLES, line
+from parastrat.runtime.tracing.samples import SAMPLES, divided, share_of
+from parastrat.runtime.tracing.traced import Traced
 from parastrat.saved import Saved
 
 #: micro-batches at which it is looked at which moment holds most
 _LOOKED_AT = 2.0 ** np.arange(13)
 
 
-def busy_moments(small: Measured, large: Measured) -> tuple[Busy, ...]:
+def busy_moments(traced: Traced) -> tuple[Busy, ...]:
     """Return the moments at which a segment may hold most; none where one is that for all, or unknown.
 
-    Args:
-        small: in a trace of ``SAMPLES[0]`` samples.
-        large: in one of ``SAMPLES[1]``.
+    Over many tensor-parallel ranks those are what most is held at without all that they divide.
     """
+    small, large = traced.small, traced.large
     if not small.moments or len(small.moments) != len(large.moments):
         return ()
-    few, many = np.array(small.moments, dtype=float), np.array(large.moments, dtype=float)
-    slope = (many[:, 0] - few[:, 0]) / (SAMPLES[1] - SAMPLES[0])
-    fixed = few[:, 0] - slope * SAMPLES[0]
-    share = np.minimum(many[:, 1] / max(large.trainable, 1), 1.0)
-    found = [
-        Busy(working=Saved(replicated=float(slope[at]), fixed=float(fixed[at])), meanwhile=float(share[at]))
-        for at in _places(slope, fixed, many[:, 1])
-    ]
-    if [moment.working for moment in found] == [line(small.working, large.working)]:
+    slope, fixed = _line(small, large)
+    gradients = np.array(large.moments, dtype=float)[:, 1]
+    pairs = ((small, large), *traced.rest.values(), traced.undivided)
+    places = sorted({place for pair in pairs for place in _places(*_line(*pair), gradients)})
+    found = [_moment(traced, place, Saved(replicated=slope[place], fixed=fixed[place])) for place in places]
+    if [moment.working for moment in found] == [traced.bytes_of(lambda own: own.working)]:
         return ()
     return tuple(dict.fromkeys(found))
+
+
+def _line(small: Measured, large: Measured) -> tuple[np.ndarray, np.ndarray]:
+    """Return what is held at every moment: for each sample, and for any number."""
+    few, many = (np.array(own.moments, dtype=float)[:, 0] for own in (small, large))
+    slope = (many - few) / (SAMPLES[1] - SAMPLES[0])
+    return slope, few - slope * SAMPLES[0]
+
+
+def _moment(traced: Traced, place: int, whole: Saved) -> Busy:
+    def held(own: Measured) -> float:
+        return own.moments[place][0]
+
+    shares = {
+        name: share_of((held(traced.small), held(few)), (held(traced.large), held(many)))
+        for name, (few, many) in traced.rest.items()
+    }
+    own = traced.large.moments[place][1] / max(traced.large.trainable, 1)
+    return Busy(working=divided(whole, shares), meanwhile=min(own, 1.0))
 
 
 def most_of(moments: Sequence[Busy], gradients: float) -> tuple[Busy, ...]:
@@ -48,14 +64,14 @@ def most_of(moments: Sequence[Busy], gradients: float) -> tuple[Busy, ...]:
         moments: some of the same block, or of blocks that are alike.
         gradients: of its parameters, bytes.
     """
-    slope, fixed, share = (
+    fixed, share = (
         np.array(column, dtype=float)
-        for column in zip(
-            *((each.working.replicated, each.working.fixed, each.meanwhile) for each in moments),
-            strict=True,
-        )
+        for column in zip(*((each.working.fixed, each.meanwhile) for each in moments), strict=True)
     )
-    return tuple(dict.fromkeys(moments[at] for at in _places(slope, fixed, share * gradients)))
+    slope = np.array([each.working.total for each in moments]) - fixed
+    rest = np.array([each.working.replicated for each in moments])
+    places = {place for part in (slope, rest) for place in _places(part, fixed, share * gradients)}
+    return tuple(dict.fromkeys(moments[at] for at in sorted(places)))
 
 
 def _places(slope: np.ndarray, fixed: np.ndarray, gradients: np.ndarray) -> list[int]:

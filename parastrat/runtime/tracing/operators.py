@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from parastrat.model import OperatorKind
+from parastrat.model import OperatorKind, Split
 
 _ATEN = torch.ops.aten
 
@@ -24,7 +24,7 @@ FLASH = (
 _CAUSAL = dict(zip(FLASH, (4, 6, 4, 6), strict=True))
 
 #: position of the left and the right factor of each product
-_PRODUCTS = {
+PRODUCTS = {
     _ATEN.mm.default: (0, 1),
     _ATEN.addmm.default: (1, 2),
     _ATEN.bmm.default: (0, 1),
@@ -66,6 +66,11 @@ class Call:
     k: int = 0
     weighted: bool = False
     causal: bool = False
+    #: what tensor parallelism divides of it, and which side of a product
+    split: Split = Split.REPLICATED
+    split_side: str = ""
+    #: heads of an attention; of other products of activations those of all samples
+    heads: int = 0
 
 
 def call_of(
@@ -81,8 +86,8 @@ def call_of(
     moved = sum(map(moved_bytes, inputs)) + sum(map(moved_bytes, outputs))
     if func.overloadpacket.__name__ in _TWICE_READ:
         moved += moved_bytes(inputs[0])
-    if func in _PRODUCTS:
-        return _product(args, _PRODUCTS[func], moved, is_parameter)
+    if func in PRODUCTS:
+        return _product(args, PRODUCTS[func], moved, is_parameter)
     if func in FLASH:
         return _attention(func, args, moved)
     if func is _CONVOLUTION:
@@ -141,6 +146,7 @@ def _product(
         n=n,
         k=inner,
         weighted=is_parameter(left) or is_parameter(right),
+        heads=batch if left.ndim == 3 else 0,
     )
 
 
@@ -152,7 +158,11 @@ def _attention(func: Any, args: tuple[Any, ...], moved: float) -> Call:
     causal = bool(len(args) > place and args[place])
     flops = 2.0 * batch * heads * rows * columns * (qk + value.shape[-1])
     return Call(
-        kind=OperatorKind.ATTENTION, flops=flops / 2 if causal else flops, bytes=moved, causal=causal
+        kind=OperatorKind.ATTENTION,
+        flops=flops / 2 if causal else flops,
+        bytes=moved,
+        causal=causal,
+        heads=gcd(heads, key.shape[1]),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from parastrat.saved import Saved
 
@@ -32,11 +33,32 @@ def line(small: float, large: float) -> Saved:
     return Saved(replicated=slope, fixed=fixed)
 
 
-def larger_of(several: Sequence[Saved]) -> Saved:
-    """Return what each of several takes at most, for any number of samples.
+def divided(whole: Saved, shares: Mapping[str, float]) -> Saved:
+    """Return bytes of which tensor parallelism divides shares of what each sample takes.
 
-    Of traced bytes, which nothing divides.
+    Args:
+        whole: as ``line`` returns it.
+        shares: by the field of ``Saved``.
     """
-    return Saved(
-        replicated=max(saved.replicated for saved in several), fixed=max(saved.fixed for saved in several)
-    )
+    parts = {name: share * whole.replicated for name, share in shares.items()}
+    return replace(whole, replicated=whole.replicated - sum(parts.values()), **parts)
+
+
+def share_of(small: tuple[float, float], large: tuple[float, float]) -> float:
+    """Return which share of what each sample takes is divided.
+
+    Args:
+        small: the bytes of fewer samples, and those without what is divided.
+        large: those of more.
+    """
+    whole, rest = (large[place] - small[place] for place in (0, 1))
+    if whole <= 0 or small[0] * SAMPLES[1] < large[0] * SAMPLES[0]:
+        # it grows faster than the micro-batch, or not at all
+        whole, rest = large
+    return (whole - rest) / whole if whole else 0.0
+
+
+def larger_of(several: Sequence[Saved]) -> Saved:
+    """Return what each of several takes at most, for any number of samples."""
+    names = Saved.__dataclass_fields__
+    return Saved(**{name: max(getattr(saved, name) for saved in several) for name in names})

@@ -18,9 +18,18 @@ from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated
 from parastrat.runtime.building import build_module, load_builder
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tensor_parallel.dropout import drops
+from parastrat.runtime.tensor_parallel.layout import Layout
+from parastrat.runtime.tensor_parallel.suggested import divisible, suggested_layout, vocabulary_rows
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.chain import Chain, chain_of
-from parastrat.runtime.tracing.example_inputs import ExampleInputs, example_inputs, made, resized
+from parastrat.runtime.tracing.division import Division
+from parastrat.runtime.tracing.example_inputs import (
+    ExampleInputs,
+    example_inputs,
+    has_targets,
+    made,
+    resized,
+)
 from parastrat.runtime.tracing.samples import SAMPLES
 from parastrat.runtime.tracing.watched import Setting, watched_step
 from parastrat.runtime.training.buffers import has_changing_buffers
@@ -37,10 +46,13 @@ _LENGTH_NAMES = (
     "max_sequence_length",
     "context_length",
 )
+#: tokens with which a module's data flow is looked at
+_LOOKED_AT = 8
 #: convolutions with more than this share of the weights make a convolutional network
 _MOSTLY = 0.5
 
-_REPLICATED = "traced in eager mode without tensor parallelism: tp splits nothing of it"
+_REPLICATED = "no column and row was found in its data flow: tp splits nothing of it"
+_SUGGESTED = "what tp splits of it is what its data flow suggests; it is proven when it is wrapped"
 _UNFUSED = "traced in eager mode: compiled or fused kernels keep and move less"
 
 
@@ -67,6 +79,9 @@ class TracedSource:
     module: nn.Module
     inputs: ExampleInputs
     defaults: TrainingDefaults = field(default_factory=TrainingDefaults)
+    #: find what tensor parallelism divides
+    divides: bool = True
+    _layouts: list[Layout] = field(default_factory=list, compare=False)
     _traced: dict[tuple[int | None, Precision, Kernels], ModelSpec] = field(
         default_factory=dict, compare=False
     )
@@ -107,6 +122,15 @@ class TracedSource:
             self._traced[key] = _traced(self, sequence_length, precision, kernels)
         return self._traced[key]
 
+    @property
+    def layout(self) -> Layout:
+        """What tensor parallelism would divide, found once."""
+        if not self._layouts:
+            batch = made(self.inputs.make, SAMPLES[0], _LOOKED_AT if self.has_tokens else None)
+            found = suggested_layout(self.module, batch) if self.divides else Layout(groups=())
+            self._layouts.append(found)
+        return self._layouts[0]
+
 
 def traced_source(ref: str) -> TracedSource:
     """Return the model that ``package.module:callable`` or ``path.py:callable`` builds.
@@ -119,7 +143,9 @@ def traced_source(ref: str) -> TracedSource:
     return TracedSource(ref=ref, module=module, inputs=example_inputs(module, builder.sample_inputs))
 
 
-def traced_module(module: nn.Module, *, ref: str, sample_inputs: Any = None) -> TracedSource:
+def traced_module(
+    module: nn.Module, *, ref: str, sample_inputs: Any = None, divides: bool = True
+) -> TracedSource:
     """Return a built module as a source; it stays as it is.
 
     Args:
@@ -127,6 +153,7 @@ def traced_module(module: nn.Module, *, ref: str, sample_inputs: Any = None) -> 
         ref: what to call it.
         sample_inputs: one micro-batch (tensor, tuple, dict), or a function
             ``(micro_batch_size, sequence_length)`` that makes one.
+        divides: find what tensor parallelism divides, which takes a second or two.
 
     Raises:
         ModelError: if what it takes is unknown.
@@ -134,7 +161,7 @@ def traced_module(module: nn.Module, *, ref: str, sample_inputs: Any = None) -> 
     given = sample_inputs
     if given is not None and not callable(given):
         given = resized(given)
-    return TracedSource(ref=ref, module=module, inputs=example_inputs(module, given))
+    return TracedSource(ref=ref, module=module, inputs=example_inputs(module, given), divides=divides)
 
 
 def _traced(
@@ -157,7 +184,10 @@ def _traced(
         causal=chain.causal,
         layers=repeated_blocks(module).count,
         hidden=getattr(config, "hidden_size", None),
-        vocab=getattr(config, "vocab_size", None) if source.has_tokens else None,
+        divisible=divisible(module, source.layout, chain.heads),
+        vocab=vocabulary_rows(module, source.layout) or getattr(config, "vocab_size", None)
+        if source.has_tokens
+        else None,
         max_sequence_length=source.max_sequence_length,
         changing_buffers=has_changing_buffers(module),
         routed=has_routed_parts(module),
@@ -165,7 +195,7 @@ def _traced(
         dispatched=True,
         source="traced on fake tensors",
         caveats=(
-            _REPLICATED,
+            _REPLICATED if not source.layout.groups else _SUGGESTED,
             *unfused,
             *_cast_caveats(module, precision),
             *inputs.caveats,
@@ -221,12 +251,16 @@ def _valued_chain(source: TracedSource, way: _Way) -> Chain:
 
 
 def _chain(source: TracedSource, way: _Way, answers: Answers | None) -> Chain:
+    module = source.module
+    own_loss = has_targets(made(source.inputs.make, SAMPLES[0], way.sequence_length))
+    division = Division.of(source.layout, module, logits=not own_loss)
     small, large = (
         watched_step(
             source.module,
             made(source.inputs.make, samples, way.sequence_length),
             Setting(samples=samples, precision=way.precision, autocast=way.autocast),
             answers,
+            division,
         )
         for samples in SAMPLES
     )

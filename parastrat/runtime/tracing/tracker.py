@@ -6,9 +6,7 @@ The forward is a chain of segments: each visit to a repeated block is one, and s
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,59 +14,18 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parastrat.model import Split
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.recompute import KEPT, MATMULS
 from parastrat.runtime.tracing.answers import Answers
-from parastrat.runtime.tracing.operators import FLASH, Call, call_of, with_workspace
+from parastrat.runtime.tracing.dividing import Dividing
+from parastrat.runtime.tracing.division import Division
+from parastrat.runtime.tracing.operators import FLASH, call_of, with_workspace
+from parastrat.runtime.tracing.recorded import Allocation, Segment
 
 _ADD, _CAST = torch.ops.aten.add.Tensor, torch.ops.aten._to_copy.default  # noqa: SLF001  (no public name)
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Allocation:
-    """One storage."""
-
-    bytes: int
-    #: index of the segment that made it; for the model's inputs the first
-    created: int
-    #: made by an attention core
-    attention: bool = False
-    #: segments whose operators keep it for backward, with how many of them do
-    savers: Counter[int] = field(default_factory=Counter)
-    #: the last segment of the forward that reads it
-    last_used: int = -1
-    #: a gradient flows through it
-    differentiable: bool = False
-    #: backward makes it a parameter's gradient
-    gradient: bool = False
-    #: such a gradient, the sum of another one and what a further use of the parameter gives
-    added: bool = False
-    #: lives as long as the model
-    constant: bool = False
-    #: alive at the end of the forward
-    kept: bool = False
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Segment:
-    """One stretch of the forward."""
-
-    #: name of the repeated block; empty for what runs between
-    block: str
-    calls: list[Call] = field(default_factory=list)
-    #: names of the parameters that it reads
-    parameters: dict[str, None] = field(default_factory=dict)
-    #: what a checkpoint around it keeps
-    inputs: list[Allocation] = field(default_factory=list)
-    #: bytes of the outputs that the ``selective`` policy keeps
-    selective_bytes: int = 0
-    matmuls: int = 0
-    #: the segment of an equal block, if this one did not run
-    twin: int | None = None
-    #: then what that one returned
-    twin_output: Allocation | None = None
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -79,6 +36,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         constants: other tensors that outlive the step.
         answers: to what the forward asks of values; None: it must not ask.
         casts: autocast makes short copies of parameters, which stand for these.
+        division: what tensor parallelism would divide.
     """
 
     def __init__(
@@ -88,8 +46,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         answers: Answers | None = None,
         *,
         casts: bool = False,
+        division: Division | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.dividing = Dividing(division or Division())
         self._answers, self._casts = answers, casts
         self.segments = [Segment(block="")]
         #: +1 and -1: an allocation begins and ends, in the segment that runs or whose backward runs
@@ -131,8 +91,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if func.namespace == _QUERIES:
             return result
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        way = Split.REPLICATED
+        if self.dividing.divides:
+            way = self.dividing.way(func, *self._read((args, kwargs)), backward=self._backward)
         for tensor in outputs:
-            self.allocation(tensor, attention=func in FLASH)
+            self.allocation(tensor, attention=func in FLASH, way=way)
         if not self._backward:
             if self._casts and func is _CAST and self._is_parameter(args[0]):
                 # memory counts it with the weights
@@ -143,14 +106,24 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             self._sums[self.allocation(result)] = self.allocation(args[0])
         return result
 
-    def allocation(self, tensor: torch.Tensor, *, attention: bool = False) -> Allocation:
+    def allocation(
+        self, tensor: torch.Tensor, *, attention: bool = False, way: Split = Split.REPLICATED
+    ) -> Allocation:
         """Return the allocation of a tensor's storage; it begins now if it was unknown."""
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  (the address; no public accessor)
         known = self._alive.get(key)
         if known is not None:
             return known
-        made = Allocation(bytes=storage.nbytes(), created=self.current, attention=attention)
+        if way is Split.REPLICATED and self.dividing.streams(tensor.numel(), self.segments[self.current]):
+            way = Split.SEQUENCE
+        made = Allocation(
+            bytes=storage.nbytes(),
+            created=self.current,
+            attention=attention,
+            way=way,
+            elements=tensor.numel(),
+        )
         self._alive[key] = made
         self._watches[key] = weakref.ref(storage, lambda _: self._freed(key))
         self._events.append((self.current, 1, made))
@@ -164,6 +137,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         segment = Segment(block=block)
         leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         segment.inputs = list(dict.fromkeys(self.allocation(leaf) for leaf in leaves))
+        self.dividing.look_at(leaves)
         self._begin(segment)
         self._last[block] = self.current
         for leaf in leaves:
@@ -208,6 +182,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 made = self._sums.get(made)
         self._sums.clear()
         self._watches.clear()
+        self.dividing.settle(self.segments, [*self.forward_events, *self.backward_events])
 
     @property
     def in_backward(self) -> bool:
@@ -245,13 +220,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             if isinstance(leaf, torch.Tensor):
                 self._use(leaf)
         call = call_of(func, args, result, self._is_parameter)
+        if call is not None and self.dividing.divides:
+            made = [self.allocation(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            call = self.dividing.divided(call, segment, *self._read((args, kwargs)), made)
         if call is not None:
             segment.calls.append(call)
         if func in MATMULS:
             segment.matmuls += 1
         if func in KEPT or (func in MATMULS and segment.matmuls % 2 == 1):
-            leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-            segment.selective_bytes += sum(leaf.untyped_storage().nbytes() for leaf in leaves)
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, torch.Tensor):
+                    kept = self.allocation(leaf)
+                    segment.selective[kept.way] += kept.bytes
 
     def _use(self, tensor: torch.Tensor) -> None:
         allocation = self.allocation(tensor)
@@ -260,6 +240,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         name = self._names.get(_key(tensor)) if allocation.constant else None
         if name is not None:
             self.segments[self.current].parameters[name] = None
+
+    def _read(self, arguments: Any) -> tuple[list[Allocation], list[str]]:
+        """Return what an operator reads: tensors, and the names of parameters."""
+        held, weights = [], []
+        for leaf in tree_leaves(arguments):
+            if isinstance(leaf, torch.Tensor):
+                name, known = self._names.get(_key(leaf)), self._alive.get(_key(leaf))
+                if name is not None:
+                    weights.append(name)
+                elif known is not None:
+                    held.append(known)
+        return held, weights
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
         return _key(tensor) in self._names

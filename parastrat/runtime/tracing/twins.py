@@ -18,7 +18,8 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from parastrat.runtime.blocks import Blocks
-from parastrat.runtime.tracing.tracker import Allocation, Tracker
+from parastrat.runtime.tracing.recorded import Allocation
+from parastrat.runtime.tracing.tracker import Tracker
 
 #: how many of a kind run; the second has all its neighbours alike
 _RUNNING = 2
@@ -170,7 +171,7 @@ def _fill_in(tracker: Tracker) -> None:
         if segment.twin is None:
             continue
         twin = tracker.segments[segment.twin]
-        segment.calls, segment.selective_bytes = twin.calls, twin.selective_bytes
+        segment.calls, segment.selective, segment.added_up = twin.calls, twin.selective, twin.added_up
         inside = f"{twin.block}."
         segment.parameters = {
             f"{segment.block}.{name.removeprefix(inside)}" if name.startswith(inside) else name: None

@@ -23,6 +23,7 @@ from parastrat.runtime.building import described
 from parastrat.runtime.caches import caches_off
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tracing.answers import Answers
+from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_loss import example_loss
 from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
 from parastrat.runtime.tracing.tracker import Tracker
@@ -56,7 +57,11 @@ class Setting:
 
 
 def watched_step(
-    module: nn.Module, inputs: Any, setting: Setting, answers: Answers | None = None
+    module: nn.Module,
+    inputs: Any,
+    setting: Setting,
+    answers: Answers | None = None,
+    division: Division | None = None,
 ) -> Tracker:
     """Run one forward and backward on fake tensors; the module is as before afterwards.
 
@@ -66,6 +71,7 @@ def watched_step(
         setting: the batch and the number format. Weights and inputs are in the compute format, as FSDP2
             runs mixed precision, unless autocast is asked for; buffers keep theirs.
         answers: to what the forward asks of values; None: it must not ask.
+        division: what tensor parallelism would divide; None: nothing.
 
     Raises:
         ModelError: the forward cannot run without values, or raises.
@@ -76,7 +82,7 @@ def watched_step(
         fake_module(module, mode, setting.weights) as (parameters, constants),
         gpu_kernels(),
     ):
-        tracker = Tracker(parameters, constants, answers, casts=setting.autocast)
+        tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
         with mode:
             batch = tree_map(lambda leaf: _fake_input(leaf, setting.weights), inputs)
         hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)

@@ -1,0 +1,64 @@
+"""What a watched step leaves behind: the storages that it made, and the stretches of its forward."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from parastrat.model import Split
+from parastrat.runtime.tracing.operators import Call
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Allocation:
+    """One storage."""
+
+    bytes: int
+    #: index of the segment that made it; for the model's inputs the first
+    created: int
+    #: made by an attention core
+    attention: bool = False
+    #: segments whose operators keep it for backward, with how many of them do
+    savers: Counter[int] = field(default_factory=Counter)
+    #: the last segment of the forward that reads it
+    last_used: int = -1
+    #: a gradient flows through it
+    differentiable: bool = False
+    #: backward makes it a parameter's gradient
+    gradient: bool = False
+    #: such a gradient, the sum of another one and what a further use of the parameter gives
+    added: bool = False
+    #: lives as long as the model
+    constant: bool = False
+    #: alive at the end of the forward
+    kept: bool = False
+    #: what tensor parallelism divides it by
+    way: Split = Split.REPLICATED
+    #: elements of the tensor that it was made for
+    elements: int = 0
+    #: every rank reads all of it
+    gathered: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Segment:
+    """One stretch of the forward."""
+
+    #: name of the repeated block; empty for what runs between
+    block: str
+    calls: list[Call] = field(default_factory=list)
+    #: names of the parameters that it reads
+    parameters: dict[str, None] = field(default_factory=dict)
+    #: what a checkpoint around it keeps
+    inputs: list[Allocation] = field(default_factory=list)
+    #: bytes of the outputs that the ``selective`` policy keeps, by what divides them
+    selective: Counter[Split] = field(default_factory=Counter)
+    #: bytes of each result that tensor-parallel ranks add up
+    added_up: list[int] = field(default_factory=list)
+    #: bytes of the largest tensor that a loss makes of divided logits
+    of_loss: int = 0
+    matmuls: int = 0
+    #: the segment of an equal block, if this one did not run
+    twin: int | None = None
+    #: then what that one returned
+    twin_output: Allocation | None = None

@@ -1,0 +1,193 @@
+"""What tensor parallelism divides of traced modules, against the closed form and by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from runtime.test_trace import LENGTH, hugging_face
+from torch import nn
+from torch.nn import functional
+
+from parastrat.case import Facts
+from parastrat.model import Block, ModelSpec, OperatorKind, Split
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.runtime.tracing.trace import TracedSource, traced_module
+from parastrat.saved import Saved
+from parastrat.search import Constraints, find_plan
+from parastrat.sources import load_source
+from parastrat.stack import Kernels
+from parastrat.workload import Optimizer, Precision, Workload
+
+WIDTH, HEADS, GROUPS, ROWS = 64, 8, 4, 96
+
+
+class Attention(nn.Module):
+    """Grouped queries, as people write them."""
+
+    def __init__(self, heads: int = HEADS, groups: int = GROUPS) -> None:
+        super().__init__()
+        self.heads, self.groups = heads, groups
+        self.q = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.k = nn.Linear(WIDTH, WIDTH // heads * groups, bias=False)
+        self.v = nn.Linear(WIDTH, WIDTH // heads * groups, bias=False)
+        self.o = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = (
+            part(x).view(batch, length, -1, WIDTH // HEADS).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        out: torch.Tensor = self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
+        return out
+
+
+class Layer(nn.Module):
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.before, self.mixer, self.after = nn.LayerNorm(WIDTH), mixer, nn.LayerNorm(WIDTH)
+        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.mixer(self.before(x))
+        out: torch.Tensor = x + self.feed(self.after(x))
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self, mixer: Any = Attention) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, WIDTH)
+        self.layers = nn.ModuleList(Layer(mixer()) for _ in range(3))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ROWS, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.head(self.norm(x))
+        return out
+
+
+class Whole(nn.Module):
+    """A layer with a low-rank one beside it, whose result is whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+        self.low, self.high = nn.Parameter(torch.zeros(WIDTH, 4)), nn.Parameter(torch.zeros(4, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x) + x @ self.low @ self.high
+        return out
+
+
+def source(module: Any, *arguments: Any) -> TracedSource:
+    with torch.device("meta"):
+        return traced_module(module(*arguments), ref="module")
+
+
+def traced(module: Any, *arguments: Any) -> ModelSpec:
+    return source(module, *arguments).at(LENGTH, Precision.BF16, Kernels.EAGER)
+
+
+def by_split(block: Block) -> dict[Split, int]:
+    found = dict.fromkeys((group.split for group in block.parameters), 0)
+    for group in block.parameters:
+        found[group.split] += group.count
+    return found
+
+
+def approximately(saved: Saved) -> Any:
+    return pytest.approx([getattr(saved, name) for name in Saved.__dataclass_fields__], abs=64)
+
+
+def test_a_layer_is_divided_as_the_closed_form_says(tmp_path: Path) -> None:
+    config, build = hugging_face("llama")
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        model = traced_module(build(config), ref="llama").at(LENGTH, Precision.BF16, Kernels.EAGER)
+    _, layers, _ = model.blocks
+    closed = load_source(str(tmp_path))
+    assert closed is not None
+    _, expected, _ = closed.at(LENGTH, Precision.BF16, Kernels.EAGER).blocks
+    assert by_split(layers) == by_split(expected)
+    assert [getattr(layers.activations.none, name) for name in Saved.__dataclass_fields__] == approximately(
+        expected.activations.none
+    )
+    assert layers.tensor_parallel_collectives == expected.tensor_parallel_collectives == 2
+    assert layers.tensor_parallel_bytes == expected.tensor_parallel_bytes
+    products = [
+        {
+            (each.n, each.k, each.split_side): each.count
+            for each in block.operators
+            if each.kind is OperatorKind.MATMUL
+        }
+        for block in (layers, expected)
+    ]
+    assert products[0] == products[1]
+
+
+def test_heads_and_features_tell_what_divides() -> None:
+    assert traced(Model).divisible == GROUPS
+    assert traced(Model, lambda: Attention(groups=HEADS)).divisible == HEADS
+    # only the feed-forward is divided
+    model = traced(Model, Whole)
+    assert model.divisible == 4 * WIDTH
+    inner = 2 * 4 * WIDTH * WIDTH + 4 * WIDTH
+    assert by_split(model.blocks[1])[Split.TENSOR] == inner
+    assert traced(nn.Linear, 8, 8).divisible is None
+
+
+def test_what_is_whole_in_blocks_is_divided_along_the_sequence() -> None:
+    model = source(Model)
+    assert model.layout.sequence
+    kept = model.at(LENGTH, Precision.BF16, Kernels.EAGER).blocks[1].activations.none
+    wide = 2 * LENGTH * WIDTH
+    # both norms' outputs are gathered for the columns behind them
+    assert kept.replicated == 2 * wide
+    assert kept.sequence == pytest.approx(2 * wide, rel=0.1)
+    assert kept.tensor == pytest.approx((2 + 2 * GROUPS / HEADS + 8) * wide, rel=0.05)
+
+
+def test_logits_are_divided_for_a_loss_outside() -> None:
+    last = traced(Model).blocks[-1]
+    assert last.activations.none.loss == 2 * LENGTH * ROWS
+    assert by_split(last) == {Split.REPLICATED: 2 * WIDTH, Split.VOCABULARY: ROWS * WIDTH}
+    config, build = hugging_face("llama")
+    with torch.device("meta"):
+        own = traced_module(build(config), ref="llama").at(LENGTH, Precision.BF16, Kernels.EAGER)
+    # it is given targets, and computes its loss of whole logits
+    assert own.blocks[-1].activations.none.loss == 0
+
+
+def test_nothing_is_looked_for_where_nobody_asks() -> None:
+    with torch.device("meta"):
+        model = traced_module(Model(), ref="model", divides=False).at(LENGTH, Precision.BF16, Kernels.EAGER)
+    assert model.divisible is None
+    assert all(not each.activations.none.tensor for each in model.blocks)
+    assert "no column and row was found" in model.caveats[0]
+
+
+def test_a_search_finds_plans_of_traced_modules() -> None:
+    stack, precision = load_stack("torch"), Precision.BF16_MIXED
+    workload = Workload(
+        global_batch_size=1, sequence_length=LENGTH, optimizer=Optimizer.ADAMW, precision=precision
+    )
+    job = Facts(
+        model=source(Model).at(LENGTH, precision, stack.kernels),
+        hardware=load_hardware("dgx-h100"),
+        workload=workload,
+        stack=stack,
+    )
+    found = find_plan(job, Constraints(tp=2, pp=1))
+    assert found.chosen is None or found.chosen.plan.mesh.tp == 2
+    rejected = {rejection.code for rejection in find_plan(job, Constraints(tp=8)).rejected}
+    assert "PS227" in rejected
+    unknown = replace(job, model=replace(job.model, divisible=None))
+    assert all(rung.case is None or rung.case.plan.mesh.tp == 1 for rung in find_plan(unknown).rungs)
