@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,8 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     args = args if isinstance(args, tuple) else (args,)
     try:
-        program = _program(module, args, kwargs)
+        # a forward may leave tensors in the module, which could not be copied any more
+        program = _program(copy.deepcopy(module), args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
         raise NotFollowedError(

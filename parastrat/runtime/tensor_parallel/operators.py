@@ -55,6 +55,8 @@ def _squeeze(call: Call) -> Tag:
     given = call.argument(1)
     dims = range(len(shape)) if given is None else [given] if isinstance(given, int) else given
     gone = [dim % len(shape) for dim in dims if shape[dim] == 1]
+    if call.tag.dim in gone:
+        raise NotFollowedError("it has one feature")
     return call.tag.moved(call.tag.dim - sum(dim < call.tag.dim for dim in gone))
 
 

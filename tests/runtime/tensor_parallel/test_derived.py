@@ -148,6 +148,38 @@ def test_a_layer_may_read_a_parameter() -> None:
     assert roles(derived(Placed(), torch.ones(2, 4, 8))) == {"key": "column", "out": "row"}
 
 
+class Valued(nn.Module):
+    """Predicts one number, and leaves what it computed on the way in the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.value = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = self.second(torch.relu(self.first(x)))
+        return self.value(self.hidden).squeeze(-1)
+
+
+# what torch.export says of such forwards
+_LEFT = pytest.mark.filterwarnings("ignore:The tensor attribute self.hidden was assigned:UserWarning")
+
+
+@_LEFT
+def test_a_layer_with_one_feature_stays_whole() -> None:
+    layout = derived(Valued(), torch.ones(2, 8))
+    assert roles(layout) == {"first": "column", "second": "row"}
+    assert left(layout) == {"value": "it has one feature"}
+
+
+@_LEFT
+def test_nothing_of_a_forward_stays_in_what_is_followed() -> None:
+    # what a proof divides are copies of it
+    module = Valued()
+    derived_layout(module, torch.ones(2, 8), 2)
+    assert not hasattr(module, "hidden")
+
+
 def falcon(**fields: object) -> nn.Module:
     from transformers import FalconConfig, FalconForCausalLM
 
