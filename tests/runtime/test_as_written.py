@@ -445,6 +445,64 @@ def test_a_stage_says_what_is_wrong_in_its_own_words_and_the_others_who_failed()
     assert first[1].startswith("rank 1 stopped with ZeroDivisionError: no targets")
 
 
+class Fussy(nn.Module):
+    """A block that takes nothing once it is told so."""
+
+    takes_nothing = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = residual()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.takes_nothing:
+            raise ValueError("a fussy block")
+        return self.inside(x)
+
+
+class FussyChain(Chain):
+    """Its blocks may fail on one rank alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Fussy() for _ in range(4))
+
+
+def goes_on_behind_a_failure(place: int) -> tuple[str, float]:
+    """Return what a rank raises where one rank's stage fails, and the loss of a step that it takes then."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {**PP, "dp_replicate": 2, "micro_batch_size": 2}
+    model = parastrat.auto_parallelize(FussyChain(), plan=plan(**shape), sample_inputs=batch("", 0)[0])
+    for block in model.modules():
+        if isinstance(block, Fussy):
+            block.takes_nothing = dist.get_rank() == place
+    said = ""
+    try:
+        parastrat.forward_backward(model, *batch("", 0), loss_fn=functional.cross_entropy)
+    except (ValueError, ParastratError) as error:
+        said = f"{type(error).__name__}: {error}"
+    for block in model.modules():
+        if isinstance(block, Fussy):
+            block.takes_nothing = False
+    return said, parastrat.forward_backward(model, *batch("", 0), loss_fn=functional.cross_entropy).item()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [0, 3])
+def test_no_stage_waits_for_one_that_fails_and_goes_on(place: int) -> None:
+    torch.manual_seed(0)
+    model = FussyChain()
+    x, y = batch("", 0)
+    expected = functional.cross_entropy(model(x), y).item()
+    for rank, (said, loss) in enumerate(on_ranks(4, goes_on_behind_a_failure, place)):
+        assert said == (
+            "ValueError: a fussy block"
+            if rank == place
+            else f"MismatchError: rank {place} stopped with ValueError: a fussy block"
+        )
+        assert loss == pytest.approx(expected, rel=1e-5)
+
+
 def names_held() -> list[str]:
     """Return the names of this rank's state where nothing calls a block of one of its two stages."""
     several: dict[str, Any] = {"pp_schedule": PipelineSchedule.INTERLEAVED, "virtual_stages": 2}

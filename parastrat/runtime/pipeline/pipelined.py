@@ -11,14 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils._pytree import tree_flatten, tree_leaves
 
-from parastrat.errors import MismatchError, UsageError
+from parastrat.errors import UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
+from parastrat.runtime.pipeline.keeping import stand_in
 from parastrat.runtime.pipeline.pending import Unread
 from parastrat.runtime.pipeline.prune import Absent
 from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
+from parastrat.runtime.pipeline.same import check_same_batches, signature
 from parastrat.runtime.pipeline.schedule import Ends, Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
@@ -47,6 +48,8 @@ class Job:
     batches: list[Any]
     routes: list[Route]
     loss_of: LossOf
+    #: what stages of this rank failed with while they kept step; None: they raise it
+    failures: list[Exception] | None = None
 
     def parcel(self, after: int) -> Parcel:
         """Return how tensors travel over a cut."""
@@ -91,10 +94,16 @@ class Pipeline:
             # before FSDP2 gathers anything
             module.register_forward_pre_hook(lambda *_: (self.job, None)[1], prepend=True)
 
-    def step(self, batches: list[Any], loss_of: LossOf) -> None:
-        """Run the schedule over one step's micro-batches; gradients are complete afterwards."""
-        job = Job(batches=batches, routes=[self.route(batch) for batch in batches], loss_of=loss_of)
-        key = tuple(_signature(batch) for batch in batches)
+    def step(self, batches: list[Any], loss_of: LossOf) -> Exception | None:
+        """Run the schedule over one step's micro-batches; gradients are complete afterwards.
+
+        Returns:
+            What a stage of this rank failed with, where it kept step with the others.
+        """
+        routes = [self.route(batch) for batch in batches]
+        failures: list[Exception] | None = [] if self._keeps_step else None
+        job = Job(batches=batches, routes=routes, loss_of=loss_of, failures=failures)
+        key = tuple(signature(batch) for batch in batches)
         if self._run is None or self._run[0] != key:
             check_same_batches(batches, self.group)
             ends = {stage: _ends(self.cut.spans[stage], job) for stage in self.modules}
@@ -105,6 +114,7 @@ class Pipeline:
                 self._run[1].step()
             if not self.sharded:
                 average_over_data(self.modules.values(), self.wrapping.mesh)
+        return failures[0] if failures else None
 
     def receiving(self) -> list[torch.Tensor]:
         """Return what the last schedule's stages receive one micro-batch into: activations, gradients."""
@@ -143,6 +153,15 @@ class Pipeline:
         return not self.setting.autocast
 
     @property
+    def _keeps_step(self) -> bool:
+        """Whether a stage can stand in for what it fails to compute.
+
+        Not where it owes collectives to other ranks, nor weights the second half of a backward.
+        """
+        split = schedule_of(self.wrapping.plan) in SPLIT
+        return not (self.sharded or self.wrapping.plan.mesh.tp > 1 or split)
+
+    @property
     def holds_last(self) -> bool:
         return len(self.cut.spans) - 1 in self.modules
 
@@ -171,8 +190,7 @@ class Pipeline:
 
         unread = Unread(self.modules[span.stage]) if len(self.modules) == 1 else None
 
-        def forward(*received: torch.Tensor, micro_batch: torch.Tensor) -> Any:
-            job, index = self.job, index_of(micro_batch)
+        def computed(job: Job, index: int, received: tuple[torch.Tensor, ...]) -> Any:
             route = job.routes[index]
             came = (
                 job.parcel(span.begin).unpacked(index, received, route.crossing(span.begin))
@@ -186,6 +204,17 @@ class Pipeline:
                 return job.loss_of(index, output)
             return job.parcel(span.end).packed(output)
 
+        def forward(*received: torch.Tensor, micro_batch: torch.Tensor) -> Any:
+            job, index = self.job, index_of(micro_batch)
+            try:
+                return computed(job, index, received)
+            except Exception as error:
+                if job.failures is None:
+                    raise
+                job.failures.append(error)
+                outputs = stand_in(_ends(span, job).leaving, received)
+                return outputs[0] if span.is_last else outputs
+
         return forward
 
     def route(self, batch: Any) -> Route:
@@ -195,7 +224,7 @@ class Pipeline:
             WrapError: if the stages do not hold what they need for it.
         """
         training = self._model is None or self._model.training
-        key = training, _signature(batch)
+        key = training, signature(batch)
         if key not in self._routes:
             self.skeleton.train(training)
             route = route_of(self.skeleton, batch, self.setting)
@@ -255,40 +284,9 @@ def own_draws(pipeline: Pipeline) -> Iterator[None]:
         yield
 
 
-def check_same_batches(batches: list[Any], group: dist.ProcessGroup) -> None:
-    """Refuse different batches on the ranks of one pipeline.
-
-    Raises:
-        MismatchError: if they differ in shapes or contents.
-    """
-    own = [
-        (_signature(batch), [float(leaf.double().sum()) for leaf in _tensors(batch)]) for batch in batches
-    ]
-    every: list[Any] = [own] * dist.get_world_size(group)
-    dist.all_gather_object(every, own, group=group)
-    if any(str(other) != str(own) for other in every):
-        raise MismatchError(
-            "the stages of one pipeline were given different batches",
-            hint="give all ranks of a pipeline the same batch, as parastrat.shard_dataloader does",
-        )
-
-
 def index_of(micro_batch: torch.Tensor) -> int:
     """Return the index of a micro-batch, which schedules hand on as a tensor of one element."""
     return int(micro_batch)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-
-
-def _signature(batch: Any) -> Any:
-    """Return what the way of a forward hangs on: shapes, formats, and plain values."""
-    leaves, spec = tree_flatten(batch)
-    known = tuple(
-        (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, torch.Tensor) else repr(leaf) for leaf in leaves
-    )
-    return str(spec), known
 
 
 def _ends(span: Span, job: Job) -> Ends:

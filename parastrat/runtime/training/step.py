@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import UsageError, WrapError
 from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.pipeline.keeping import raise_together
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
 from parastrat.runtime.training.batches import called, micro_batches, to_device
@@ -98,7 +99,8 @@ def forward_backward(
         wrapping.stepping = False
     if wrapping.loss_scale is not None:
         wrapping.loss_scale.unscale_(model)
-    wrapping.mesh.sum_over_data(summed)
+    if wrapping.pipeline is None:
+        wrapping.mesh.sum_over_data(summed)
     return summed
 
 
@@ -159,7 +161,7 @@ class _Loss:
 def _through(
     pipeline: Pipeline, shares: list[_Share], total: int, loss_fn: LossFunction | None
 ) -> torch.Tensor:
-    """Run all micro-batches through a pipeline; return their part of the global mean loss."""
+    """Run all micro-batches through a pipeline; return the global mean loss."""
     wrapping, mean = pipeline.wrapping, _Mean(total=total, loss_fn=loss_fn)
     summed = torch.zeros((), device=wrapping.device)
 
@@ -169,8 +171,12 @@ def _through(
         return loss.objective
 
     with dividing_logits(wrapping):
-        pipeline.step([to_device(share.inputs, wrapping.device) for share in shares], loss_of)
+        failure = pipeline.step([to_device(share.inputs, wrapping.device) for share in shares], loss_of)
+    if failure is not None:
+        summed.fill_(torch.nan)
     pipeline.sum_over_stages(summed)  # all but the last stage's rank add nothing
+    wrapping.mesh.sum_over_data(summed)
+    raise_together(failure, summed)
     return summed
 
 

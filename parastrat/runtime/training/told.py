@@ -46,16 +46,21 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
+def stopped_with(error: BaseException) -> str:
+    """Return what this rank tells the others of an error, in a line."""
+    said = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"rank {dist.get_rank()} stopped with {type(error).__name__}: {said}"
+
+
 def _is_loss_of_contact(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(text in str(innermost(error)) for text in _LOST)
 
 
 def _tell(error: BaseException) -> None:
-    said = next((line for line in str(error).splitlines() if line.strip()), "")
     store = dist.distributed_c10d._get_default_store()  # noqa: SLF001  (nothing public returns it)
     try:
         # the first word counts: others may fail of what this one did
-        store.compare_set(_KEY, "", f"rank {dist.get_rank()} stopped with {type(error).__name__}: {said}")
+        store.compare_set(_KEY, "", stopped_with(error))
     except dist.DistError:
         return  # it was another rank's, which is gone
 
