@@ -30,6 +30,7 @@ from parastrat.runtime.training.buffers import _send
 from parastrat.runtime.training.counted import counted
 from parastrat.runtime.training.reached import reached_from
 from parastrat.runtime.ways import chooses_ways, drawn_ways, outside_of
+from parastrat.workload import Precision
 
 WIDTH, CLASSES, SAMPLES, STEPS = 8, 3, 4, 3
 
@@ -651,6 +652,33 @@ def test_a_forward_of_several_formats_is_told_of_the_plans() -> None:
         WrapError, match=r"18 parameters such as blocks\.0\.0\.weight were cast to the plan's fp32"
     ):
         parastrat.forward_backward(model, *batch("", 0), loss_fn=loss_of)
+
+
+class Biased(Chain):
+    """Adds a constant that stays in fp32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(WIDTH), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x + self.shift)
+
+
+def in_short_formats() -> str:
+    shape: dict[str, Any] = {"dp_shard": 2, "precision": Precision.BF16_MIXED, "micro_batch_size": SAMPLES}
+    model = parastrat.auto_parallelize(Biased(), plan=plan(**shape))
+    try:
+        parastrat.forward_backward(model, *batch("", 0), loss_fn=loss_of)
+    except WrapError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.slow
+def test_a_constant_that_fsdp2_leaves_in_fp32_is_told() -> None:
+    for said in on_ranks(2, in_short_formats):
+        assert said.startswith("FSDP2 gathers weights in torch.bfloat16 under bf16-mixed")
 
 
 def test_tensors_that_a_forward_left_behind_are_no_obstacle() -> None:

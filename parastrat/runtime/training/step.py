@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 LossFunction = Callable[..., torch.Tensor]
 
+#: what operators say of operands in several number formats
+_OF_FORMATS = ("dtype", "scalar type", "should be the same")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Share:
@@ -110,13 +113,22 @@ def _formats_explained(wrapping: Wrapping) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not wrapping.cast or "dtype" not in str(error):
+        precision = wrapping.plan.precision
+        gathers_short = wrapping.plan.shards_parameters and precision in COMPUTE
+        if not (wrapping.cast or gathers_short) or not any(text in str(error) for text in _OF_FORMATS):
             raise
+        if wrapping.cast:
+            raise WrapError(
+                f"{len(wrapping.cast)} parameters such as {wrapping.cast[0]} were cast to the plan's "
+                f"{precision}, and the forward gives them another format: {error}",
+                hint="let the forward cast to its weights' dtype, as x.to(self.weight.dtype), or build the "
+                "model in one format",
+            ) from error
         raise WrapError(
-            f"{len(wrapping.cast)} parameters such as {wrapping.cast[0]} were cast to the plan's "
-            f"{wrapping.plan.precision}, and the forward gives them another format: {error}",
-            hint="let the forward cast to its weights' dtype, as x.to(self.weight.dtype), or build the "
-            "model in one format",
+            f"FSDP2 gathers weights in {COMPUTE[precision]} under {precision}, without autocast, and the "
+            f"forward makes tensors of another format: {error}",
+            hint="let constants follow the activations, as mask.to(x.dtype), or plan ddp, which runs under "
+            "autocast: parastrat recommend --strategy ddp",
         ) from error
 
 
