@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.pipeline.between import check_buffers
 from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
 from parastrat.runtime.pipeline.setting import Setting
@@ -235,9 +236,14 @@ def route_of(module: nn.Module, inputs: Any, setting: Setting) -> Route:
 
     Raises:
         ModelError: if the forward raises, or needs values.
+        WrapError: if it changes a buffer that no stage could keep.
     """
-    with fakes_of(module, inputs, setting, {}) as begin, explained(module):
-        return begin(None).run()[0]
+    with fakes_of(module, inputs, setting, {}) as begin:
+        trace = begin(None)
+        with explained(module):
+            route, _ = trace.run()
+        check_buffers(module, trace.flow)
+        return route
 
 
 @contextmanager

@@ -65,6 +65,45 @@ def test_the_proof_sees_a_weight_in_the_wrong_stage(stages: int) -> None:
         prove(model, TOKENS, FP32, spans, owners | {"embed.weight": (0,)})
 
 
+class Following(nn.Module):
+    """Keeps a mean of what its blocks compute, and counts its calls."""
+
+    class Block(nn.Module):
+        """May keep the mean of its own."""
+
+        def __init__(self, *, keeps: bool) -> None:
+            super().__init__()
+            self.layer, self.keeps = nn.Linear(16, 16), keeps
+            self.register_buffer("mean", torch.zeros(16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.keeps:
+                self.mean.lerp_(x.detach().mean(0), 0.1)
+            return self.layer(x)
+
+    def __init__(self, *, between: bool) -> None:
+        super().__init__()
+        self.between = between
+        self.blocks = nn.ModuleList(self.Block(keeps=not between) for _ in range(4))
+        self.register_buffer("mean", torch.zeros(16))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        x = tokens.float()
+        for block in self.blocks:
+            x = block(x)
+            if self.between:
+                self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x
+
+
+def test_buffers_that_no_stage_could_keep_are_refused() -> None:
+    with pytest.raises(WrapError, match="changes the buffer mean between its blocks"):
+        route(Following(between=True))
+    assert len(route(Following(between=False)).events) == 4
+
+
 class Collected(nn.Module):
     """Adds up what its blocks leave behind as attributes."""
 
