@@ -13,6 +13,8 @@ class Kernels(StrEnum):
 
     #: one kernel per tensor operation, as Hugging Face models run
     EAGER = "eager"
+    #: so, but for the loss, which a compiler fuses
+    EAGER_BLOCKS = "eager-blocks"
     #: fused by a compiler, block by block; the loss is the training script's, in eager mode
     COMPILED = "compiled"
     #: the loss as well
@@ -21,6 +23,11 @@ class Kernels(StrEnum):
     FUSED = "fused"
     #: hand-fused, but attention is two products with a softmax between them, as before flash attention
     FUSED_MATH = "fused-math"
+
+    @property
+    def eager(self) -> bool:
+        """Whether blocks run one kernel per tensor operation."""
+        return self in (Kernels.EAGER, Kernels.EAGER_BLOCKS)
 
     @property
     def compiled(self) -> bool:
@@ -62,8 +69,13 @@ class Unstated:
     #: names begin so; None: never
     captures_since: str | None = None
     captured_models: tuple[str, ...] = ()
-    #: the day, YYYY-MM-DD, since which its own training script compiles the loss too; None: never
+    #: the day, YYYY-MM-DD, since which its own training script compiles the loss too; None: never. For
+    #: presets whose names begin so, where any are named
     compiles_loss_since: str | None = None
+    compiled_loss_models: tuple[str, ...] = ()
+    #: whether what sequence parallelism divides crosses between pipeline stages as it is; None: as the
+    #: stack's
+    crosses_divided: bool | None = None
     #: of the runs' parallel loss; None: as the stack's
     parallel_loss_tensors: int | None = None
     #: of the runs' gradients under mixed precision; None: as the stack's
@@ -143,6 +155,12 @@ class Stack:
     scaled_rows_factor: float = 1.0
     #: whether tp ranks send a part each of what crosses between pipeline stages, and gather it behind
     scatters_sends: bool = False
+    #: whether what sequence parallelism divides crosses between pipeline stages as it is, and is not put
+    #: together for that
+    crosses_divided: bool = False
+    #: whether sharded parameters are gathered, and their gradients reduced, in streams of their own, whose
+    #: memory serves nothing else
+    gathers_aside: bool = True
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together
     parallel_loss_tensors: int = 1
     #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OUT_OF_MEMORY = "oom"
 #: columns that do not say what ran
-_NOT_SETTINGS = {"id", "line", "source", "status", *MEASURED}
+_NOT_SETTINGS = {"id", "line", "source", "status", "notes", *MEASURED}
 #: columns that say how a run was divided among devices and in time
 _PARALLELISM = {
     *("tp", "pp", "vpp", "cp", "ep", "dp", "fsdp", "sequence_parallel", "async_tp"),

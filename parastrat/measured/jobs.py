@@ -49,6 +49,9 @@ _PRECISIONS = {
     "mxfp8": Precision.FP8,
 }
 
+#: how tables call the sharding whose collectives are operators of a graph
+_IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
+
 #: devices of a node where a row states neither a machine nor the number
 _USUAL_NODE = 8
 
@@ -80,7 +83,12 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     precision = _precision(row)
     hardware = _hardware(row)
     source = source_of(row)
-    stack = replace(stack, captured=_is_captured(row, stack.unstated, source))
+    stack = replace(
+        stack,
+        captured=_is_captured(row, stack.unstated, source),
+        kernels=_kernels(row, stack, source),
+        gathers_aside=stack.gathers_aside and not _gathers_in_graph(row),
+    )
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:
         raise CannotPredictError("seq_len is not stated")
@@ -140,11 +148,30 @@ def _stack(row: MeasuredRow) -> Stack:
         stack = replace(stack, parallel_loss_tensors=loss)
     if stack.unstated.mixed_gradient_bytes is not None:
         stack = replace(stack, mixed_gradient_bytes=stack.unstated.mixed_gradient_bytes)
-    stack = replace(stack, casts_four_bits=_has_four_bits(row), scales_rows=_ROWS in _format(row))
-    since = stack.unstated.compiles_loss_since
-    if since is not None and _lasted_until(row) >= since:
-        return replace(stack, kernels=Kernels.COMPILED_LOSS)
-    return stack
+    if stack.unstated.crosses_divided is not None:
+        stack = replace(stack, crosses_divided=stack.unstated.crosses_divided)
+    return replace(stack, casts_four_bits=_has_four_bits(row), scales_rows=_ROWS in _format(row))
+
+
+def _kernels(row: MeasuredRow, stack: Stack, source: ModelSource) -> Kernels:
+    """Return a stack's kernels, with the loss compiled where it is so by the day of a run."""
+    since, models = stack.unstated.compiles_loss_since, stack.unstated.compiled_loss_models
+    if since is None or _lasted_until(row) < since or not source.ref.startswith(models or ""):
+        return stack.kernels
+    if not stack.kernels.eager:
+        return Kernels.COMPILED_LOSS
+    # graphs that eager kernels run fuse nothing
+    return stack.kernels if _gathers_in_graph(row) else Kernels.EAGER_BLOCKS
+
+
+def _gathers_in_graph(row: MeasuredRow) -> bool:
+    """Return whether a row says that it ran torchtitan's SimpleFSDP, or the graph trainer, which is that.
+
+    Parameters are gathered by operators of the graph, in the stream that computes
+    (pytorch/torchtitan torchtitan/experiments/graph_trainer/simple_fsdp.py @fca8ab7).
+    """
+    said = f"{row.notes} {row.source}".lower()
+    return any(name in said for name in _IN_GRAPH)
 
 
 def _is_captured(row: MeasuredRow, unstated: Unstated, source: ModelSource) -> bool:

@@ -78,6 +78,8 @@ class MeasuredRow:
     samples_per_s: float | None = None
     peak_mem_gib: float | None = None
     mem_metric: str | None = None
+    #: what the source says beside all that
+    notes: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

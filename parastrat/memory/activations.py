@@ -252,10 +252,11 @@ def sees_whole(facts: Facts, c: Columns) -> Any:
     """Return which kinds of block see whole sequences: tensors cross whole between stages of our pipelines.
 
     Only inside of units are they divided then; and nowhere in a model with dropout, which would have to
-    differ along the sequence. Megatron's stages send shares, and it draws for each.
+    differ along the sequence. Megatron's stages send shares, and it draws for each; so do torchtitan's.
     """
     units = activation_table(block_kinds(facts.model).blocks).units
-    return (~units & (c.pp > 1) | bool(facts.model.drops)) & (not facts.stack.kernels.fused)
+    crosses_whole = (c.pp > 1) & (not facts.stack.crosses_divided)
+    return (~units & crosses_whole | bool(facts.model.drops)) & (not facts.stack.kernels.fused)
 
 
 def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:

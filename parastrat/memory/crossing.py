@@ -33,8 +33,9 @@ _KEEPING_INPUTS = Recompute.SELECTIVE, Recompute.FULL
 def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tuple[Bytes, Bytes]:
     """Return a pipeline rank's buffers, and what it holds of what it sent, less what lies in buffers.
 
-    Tensors cross whole, also where sequence parallelism divides them inside of stages. What there is of
-    this is the stack's (``Stack.crossing``).
+    Tensors cross whole, also where sequence parallelism divides them inside of stages, but for stacks that
+    hand on what each rank has (``Stack.crosses_divided``). What there is of this is the stack's
+    (``Stack.crossing``).
 
     Args:
         facts: the job.
@@ -45,6 +46,10 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
     if facts.stack.crossing is Crossing.NOTHING or not np.any(c.pp > 1):
         return 0.0, 0.0
     width, given = (each * c.micro_batch_size / c.cp * (c.pp > 1) for each in _widths(facts, c))
+    divided = (c.tp > 1) & np.equal(c.sequence_parallel, 1)
+    if facts.stack.crosses_divided:
+        width, given = (each / np.where(divided, c.tp, 1) for each in (width, given))
+        divided = np.zeros_like(divided)
     bent = is_any_of(c.pp_schedule, _BENT)
     receiving = c.virtual_stages - (rank == 0)
     sending = c.virtual_stages - (rank == np.where(bent, 0, c.pp - 1))
@@ -57,7 +62,6 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
         left = np.maximum(c.gradient_accumulation_steps - held, 0)
         buffers += np.where(split, left * receiving * width, 0.0)
     in_buffers = autocasts(c) | is_any_of(c.recompute, _KEEPING_INPUTS)
-    divided = (c.tp > 1) & np.equal(c.sequence_parallel, 1)
     return buffers, held * (sending * width - receiving * (in_buffers & ~divided) * given)
 
 

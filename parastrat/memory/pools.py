@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 
 def pooled(facts: Facts) -> bool:
-    """Return whether what is freed stays with the stream that made it, as in torch on accelerators."""
-    return facts.hardware.device.type is not DeviceType.CPU
+    """Return whether what is freed stays with the stream that made it, as in torch on accelerators.
+
+    A stack that gathers and reduces in the stream that computes leaves nothing behind.
+    """
+    return facts.stack.gathers_aside and facts.hardware.device.type is not DeviceType.CPU
 
 
 def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:

@@ -43,7 +43,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     statistics = _FP32 * a.heads * tokens if flash else 0
     rotary = 2 * b * (q + kv) * tokens if a.rotary and not (a.positions or a.relative_buckets) else 0
     kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
-    if a.qk_norm and setting.kernels is Kernels.EAGER:
+    if a.qk_norm and setting.kernels.eager:
         rows = (tokens, keys) if a.qk_norm is QkNorm.WIDTH else (a.heads * tokens, a.kv_heads * keys)
         normed = _FP32 if a.norm is Norm.RMS_FP32 else b
         kept += (_FP32 + normed) * (q * tokens + kv * keys) + _FP32 * sum(rows)
@@ -188,7 +188,7 @@ def _latent_attention(setting: Setting) -> Part:
     norms = latent.q_rank + latent.kv_rank
     keys_values = a.heads * (latent.nope_dim + latent.v_dim)
     up = queries * qk + latent.kv_rank * keys_values
-    low_rank = (_FP32 + 2 * b) * norms if setting.kernels is Kernels.EAGER else 2 * b * norms
+    low_rank = (_FP32 + 2 * b) * norms if setting.kernels.eager else 2 * b * norms
     statistics = _FP32 * a.heads * tokens
     kept = b * (2 * qk + 2 * v) * tokens + statistics
     return Part(

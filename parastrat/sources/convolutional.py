@@ -151,7 +151,7 @@ def _convolutions(
     b, kernels = setting
     outputs = sum(convolution.output_elements for convolution in chain)
     rectified = sum(convolution.output_elements for convolution in chain if convolution.relu)
-    kept = b * (outputs + last + (rectified if kernels is Kernels.EAGER else 0))
+    kept = b * (outputs + last + (rectified if kernels.eager else 0))
     full = Saved(replicated=b * first)
     none = Saved(replicated=kept)
     selective = Saved(replicated=min(kept, b * (first + outputs)))

@@ -18,7 +18,7 @@ TIED = "embedding"
 _FP32 = 4
 _TOKEN_ID_BYTES = 8
 #: where the loss is one kernel, whose intermediates are never whole
-_ONE_KERNEL = (Kernels.COMPILED_LOSS, Kernels.FUSED, Kernels.FUSED_MATH)
+_ONE_KERNEL = (Kernels.EAGER_BLOCKS, Kernels.COMPILED_LOSS, Kernels.FUSED, Kernels.FUSED_MATH)
 #: frames that each convolution of a speech encoder sees
 _SPEECH_KERNEL = 3
 
@@ -85,6 +85,7 @@ def head(setting: Setting) -> Block:
     loss = _FP32 if a.family is Family.DECODER else b
     kept, again = {
         Kernels.EAGER: (loss, 2 * loss),
+        Kernels.EAGER_BLOCKS: (b, b),
         Kernels.COMPILED: (loss, 2 * loss),
         Kernels.COMPILED_LOSS: (b, b),
         Kernels.FUSED: (_FP32, b),

@@ -91,7 +91,7 @@ def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
     """
     if a.rectified:
         return 1
-    if kernels is Kernels.EAGER:
+    if kernels.eager:
         return 4 if a.gated else 1 + (_COMPOSITE if a.composite_activation else 1)
     if kernels.compiled:
         return 2 if a.gated else 1
@@ -100,7 +100,7 @@ def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
 
 def _kept_of_experts(a: Architecture, experts: Experts, kernels: Kernels) -> int:
     """Return how many tensors of the experts' width backward reads."""
-    if experts.composite_activation and kernels is Kernels.EAGER:
+    if experts.composite_activation and kernels.eager:
         return _CLAMPED
     return _kept_tensors(a, kernels)
 
@@ -177,7 +177,7 @@ def _latent(setting: Setting, width: int) -> Part:
 
 def _copies(setting: Setting) -> bool:
     """Return whether a tensor in fp32 is a copy: of a short one, where nothing is fused."""
-    return setting.kernels is Kernels.EAGER and setting.stream < FP32_BYTES
+    return setting.kernels.eager and setting.stream < FP32_BYTES
 
 
 def computed_experts(setting: Setting) -> int:
@@ -185,7 +185,7 @@ def computed_experts(setting: Setting) -> int:
     experts = setting.architecture.experts
     if experts is None:
         return 0
-    return experts.count if experts.every_token and setting.kernels is Kernels.EAGER else experts.top_k
+    return experts.count if experts.every_token and setting.kernels.eager else experts.top_k
 
 
 def _router_parameters(hidden: int, experts: Experts) -> int:

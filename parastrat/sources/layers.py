@@ -133,7 +133,7 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
             kept += b * a.hidden
     elif setting.kernels.compiled:
         kept = b * a.hidden + _FP32
-    elif setting.kernels is Kernels.EAGER and a.norm is Norm.BARE and a.family is Family.DECODER:
+    elif setting.kernels.eager and a.norm is Norm.BARE and a.family is Family.DECODER:
         # an fp32 copy of its input (OLMo)
         kept = _FP32 * a.hidden + 2 * _FP32 + made
     else:
@@ -151,7 +151,7 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
 
 def is_composite(setting: Setting) -> bool:
     """Return whether norms are several kernels, each of which makes a tensor."""
-    return setting.kernels is Kernels.EAGER and setting.architecture.norm in _RMS
+    return setting.kernels.eager and setting.architecture.norm in _RMS
 
 
 def dropout_masks(setting: Setting) -> Part:

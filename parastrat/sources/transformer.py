@@ -57,7 +57,7 @@ def transformer(
         architecture=architecture, tokens=tokens, element=precision.compute_bytes, kernels=kernels
     )
     blocks = _chain(setting)
-    if kernels is Kernels.EAGER and precision in _AUTOCAST:
+    if kernels.eager and precision in _AUTOCAST:
         pairs = zip(blocks, _chain(replace(setting, autocast=True)), strict=True)
         blocks = tuple(replace(block, autocast=_cast(other)) for block, other in pairs)
     total, active = _counts(blocks, architecture)

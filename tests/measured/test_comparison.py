@@ -91,7 +91,7 @@ def test_every_run_is_compared_or_skipped() -> None:
 def test_the_spread_of_equal_runs_is_noise() -> None:
     rows = (
         run(step_time_s=1.0),
-        run(id="here-2", step_time_s=1.1, line=7, source="another"),
+        run(id="here-2", step_time_s=1.1, line=7, source="another", notes="said"),
         run(id="here-3", step_time_s=5.0, micro_batch=1),
     )
     noise = compared(Table(rows=rows, columns=COLUMNS)).noise

@@ -12,6 +12,7 @@ from parastrat.measured.models import has_experts
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.model import OperatorKind
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
+from parastrat.profiles import load_stack
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
 
@@ -101,6 +102,40 @@ def test_the_loss_is_compiled_since_the_stack_compiles_it() -> None:
         for day in ("2025-04-01", "2025-04-02")
     }
     assert days == {"2025-04-01": Kernels.COMPILED, "2025-04-02": Kernels.COMPILED_LOSS}
+
+
+def test_settings_of_some_models_compile_the_loss_alone() -> None:
+    def kernels(**fields: Any) -> Kernels:
+        return job_of(
+            run(**{"model": "deepseek-v2-lite-16b", "date": "2025-08-20", **fields})
+        ).facts.stack.kernels
+
+    assert kernels() is Kernels.EAGER_BLOCKS
+    assert kernels(model="llama-3-8b") is kernels(date="2025-08-19") is Kernels.EAGER
+    # operators of a graph that eager kernels run are not fused
+    assert kernels(notes="SimpleFSDP aot_eager") is Kernels.EAGER
+    assert kernels(stack="torch-compile") is Kernels.COMPILED_LOSS
+
+
+@pytest.mark.parametrize(
+    ("fields", "aside"),
+    [
+        ({}, True),
+        ({"notes": "FSDP2 eager"}, True),
+        ({"notes": "SimpleFSDP aot_eager; eager"}, False),
+        ({"source": "pytorch/torchtitan commit fca8ab7be (graph_trainer)"}, False),
+    ],
+)
+def test_a_row_may_say_that_its_graph_gathers(fields: dict[str, Any], aside: bool) -> None:
+    assert job_of(run(**fields)).facts.stack.gathers_aside is aside
+
+
+def test_the_runs_stages_may_hand_on_what_ours_put_together() -> None:
+    crossing = {
+        name: job_of(run(stack=name)).facts.stack.crosses_divided for name in ("torch", "torch-compile")
+    }
+    assert crossing == {"torch": True, "torch-compile": True}
+    assert not load_stack("torch").crosses_divided
 
 
 def test_runs_from_before_a_model_had_its_name_have_its_form() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from jobs import block, job, matmul, plan, row
 
@@ -94,6 +95,23 @@ def test_a_split_backward_leaves_gradients_in_what_was_received() -> None:
     for rank, receiving in ((0, 1), (1, 2)):
         more = buffers(SPLIT, rank) - buffers(PipelineSchedule.INTERLEAVED, rank)
         assert more == receiving * (8 - 2) * 7
+
+
+def test_stages_may_hand_on_what_sequence_parallelism_divides() -> None:
+    def held(*, divided: bool, **fields: Any) -> tuple[float, float]:
+        facts = layers(4, awaited=0)
+        stack = replace(facts.stack, crossing=Crossing.BUFFERS, crosses_divided=divided)
+        facts = replace(facts, stack=stack)
+        pipeline = {"pp_schedule": PipelineSchedule.ONE_F_ONE_B, **PIPED, "virtual_stages": 1, **fields}
+        columns = Columns({**facts_columns(facts), **plans_table([plan(**pipeline)])})
+        buffers, sent = crossing_bytes(facts, columns, 0, 2)
+        return float(np.ravel(buffers)[0]), float(np.ravel(sent)[0])
+
+    sharing = {"tp": 2, "sequence_parallel": True}
+    # the first rank of two has buffers of 7 for the gradients of eight micro-batches, and sent two
+    assert held(divided=False, **sharing) == (8 * 7, 2 * 7)
+    assert held(divided=True, **sharing) == (8 * 7 / 2, 2 * 7 / 2)
+    assert held(divided=True, tp=2) == held(divided=False, tp=2) == (8 * 7, 2 * 7)
 
 
 def test_stacks_say_whether_tp_divides_experts() -> None:

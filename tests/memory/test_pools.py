@@ -40,6 +40,11 @@ def test_a_rank_gathers_only_units_that_it_has() -> None:
     assert first.overhead == 4 * 2 * 10 + 4 * 10 / 2
 
 
+def test_what_the_computing_stream_gathers_leaves_nothing_behind() -> None:
+    stack = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0, "gathers_aside": False}
+    assert memory(chain("table", stack=stack), **SHARDED).overhead == 0
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"dp_replicate": 2}, {"dp_shard": 2, "shard": Shard.GRADIENTS}, {"shard": Shard.PARAMETERS}],

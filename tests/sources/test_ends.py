@@ -73,6 +73,8 @@ def test_a_norm_may_stand_behind_the_table(changes: dict[str, Any]) -> None:
         # blocks are compiled, the loss is the script's
         (Kernels.COMPILED, Family.DECODER, 4, 8),
         (Kernels.COMPILED_LOSS, Family.DECODER, 2, 2),
+        # though blocks are eager
+        (Kernels.EAGER_BLOCKS, Family.DECODER, 2, 2),
         (Kernels.FUSED, Family.DECODER, 4, 2),
         (Kernels.FUSED_MATH, Family.DECODER, 4, 2),
     ],

@@ -171,7 +171,7 @@ def _traced(
     chain = _cast_chain(source, sequence_length, precision)
     parameters = parameter_count(module)
     config = getattr(module, "config", None)
-    unfused = () if kernels is Kernels.EAGER else (_UNFUSED,)
+    unfused = () if kernels.eager else (_UNFUSED,)
     return ModelSpec(
         ref=source.ref,
         name=type(module).__name__,
