@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,21 +9,30 @@ from parastrat.case import Facts
 from parastrat.errors import ProfileError
 from parastrat.measured.models import source_of
 from parastrat.measured.skipped import CannotPredictError
+from parastrat.measured.stacks import (
+    FOUR_BITS,
+    format_of,
+    gathers_in_graph,
+    has_four_bits,
+    is_captured,
+    kernels_of,
+    lasted_until,
+    stack_of,
+)
 from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
-from parastrat.profiles import load_hardware, load_stack
+from parastrat.profiles import load_hardware
 from parastrat.profiles.nodes import with_ranks
 from parastrat.rules.backend import decide_backend
 from parastrat.sources.adapters import with_adapters
 from parastrat.sources.packed import with_packed
 from parastrat.sources.training import default_optimizer
-from parastrat.stack import Kernels
 from parastrat.workload import Precision, Workload
 
 if TYPE_CHECKING:
     from parastrat.hardware import Device, Hardware
     from parastrat.measured.rows import MeasuredRow
     from parastrat.model import ModelSource
-    from parastrat.stack import Stack, Unstated
+    from parastrat.stack import Stack
 
 #: what tables call the ways to shard over data ranks
 _SHARDS = {
@@ -36,10 +44,6 @@ _SHARDS = {
 }
 _HSDP = "hsdp"
 
-#: runs as fp8 does, its products at the rate of four bits
-_FOUR_BITS = "nvfp4"
-#: torchao's recipe of fp8 with a scale for each row
-_ROWS = "rowwise"
 #: number formats by how their names begin; mxfp8 is fp8 with scales of its own
 _PRECISIONS = {
     "bf16": Precision.BF16_MIXED,
@@ -48,9 +52,6 @@ _PRECISIONS = {
     "fp8": Precision.FP8,
     "mxfp8": Precision.FP8,
 }
-
-#: how tables call the sharding whose collectives are operators of a graph
-_IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
 
 #: devices of a node where a row states neither a machine nor the number
 _USUAL_NODE = 8
@@ -79,15 +80,15 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     """
     if row.task not in _TASKS:
         raise CannotPredictError(f"task {row.task} is none of {', '.join(filter(None, _TASKS))}")
-    stack = _stack(row)
+    stack = stack_of(row)
     precision = _precision(row)
     hardware = _hardware(row)
     source = source_of(row)
     stack = replace(
         stack,
-        captured=_is_captured(row, stack.unstated, source),
-        kernels=_kernels(row, stack, source),
-        gathers_aside=stack.gathers_aside and not _gathers_in_graph(row),
+        captured=is_captured(row, stack.unstated, source),
+        kernels=kernels_of(row, stack, source),
+        gathers_aside=stack.gathers_aside and not gathers_in_graph(row),
     )
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:
@@ -136,63 +137,6 @@ def _as_published(row: MeasuredRow, source: ModelSource) -> MeasuredRow:
     return replace(row, micro_batch=known.micro_batch_size, vpp=row.vpp or known.virtual_stages)
 
 
-def _stack(row: MeasuredRow) -> Stack:
-    if row.stack is None:
-        raise CannotPredictError("stack is not stated")
-    try:
-        stack = load_stack(row.stack)
-    except ProfileError as error:
-        raise CannotPredictError(error.message) from error
-    loss = stack.unstated.parallel_loss_tensors
-    if loss is not None:
-        stack = replace(stack, parallel_loss_tensors=loss)
-    if stack.unstated.mixed_gradient_bytes is not None:
-        stack = replace(stack, mixed_gradient_bytes=stack.unstated.mixed_gradient_bytes)
-    if stack.unstated.crosses_divided is not None:
-        stack = replace(stack, crosses_divided=stack.unstated.crosses_divided)
-    return replace(stack, casts_four_bits=_has_four_bits(row), scales_rows=_ROWS in _format(row))
-
-
-def _kernels(row: MeasuredRow, stack: Stack, source: ModelSource) -> Kernels:
-    """Return a stack's kernels, with the loss compiled where it is so by the day of a run."""
-    since, models = stack.unstated.compiles_loss_since, stack.unstated.compiled_loss_models
-    if since is None or _lasted_until(row) < since or not source.ref.startswith(models or ""):
-        return stack.kernels
-    if not stack.kernels.eager:
-        return Kernels.COMPILED_LOSS
-    # graphs that eager kernels run fuse nothing
-    return stack.kernels if _gathers_in_graph(row) else Kernels.EAGER_BLOCKS
-
-
-def _gathers_in_graph(row: MeasuredRow) -> bool:
-    """Return whether a row says that it ran torchtitan's SimpleFSDP, or the graph trainer, which is that.
-
-    Parameters are gathered by operators of the graph, in the stream that computes
-    (pytorch/torchtitan torchtitan/experiments/graph_trainer/simple_fsdp.py @fca8ab7).
-    """
-    said = f"{row.notes} {row.source}".lower()
-    return any(name in said for name in _IN_GRAPH)
-
-
-def _is_captured(row: MeasuredRow, unstated: Unstated, source: ModelSource) -> bool:
-    """Return whether a run's steps are each one CUDA graph, by its release; without one they are not."""
-    since, day = unstated.captures_since, row.date or _release(row)
-    if since is None or day is None or day < since:
-        return False
-    return _format(row) == "mxfp8" and source.ref.startswith(unstated.captured_models)
-
-
-def _release(row: MeasuredRow) -> str | None:
-    """Return the first day of the month that a source's release is named by, as in "(26.04.01)"."""
-    found = re.search(r"\((\d\d)\.(\d\d)(\.\d+)?\)$", row.source or "")
-    return f"20{found[1]}-{found[2]}-01" if found else None
-
-
-def _lasted_until(row: MeasuredRow) -> str:
-    """Return the last day on which a run can have been, of which a row may state the year alone."""
-    return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
-
-
 def _hardware(row: MeasuredRow) -> Hardware:
     """Return as many nodes as the run had; of one node perhaps a part."""
     if row.hardware is None and row.gpu is None:
@@ -207,35 +151,27 @@ def _hardware(row: MeasuredRow) -> Hardware:
         raise CannotPredictError(error.message) from error
     if row.gpus % per_node:
         raise CannotPredictError(f"{row.gpus} devices are no whole nodes of {per_node}")
-    if _has_four_bits(row):
+    if has_four_bits(row):
         hardware = replace(hardware, device=_of_four_bits(hardware.device))
     nodes = row.gpus // per_node
     return replace(hardware, num_nodes=nodes, name=name if nodes == 1 else f"{name}:{nodes}")
-
-
-def _format(row: MeasuredRow) -> str:
-    return (row.precision or "").lower()
-
-
-def _has_four_bits(row: MeasuredRow) -> bool:
-    return _format(row) == _FOUR_BITS
 
 
 def _of_four_bits(device: Device) -> Device:
     """Return a device that multiplies four bits where it is asked for eight."""
     peak, sustained = device.peak, device.sustained
     if peak.fp4 is None or sustained.fp4 is None:
-        raise CannotPredictError(f"the rate of {device.name} for {_FOUR_BITS} is unknown")
+        raise CannotPredictError(f"the rate of {device.name} for {FOUR_BITS} is unknown")
     return replace(
         device, peak=replace(peak, fp8=peak.fp4), sustained=replace(sustained, fp8=sustained.fp4)
     )
 
 
 def _precision(row: MeasuredRow) -> Precision:
-    stated = _format(row)
+    stated = format_of(row)
     if not stated:
         raise CannotPredictError("precision is not stated")
-    if _has_four_bits(row):
+    if has_four_bits(row):
         return Precision.FP8
     for name, precision in _PRECISIONS.items():
         if stated.startswith(name):
@@ -295,7 +231,7 @@ def _usual_micro_batch(row: MeasuredRow, stack: Stack, mesh: Mesh, share: int) -
         )
     if unstated.single_samples_since is None:
         return None
-    return 1 if _lasted_until(row) >= unstated.single_samples_since else max(share // mesh.pp, 1)
+    return 1 if lasted_until(row) >= unstated.single_samples_since else max(share // mesh.pp, 1)
 
 
 def _recompute(row: MeasuredRow, stack: Stack) -> Recompute:

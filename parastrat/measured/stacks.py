@@ -1,0 +1,96 @@
+"""The stack of a measured run: what it was on its day, with what a row says of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from parastrat.errors import ProfileError
+from parastrat.measured.skipped import CannotPredictError
+from parastrat.profiles import load_stack
+from parastrat.stack import Kernels
+
+if TYPE_CHECKING:
+    from parastrat.measured.rows import MeasuredRow
+    from parastrat.model import ModelSource
+    from parastrat.stack import Stack, Unstated
+
+#: runs as fp8 does, its products at the rate of four bits
+FOUR_BITS = "nvfp4"
+#: torchao's recipe of fp8 with a scale for each row
+_ROWS = "rowwise"
+#: how tables call the sharding whose collectives are operators of a graph
+_IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
+
+
+def stack_of(row: MeasuredRow) -> Stack:
+    """Return the stack of a run, with what its source leaves out.
+
+    Raises:
+        CannotPredictError: it is not stated, or unknown.
+    """
+    if row.stack is None:
+        raise CannotPredictError("stack is not stated")
+    try:
+        stack = load_stack(row.stack)
+    except ProfileError as error:
+        raise CannotPredictError(error.message) from error
+    loss = stack.unstated.parallel_loss_tensors
+    if loss is not None:
+        stack = replace(stack, parallel_loss_tensors=loss)
+    if stack.unstated.mixed_gradient_bytes is not None:
+        stack = replace(stack, mixed_gradient_bytes=stack.unstated.mixed_gradient_bytes)
+    if stack.unstated.crosses_divided is not None:
+        stack = replace(stack, crosses_divided=stack.unstated.crosses_divided)
+    return replace(stack, casts_four_bits=has_four_bits(row), scales_rows=_ROWS in format_of(row))
+
+
+def kernels_of(row: MeasuredRow, stack: Stack, source: ModelSource) -> Kernels:
+    """Return a stack's kernels, with the loss compiled where it is so by the day of a run."""
+    since, models = stack.unstated.compiles_loss_since, stack.unstated.compiled_loss_models
+    if since is None or lasted_until(row) < since or not source.ref.startswith(models or ""):
+        return stack.kernels
+    if not stack.kernels.eager:
+        return Kernels.COMPILED_LOSS
+    # graphs that eager kernels run fuse nothing
+    return stack.kernels if gathers_in_graph(row) else Kernels.EAGER_BLOCKS
+
+
+def gathers_in_graph(row: MeasuredRow) -> bool:
+    """Return whether a row says that it ran torchtitan's SimpleFSDP, or the graph trainer, which is that.
+
+    Parameters are gathered by operators of the graph, in the stream that computes
+    (pytorch/torchtitan torchtitan/experiments/graph_trainer/simple_fsdp.py @fca8ab7).
+    """
+    said = f"{row.notes} {row.source}".lower()
+    return any(name in said for name in _IN_GRAPH)
+
+
+def is_captured(row: MeasuredRow, unstated: Unstated, source: ModelSource) -> bool:
+    """Return whether a run's steps are each one CUDA graph, by its release; without one they are not."""
+    since, day = unstated.captures_since, row.date or _release(row)
+    if since is None or day is None or day < since:
+        return False
+    return format_of(row) == "mxfp8" and source.ref.startswith(unstated.captured_models)
+
+
+def _release(row: MeasuredRow) -> str | None:
+    """Return the first day of the month that a source's release is named by, as in "(26.04.01)"."""
+    found = re.search(r"\((\d\d)\.(\d\d)(\.\d+)?\)$", row.source or "")
+    return f"20{found[1]}-{found[2]}-01" if found else None
+
+
+def lasted_until(row: MeasuredRow) -> str:
+    """Return the last day on which a run can have been, of which a row may state the year alone."""
+    return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
+
+
+def format_of(row: MeasuredRow) -> str:
+    """Return a number format as tables write it, in small letters."""
+    return (row.precision or "").lower()
+
+
+def has_four_bits(row: MeasuredRow) -> bool:
+    """Return whether products are of four bits."""
+    return format_of(row) == FOUR_BITS
