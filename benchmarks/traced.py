@@ -29,6 +29,7 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.runtime.precision import autocast_forward
 from parastrat.runtime.tracing import watched
 from parastrat.runtime.tracing.example_inputs import made
 from parastrat.runtime.tracing.example_loss import example_loss
@@ -57,11 +58,11 @@ class Peaks:
         return self.here / self.real - 1
 
 
-def peaks_of(subject: Subject) -> Peaks:
-    """Return a model's peaks."""
+def peaks_of(subject: Subject, precision: Precision = Precision.FP32) -> Peaks:
+    """Return a model's peaks; under mixed precision those of autocast."""
     with patch.object(watched, "gpu_kernels", as_with_values):
-        here = estimated(subject)
-    return Peaks(estimated=estimated(subject), here=here, real=real(subject))
+        here = estimated(subject, precision)
+    return Peaks(estimated=estimated(subject, precision), here=here, real=real(subject, precision))
 
 
 def traced(subject: Subject, module: nn.Module) -> TracedSource:
@@ -69,20 +70,20 @@ def traced(subject: Subject, module: nn.Module) -> TracedSource:
     return traced_module(module, ref="it", sample_inputs=subject.inputs)
 
 
-def estimated(subject: Subject) -> int:
+def estimated(subject: Subject, precision: Precision = Precision.FP32) -> int:
     """Return the estimate, from a trace of the model."""
     with torch.device("meta"):
         module = subject.build()
     source, length = traced(subject, module), subject.length
     stack = load_stack("torch")
     facts = Facts(
-        model=source.at(length, Precision.FP32, stack.kernels),
+        model=source.at(length, precision, stack.kernels),
         hardware=load_hardware(_ON),
         workload=Workload(
             global_batch_size=subject.samples,
             sequence_length=length,
             optimizer=Optimizer.ADAMW,
-            precision=Precision.FP32,
+            precision=precision,
         ),
         stack=stack,
     )
@@ -90,24 +91,25 @@ def estimated(subject: Subject) -> int:
         mesh=Mesh(),
         micro_batch_size=subject.samples,
         gradient_accumulation_steps=1,
-        precision=Precision.FP32,
+        precision=precision,
         backend=Backend.NCCL,
     )
     memory = assess(facts, plan).estimate.memory
     return memory.total - memory.overhead
 
 
-def real(subject: Subject) -> int:
+def real(subject: Subject, precision: Precision = Precision.FP32) -> int:
     """Return the peak of a second step: the first one makes the optimizer's states."""
     torch.manual_seed(0)
     module = subject.build().train()
+    mixed = autocast_forward(module, torch.device("cpu"), precision)
     optimizer = torch.optim.AdamW(module.parameters(), foreach=True)
     inputs = made(traced(subject, module).inputs.make, subject.samples, subject.length)
-    _step(module, optimizer, inputs)
+    _step(module, optimizer, inputs, mixed=mixed)
     tracker = MemTracker()
     tracker.track_external(module, optimizer, *_tensors(inputs))
     with frozen_parts_watched(), tracker:
-        _step(module, optimizer, inputs)
+        _step(module, optimizer, inputs, mixed=mixed)
     return int(tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"])
 
 
@@ -127,9 +129,9 @@ def _registered(register: Callable[..., Any]) -> Callable[..., Any]:
     return registered
 
 
-def _step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any) -> None:
+def _step(module: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any, *, mixed: bool) -> None:
     output = module(**inputs) if isinstance(inputs, Mapping) else module(inputs)
-    example_loss(output, in_fp32=False).backward()
+    example_loss(output, in_fp32=mixed).backward()
     del output
     optimizer.step()
     optimizer.zero_grad()

@@ -84,20 +84,6 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Autocast:
-    """What a block keeps and makes where its weights stay in fp32 and autocast casts what products read.
-
-    The residual stream is then in fp32, and each product that reads a norm has a short copy of its own.
-    """
-
-    activations: Activations
-    working: Saved
-    boundary_bytes: float
-    awaited: Saved = field(default_factory=Saved)
-    beside_added: Saved = field(default_factory=Saved)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Halfway:
     """A later moment of a block's backward, which may hold more: fewer tensors, more gradients."""
 
@@ -115,6 +101,21 @@ class Busy:
     working: Saved
     #: of its parameters' gradients the share that is there
     meanwhile: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Autocast:
+    """What a block keeps and makes where its weights stay in fp32 and autocast casts what products read.
+
+    The residual stream is then in fp32, and each product that reads a norm has a short copy of its own.
+    """
+
+    activations: Activations
+    working: Saved
+    boundary_bytes: float
+    awaited: Saved = field(default_factory=Saved)
+    beside_added: Saved = field(default_factory=Saved)
+    busy: tuple[Busy, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +147,7 @@ class Block:
     #: is most beside what else exists then, in place of ``working``
     added: Parameters | None = None
     beside_added: Saved = field(default_factory=Saved)
-    #: activations, working, boundary, awaited and what lies beside ``added`` under autocast; None: no other
-    autocast: Autocast | None = None
+    autocast: Autocast | None = None  #: what is otherwise then
     #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient
     regathered: int = 0
     #: of the model's output what a training script holds while backward runs

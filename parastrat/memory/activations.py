@@ -10,7 +10,7 @@ import numpy as np
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of, derived, derived_with
 from parastrat.memory.gathered import shards_parameters
-from parastrat.model import OperatorKind
+from parastrat.model import Busy, OperatorKind
 from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds
 from parastrat.ranks.load import ParameterTotals
@@ -131,8 +131,8 @@ class ActivationTable:
     kept: SavedTable
     #: without and under autocast, in the last axis
     working: SavedTable
-    #: in place of the former at each of several moments of a block, with the share of its gradients; none
-    #: where no block has several
+    #: in place of the former at each of several moments of a block, with the share of its gradients; both
+    #: without and under autocast, and none where no block has several
     busy: tuple[tuple[SavedTable, Any], ...]
     #: without and under autocast as well; what a backward of inputs alone leaves to that of the weights
     awaited: SavedTable
@@ -186,19 +186,29 @@ def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
 
 def _busy_tables(blocks: Sequence[Block]) -> tuple[tuple[SavedTable, Any], ...]:
     """Return the moments of blocks; one with fewer than another has its last one several times."""
-    if not any(block.busy for block in blocks):
+    if not has_moments(blocks):
         return ()
-    of_blocks = [block.moments for block in blocks]
-    several = [
-        [own[min(place, len(own) - 1)] for own in of_blocks] for place in range(max(map(len, of_blocks)))
-    ]
+    ways = [block.moments for block in blocks], [cast_moments(block) for block in blocks]
+    many = max(len(own) for way in ways for own in way)
+    several = [[[own[min(place, len(own) - 1)] for own in way] for way in ways] for place in range(many)]
     return tuple(
         (
-            saved_table([[moment.working for moment in moments]]),
-            np.array([[moment.meanwhile] for moment in moments]),
+            saved_table([[moment.working for moment in way] for way in moments]),
+            np.array([[moment.meanwhile for moment in way] for way in moments]).T,
         )
         for moments in several
     )
+
+
+def cast_moments(block: Block) -> tuple[Busy, ...]:
+    """Return the moments at which a block may hold most under autocast."""
+    own = block.autocast or block
+    return own.busy or (Busy(working=own.working, meanwhile=block.meanwhile or 0.0),)
+
+
+def has_moments(blocks: Sequence[Block]) -> bool:
+    """Return whether any block holds most at several moments, in one format or under autocast."""
+    return any(block.busy or (block.autocast and block.autocast.busy) for block in blocks)
 
 
 def _is_tied(block: Block, others: Sequence[Block]) -> bool:

@@ -13,6 +13,7 @@ from parastrat.memory.activations import (
     SAVED_BY,
     cast_bytes,
     everything_bytes,
+    has_moments,
     head_bytes,
     keeps_casts,
     kept_bytes,
@@ -117,7 +118,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     held, held_at = standing(columns, HELD_BY)
     adds, kinds = _adds(facts, columns), block_kinds(model)
     further = {"adding": adds} if adds.any() else {}
-    if any(block.busy for block in kinds.blocks):
+    if has_moments(kinds.blocks):
         further["singly"] = _singly(facts, columns)
     saved, saved_at = standing(columns.joined(further), (*SAVED_BY, *further))
     kept, casts = kept_bytes(facts, saved), cast_bytes(facts, saved)

@@ -61,7 +61,11 @@ def _working_bytes(facts: Facts, c: Columns) -> Bytes:
         own = element_bytes(facts).gradient * local_total(trainable_totals(kinds), c)
         coming = own * np.where(c.singly, 1.0, 0.0)
     least = soonest(kinds)
-    moments = [saved_bytes(working, c, facts) + (share - least) * coming for working, share in table.busy]
+    way = autocasts(c).astype(np.int64)
+    moments = [
+        saved_bytes(under(working, way), c, facts) + (share.take(way, axis=1) - least) * coming
+        for working, share in table.busy
+    ]
     return np.maximum.reduce(np.broadcast_arrays(*moments))
 
 

@@ -32,7 +32,7 @@ Q, KV, T = 12, 6, 10
 #: flash attention's fp32 log-sum-exp of each head and token
 STATISTICS = 4 * 4 * T
 
-OTHER_KERNELS = [kernels for kernels in Kernels if kernels is not Kernels.EAGER]
+OTHER_KERNELS = [kernels for kernels in Kernels if not kernels.eager]
 
 
 def setting(kernels: Kernels = Kernels.EAGER, *, element: int = 2, **changes: Any) -> Setting:

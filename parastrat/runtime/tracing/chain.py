@@ -12,6 +12,7 @@ from torch import nn
 
 from parastrat.errors import ModelError
 from parastrat.model import Block, Operator, OperatorKind, Parameters, Split
+from parastrat.runtime.tracing.casting import Casting
 from parastrat.runtime.tracing.merging import merged
 from parastrat.runtime.tracing.moments import busy_moments
 from parastrat.runtime.tracing.operators import Call
@@ -19,7 +20,6 @@ from parastrat.runtime.tracing.recorded import Segment
 from parastrat.runtime.tracing.samples import SAMPLES, for_one
 from parastrat.runtime.tracing.traced import Traced, traced_segments
 from parastrat.runtime.tracing.tracker import Tracker
-from parastrat.saved import Activations
 
 #: kinds whose calls become one operator of a mean size
 _MERGED = (OperatorKind.ELEMENTWISE, OperatorKind.EMBEDDING)
@@ -45,15 +45,22 @@ class _Count:
     elements: int
     split: Split
     trained: bool
+    cast: bool
 
     @property
     def parameters(self) -> Parameters:
-        if self.trained:
-            return Parameters(trainable=self.elements, split=self.split)
-        return Parameters(frozen=self.elements, split=self.split)
+        several = self.elements, 0
+        trainable, frozen = several if self.trained else reversed(several)
+        return Parameters(trainable=trainable, frozen=frozen, split=self.split, cast=self.cast)
 
 
-def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.dtype) -> Chain:
+def chain_of(
+    module: nn.Module,
+    small: Tracker,
+    large: Tracker,
+    weights: torch.dtype,
+    casting: Casting | None = None,
+) -> Chain:
     """Return the chain of a module from traces of ``SAMPLES``.
 
     Args:
@@ -61,6 +68,7 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.d
         small: the trace of fewer samples.
         large: that of more.
         weights: the format that the plan brings floating-point parameters into.
+        casting: the same steps under autocast, where a plan may run it so.
 
     Raises:
         ModelError: if the forward runs other operators for more samples.
@@ -73,6 +81,7 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.d
             elements=_elements(parameter, weights),
             split=small.dividing.of_parameter(name),
             trained=parameter.requires_grad,
+            cast=casting is None or name in casting.names,
         )
         for name, parameter in named.items()
     }
@@ -82,6 +91,8 @@ def chain_of(module: nn.Module, small: Tracker, large: Tracker, weights: torch.d
         _block(pair, traced[index], _groups(counts, users, index), _largest(counts, users, index))
         for index, pair in enumerate(zip(small.segments, large.segments, strict=True))
     ]
+    if casting is not None:
+        drafts = [replace(draft, autocast=way) for draft, way in zip(drafts, casting.ways, strict=True)]
     calls = [call for segment in small.segments for call in segment.calls]
     return Chain(
         blocks=merged(drafts),
@@ -192,7 +203,7 @@ def _groups(
     counts: Mapping[str, _Count], users: Mapping[str, list[int]], index: int
 ) -> tuple[Parameters, ...]:
     """Return a segment's parameters; what takes no part has no gradient, and counts as frozen."""
-    own: dict[Split, Parameters] = {}
+    own: dict[tuple[Split, bool], Parameters] = {}
     tied = []
     for name, indices in users.items():
         if index not in indices:
@@ -201,8 +212,8 @@ def _groups(
         if len(indices) > 1:
             tied.append(replace(here, tie_group=name))
         elif here.count:
-            before = own.get(here.split, Parameters())
-            own[here.split] = replace(
+            before = own.get((here.split, here.cast), Parameters())
+            own[here.split, here.cast] = replace(
                 here, trainable=before.trainable + here.trainable, frozen=before.frozen + here.frozen
             )
     return (*own.values(), *tied)
@@ -233,12 +244,7 @@ def _block(
         repeat=1,
         parameters=parameters,
         operators=_operators(calls),
-        activations=Activations(
-            none=traced.bytes_of(lambda own: own.kept),
-            attention=traced.bytes_of(lambda own: own.kept - own.core),
-            selective=traced.bytes_of(lambda own: own.selective),
-            full=traced.bytes_of(lambda own: own.checkpointed),
-        ),
+        activations=traced.activations,
         working=traced.bytes_of(lambda own: own.working),
         boundary_bytes=for_one(traced.small.boundary, traced.large.boundary),
         meanwhile=traced.large.meanwhile,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
+from parastrat.memory.activations import cast_moments
 from parastrat.model import Block, Busy
 from parastrat.runtime.tracing.moments import most_of
 from parastrat.runtime.tracing.samples import larger_of
@@ -32,7 +33,8 @@ def merged(drafts: list[Block]) -> tuple[Block, ...]:
 
 def _kind_of(block: Block) -> Block:
     """Return what equal neighbours have in common."""
-    return replace(block, name="", working=Saved(), meanwhile=None, busy=())
+    cast = block.autocast and replace(block.autocast, working=Saved(), busy=())
+    return replace(block, name="", working=Saved(), meanwhile=None, busy=(), autocast=cast)
 
 
 def _outside_name(index: int, last: int) -> str:
@@ -43,20 +45,35 @@ def _outside_name(index: int, last: int) -> str:
 
 def _joined(block: Block, behind: Block) -> Block:
     """Return a block with what runs behind it, which no policy recomputes."""
-    kept = behind.activations.none
+    # none of the block's gradients is there yet
+    both = [block, replace(behind, meanwhile=0.0)]
+    cast = None
+    if block.autocast and behind.autocast:
+        cast = replace(
+            block.autocast,
+            activations=_with(block.autocast.activations, behind.autocast.activations.none),
+            working=larger_of([block.autocast.working, behind.autocast.working]),
+            busy=_moments_of(both, [cast_moments(each) for each in both]),
+            boundary_bytes=behind.autocast.boundary_bytes,
+        )
     return replace(
         block,
         operators=(*block.operators, *behind.operators),
-        activations=Activations(
-            none=block.activations.none + kept,
-            attention=block.activations.attention + kept,
-            selective=block.activations.selective + kept,
-            full=block.activations.full + kept,
-        ),
+        activations=_with(block.activations, behind.activations.none),
         working=larger_of([block.working, behind.working]),
-        # none of the block's gradients is there yet
-        busy=_moments_of([block, replace(behind, meanwhile=0.0)]),
+        busy=_moments_of(both, [each.moments for each in both]),
         boundary_bytes=behind.boundary_bytes,
+        autocast=cast,
+    )
+
+
+def _with(activations: Activations, kept: Saved) -> Activations:
+    """Return what is kept with what no policy recomputes."""
+    return Activations(
+        none=activations.none + kept,
+        attention=activations.attention + kept,
+        selective=activations.selective + kept,
+        full=activations.full + kept,
     )
 
 
@@ -64,15 +81,29 @@ def _repeated(run: list[Block]) -> Block:
     name = run[0].name if len(run) == 1 else f"{run[0].name} to {run[-1].name}"
     working = larger_of([block.working for block in run])
     meanwhile = max(block.meanwhile or 0.0 for block in run)
+    casts = [block.autocast for block in run if block.autocast]
+    cast = casts[0] if casts else None
+    if cast is not None:
+        cast = replace(
+            cast,
+            working=larger_of([each.working for each in casts]),
+            busy=_moments_of(run, [cast_moments(block) for block in run]),
+        )
     return replace(
-        run[0], name=name, repeat=len(run), working=working, meanwhile=meanwhile, busy=_moments_of(run)
+        run[0],
+        name=name,
+        repeat=len(run),
+        working=working,
+        meanwhile=meanwhile,
+        busy=_moments_of(run, [block.moments for block in run]),
+        autocast=cast,
     )
 
 
-def _moments_of(blocks: list[Block]) -> tuple[Busy, ...]:
-    """Return the moments of several blocks at which one of them holds most."""
-    if not any(block.busy for block in blocks):
+def _moments_of(blocks: list[Block], moments: list[tuple[Busy, ...]]) -> tuple[Busy, ...]:
+    """Return the moments of several blocks at which one of them holds most; none where each has but one."""
+    if all(len(own) == 1 for own in moments):
         return ()
-    every = [moment for block in blocks for moment in block.moments]
+    every = [moment for own in moments for moment in own]
     trained = sum(group.trainable for group in blocks[0].parameters)
     return most_of(every, trained * _FP32)

@@ -6,32 +6,27 @@ accelerator.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from parastrat.errors import ModelError, ValuesError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.building import build_module, load_builder
-from parastrat.runtime.precision import COMPUTE, weight_dtype
+from parastrat.runtime.precision import weight_dtype
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.layout import Layout
 from parastrat.runtime.tensor_parallel.suggested import divisible, suggested_layout, vocabulary_rows
-from parastrat.runtime.tracing.answers import Answers
-from parastrat.runtime.tracing.chain import Chain, chain_of
-from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_inputs import (
     ExampleInputs,
     example_inputs,
-    has_targets,
     made,
     resized,
 )
 from parastrat.runtime.tracing.samples import SAMPLES
-from parastrat.runtime.tracing.watched import Setting, watched_step
+from parastrat.runtime.tracing.steps import Subject, Way, traced_chain
 from parastrat.runtime.training.buffers import has_changing_buffers
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -54,21 +49,6 @@ _MOSTLY = 0.5
 _REPLICATED = "no column and row was found in its data flow: tp splits nothing of it"
 _SUGGESTED = "what tp splits of it is what its data flow suggests; it is proven when it is wrapped"
 _UNFUSED = "traced in eager mode: compiled or fused kernels keep and move less"
-
-
-_AUTOCAST = (
-    "its forward mixes number formats, which only autocast lets meet, not FSDP2's policy: traced under the "
-    "autocast of CPUs, which keeps fewer norms and softmaxes in fp32"
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """How a module is traced."""
-
-    sequence_length: int | None
-    precision: Precision
-    autocast: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +148,8 @@ def _traced(
     source: TracedSource, sequence_length: int | None, precision: Precision, kernels: Kernels
 ) -> ModelSpec:
     module, inputs = source.module, source.inputs
-    chain = _cast_chain(source, sequence_length, precision)
+    subject = Subject(module=module, inputs=inputs, layout=source.layout)
+    chain = traced_chain(subject, Way(sequence_length=sequence_length, precision=precision))
     parameters = parameter_count(module)
     config = getattr(module, "config", None)
     unfused = () if kernels.eager else (_UNFUSED,)
@@ -219,72 +200,3 @@ def _cast_caveats(module: nn.Module, precision: Precision) -> list[str]:
     return [
         f"its weights are of several formats ({', '.join(formats)}): a plan brings all of them into {own}"
     ]
-
-
-def _cast_chain(source: TracedSource, sequence_length: int | None, precision: Precision) -> Chain:
-    """Return the chain in a format; under autocast, where only that lets the forward's own formats meet.
-
-    Raises:
-        ModelError: the forward cannot run, by its first reason.
-    """
-    way = _Way(sequence_length=sequence_length, precision=precision)
-    try:
-        return _valued_chain(source, way)
-    except ValuesError:
-        raise
-    except ModelError as refused:
-        if precision not in COMPUTE:
-            raise
-        try:
-            chain = _valued_chain(source, replace(way, autocast=True))
-        except ModelError:
-            raise refused from None
-        return replace(chain, caveats=(*chain.caveats, _AUTOCAST))
-
-
-def _valued_chain(source: TracedSource, way: _Way) -> Chain:
-    """Return the chain; with answers, where the forward asks for values."""
-    try:
-        return _chain(source, way, None)
-    except ValuesError as refused:
-        return _answered_chain(source, way, refused)
-
-
-def _chain(source: TracedSource, way: _Way, answers: Answers | None) -> Chain:
-    module = source.module
-    own_loss = has_targets(made(source.inputs.make, SAMPLES[0], way.sequence_length))
-    division = Division.of(source.layout, module, logits=not own_loss)
-    small, large = (
-        watched_step(
-            source.module,
-            made(source.inputs.make, samples, way.sequence_length),
-            Setting(samples=samples, precision=way.precision, autocast=way.autocast),
-            answers,
-            division,
-        )
-        for samples in SAMPLES
-    )
-    chain = chain_of(source.module, small, large, weight_dtype(way.precision))
-    return chain if answers is None else replace(chain, caveats=(*chain.caveats, answers.sentence))
-
-
-def _answered_chain(source: TracedSource, way: _Way, refused: ValuesError) -> Chain:
-    """Return the chain of the answers to questions about values under which it holds most.
-
-    Raises:
-        ValuesError: ``refused``, where the forward asks for more than yes, no or a selection.
-    """
-    found = []
-    for truth in (True, False):
-        try:
-            found.append(_chain(source, way, Answers(truth=truth)))
-        except ModelError:  # this is not how the forward goes
-            continue
-    if not found:
-        raise refused
-    return max(found, key=_held)
-
-
-def _held(chain: Chain) -> float:
-    kept = sum(block.activations.none.total * block.repeat for block in chain.blocks)
-    return kept + max(block.working.total for block in chain.blocks)

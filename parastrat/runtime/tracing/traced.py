@@ -9,7 +9,7 @@ from parastrat.model import Split
 from parastrat.runtime.tracing.lifetimes import Measured, measured
 from parastrat.runtime.tracing.samples import divided, line, share_of
 from parastrat.runtime.tracing.tracker import Tracker
-from parastrat.saved import Saved
+from parastrat.saved import Activations, Saved
 
 #: fields of ``Saved`` by what divides them
 _FIELDS = {Split.TENSOR: "tensor", Split.SEQUENCE: "sequence", Split.VOCABULARY: "loss"}
@@ -27,6 +27,16 @@ class Traced:
     rest: Mapping[str, tuple[Measured, Measured]]
     #: both without all that is divided
     undivided: tuple[Measured, Measured]
+
+    @property
+    def activations(self) -> Activations:
+        """What the segment keeps by recompute policy, for one sample."""
+        return Activations(
+            none=self.bytes_of(lambda own: own.kept),
+            attention=self.bytes_of(lambda own: own.kept - own.core),
+            selective=self.bytes_of(lambda own: own.selective),
+            full=self.bytes_of(lambda own: own.checkpointed),
+        )
 
     def bytes_of(self, read: Callable[[Measured], float]) -> Saved:
         """Return some of the bytes for one sample."""

@@ -51,6 +51,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.dividing = Dividing(division or Division())
         self._answers, self._casts = answers, casts
+        #: names of the parameters of which that made some
+        self.cast: set[str] = set()
         self.segments = [Segment(block="")]
         #: +1 and -1: an allocation begins and ends, in the segment that runs or whose backward runs
         self.forward_events: list[tuple[int, int, Allocation]] = []
@@ -99,7 +101,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if not self._backward:
             if self._casts and func is _CAST and self._is_parameter(args[0]):
                 # memory counts it with the weights
-                self._names[_key(result)] = self._names[_key(args[0])]
+                name = self._names[_key(result)] = self._names[_key(args[0])]
+                self.cast.add(name)
                 self.allocation(result).constant = True
             self._note(func, args, kwargs, result)
         elif func is _ADD and isinstance(args[0], torch.Tensor):

@@ -1,0 +1,46 @@
+"""What a traced module keeps and makes under autocast, beside the trace in which all is in one format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parastrat.model import Autocast
+from parastrat.runtime.tracing.moments import busy_moments
+from parastrat.runtime.tracing.samples import for_one
+from parastrat.runtime.tracing.traced import Traced, traced_segments
+from parastrat.runtime.tracing.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Casting:
+    """A module's forward and backward under autocast."""
+
+    #: of each segment
+    ways: list[Autocast]
+    #: names of the parameters of which autocast makes short copies
+    names: set[str]
+
+
+def casting_of(small: Tracker, large: Tracker) -> Casting:
+    """Return what traces of ``SAMPLES`` under autocast tell.
+
+    Args:
+        small: the trace of fewer samples.
+        large: that of more.
+    """
+    names = set(small.cast)
+    for segment in small.segments:
+        if segment.twin is not None:
+            # of a block that did not run the parameters are those of its twin, in the same order
+            own = zip(segment.parameters, small.segments[segment.twin].parameters, strict=False)
+            names |= {name for name, of_twin in own if of_twin in small.cast}
+    return Casting(ways=[_way(each) for each in traced_segments(small, large)], names=names)
+
+
+def _way(traced: Traced) -> Autocast:
+    return Autocast(
+        activations=traced.activations,
+        working=traced.bytes_of(lambda own: own.working),
+        boundary_bytes=for_one(traced.small.boundary, traced.large.boundary),
+        busy=busy_moments(traced),
+    )
