@@ -2,8 +2,9 @@
 
 Usage: python benchmarks/held_out.py [--write]
 
-Three ways, each from the same neutral constants (``NEUTRAL``), corrected by ``parastrat.measured.fitting``,
-as ``parastrat validate -o`` corrects those of a user's own stack:
+Three ways, each from the same neutral constants (``neutral``). Those that are fitted in the stack's profile
+(``fitted`` there) are corrected by ``parastrat.measured.fitting``, as ``parastrat validate -o`` corrects a
+user's own stack:
 
 - *source left out*: by the runs of other sources on the same stack; where there is none, by nothing;
 - *known stack*: by those and by the source's other models, in five parts;
@@ -24,13 +25,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from neutral import neutral
+
 from parastrat.correction import StackFit
 from parastrat.measured import read_rows
 from parastrat.measured.comparison import step_time
-from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of, unsureness
+from parastrat.measured.constants import EVERY_CONSTANT, constants_of
+from parastrat.measured.fitting import Run, fitted, predicted, runs_of, unsureness
 from parastrat.measured.models import has_experts
-from parastrat.profiles import load_stack
-from parastrat.stack import Kernels, Stack
+from parastrat.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "benchmarks" / "data" / "published.csv"
@@ -44,35 +47,13 @@ _SCATTER = 0.06
 #: stacks that are not PyTorch's
 _OTHERS = {"jax"}
 
-#: constants that nothing here was fitted to. Launches: operators that eager torch dispatches for each of
-#: the closed form (profiles/stacks/torch.toml), fused kernels an eighth to a sixth of it; traffic: a third
-#: more where nothing is fused, a tenth more where chains are; a network at 80 % of its rate. ZeRO and FSDP1
-#: hide less than half of their traffic, FSDP2, which prefetches, most (the middle of what is known of each)
-#:
-#: Megatron before flash attention: a layer of Megatron-DeepSpeed @7491937 takes a processor 1.13 times as
-#: long as one of GPT-2 in transformers, on tiny tensors, forward and backward alike; of the 45 operators of
-#: that it makes 51, over 11 of closed form
-NEUTRAL = {
-    Kernels.EAGER: {"launches_per_operator": 4.0, "elementwise_factor": 1.3},
-    Kernels.COMPILED: {"launches_per_operator": 0.5, "elementwise_factor": 1.1},
-    Kernels.FUSED: {"launches_per_operator": 0.7, "elementwise_factor": 1.1},
-    Kernels.FUSED_MATH: {"launches_per_operator": 4.6, "elementwise_factor": 1.3},
-}
-_NEUTRAL_ALL = {
-    "network_efficiency": 0.8,
-    "matmul_factor": 1.0,
-    "attention_factor": 1.0,
-    "dp_overlap": 0.4,
-    "zero_overlap": 0.4,
-    "fsdp_overlap": 0.4,
-}
 _HEAD = f"""\
 # Step times by constants that never saw the runs
 
 Made by `python benchmarks/held_out.py --write`: published runs (`benchmarks/data`) on PyTorch stacks, of
-sources with at least {_LEAST_ROWS} of them. {len(CONSTANTS)} constants of each stack begin neutral
-(`NEUTRAL` there; nothing here was fitted to them), and other runs correct them, as `parastrat validate -o`
-corrects a stack by a user's own:
+sources with at least {_LEAST_ROWS} of them. Constants begin neutral (`benchmarks/neutral.py`; nothing
+here was fitted to them), and other runs correct those of each stack that its profile calls `fitted`, or
+those of `parastrat validate -o` where it calls none so:
 
 - *source left out*: by other sources' runs on the same stack; foundry, vtrain and titan are alone on
   theirs, so that nothing is;
@@ -80,13 +61,13 @@ corrects a stack by a user's own:
 - *one measurement*: by other sources' runs and one run of the source, drawn five times.
 
 An error is predicted / measured - 1. The interval told with each prediction is as wide as its constants are
-unsure, and {100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other
-sources, each weighed alike; for sources on a stack that others ran too, of such sources. Mixtures of
-experts learn from dense runs as well. The structure of the cost model, the figures of devices and the other
-constants were made with these runs in sight: expect more on runs that nobody saw.
+unsure, {len(EVERY_CONSTANT)} of them, fitted or not (`parastrat/measured/constants.py`), and
+{100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other sources, each
+weighed alike; for mixtures of experts, which learn from dense runs, of those sources' dense runs too.
+Nothing of a source tells how wide its own are. The structure of the cost model, the figures of devices, the
+other constants, and which uncertainties and sources make an interval were chosen with these runs in sight:
+expect more on runs that nobody saw.
 """
-_FSDP2 = {"fsdp_overlap": 0.7, "dp_overlap": 0.7}
-_WITH_FSDP2 = {"torch", "torch-compile"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +90,6 @@ class Prediction:
     error: float
     #: standard deviation that the constants leave, a logarithm
     unsure: float = 0.0
-    #: whether the constants were corrected by any run
-    learned: bool = True
     half_width: float = 0.0
 
     @property
@@ -144,15 +123,6 @@ def published() -> tuple[list[Published], dict[str, dict[bool, int]]]:
     return [each for each in found if each.source in large], all_of
 
 
-def neutral(name: str) -> Stack:
-    """Return a stack whose fitted constants are what was known without any of these runs."""
-    stack = load_stack(name)
-    constants = _NEUTRAL_ALL | NEUTRAL[stack.kernels] | (_FSDP2 if name in _WITH_FSDP2 else {})
-    dispatch = stack.launches_per_dispatch / stack.launches_per_operator
-    constants["launches_per_dispatch"] = constants["launches_per_operator"] * dispatch
-    return replace(stack, **constants)
-
-
 class Fitter:
     """Fits, and remembers each run's seconds on each stack: neutral ones are asked for again and again."""
 
@@ -166,7 +136,8 @@ class Fitter:
         return self._known[key]
 
     def fit(self, runs: Iterable[Published], stack: str) -> StackFit:
-        return fitted([each.run for each in runs], neutral(stack), predict=self.seconds)
+        prior = neutral(stack)
+        return fitted([each.run for each in runs], prior, constants_of(prior), predict=self.seconds)
 
     def predicted(self, of: Sequence[Published], name: str, fit: StackFit) -> list[Prediction]:
         prior = neutral(name)
@@ -175,7 +146,6 @@ class Fitter:
                 of=each,
                 error=math.log(self.seconds(each.run, fit.stack) / each.run.seconds),
                 unsure=unsureness(each.run, prior, fit, self.seconds),
-                learned=bool(fit.before),
             )
             for each in of
         ]
@@ -226,21 +196,25 @@ def predictions(fitter: Fitter, runs: Runs, way: Way, beside: Runs = ()) -> list
     found: list[Prediction] = []
     for stack, learned, own in way(runs, beside):
         found += fitter.predicted(own, stack, fitter.fit(learned, stack))
-    return with_intervals(found)
+    return found
 
 
-def with_intervals(found: list[Prediction]) -> list[Prediction]:
+def with_intervals(found: list[Prediction], beside: Sequence[Prediction] = ()) -> list[Prediction]:
     """Return predictions with half-widths of their spread times what holds 80 % of all other sources.
 
-    How far a source lies from others on its stack is told by sources that lie so; of one that is alone on
-    its stack there are too few to tell, and all others do.
+    How unsure constants are differs from run to run and says how wide intervals are beside each other; how
+    wide they are altogether is told by sources on all stacks, and by nothing of the source itself.
+
+    Args:
+        found: what gets intervals.
+        beside: what tells of them beside it; a source's runs here count apart from those there.
     """
 
-    def factor(source: str, learned: bool) -> float:
-        others: dict[str, list[float]] = defaultdict(list)
-        for each in found:
-            if each.of.source != source and (each.learned or not learned):
-                others[each.of.source].append(abs(each.error) / each.spread)
+    def factor(source: str) -> float:
+        others: dict[tuple[str, bool], list[float]] = defaultdict(list)
+        for each in (*found, *beside):
+            if each.of.source != source:
+                others[each.of.source, each.of.experts].append(abs(each.error) / each.spread)
         # each source weighs alike
         each_one = [(size, 1 / len(sizes)) for sizes in others.values() for size in sizes]
         total, reached = sum(weight for _, weight in each_one), 0.0
@@ -250,14 +224,17 @@ def with_intervals(found: list[Prediction]) -> list[Prediction]:
                 return size
         return math.inf
 
-    factors = {key: factor(*key) for key in {(each.of.source, each.learned) for each in found}}
-    return [replace(each, half_width=factors[each.of.source, each.learned] * each.spread) for each in found]
+    factors = {source: factor(source) for source in {each.of.source for each in found}}
+    return [replace(each, half_width=factors[each.of.source] * each.spread) for each in found]
 
 
 def table_lines(found: list[Prediction], counts: dict[str, int]) -> Iterator[str]:
     """Yield a table of errors by source, and over all of them."""
-    yield "| source | rows | predicted | mean | median | 90th percentile | bias | within the interval |"
-    yield "|---|---:|---:|---:|---:|---:|---:|---:|"
+    yield (
+        "| source | rows | predicted | mean | median | 90th percentile | bias | within the interval "
+        "| its half (median) |"
+    )
+    yield "|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     means = []
     for source in sorted({each.of.source for each in found}):
         own = [each for each in found if each.of.source == source]
@@ -269,7 +246,7 @@ def table_lines(found: list[Prediction], counts: dict[str, int]) -> Iterator[str
         yield (
             f"| {source} | {counts[source]} | {rows} | {_percent(means[-1])} | "
             f"{_percent(statistics.median(sizes))} | {_percent(_p90(sizes))} | "
-            f"{100 * statistics.fmean(shares):+.1f} % | {100 * inside:.0f} % |"
+            f"{100 * statistics.fmean(shares):+.1f} % | {100 * inside:.0f} % | {_half(own)} |"
         )
     sizes = sorted(abs(math.expm1(each.error)) for each in found)
     inside = statistics.fmean(abs(each.error) <= each.half_width for each in found)
@@ -277,12 +254,17 @@ def table_lines(found: list[Prediction], counts: dict[str, int]) -> Iterator[str
     yield (
         f"| **mean over sources, row by row** | {sum(counts.values())} | {rows} | "
         f"**{_percent(statistics.fmean(means))}** | **{_percent(statistics.median(sizes))}** | "
-        f"**{_percent(_p90(sizes))}** | | {100 * inside:.0f} % |"
+        f"**{_percent(_p90(sizes))}** | | {100 * inside:.0f} % | {_half(found)} |"
     )
 
 
 def _p90(sizes: list[float]) -> float:
     return sizes[math.ceil(0.9 * len(sizes)) - 1]
+
+
+def _half(found: list[Prediction]) -> str:
+    """Return the median half-width: by how much more than predicted a run may take."""
+    return _percent(statistics.median(math.expm1(each.half_width) for each in found))
 
 
 def _percent(share: float) -> str:
@@ -293,14 +275,16 @@ def main() -> None:
     """Print or write the page."""
     runs, all_of = published()
     fitter = Fitter()
-    lines = [_HEAD]
+    lines, dense = [_HEAD], dict[str, list[Prediction]]()
     for experts in (False, True):
         own = [each for each in runs if each.experts is experts and each.language]
         beside = [each for each in runs if experts and each.language and not each.experts]
         counts = {source: all_of[source][experts] for source in {each.source for each in own}}
         for name, way in WAYS.items():
             lines += [f"## {'Mixtures of experts' if experts else 'Dense'}: {name}", ""]
-            lines += [*table_lines(predictions(fitter, own, way, beside), counts), ""]
+            found = predictions(fitter, own, way, beside)
+            lines += [*table_lines(with_intervals(found, dense.get(name, ())), counts), ""]
+            dense.setdefault(name, found)
     text = "\n".join(lines)
     print(text)
     if "--write" in sys.argv:

@@ -190,6 +190,8 @@ class Stack:
     fp16_gradient_bytes: int | None = None
     #: context_bytes under fp16-mixed, where an optimizer of its own has buckets; None: the same
     fp16_context_bytes: int | None = None
+    #: constants that were fitted to published runs, by their names in parastrat.measured.constants
+    fitted: tuple[str, ...] = ()
 
     @property
     def cast_bytes(self) -> float:

@@ -1,8 +1,9 @@
 # ruff: noqa: INP001, T201 - a script, which reports by printing
 """Fit the constants of a stack to published step times, and print each with its range.
 
-As ``parastrat validate -o`` corrects a stack, with four constants more. Nothing is written: a constant that
-moves is put into the stack's profile by hand, with what was fitted to what.
+As ``parastrat validate -o`` corrects a stack, but those constants that its profile calls fitted, or others
+with ``--only``. Nothing is written: a constant that moves is put into the profile by hand, with what was
+fitted to what.
 
 Usage: python scripts/fit_stacks.py STACK [--every N] [--tables NAME...] [--dense] [--only CONSTANT...]
 """
@@ -16,18 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from parastrat.measured import fitted, read_rows, runs_of
-from parastrat.measured.fitting import CONSTANTS, Constant, Run
+from parastrat.measured.constants import EVERY_CONSTANT, constants_of
+from parastrat.measured.fitting import Run
 from parastrat.measured.models import has_experts
 from parastrat.profiles import load_stack
 
 TABLE = Path(__file__).resolve().parents[1] / "benchmarks" / "data" / "published.csv"
-
-_MORE = (
-    Constant(name="fp8_cast_bytes", fields=("fp8_cast_bytes",), sigma=0.35),
-    Constant(name="tp_overlap", fields=("tp_overlap",), sigma=0.2, is_share=True),
-    Constant(name="routed_traffic_factor", fields=("routed_traffic_factor",), sigma=0.5),
-    Constant(name="launches_per_expert", fields=("launches_per_expert",), sigma=0.5),
-)
 
 
 def told(runs: Sequence[Run], errors: Sequence[float]) -> str:
@@ -49,8 +44,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every N-th row alone")
     parser.add_argument("--tables", nargs="*", default=[])
     parser.add_argument("--dense", action="store_true", help="leave mixtures of experts out")
-    names = [each.name for each in (*CONSTANTS, *_MORE)]
-    parser.add_argument("--only", nargs="*", default=names, choices=names, help="constants that may move")
+    names = [each.name for each in EVERY_CONSTANT]
+    parser.add_argument("--only", nargs="+", choices=names, help="constants that may move")
     given = parser.parse_args()
     rows = [
         row
@@ -58,8 +53,9 @@ def main() -> None:
         if row.stack == given.stack and not (given.dense and has_experts(row))
     ]
     runs = [run for run in runs_of(rows[:: given.every]) if not given.tables or run.table in given.tables]
-    moving = [each for each in (*CONSTANTS, *_MORE) if each.name in given.only]
-    fit = fitted(runs, load_stack(given.stack), moving)
+    stack = load_stack(given.stack)
+    moving = [each for each in EVERY_CONSTANT if each.name in (given.only or ())] or constants_of(stack)
+    fit = fitted(runs, stack, moving)
     print(f"before: {told(runs, fit.before)}")
     print(f"after: {told(runs, fit.after)}")
     for each in fit.constants:

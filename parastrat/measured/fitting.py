@@ -21,12 +21,14 @@ from parastrat.correction import Corrected, StackFit
 from parastrat.cost import step_s
 from parastrat.errors import ParastratError
 from parastrat.measured.comparison import ran_out_of_memory, step_time
+from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT
 from parastrat.measured.jobs import job_of
 from parastrat.measured.skipped import CannotPredictError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from parastrat.measured.constants import Constant
     from parastrat.measured.jobs import MeasuredJob
     from parastrat.measured.rows import MeasuredRow
     from parastrat.stack import Stack
@@ -45,41 +47,6 @@ _STEP = 0.25
 _ROUNDS = 4
 _GAIN = 1e-6
 _REWEIGHTED = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """What may be fitted: fields of ``Stack`` that move together, and how well they are known."""
-
-    name: str
-    fields: tuple[str, ...]
-    #: one standard deviation, of the logarithm or of a share
-    sigma: float
-    is_share: bool = False
-
-    def moved(self, stack: Stack, sigmas: float) -> dict[str, float]:
-        """Return the fields so many sigmas further than they are in a stack; shares stay within 0 and 1."""
-        own = {field: float(getattr(stack, field)) for field in self.fields}
-        if self.is_share:
-            return {field: min(1.0, max(0.0, value + sigmas * self.sigma)) for field, value in own.items()}
-        return {field: value * math.exp(sigmas * self.sigma) for field, value in own.items()}
-
-
-#: what published runs identify. Sigmas: a kernel library differs by a few percent from another, what a
-#: compiler or a framework adds in traffic by tens of percent; launches, counted, are 3.2, 4.6 and 5.0 of
-#: closed form in three eager models, whose logarithms differ by 0.24; overlaps are known least
-CONSTANTS = (
-    Constant(name="matmul_factor", fields=("matmul_factor",), sigma=0.05),
-    Constant(name="attention_factor", fields=("attention_factor",), sigma=0.2),
-    Constant(name="elementwise_factor", fields=("elementwise_factor",), sigma=0.3),
-    Constant(
-        name="launches_per_operator", fields=("launches_per_operator", "launches_per_dispatch"), sigma=0.24
-    ),
-    Constant(name="network_efficiency", fields=("network_efficiency",), sigma=0.15),
-    Constant(
-        name="overlap", fields=("dp_overlap", "zero_overlap", "fsdp_overlap"), sigma=0.2, is_share=True
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,20 +149,24 @@ def fitted(
 def unsureness(run: Run, prior: Stack, fit: StackFit, predict: Callable[[Run, Stack], float]) -> float:
     """Return the standard deviation of the logarithm of a run's seconds that its stack's constants leave.
 
-    How seconds change with constants is taken at the stack as it was before the fit.
+    Constants that the fit did not move are as unsure as they were. How seconds change with constants is
+    taken at the stack as it was before the fit.
 
     Args:
         run: any run.
         prior: the stack that was fitted.
-        fit: what came of it, with ``CONSTANTS``.
+        fit: what came of it.
         predict: the seconds of a run on a stack.
     """
+
+    def slope(constant: Constant) -> float:
+        moved: dict[str, Any] = dict(constant.moved(prior, _STEP))
+        return (math.log(predict(run, replace(prior, **moved))) - still) / _STEP
+
     still = math.log(predict(run, prior))
-    slopes = [
-        (math.log(predict(run, replace(prior, **constant.moved(prior, _STEP)))) - still) / _STEP  # type: ignore[arg-type]  # shares and factors
-        for constant in CONSTANTS
-    ]
-    return math.sqrt(np.array(slopes) @ np.array(fit.covariance) @ np.array(slopes))
+    slopes = {constant.name: slope(constant) for constant in EVERY_CONSTANT}
+    own = np.array([slopes.pop(each.name) for each in fit.constants])
+    return math.sqrt(own @ np.array(fit.covariance) @ own + sum(each**2 for each in slopes.values()))
 
 
 def _weights(runs: Sequence[Run]) -> Any:

@@ -8,7 +8,8 @@ import pytest
 from measured.rows import run as row_of
 
 from parastrat.correction import StackFit
-from parastrat.measured.fitting import CONSTANTS, Run, fitted, predicted, runs_of, unsureness
+from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT, constants_of
+from parastrat.measured.fitting import Run, fitted, predicted, runs_of, unsureness
 from parastrat.measured.jobs import job_of
 from parastrat.profiles import load_stack
 from parastrat.stack import Stack
@@ -102,7 +103,28 @@ def test_runs_out_of_memory_or_without_a_time_are_left_out() -> None:
 
 
 def test_every_constant_is_a_field_of_a_stack() -> None:
-    assert all(hasattr(STACK, field) for constant in CONSTANTS for field in constant.fields)
+    assert all(hasattr(STACK, field) for constant in EVERY_CONSTANT for field in constant.fields)
+
+
+def test_constants_of_a_stack_are_those_that_its_profile_calls_fitted() -> None:
+    fsdp1 = load_stack("fsdp1")
+    assert {each.name for each in constants_of(fsdp1)} == set(fsdp1.fitted) != set()
+    assert constants_of(replace(fsdp1, fitted=())) == CONSTANTS
+
+
+def test_constants_that_were_not_fitted_stay_as_unsure_as_they_were() -> None:
+    runs = on(STACK, times=30)
+    rate = CONSTANTS[:1]
+    of_any, of_one = (
+        unsureness(runs[0], STACK, fitted([], STACK, each), predicted) for each in (CONSTANTS, rate)
+    )
+    # without runs it does not matter which constants might have moved
+    assert of_one == pytest.approx(of_any)
+    now = unsureness(runs[0], STACK, fitted(runs, STACK, rate), predicted)
+    all_but_rate = unsureness(
+        runs[0], STACK, replace(fitted([], STACK, rate), covariance=((0.0,),)), predicted
+    )
+    assert all_but_rate < now < of_one
 
 
 def test_what_waits_for_constants_that_are_little_known_is_unsure() -> None:

@@ -16,6 +16,7 @@ from parastrat.hardware import (
     NetworkKind,
     Rates,
 )
+from parastrat.measured.constants import EVERY_CONSTANT
 
 GIB = 1024**3
 NODES = profiles.node_names()
@@ -59,6 +60,13 @@ def test_a_stack_is_plausible(name: str) -> None:
     assert all(0 <= share <= 1 for share in (*shares, stack.network_efficiency, stack.fragmentation))
     # at least one byte is read and one written
     assert stack.fp8_cast_bytes >= 3
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_at_most_six_constants_of_a_stack_are_fitted(name: str) -> None:
+    named = profiles.load_stack(name).fitted
+    assert len(set(named)) == len(named) <= 6
+    assert set(named) <= {constant.name for constant in EVERY_CONSTANT}
 
 
 def test_the_promised_stacks_are_there() -> None:
