@@ -16,7 +16,7 @@ from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_inputs import ExampleInputs, has_targets, made
 from parastrat.runtime.tracing.samples import SAMPLES
 from parastrat.runtime.tracing.tracker import Tracker
-from parastrat.runtime.tracing.watched import Setting, watched_step
+from parastrat.runtime.tracing.watched import Setting, watched_steps
 from parastrat.workload import Precision
 
 _CASTS = "plans without FSDP2 are traced under the autocast of CPUs, which keeps fewer norms in fp32"
@@ -84,19 +84,10 @@ def _chain(subject: Subject, way: Way, answers: Answers | None) -> Chain:
 
 
 def _steps(subject: Subject, way: Way, answers: Answers | None) -> list[Tracker]:
-    module = subject.module
-    own_loss = has_targets(made(subject.inputs.make, SAMPLES[0], way.sequence_length))
-    division = Division.of(subject.layout, module, logits=not own_loss)
-    return [
-        watched_step(
-            subject.module,
-            made(subject.inputs.make, samples, way.sequence_length),
-            Setting(samples=samples, precision=way.precision, autocast=way.autocast),
-            answers,
-            division,
-        )
-        for samples in SAMPLES
-    ]
+    batches = [made(subject.inputs.make, samples, way.sequence_length) for samples in SAMPLES]
+    division = Division.of(subject.layout, subject.module, logits=not has_targets(batches[0]))
+    setting = Setting(precision=way.precision, autocast=way.autocast)
+    return watched_steps(subject.module, batches, setting, answers, division)
 
 
 def _casting(subject: Subject, way: Way, answers: Answers | None, visited: list[str]) -> Casting | None:

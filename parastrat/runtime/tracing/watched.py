@@ -1,8 +1,8 @@
-"""One forward and backward of a module on fake tensors, watched."""
+"""Forwards and backwards of a module on fake tensors, watched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,9 +33,8 @@ from parastrat.workload import Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What one trace is made for."""
+    """What traces are made for."""
 
-    samples: int
     precision: Precision
     #: weights and inputs are in fp32, and autocast casts what products read
     autocast: bool = False
@@ -56,20 +55,20 @@ class Setting:
         return self.precision not in (Precision.FP32, Precision.BF16)
 
 
-def watched_step(
+def watched_steps(
     module: nn.Module,
-    inputs: Any,
+    batches: Iterable[Any],
     setting: Setting,
     answers: Answers | None = None,
     division: Division | None = None,
-) -> Tracker:
-    """Run one forward and backward on fake tensors; the module is as before afterwards.
+) -> list[Tracker]:
+    """Run a forward and backward of each batch on fake tensors; the module is as before afterwards.
 
     Args:
         module: on any device.
-        inputs: tensor, tuple or dict of real tensors, for ``setting.samples`` samples.
-        setting: the batch and the number format. Weights and inputs are in the compute format, as FSDP2
-            runs mixed precision, unless autocast is asked for; buffers keep theirs.
+        batches: each a tensor, tuple or dict of real tensors.
+        setting: the number format. Weights and inputs are in the compute format, as FSDP2 runs mixed
+            precision, unless autocast is asked for; buffers keep theirs.
         answers: to what the forward asks of values; None: it must not ask.
         division: what tensor parallelism would divide; None: nothing.
 
@@ -82,21 +81,30 @@ def watched_step(
         fake_module(module, mode, setting.weights) as (parameters, constants),
         gpu_kernels(),
     ):
-        tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
-        with mode:
-            batch = tree_map(lambda leaf: _fake_input(leaf, setting.weights), inputs)
-        hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
-        with _segments(module, tracker), mode, tracker, explained(module), hooks:
-            # a training loop's variable holds what the model returned while backward runs
-            with torch.autocast("cpu", setting.dtype, enabled=setting.autocast):
-                output = _called(module, batch)
-            loss = example_loss(output, in_fp32=setting.loss_in_fp32)
-            tracker.begin_backward(output)
-            torch.autograd.backward(loss)
-            del output
-        gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-        tracker.end(gradients)
-    return tracker
+        trackers = []
+        for inputs in batches:
+            tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
+            with mode:
+                batch = tree_map(lambda leaf: _fake_input(leaf, setting.weights), inputs)
+            _watch(module, batch, setting, tracker, mode)
+            gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+            tracker.end(gradients)
+            for parameter in parameters.values():
+                parameter.grad = None
+            trackers.append(tracker)
+    return trackers
+
+
+def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mode: FakeTensorMode) -> None:
+    hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
+    with _segments(module, tracker), mode, tracker, explained(module), hooks:
+        # a training loop's variable holds what the model returned while backward runs
+        with torch.autocast("cpu", setting.dtype, enabled=setting.autocast):
+            output = _called(module, batch)
+        loss = example_loss(output, in_fp32=setting.loss_in_fp32)
+        tracker.begin_backward(output)
+        torch.autograd.backward(loss)
+        del output
 
 
 def _called(module: nn.Module, batch: Any) -> Any:
