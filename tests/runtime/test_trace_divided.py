@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from runtime.readers import GROUPS, HEADS, ROWS, WIDTH, Attention, Reader, Whole
 from runtime.test_trace import LENGTH, hugging_face
 from torch import nn
-from torch.nn import functional
 
 from parastrat.case import Facts
 from parastrat.model import Block, ModelSpec, OperatorKind, Split
@@ -21,70 +22,6 @@ from parastrat.search import Constraints, find_plan
 from parastrat.sources import load_source
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision, Workload
-
-WIDTH, HEADS, GROUPS, ROWS = 64, 8, 4, 96
-
-
-class Attention(nn.Module):
-    """Grouped queries, as people write them."""
-
-    def __init__(self, heads: int = HEADS, groups: int = GROUPS) -> None:
-        super().__init__()
-        self.heads, self.groups = heads, groups
-        self.q = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.k = nn.Linear(WIDTH, WIDTH // heads * groups, bias=False)
-        self.v = nn.Linear(WIDTH, WIDTH // heads * groups, bias=False)
-        self.o = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        q, k, v = (
-            part(x).view(batch, length, -1, WIDTH // HEADS).transpose(1, 2)
-            for part in (self.q, self.k, self.v)
-        )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        out: torch.Tensor = self.o(mixed.transpose(1, 2).reshape(batch, length, -1))
-        return out
-
-
-class Layer(nn.Module):
-    def __init__(self, mixer: nn.Module) -> None:
-        super().__init__()
-        self.before, self.mixer, self.after = nn.LayerNorm(WIDTH), mixer, nn.LayerNorm(WIDTH)
-        self.feed = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.mixer(self.before(x))
-        out: torch.Tensor = x + self.feed(self.after(x))
-        return out
-
-
-class Model(nn.Module):
-    def __init__(self, mixer: Any = Attention) -> None:
-        super().__init__()
-        self.table = nn.Embedding(ROWS, WIDTH)
-        self.layers = nn.ModuleList(Layer(mixer()) for _ in range(3))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ROWS, bias=False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.table(ids)
-        for layer in self.layers:
-            x = layer(x)
-        out: torch.Tensor = self.head(self.norm(x))
-        return out
-
-
-class Whole(nn.Module):
-    """A layer with a low-rank one beside it, whose result is whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(WIDTH, WIDTH)
-        self.low, self.high = nn.Parameter(torch.zeros(WIDTH, 4)), nn.Parameter(torch.zeros(4, WIDTH))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.inner(x) + x @ self.low @ self.high
-        return out
 
 
 def source(module: Any, *arguments: Any) -> TracedSource:
@@ -134,10 +71,10 @@ def test_a_layer_is_divided_as_the_closed_form_says(tmp_path: Path) -> None:
 
 
 def test_heads_and_features_tell_what_divides() -> None:
-    assert traced(Model).divisible == GROUPS
-    assert traced(Model, lambda: Attention(groups=HEADS)).divisible == HEADS
+    assert traced(Reader).divisible == GROUPS
+    assert traced(Reader, partial(Attention, groups=HEADS)).divisible == HEADS
     # only the feed-forward is divided
-    model = traced(Model, Whole)
+    model = traced(Reader, Whole)
     assert model.divisible == 4 * WIDTH
     inner = 2 * 4 * WIDTH * WIDTH + 4 * WIDTH
     assert by_split(model.blocks[1])[Split.TENSOR] == inner
@@ -145,7 +82,7 @@ def test_heads_and_features_tell_what_divides() -> None:
 
 
 def test_what_is_whole_in_blocks_is_divided_along_the_sequence() -> None:
-    model = source(Model)
+    model = source(Reader)
     assert model.layout.sequence
     kept = model.at(LENGTH, Precision.BF16, Kernels.EAGER).blocks[1].activations.none
     wide = 2 * LENGTH * WIDTH
@@ -156,7 +93,7 @@ def test_what_is_whole_in_blocks_is_divided_along_the_sequence() -> None:
 
 
 def test_logits_are_divided_for_a_loss_outside() -> None:
-    last = traced(Model).blocks[-1]
+    last = traced(Reader).blocks[-1]
     assert last.activations.none.loss == 2 * LENGTH * ROWS
     assert by_split(last) == {Split.REPLICATED: 2 * WIDTH, Split.VOCABULARY: ROWS * WIDTH}
     config, build = hugging_face("llama")
@@ -168,7 +105,9 @@ def test_logits_are_divided_for_a_loss_outside() -> None:
 
 def test_nothing_is_looked_for_where_nobody_asks() -> None:
     with torch.device("meta"):
-        model = traced_module(Model(), ref="model", divides=False).at(LENGTH, Precision.BF16, Kernels.EAGER)
+        model = traced_module(Reader(), ref="model", divides=False).at(
+            LENGTH, Precision.BF16, Kernels.EAGER
+        )
     assert model.divisible is None
     assert all(not each.activations.none.tensor for each in model.blocks)
     assert "no column and row was found" in model.caveats[0]
@@ -180,7 +119,7 @@ def test_a_search_finds_plans_of_traced_modules() -> None:
         global_batch_size=1, sequence_length=LENGTH, optimizer=Optimizer.ADAMW, precision=precision
     )
     job = Facts(
-        model=source(Model).at(LENGTH, precision, stack.kernels),
+        model=source(Reader).at(LENGTH, precision, stack.kernels),
         hardware=load_hardware("dgx-h100"),
         workload=workload,
         stack=stack,
