@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         A row for each policy, beside the plans' rows.
     """
     blocks, share = block_kinds(facts.model).blocks, 1 + facts.stack.fragmentation
-    stepping, gathered, reducing, held_at = _held(facts, columns, share)
+    states = _held(facts, columns, share)
     saved, saved_at = standing(columns, tuple(name for name in SAVED_BY if name != "recompute"))
     ranks = ranks_of(facts.model, saved)
     one_batch, at = distinct(
@@ -79,8 +80,8 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     for place, kind in enumerate(moments.kinds):
         passing = share * (running[kind] - _of_blocks(kept, moments.freed[place]))
         # later moments may hold more, not less
-        never = share * np.minimum(reducing[place], every[kind].take(saved_at, axis=-1))
-        np.maximum(peak, gathered[place] + passing.take(saved_at, axis=-1) - never, out=peak)
+        never = share * np.minimum(states.reducing[place], every[kind].take(saved_at, axis=-1))
+        np.maximum(peak, states.beside[place] + passing.take(saved_at, axis=-1) - never, out=peak)
     one, head = (
         (share * _of_blocks(of_kind, first.repeats)).take(saved_at, axis=-1) for of_kind in (kept, heads)
     )
@@ -88,12 +89,11 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     soon = early(columns, flying)
     if soon.any():
         # of gradients that wait for the end of a step there may be none yet
-        whole = local_total(ranks_of(facts.model, columns).foremost(_FOREMOST).trainable, columns)
-        peak -= share * element_bytes(facts).reduce * np.where(soon, whole, 0.0)
+        peak -= np.where(soon, states.unreduced, 0.0)
     several = columns.joined({"recompute": np.array(codes)[:, None, None]})
     buffers, sent = crossing_bytes(facts, several, rank, flying)
     peak += share * (buffers + sent)
-    return np.maximum(stepping[held_at], peak.max(axis=1)) + context_bytes(facts)
+    return np.maximum(states.stepping, peak.max(axis=1)) + context_bytes(facts)
 
 
 def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
@@ -119,12 +119,22 @@ def _of_blocks(kept: Any, counts: Sequence[Any]) -> Any:
     return sum(several, np.zeros(kept.shape[1:]))
 
 
-def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any, Any]:
-    """Return what does not hang on activations: in the optimizer step, and at each moment of backward.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    """What plans hold that does not hang on activations, in bytes; of each row's foremost ranks."""
 
-    The former stands for the rows that differ in it, whose places are returned last. The others are those
-    of every row's foremost ranks, and below 0 where one has no such block.
-    """
+    #: in the optimizer step, of the rank with most
+    stepping: Bytes
+    #: at each moment of backward, below 0 where a rank has no such block
+    beside: Bytes
+    #: gradients that the running unit makes later than that
+    reducing: Bytes
+    #: all gradients, as they are reduced
+    unreduced: Bytes
+
+
+def _held(facts: Facts, columns: Columns, share: float) -> _Held:
+    """Return what some plans hold beside activations."""
     model, element, kinds = facts.model, element_bytes(facts), block_kinds(facts.model)
     held, at = standing(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
     ranks = ranks_of(model, held)
@@ -144,4 +154,10 @@ def _held(facts: Facts, columns: Columns, share: float) -> tuple[Any, Any, Any, 
     waiting = share * waiting_bytes(facts, first, held, element).take(at, axis=-1)
     found = found.take(at, axis=-1) + waiting * (columns.gradient_accumulation_steps > 1)
     reducing, _ = reducing_bytes(kinds, held, element, moments)
-    return stepping.max(axis=0), found, reducing.take(at, axis=-1), at
+    unreduced = share * element.reduce * local_total(first.trainable, held)
+    return _Held(
+        stepping=stepping.max(axis=0)[at],
+        beside=found,
+        reducing=reducing.take(at, axis=-1),
+        unreduced=unreduced.take(at, axis=-1),
+    )

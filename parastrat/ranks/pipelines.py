@@ -157,7 +157,8 @@ class Pipelines:
         # later ranks are overwritten by earlier ones; most hold the same blocks, which are told apart once
         every = range(pp - 1, -1, -1)
         same = {own.tobytes(): rank for rank, own in zip(every, repeats[::-1], strict=True)}
-        first = {self._told(repeats[rank].tolist()): rank for rank in sorted(same.values(), reverse=True)}
+        kinds = np.array(self.kinds.of)
+        first = {_told(repeats[rank], kinds): rank for rank in sorted(same.values(), reverse=True)}
         ranks = sorted(first.values())
         kept = repeats[ranks]
         totals = kept @ self.parts
@@ -170,11 +171,11 @@ class Pipelines:
                 missing &= ~has
         return np.column_stack([ranks, kept, totals])
 
-    def _told(self, repeats: list[float]) -> tuple[Any, ...]:
-        """Return what is equal for ranks that hold as many blocks of the same kinds in the same order."""
-        if len(self.kinds.blocks) == len(repeats):
-            return tuple(repeats)
-        return tuple((kind, count) for kind, count in zip(self.kinds.of, repeats, strict=True) if count)
+
+def _told(repeats: Any, kinds: Any) -> tuple[bytes, bytes]:
+    """Return what is equal for ranks that hold as many blocks of the same kinds in the same order."""
+    held = repeats.nonzero()[0]
+    return kinds[held].tobytes(), repeats[held].tobytes()
 
 
 @remembered
@@ -202,12 +203,14 @@ def pipelines_of(model: ModelSpec) -> Pipelines:
 
 def _kinds_of(model: ModelSpec) -> Kinds:
     alike: list[Block] = []
-    of = []
+    of: list[int] = []
+    # a unit that stands several times in the chain is compared once
+    met: dict[int, int] = {}
     for block in model.blocks:
-        plain = replace(block, name="", repeat=1)
-        if not block.unit or plain not in alike:
-            of.append(len(alike))
-            alike.append(plain)
-        else:
-            of.append(alike.index(plain))
+        if id(block) not in met or not block.unit:
+            plain = replace(block, name="", repeat=1)
+            if not block.unit or plain not in alike:
+                alike.append(plain)
+            met[id(block)] = len(alike) - 1 if not block.unit else alike.index(plain)
+        of.append(met[id(block)])
     return Kinds(blocks=tuple(alike), of=tuple(of))

@@ -57,9 +57,10 @@ class Searched:
         return memory + margin <= self.facts.hardware.device.usable_memory_bytes
 
     def memory_of_meshes(self) -> Any:
-        """Return floors of what the plans of each mesh need."""
+        """Return for each recompute policy floors of what the plans of each mesh need."""
         meshes = self.allowed.meshes
-        return mesh_floor(self.facts, meshes) if self.limited else np.zeros(len(meshes.pp))
+        floors = mesh_floor(self.facts, meshes) if self.limited else np.zeros(len(meshes.pp))
+        return np.tile(floors, (len(policies(self.fixed)), 1))
 
     def steps_of_meshes(self, chosen: Any) -> Any:
         """Return floors of the steps of chosen meshes, the least over micro-batches and schedules."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.assess import assess_all, columns_of
+from parastrat.collection import without_collection
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.search.alone import assessed_with_one_device
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _RUNGS = range(6)
 
 
+@without_collection()
 def find_plan(
     facts: Facts,
     fixed: Constraints | None = None,

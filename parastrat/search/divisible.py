@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from parastrat.rules.divisors import divisors
+
 if TYPE_CHECKING:
     from parastrat.case import Facts
 
@@ -17,7 +19,7 @@ def more_divisible(batch: int, devices: int) -> int | None:
 
     None where that is the batch itself.
     """
-    for degree in sorted((d for d in range(1, devices + 1) if devices % d == 0), reverse=True):
+    for degree in reversed(divisors(devices)):
         nearest = max(round(batch / degree), 1) * degree
         if abs(nearest - batch) <= CLOSE * batch:
             return nearest if nearest != batch else None

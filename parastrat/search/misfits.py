@@ -74,14 +74,14 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         if space.allowed.counts[chosen].sum() > _SEVERAL:
             # mostly one of these is the nearest, and no other row has a floor below
             of_rows(found.raised_to_least(chosen))
-            chosen = chosen[found.memory[chosen] <= least[rungs[chosen]]]
+            chosen = chosen[found.needs(chosen) <= least[rungs[chosen]]]
         columns = space.allowed.rows(chosen)
         # floors of a handful would take longer than what they spare
         bound = space.without_floors if len(columns.mesh) <= _HANDFUL else space.with_floors
         of_rows(bound(columns))
         return np.full(len(some), np.inf)
 
-    visit(found.memory[left], rungs[left], of_meshes, _itself, least=least, most=_MESHES_OF_EACH)
+    visit(found.needs(left), rungs[left], of_meshes, _itself, least=least, most=_MESHES_OF_EACH)
     return plans.by_rung
 
 

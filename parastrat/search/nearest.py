@@ -8,6 +8,7 @@ devices count for what they pay back.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
@@ -22,7 +23,7 @@ from parastrat.search.obeying import offloading
 from parastrat.workload import Optimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from parastrat.case import Case, Facts
     from parastrat.model import ModelSpec
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _MOST = 5
 _HALVINGS = 6
 _DOUBLINGS = 10
+#: of them, from where an even share of the states fits
+_FURTHER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,8 +129,8 @@ def _ways(space: Searched, model_at: Callable[[int], ModelSpec] | None) -> Itera
     divisible = _more_divisible(asked)
     yield None if divisible is None else _fitting(divisible, fixed)
     # states do not hang on sequences
-    yield _first(_shorter(asked, model_at), fixed) if _may_fit(facts, fixed) else None
-    yield _first(_more_nodes(asked), fixed)
+    yield _longest(asked, model_at, fixed) if _may_fit(facts, fixed) else None
+    yield _fewest_nodes(asked, fixed)
 
 
 def _unbound(fixed: Constraints) -> Constraints:
@@ -138,9 +141,12 @@ def _together(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelS
     """Return a plan that fits after several changes, with more nodes where nothing else helps."""
     asked = _Changed(changes=(), facts=facts)
     smaller = _smaller_states(asked) or asked
-    shorter = tuple(_shorter(smaller, model_at))
-    shortest = shorter[-1] if shorter else smaller
-    return _first(shorter, fixed) or _first(_more_nodes(shortest), fixed)
+    longest = _longest(smaller, model_at, fixed)
+    if longest is not None:
+        return longest
+    halvings = _halvings(smaller, model_at)
+    shortest = _halved(smaller, model_at, halvings) if model_at is not None and halvings else smaller
+    return _fewest_nodes(shortest, fixed)
 
 
 def _smaller_states(job: _Changed) -> _Changed | None:
@@ -166,24 +172,57 @@ def _more_divisible(job: _Changed) -> _Changed | None:
     return _Changed(changes=(*job.changes, change), facts=there)
 
 
-def _shorter(job: _Changed, model_at: Callable[[int], ModelSpec] | None) -> Iterator[_Changed]:
-    """Yield the job at halves of its sequence, the longest first, the batch's tokens kept."""
-    workload, length = job.facts.workload, job.facts.workload.sequence_length
+def _longest(job: _Changed, model_at: Callable[[int], ModelSpec] | None, fixed: Constraints) -> _Fit | None:
+    """Return the fastest plan at the longest of the halves of a sequence that one fits.
+
+    What fits a sequence fits its half: there is the same plan, with the same micro-batch of shorter
+    sequences. So most lengths between one that fits and one that does not are never searched.
+    """
+    least, most = 1, _halvings(job, model_at)
+    if model_at is None or not most:
+        return None
+    found = _fitting(_halved(job, model_at, least), fixed)
+    if found is not None or most == least:
+        return found
+    found = _fitting(_halved(job, model_at, most), fixed)
+    while found is not None and most - least > 1:
+        middle = (least + most) // 2
+        longer = _fitting(_halved(job, model_at, middle), fixed)
+        least, most, found = (middle, most, found) if longer is None else (least, middle, longer)
+    return found
+
+
+def _halvings(job: _Changed, model_at: Callable[[int], ModelSpec] | None) -> int:
+    """Return how often a job's sequence may be halved; 0 where its length is not known."""
+    length = job.facts.workload.sequence_length
     if model_at is None or length is None:
-        return
-    for halving in range(1, _HALVINGS + 1):
-        short = length // 2**halving
-        if short < 1:
-            return
-        changed = replace(
-            workload,
-            sequence_length=short,
-            global_batch_size=workload.global_batch_size * 2**halving,
-        )
-        yield _Changed(
-            changes=(*job.changes, f"sequences of {short:,} tokens instead of {length:,}"),
-            facts=replace(job.facts, model=model_at(short), workload=changed),
-        )
+        return 0
+    return min(_HALVINGS, length.bit_length() - 1)
+
+
+def _halved(job: _Changed, model_at: Callable[[int], ModelSpec], times: int) -> _Changed:
+    """Return the job with its sequence halved so many times, the batch's tokens kept."""
+    workload = job.facts.workload
+    length = workload.sequence_length or 0
+    short = length // 2**times
+    shorter = replace(
+        workload, sequence_length=short, global_batch_size=workload.global_batch_size * 2**times
+    )
+    return _Changed(
+        changes=(*job.changes, f"sequences of {short:,} tokens instead of {length:,}"),
+        facts=replace(job.facts, model=model_at(short), workload=shorter),
+    )
+
+
+def _fewest_nodes(job: _Changed, fixed: Constraints) -> _Fit | None:
+    """Return the fastest plan on the fewest nodes, by doubling, that one fits.
+
+    From where an even share of the states fits only so many doublings are tried: each leaves half of the
+    states, and what is left then is activations, which further nodes free next to no room for.
+    """
+    able = (more for more in _more_nodes(job) if _may_fit(more.facts, fixed))
+    tried = (_fitting(more, fixed) for more in islice(able, _FURTHER))
+    return next((fit for fit in tried if fit is not None), None)
 
 
 def _more_nodes(job: _Changed) -> Iterator[_Changed]:
@@ -198,11 +237,6 @@ def _more_nodes(job: _Changed) -> Iterator[_Changed]:
             changes=(*job.changes, f"{nodes} nodes instead of {hardware.num_nodes}"),
             facts=replace(job.facts, hardware=more),
         )
-
-
-def _first(jobs: Iterable[_Changed], fixed: Constraints) -> _Fit | None:
-    """Return the fastest plan of the first job that one fits."""
-    return next((fit for job in jobs if (fit := _fitting(job, fixed)) is not None), None)
 
 
 def _fitting(job: _Changed, fixed: Constraints) -> _Fit | None:

@@ -11,6 +11,7 @@ from parastrat.plan import (
     PipelineSchedule,
     Recompute,
 )
+from parastrat.rules.divisors import divisors
 from parastrat.schedules import SPLIT
 from parastrat.search.rows import Constraints, with_facts
 
@@ -42,10 +43,10 @@ _SCHEDULES = (
 def mesh_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
     """Return every mesh over all devices that the constraints allow, one row each."""
     world = facts.hardware.world_size
-    divisors = np.array([d for d in range(1, world + 1) if world % d == 0])
+    degrees = np.array(divisors(world))
     rows = np.ones((1, 0), dtype=np.int64)
     for axis in ("pp", "cp", "tp", "dp_shard"):
-        choices = _choices(facts, fixed, axis, divisors)
+        choices = _choices(facts, fixed, axis, degrees)
         left = np.repeat(rows, len(choices), axis=0)
         rows = np.column_stack([left, np.tile(choices, len(rows))])
         rows = rows[world % np.prod(rows, axis=1) == 0]
@@ -63,27 +64,27 @@ def mesh_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
     return _with_experts(facts, fixed, table)
 
 
-def _choices(facts: Facts, fixed: Constraints, axis: str, divisors: Any) -> Any:
+def _choices(facts: Facts, fixed: Constraints, axis: str, degrees: Any) -> Any:
     value = getattr(fixed, axis)
     if value is not None:
         return np.array([value])
     if fixed.plain_loop and axis != "dp_shard":
-        return divisors[:1]
+        return degrees[:1]
     if axis == "pp":
-        return divisors[divisors <= sum(block.repeat for block in facts.model.blocks)]
+        return degrees[degrees <= sum(block.repeat for block in facts.model.blocks)]
     if axis == "cp":
         # the sequence is cut in 2 cp chunks, so that causal work is even; attention must be known
         longest = (facts.model.sequence_length or 2) // 2 if facts.model.heads else 1
-        return divisors[divisors <= longest]
+        return degrees[degrees <= longest]
     if axis == "tp":
         # a model without heads has no tensor-parallel plan, but one whose data flow was followed
-        return divisors[divisors <= (facts.model.heads or facts.model.divisible or 1)]
-    return divisors
+        return degrees[degrees <= (facts.model.heads or facts.model.divisible or 1)]
+    return degrees
 
 
 def _with_experts(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> dict[str, Any]:
     experts = facts.model.experts or 1
-    degrees = [d for d in range(1, experts + 1) if experts % d == 0]
+    degrees = list(divisors(experts))
     if fixed.ep is not None:
         degrees = [fixed.ep]
     elif fixed.plain_loop:

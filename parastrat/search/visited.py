@@ -50,7 +50,7 @@ class Visited:
     """What was found of a space so far."""
 
     space: Searched
-    #: floors of what each mesh needs, raised to the least of its rows' once these are known
+    #: for each recompute policy, floors of what each mesh needs, raised to the least of its rows' once known
     memory: Any
     #: of each mesh, whether what floors of memory leave out of it was told
     told: Any
@@ -99,11 +99,19 @@ class Visited:
     def _fitting(self, meshes: Any, wanted: Wanted) -> Any:
         """Return those of some meshes that may fit by their floors of memory, and tell the others."""
         untold = meshes[~self.told[meshes]]
-        misfits = self.space.misfits(untold, self.memory[untold])
+        misfits = self.space.misfits(untold, self.needs(untold))
         self.misfits.extend(misfits)
         for entry in misfits:
             self.told[untold[entry.rows]] = True
-        return meshes[self.space.may_fit(self.memory[meshes], roomy=wanted.roomy)]
+        return meshes[self._may_fit(meshes, wanted).any(axis=0)]
+
+    def needs(self, meshes: Any) -> Any:
+        """Return floors of what some meshes need, whatever their recompute policy."""
+        return self.memory.take(meshes, axis=1).min(axis=0)
+
+    def _may_fit(self, meshes: Any, wanted: Wanted) -> Any:
+        """Return under which policies some meshes may fit by their floors."""
+        return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
 
     def raised(self, meshes: Any) -> bool:
         """Raise the floors of some meshes if they have many rows; return whether they are."""
@@ -115,14 +123,14 @@ class Visited:
     def raised_to_least(self, meshes: Any) -> Bounded:
         """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
         rows = self.space.least_rows(meshes)
-        self._raise(meshes, rows.columns.mesh, rows.memory.min(axis=0))
+        self._raise(rows)
         return rows
 
-    def _raise(self, meshes: Any, mesh: Any, floors: Any) -> None:
-        """Raise the floors of some meshes to the least of their rows', of which each has its mesh."""
-        least = np.full(len(self.memory), np.inf)
-        np.minimum.at(least, mesh, floors)
-        self.memory[meshes] = np.maximum(self.memory[meshes], least[meshes])
+    def _raise(self, rows: Bounded) -> None:
+        """Raise the floors of meshes to the least of rows, which stand mesh after mesh."""
+        first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
+        meshes, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
+        self.memory[:, meshes] = np.maximum(self.memory[:, meshes], least)
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         if not len(meshes):
@@ -130,13 +138,14 @@ class Visited:
         space, columns = self.space, self.space.allowed.rows(meshes)
         codes = np.array([code_of(policy) for policy in policies(space.fixed)])
         if np.isfinite(least).any():
-            # by the policy that takes least, whether that fits or not
-            steps = space.steps(columns, np.full(len(columns.mesh), codes[0]))
+            # each policy computes again what the ones before it do, and more
+            first = codes[self._may_fit(columns.mesh, wanted).argmax(axis=0)]
+            steps = space.steps(columns, first)
             columns = columns.at(mattering(steps, wanted.groups[columns.mesh], wanted.limits(least)))
         rows = space.with_floors(columns)
         mesh = columns.mesh
         if len(mesh) == space.allowed.counts[meshes].sum():
-            self._raise(meshes, mesh, rows.memory.min(axis=0))
+            self._raise(rows)
             self.seen[meshes] = True
             self.rows.append(rows)
         alive = self._tell(rows, meshes)
@@ -153,7 +162,6 @@ class Visited:
             np.minimum.at(least, wanted.groups[mesh[places]], least_steps(np.arange(len(places))))
             return
         fits = (likely if wanted.roomy else rows.may_fit(roomy=False)).take(places, axis=1)
-        # each policy computes again what the ones before it do, and more
         floors = space.steps(columns.at(places), codes[fits.argmax(axis=0)])
         visit(floors, wanted.groups[mesh[places]], least_steps, wanted.limits, least=least)
 
@@ -178,5 +186,5 @@ class Visited:
 def nothing_of(space: Searched) -> Visited:
     """Return what is found of a space before it is visited."""
     memory = space.memory_of_meshes()
-    told, seen = np.zeros((2, len(memory)), dtype=bool)
+    told, seen = np.zeros((2, memory.shape[1]), dtype=bool)
     return Visited(space=space, memory=memory, told=told, seen=seen)

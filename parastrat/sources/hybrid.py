@@ -50,7 +50,9 @@ def hybrid_layers(setting: Setting) -> tuple[Block, ...]:
     layers = {letter: _layer(setting, LayerKind(letter)) for letter in dict.fromkeys(pattern)}
     if scans is not None and not scans.divided:
         layers = {letter: _with_whole_stream(layer) for letter, layer in layers.items()}
-    return tuple(replace(layers[letter], repeat=sum(1 for _ in run)) for letter, run in groupby(pattern))
+    runs = [(letter, sum(1 for _ in run)) for letter, run in groupby(pattern)]
+    blocks = {(letter, repeat): replace(layers[letter], repeat=repeat) for letter, repeat in set(runs)}
+    return tuple(blocks[run] for run in runs)
 
 
 def _with_whole_stream(block: Block) -> Block:

@@ -6,18 +6,17 @@ dicts, strings and numbers, and whatever else a file asks for ends the reading.
 
 from __future__ import annotations
 
-import gc
 import pickle
 from collections import defaultdict
-from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from parastrat.collection import without_collection
 from parastrat.errors import SnapshotError
 from parastrat.snapshot import Block, DeviceSnapshot, Event, Frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 _HOW = "write it with torch.cuda.memory._dump_snapshot(file)"
@@ -64,20 +63,8 @@ def read_snapshot(path: Path) -> tuple[DeviceSnapshot, ...]:
     Raises:
         SnapshotError: it cannot be read, is no snapshot, or would run code.
     """
-    with _without_collection():
+    with without_collection():
         return _read(path)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Let nobody look for cycles among millions of new objects, which have none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _read(path: Path) -> tuple[DeviceSnapshot, ...]:

@@ -58,8 +58,7 @@ def transformer(
     )
     blocks = _chain(setting)
     if kernels.eager and precision in _AUTOCAST:
-        pairs = zip(blocks, _chain(replace(setting, autocast=True)), strict=True)
-        blocks = tuple(replace(block, autocast=_cast(other)) for block, other in pairs)
+        blocks = _with_autocast(blocks, _chain(replace(setting, autocast=True)))
     total, active = _counts(blocks, architecture)
     causal = architecture.family in (Family.DECODER, Family.ENCODER_DECODER)
     return ModelSpec(
@@ -98,6 +97,15 @@ def _chain(setting: Setting) -> tuple[Block, ...]:
         layers = _layer(setting, setting.architecture.layers, causal=False)
         return patches(setting), layers, classifier(setting)
     return _single_stack(setting)
+
+
+def _with_autocast(blocks: tuple[Block, ...], cast: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return blocks with what they are under autocast; a block that stands several times is made once."""
+    made: dict[tuple[int, int], Block] = {}
+    for block, other in zip(blocks, cast, strict=True):
+        if (id(block), id(other)) not in made:
+            made[id(block), id(other)] = replace(block, autocast=_cast(other))
+    return tuple(made[id(block), id(other)] for block, other in zip(blocks, cast, strict=True))
 
 
 def _cast(block: Block) -> Autocast:
