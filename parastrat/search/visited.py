@@ -50,7 +50,7 @@ class Visited:
     """What was found of a space so far."""
 
     space: Searched
-    #: for each recompute policy, floors of what each mesh needs, raised to the least of its rows' once known
+    #: for each recompute policy, what each mesh needs at least: floors, raised to its rows' once known
     memory: Any
     #: of each mesh, whether what floors of memory leave out of it was told
     told: Any
