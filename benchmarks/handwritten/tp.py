@@ -23,12 +23,16 @@ if TYPE_CHECKING:
 
     Change = Callable[[torch.Tensor, dist.ProcessGroup], torch.Tensor]
 
+#: torch 2.13 renamed them, and warns at each call of the earlier names
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def gathered(share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """Return the positions of all ranks, from (samples, positions of one, width)."""
     ranks = dist.get_world_size(group)
     every = share.new_empty(ranks, *share.shape)
-    dist.all_gather_into_tensor(every.flatten(0, 1), share.contiguous(), group=group)
+    all_gather(every.flatten(0, 1), share.contiguous(), group=group)
     return every.transpose(0, 1).reshape(len(share), -1, share.shape[-1])
 
 
@@ -37,7 +41,7 @@ def scattered(whole: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     ranks = dist.get_world_size(group)
     shares = whole.view(len(whole), ranks, -1, whole.shape[-1]).transpose(0, 1).contiguous()
     own = torch.empty_like(shares[0])
-    dist.reduce_scatter_tensor(own, shares.flatten(0, 1), group=group)
+    reduce_scatter(own, shares.flatten(0, 1), group=group)
     return own
 
 
@@ -64,7 +68,7 @@ class GatherLogits(torch.autograd.Function):
     def forward(ctx: Any, share: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         ctx.own = group.rank(), group.size()
         every = share.new_empty(group.size(), *share.shape)
-        dist.all_gather_into_tensor(every.flatten(0, 1), share.contiguous(), group=group)
+        all_gather(every.flatten(0, 1), share.contiguous(), group=group)
         return every.movedim(0, -2).flatten(-2)
 
     @staticmethod

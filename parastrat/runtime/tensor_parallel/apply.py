@@ -18,7 +18,7 @@ from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drops
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Inside, Layout, Role, kind_of
-from parastrat.runtime.tensor_parallel.own_values import Leaves
+from parastrat.runtime.tensor_parallel.own_values import GatheredLeaves, Leaves
 from parastrat.runtime.tensor_parallel.sums import Sums
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
@@ -80,8 +80,10 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     # DDP reduces gradients in backward, and stages add up those of tied weights before the end
     if (wrapping.plan.mesh.dp == 1 or wrapping.plan.shards_parameters) and wrapping.pipeline is None:
         wrapping.sums = Sums(module, summed, mesh)
-    # split backwards of stages look for the parameters themselves
-    if wrapping.plan.mesh.dp == 1 and wrapping.pipeline is None:
+    # split backwards of stages look for the parameters themselves, and so does DDP
+    if wrapping.pipeline is None and wrapping.plan.shards_parameters:
+        wrapping.leaves = GatheredLeaves(module)
+    elif wrapping.pipeline is None and wrapping.plan.mesh.dp == 1:
         wrapping.leaves = Leaves(module)
     wrapping.calls.extend(_said(layout))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +48,44 @@ class Leaves:
         return self._leaves.get(id(parameter))
 
 
+class GatheredLeaves(Leaves):
+    """Plain values that stand for parameters which FSDP2 gathers, from step to step.
+
+    FSDP2 keeps the tensor that it gathers into, so that its leaf stays, too; and it reduces a unit as the
+    unit's backward ends, so that a gradient becomes the parameter's as soon as it is whole.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        #: by the identity of a gathered parameter: itself, so that no other can have it, what it consists
+        #: of, and its leaf
+        self._gathered: dict[int, tuple[DTensor, torch.Tensor, torch.Tensor]] = {}
+
+    @contextmanager
+    def during(self) -> Iterator[None]:
+        """Let ``own_values`` return leaves."""
+        Leaves.running = self
+        try:
+            yield
+        finally:
+            Leaves.running = None
+
+    def of(self, parameter: DTensor) -> torch.Tensor | None:
+        """Return what stands for a parameter; None where it is not trained, or has hooks."""
+        if not (torch.is_grad_enabled() and _is_free(parameter)):
+            return None
+        own = parameter._local_tensor  # noqa: SLF001  (what a layout consists of)
+        known = self._gathered.get(id(parameter))
+        if known is not None and known[1] is own:
+            return known[2]
+        if not own.is_contiguous():
+            return None
+        leaf = _leaf(parameter)
+        leaf.register_post_accumulate_grad_hook(partial(_hand_over, parameter))  # type: ignore[no-untyped-call]
+        self._gathered[id(parameter)] = parameter, own, leaf
+        return leaf
+
+
 def own_values(parameter: DTensor) -> torch.Tensor:
     """Return this rank's plain values of a parameter, which its gradients find back."""
     leaf = None if Leaves.running is None else Leaves.running.of(parameter)
@@ -84,7 +123,7 @@ def _divided_as(spec: Any, gradient: torch.Tensor) -> DTensor:
     return DTensor(gradient, spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
 
-def _is_free(parameter: nn.Parameter) -> bool:
+def _is_free(parameter: torch.Tensor) -> bool:
     """Return whether nothing but the end of the step waits for a parameter's gradient."""
     hooks = parameter._backward_hooks or parameter._post_accumulate_grad_hooks  # noqa: SLF001
     return isinstance(parameter, DTensor) and parameter.requires_grad and not hooks
@@ -93,6 +132,12 @@ def _is_free(parameter: nn.Parameter) -> bool:
 def _leaf(parameter: Any) -> torch.Tensor:
     leaf: torch.Tensor = parameter._local_tensor.detach().requires_grad_()  # noqa: SLF001
     return leaf
+
+
+def _hand_over(parameter: Any, leaf: torch.Tensor) -> None:
+    """Let a leaf's gradient be its parameter's."""
+    _add(parameter, leaf.grad)
+    leaf.grad = None
 
 
 def _add(parameter: Any, gradient: torch.Tensor | None) -> None:

@@ -280,13 +280,17 @@ def completing(wrapping: Wrapping) -> Iterator[None]:
 def reducing(model: nn.Module, *, last: bool) -> Iterator[None]:
     """Delay to the last micro-batch what reduction can be delayed."""
     if isinstance(model, FSDPModule):
+        # torch walks over all modules to say so, in each micro-batch
+        replicated = wrapping_of(model).plan.mesh.dp_replicate > 1
         model.set_is_last_backward(last)
-        model.set_requires_all_reduce(last)
+        if replicated:
+            model.set_requires_all_reduce(last)
         try:
             yield
         finally:
             model.set_is_last_backward(True)
-            model.set_requires_all_reduce(True)
+            if replicated:
+                model.set_requires_all_reduce(True)
         return
     with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
         yield

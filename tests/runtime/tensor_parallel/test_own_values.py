@@ -26,9 +26,10 @@ pytestmark = pytest.mark.slow
 Gradients = dict[str, torch.Tensor]
 
 
-def wrapped() -> nn.Module:
+def wrapped(dp_shard: int = 1) -> nn.Module:
     torch.manual_seed(3)
-    return parastrat.auto_parallelize(Tiny, plan=plan(tp=2, gradient_accumulation_steps=2))
+    settled = plan(tp=2, dp_shard=dp_shard, gradient_accumulation_steps=2)
+    return parastrat.auto_parallelize(Tiny, plan=settled)
 
 
 def step(model: nn.Module, index: int) -> None:
@@ -41,11 +42,11 @@ def gradients(model: nn.Module) -> Gradients:
     return {name: gradient.full_tensor().clone() for name, gradient in held.items()}
 
 
-def with_leaves_and_without() -> tuple[Gradients, Gradients, bool]:
+def with_leaves_and_without(dp_shard: int = 1) -> tuple[Gradients, Gradients, bool]:
     """Two steps' gradients added up, with leaves and by the weights themselves."""
     found = []
     for leaves in (True, False):
-        model = wrapped()
+        model = wrapped(dp_shard)
         assert wrapping_of(model).leaves is not None
         if not leaves:
             wrapping_of(model).leaves = None
@@ -86,6 +87,26 @@ def after_an_error() -> bool:
     return own_values.Leaves.running is None
 
 
+def gathered() -> dict[str, Any]:
+    """What leaves of gathered weights do from step to step, and what they hold behind one."""
+    model = wrapped(2)
+    leaves = wrapping_of(model).leaves
+    assert isinstance(leaves, own_values.GatheredLeaves)
+    kept, held = [], []
+    for index in range(2):
+        step(model, index)
+        kept.append({place: id(leaf) for place, (_, _, leaf) in leaves._gathered.items()})
+        held += [leaf.grad for _, _, leaf in leaves._gathered.values()]
+        held += [parameter.grad for parameter, _, _ in leaves._gathered.values()]
+    return {
+        "both": with_leaves_and_without(2),
+        "same": kept[0] == kept[1],
+        "held": [each for each in held if each is not None],
+        "stood for": len(kept[0]),
+        "weights": len(list(model.parameters())),
+    }
+
+
 def met_by_dtensors() -> dict[str, Any]:
     """The gradients of a whole weight and of a divided one, whose values met DTensors."""
     mesh = init_device_mesh("cpu", (2,))
@@ -123,6 +144,25 @@ def test_gradients_are_those_of_the_weights(found: dict[str, Any]) -> None:
     assert over
     for name, expected in without.items():
         assert torch.allclose(with_leaves[name], expected, rtol=1e-6, atol=1e-8), name
+
+
+@pytest.fixture(scope="module")
+def of_gathered() -> dict[str, Any]:
+    return on_ranks(4, gathered)[0]  # type: ignore[no-any-return]
+
+
+def test_gradients_of_gathered_weights_are_those_of_the_weights(of_gathered: dict[str, Any]) -> None:
+    with_leaves, without, over = of_gathered["both"]
+    assert over
+    for name, expected in without.items():
+        assert torch.allclose(with_leaves[name], expected, rtol=1e-6, atol=1e-8), name
+
+
+def test_leaves_of_gathered_weights_stay_and_hold_no_gradients(of_gathered: dict[str, Any]) -> None:
+    # some weights are added up by themselves, as what is whole on every rank
+    assert of_gathered["stood for"] > of_gathered["weights"] / 2
+    assert of_gathered["same"]
+    assert not of_gathered["held"]
 
 
 def test_a_whole_weight_that_meets_dtensors_has_a_plain_gradient(
