@@ -118,8 +118,8 @@ class Ranks:
         return self.table.moments.at(self.at)
 
     def foremost_moments(self, most: int) -> Moments:
-        """Return when the first ranks of each pipeline may."""
-        return self.table.moments.ranks(most).at(self.at)
+        """Return when the first ranks of each pipeline may, for each kind of block the first time alone."""
+        return self.table.moments.foremost().ranks(most).at(self.at)
 
 
 @derived_with

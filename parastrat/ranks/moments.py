@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,11 @@ class Moments:
     def ranks(self, most: int) -> Moments:
         """Return the moments of the first ranks of every pipeline."""
         return self._each(lambda column: column[..., :most, :])
+
+    def foremost(self) -> Moments:
+        """Return of each kind of block the first of its moments alone."""
+        places = np.sort(np.unique(self.kinds, return_index=True)[1])
+        return replace(self._each(lambda column: column[places]), kinds=self.kinds[places])
 
     def _each(self, chosen: Callable[[Any], Any]) -> Moments:
         return Moments(
