@@ -13,6 +13,7 @@ from parastrat.cost import time_columns, time_estimate
 from parastrat.estimate import Estimate
 from parastrat.launch import Launch
 from parastrat.memory import memory_columns, memory_estimate
+from parastrat.remembered import remembered
 from parastrat.rules.backend import decide_backend
 from parastrat.units import TERA
 from parastrat.workload import Precision
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.estimate import MemoryEstimate, TimeEstimate
     from parastrat.hardware import Device, Hardware
+    from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.rules.backend import BackendDecision
 
@@ -65,7 +67,7 @@ def estimated(facts: Facts, columns: Columns) -> Estimated:
 
 def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int = 0) -> tuple[Case, ...]:
     """Return plans with their estimates, which begin at the row ``first``."""
-    decision, flops = decide_backend(facts.hardware), facts.model.flops
+    decision, flops = decide_backend(facts.hardware), _flops_of(facts.model)
     return tuple(
         Case(
             model=facts.model,
@@ -80,6 +82,11 @@ def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int =
         )
         for row, plan in enumerate(plans, first)
     )
+
+
+@remembered
+def _flops_of(model: ModelSpec) -> float:
+    return model.flops
 
 
 def columns_of(case: Case) -> Columns:

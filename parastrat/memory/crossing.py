@@ -16,12 +16,16 @@ import numpy as np
 from parastrat.choices import is_any_of
 from parastrat.memory.activations import autocasts
 from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.remembered import remembered
 from parastrat.schedules import SPLIT_ALWAYS
 from parastrat.stack import Crossing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.model import Autocast, Block, ModelSpec
     from parastrat.units import Bytes, Numbers
 
 #: schedules whose first rank has the last stage as well
@@ -70,11 +74,18 @@ def _widths(facts: Facts, c: Columns) -> tuple[Any, Any]:
 
     Of cuts that differ the most, of blocks that differ the least.
     """
-    blocks = facts.model.blocks
-    plain = max(block.boundary_bytes for block in blocks)
-    cast = max((block.autocast or block).boundary_bytes for block in blocks)
-    units = [block for block in blocks if block.unit] or blocks
-    kept = min(block.activations.full.total for block in units)
-    kept_cast = min((block.autocast or block).activations.full.total for block in units)
-    chosen = autocasts(c)
-    return np.where(chosen, cast, plain), np.where(chosen, min(kept_cast, cast), min(kept, plain))
+    widths, given = _of_formats(facts.model)
+    cast = autocasts(c).astype(np.int64)
+    return widths.take(cast), given.take(cast)
+
+
+@remembered
+def _of_formats(model: ModelSpec) -> tuple[Any, Any]:
+    """Return what ``_widths`` does, without and under autocast."""
+    units = [block for block in model.blocks if block.unit] or list(model.blocks)
+    ways: tuple[Sequence[Block | Autocast], ...] = units, [block.autocast or block for block in units]
+    plain = max(block.boundary_bytes for block in model.blocks)
+    cast = max((block.autocast or block).boundary_bytes for block in model.blocks)
+    kept = [min(each.activations.full.total for each in way) for way in ways]
+    widths = np.array([plain, cast])
+    return widths, np.minimum(kept, widths)

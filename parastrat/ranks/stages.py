@@ -6,6 +6,8 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from parastrat.remembered import remembered
+
 if TYPE_CHECKING:
     from parastrat.model import ModelSpec
 
@@ -26,7 +28,14 @@ def loads_of(model: ModelSpec, stages: int) -> list[float]:
         counted = [float(block.unit) for block in model.blocks for _ in range(block.repeat)]
         if sum(counted) % stages == 0:
             return counted
-    return [block.flops for block in model.blocks for _ in range(block.repeat)]
+    return _flops_of(model)
+
+
+@remembered
+def _flops_of(model: ModelSpec) -> list[float]:
+    # blocks may stand in the chain several times
+    flops = {id(block): block.flops for block in model.blocks}
+    return [flops[id(block)] for block in model.blocks for _ in range(block.repeat)]
 
 
 def cut(model: ModelSpec, stages: int) -> tuple[tuple[int, ...], ...]:
