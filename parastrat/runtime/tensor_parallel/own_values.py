@@ -77,13 +77,14 @@ class GatheredLeaves(Leaves):
         own = parameter._local_tensor  # noqa: SLF001  (what a layout consists of)
         known = self._gathered.get(id(parameter))
         if known is not None and known[1] is own:
-            return known[2]
+            # another tensor each time: recurrent layers tell by identity whether a weight was set anew
+            return known[2].view_as(own)
         if not own.is_contiguous():
             return None
         leaf = _leaf(parameter)
         leaf.register_post_accumulate_grad_hook(partial(_hand_over, parameter))  # type: ignore[no-untyped-call]
         self._gathered[id(parameter)] = parameter, own, leaf
-        return leaf
+        return leaf.view_as(own)
 
 
 def own_values(parameter: DTensor) -> torch.Tensor:

@@ -87,6 +87,32 @@ def after_an_error() -> bool:
     return own_values.Leaves.running is None
 
 
+class Recurrent(nn.Module):
+    """Its middle keeps a list of its weights, and makes it anew where one is not the tensor that it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+        self.layers = nn.LSTM(32, 32, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(self.embedding(x))[0])  # type: ignore[no-any-return]
+
+
+def losses_of_recurrent() -> list[float]:
+    torch.manual_seed(3)
+    model = parastrat.auto_parallelize(
+        Recurrent(), plan=plan(tp=2, dp_shard=2), sample_inputs=tokens(0, 1, vocab=64)[0]
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    losses = []
+    for _ in range(3):
+        losses.append(parastrat.forward_backward(model, *tokens(0, 2, vocab=64), loss_fn=token_loss).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
 def gathered() -> dict[str, Any]:
     """What leaves of gathered weights do from step to step, and what they hold behind one."""
     model = wrapped(2)
@@ -104,6 +130,7 @@ def gathered() -> dict[str, Any]:
         "held": [each for each in held if each is not None],
         "stood for": len(kept[0]),
         "weights": len(list(model.parameters())),
+        "recurrent": losses_of_recurrent(),
     }
 
 
@@ -156,6 +183,11 @@ def test_gradients_of_gathered_weights_are_those_of_the_weights(of_gathered: dic
     assert over
     for name, expected in without.items():
         assert torch.allclose(with_leaves[name], expected, rtol=1e-6, atol=1e-8), name
+
+
+def test_layers_that_keep_a_list_of_their_weights_see_new_ones(of_gathered: dict[str, Any]) -> None:
+    first, second, third = of_gathered["recurrent"]
+    assert first > second > third
 
 
 def test_leaves_of_gathered_weights_stay_and_hold_no_gradients(of_gathered: dict[str, Any]) -> None:
