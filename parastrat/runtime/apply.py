@@ -53,6 +53,7 @@ from parastrat.runtime.starting import Start
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.training.plain_loop import guard_plain_loop
+from parastrat.runtime.training.told import Told
 from parastrat.runtime.training.unused import leave_unused
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.wrapping import Wrapping, remember, wrapping_of
@@ -104,24 +105,23 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
     device = own_device(device_type(choice), world)
     if world.world_size > 1:
         join_process_group(backend_string(backend(choice, device.type), device.type), device)
-    if failure is not None:
-        together(lambda: _raise(failure))
-    module, record = together(lambda: _built(model))
-    if choice is None:
-        from parastrat.runtime.decide import Example, decide  # noqa: PLC0415  (search and probe, only here)
+    with Told():
+        module, record = together(lambda: _built(model, failure))
+        if choice is None:
+            from parastrat.runtime.decide import Example, decide  # noqa: PLC0415  (search and probe, only here)
 
-        example = Example(inputs=sample_inputs, workload=workload, accumulates=allow_pipeline)
-        choice = from_first(lambda: decide(module, example, world))
-    decided = choice
-    together(lambda: _check(module, decided))
-    agree(decided.plan, module)
-    start = Start(
-        record=record,
-        checkpoint=checkpoint,
-        sample_inputs=sample_inputs,
-        sequence_length=decided.sequence_length,
-    )
-    wrapped = wrap(module, decided.plan, device, start)
+            example = Example(inputs=sample_inputs, workload=workload, accumulates=allow_pipeline)
+            choice = from_first(lambda: decide(module, example, world))
+        decided = choice
+        together(lambda: _check(module, decided))
+        agree(decided.plan, module)
+        start = Start(
+            record=record,
+            checkpoint=checkpoint,
+            sample_inputs=sample_inputs,
+            sequence_length=decided.sequence_length,
+        )
+        wrapped = wrap(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
     return wrapped
 
@@ -134,11 +134,11 @@ def _stated(plan: Plan | str | Path | None) -> tuple[Choice | None, ParastratErr
         return None, error
 
 
-def _raise(error: ParastratError) -> None:
-    raise error
-
-
-def _built(model: nn.Module | Callable[[], nn.Module]) -> tuple[nn.Module, Record | None]:
+def _built(
+    model: nn.Module | Callable[[], nn.Module], failure: ParastratError | None
+) -> tuple[nn.Module, Record | None]:
+    if failure is not None:
+        raise failure
     if isinstance(model, nn.Module) or not callable(model):
         return check_model(model), None
     module, record = build_on_meta(model)

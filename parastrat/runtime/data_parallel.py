@@ -24,6 +24,7 @@ from parastrat.runtime.training.buffers import (
     norms_with_statistics,
 )
 from parastrat.runtime.training.reached import Reached
+from parastrat.runtime.training.scalars import average_scalars, scalars_in
 from parastrat.runtime.training.seen import see_outputs
 from parastrat.runtime.ways import chooses_ways, outside_of
 
@@ -116,9 +117,12 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     stacks = [name for name, parameter in module.named_parameters() if by_columns(parameter)]
     if stacks:
         keywords["shard_placement_fn"] = by_columns
+    average_scalars(module, wrapping)
+    if alone := scalars_in(module):
+        keywords["ignored_params"] = alone
     own = _without_shared(module, units)
     if plan.precision in COMPUTE:
-        norms = _shard_norms(module, wrapping)
+        norms = _shard_norms(module, wrapping, alone)
         own = {name: unit for name, unit in own.items() if unit not in norms}
     for unit in own.values():
         to_device_from_first_rank(_tensors(unit), wrapping)
@@ -130,6 +134,8 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
     if stacks:
         said += f", shard_placement_fn=<rows or columns of {len(stacks)} stacks such as {stacks[0]}>"
+    if alone:
+        said += f", ignored_params=<{len(alone)} without a dimension>"
     if own:
         wrapping.calls.append(
             f"for name in {tuple(own)}:\n"
@@ -214,7 +220,7 @@ def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
     wrapping.reduce_unused.append(module)
 
 
-def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:
+def _shard_norms(module: nn.Module, wrapping: Wrapping, alone: set[nn.Parameter]) -> list[nn.Module]:
     """Shard each norm that keeps statistics as a unit in fp32: its kernels take no short weights with them.
 
     Source: https://github.com/pytorch/torchtitan/issues/674 (the remedy of FSDP2's author).
@@ -223,7 +229,7 @@ def _shard_norms(module: nn.Module, wrapping: Wrapping) -> list[nn.Module]:
     norms = [norm for norm in inside if any(True for _ in norm.parameters())]
     for norm in norms:
         to_device_from_first_rank(_tensors(norm), wrapping)
-        fully_shard(norm, mesh=wrapping.mesh.data, reshard_after_forward=False)
+        fully_shard(norm, mesh=wrapping.mesh.data, reshard_after_forward=False, ignored_params=alone)
     if norms:
         wrapping.calls.append(
             "for norm in [part for part in model.modules() if hasattr(part, 'running_mean')]:\n"

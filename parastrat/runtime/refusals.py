@@ -64,19 +64,18 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_scalars(model: nn.Module, plan: Plan) -> None:
-    """Refuse parameters without a dimension where FSDP2 has to hold them, which takes none.
+    """Refuse parameters without a dimension where FSDP2 holds divided ones; else they stay whole.
 
     Raises:
         WrapError: naming one of them.
     """
-    if not _held_by_fsdp2(plan):
+    if plan.mesh.tp == 1 or not _held_by_fsdp2(plan):
         return
     for name, parameter in model.named_parameters():
         if parameter.dim() == 0:
             raise WrapError(
-                f"FSDP2 takes no parameter without a dimension, and {name} is a single number",
-                hint="give it the shape (1,) in the model, or plan without it: parastrat recommend "
-                "--strategy ddp",
+                f"FSDP2 takes no parameter without a dimension beside tp, and {name} is a single number",
+                hint="give it the shape (1,) in the model, or plan without tp: parastrat recommend --tp 1",
             )
 
 

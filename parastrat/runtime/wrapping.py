@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.own_values import Leaves
     from parastrat.runtime.tensor_parallel.sums import Sums
     from parastrat.runtime.training.reached import Reached
+    from parastrat.runtime.training.scalars import Scalars
     from parastrat.runtime.training.unused import Unused
 
 
@@ -47,6 +48,8 @@ class Wrapping:
     reduce_unused: list[nn.Module] = field(default_factory=list)
     #: with such roots only
     unused: Unused | None = None
+    #: with FSDP2, where parameters have no dimension
+    scalars: Scalars | None = None
     #: with DDP only: what a step reaches
     reached: Reached | None = None
     #: fp16 only

@@ -166,13 +166,13 @@ class Scaled(nn.Module):
         self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("axes", [{"dp_shard": 2}, {"dp_replicate": 2, "tp": 2}])
+@pytest.mark.parametrize("axes", [{"dp_shard": 2, "tp": 2}, {"dp_replicate": 2, "tp": 2}])
 def test_a_parameter_without_a_dimension_is_named_where_fsdp2_would_hold_it(axes: dict[str, int]) -> None:
     with pytest.raises(WrapError, match="scale is a single number"):
         check_scalars(Scaled(), plan(**axes))
 
 
-@pytest.mark.parametrize("axes", [{"dp_replicate": 2}, {"tp": 2}])
+@pytest.mark.parametrize("axes", [{"dp_replicate": 2}, {"tp": 2}, {"dp_shard": 2}])
 def test_other_strategies_take_a_parameter_without_a_dimension(axes: dict[str, int]) -> None:
     check_scalars(Scaled(), plan(**axes))
 

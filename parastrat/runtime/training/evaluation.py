@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from parastrat.errors import UsageError
 from parastrat.runtime.training.batches import called, rebuilt, same_order, target_count, to_device
 from parastrat.runtime.training.buffers import equalise_buffers
+from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,13 @@ def evaluate(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> floa
 
     Raises:
         UsageError: if the loader yields nothing.
+        MismatchError: if another rank failed, naming it, and with what.
     """
+    with Told():
+        return _mean(model, loader, metric_fn)
+
+
+def _mean(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> float:
     wrapping = wrapping_of(model)
     pipeline = wrapping.pipeline
     equalise_buffers(model)

@@ -59,17 +59,21 @@ def forward_backward(
         targets: What ``loss_fn`` compares with; without ``loss_fn`` they are passed on as ``labels``.
         loss_fn: ``loss_fn(output, targets)``, the mean over all targets but those equal to its
             ``ignore_index`` (-100 without one); the same code on all ranks, as reading divided logits may
-            gather them. None: what ``auto_parallelize`` was given; else the output
-            has ``.loss``, such a mean.
+            gather them. None: that of ``auto_parallelize``; else the output has ``.loss``, such a mean.
 
     Returns:
         The mean loss over the global batch, the same on every rank; without gradient.
 
     Raises:
         UsageError: for a share that the plan does not have, or a loss that is no mean.
+        MismatchError: if another rank failed, naming it, and with what.
     """
+    with Told():
+        return _step(model, inputs, targets, loss_fn or wrapping_of(model).loss_fn)
+
+
+def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | None) -> torch.Tensor:
     wrapping = wrapping_of(model)
-    loss_fn = loss_fn or wrapping.loss_fn
     if getattr(loss_fn, "reduction", "mean") != "mean":
         raise UsageError(
             f"loss_fn reduces by {getattr(loss_fn, 'reduction', None)!r}; micro-batches need a mean",
@@ -91,7 +95,7 @@ def forward_backward(
         wrapping.loss_scale.scale_earlier_(model)
     wrapping.stepping = True
     try:
-        with Told(), completing(wrapping), _formats_explained(wrapping):
+        with completing(wrapping), _formats_explained(wrapping):
             if wrapping.pipeline is not None:
                 summed += _through(wrapping.pipeline, shares, total, loss_fn)
             else:
@@ -150,7 +154,6 @@ class _Mean:
 
     #: targets of the global batch
     total: int
-    #: None: the output has ``.loss``
     loss_fn: LossFunction | None
 
 
@@ -272,6 +275,7 @@ def completing(wrapping: Wrapping) -> Iterator[None]:
         nullcontext() if wrapping.sums is None else wrapping.sums.at_the_end(),
         nullcontext() if wrapping.leaves is None else wrapping.leaves.during(),
         nullcontext() if wrapping.unused is None else wrapping.unused.dropped(),
+        nullcontext() if wrapping.scalars is None else wrapping.scalars.averaged(),
     ):
         yield
 
