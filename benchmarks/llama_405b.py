@@ -2,15 +2,21 @@
 
 Published: arXiv:2407.21783, table 4: tp 8, cp 1, pp 16, dp 64 and 128, sequence 8,192, 16M tokens a batch;
 430 and 400 TFLOP/s a GPU. Their step times follow from 6 N + 12 L h s FLOPs a token, half of the attention.
+Beside them the fastest that fit with the cp of other published runs of this length on H100 (2), and of
+schedules that split no backward, whose time no published run tells.
 
 Usage: python benchmarks/llama_405b.py
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from decisions import Decision, decide, decisions, summary, waits
+
+from parastrat.case import Case
+from parastrat.search import Constraints, find_plan
 
 #: bf16 TFLOP/s a GPU, by number of GPUs: arXiv:2407.21783, table 4
 PUBLISHED_TFLOPS = {8192: 430, 16384: 400}
@@ -32,8 +38,17 @@ def measured(decision: Decision) -> Measured:
     return Measured(gpus=gpus, step_s=flops / gpus / (PUBLISHED_TFLOPS[gpus] * 1e12))
 
 
+def others(decision: Decision) -> Iterator[tuple[str, Case | None]]:
+    """Yield the fastest plans that fit where less is searched, with what is left of it."""
+    facts = decision.result.facts
+    for cp in (1, 2):
+        yield f"cp {cp}", find_plan(facts, Constraints(cp=cp), tolerance=0.0).chosen
+    whole = replace(facts, stack=replace(facts.stack, splits_backward=False))
+    yield "whole backward", find_plan(whole, tolerance=0.0).chosen
+
+
 def main() -> None:
-    """Print both plans for both clusters."""
+    """Print both plans for both clusters, and what is fastest among fewer."""
     for entry in decisions():
         if entry["id"] not in ("llama3-405b-8192xh100", "llama3-405b-16384xh100"):
             continue
@@ -48,7 +63,15 @@ def main() -> None:
         reported = PUBLISHED_TFLOPS[run.gpus] * 1e12 / decision.result.facts.hardware.device.peak.bf16
         print(f"                  MFU {reported * run.step_s / predicted:.1%}, reported {reported:.1%}")
         print(f"  recommended     {summary(decision.result.chosen)}")
-        print(f"                  {waits(decision.result.chosen)}\n")
+        print(f"                  {waits(decision.result.chosen)}")
+        for name, case in others(decision):
+            ahead = (
+                ""
+                if case is None
+                else f"; published / this - 1 = {predicted / case.estimate.time.step - 1:+.1%}"
+            )
+            print(f"  {name:<16}{summary(case)}{ahead}")
+        print()
 
 
 if __name__ == "__main__":
