@@ -62,10 +62,10 @@ those of `parastrat validate -o` where it calls none so:
 
 An error is predicted / measured - 1. The interval told with each prediction is as wide as its constants are
 unsure, {len(EVERY_CONSTANT)} of them, fitted or not (`parastrat/measured/constants.py`), and
-{100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other sources, each
-weighed alike; for mixtures of experts, which learn from dense runs, of those sources' dense runs too.
-Nothing of a source tells how wide its own are. The structure of the cost model, the figures of devices, the
-other constants, and which uncertainties and sources make an interval were chosen with these runs in sight:
+{100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other sources with
+{_LEAST_ROWS} runs or more, each weighed alike, dense runs and mixtures of experts apart. Nothing of a
+source tells how wide its own are. The structure of the cost model, the figures of devices, the other
+constants, and which uncertainties and sources make an interval were chosen with these runs in sight:
 expect more on runs that nobody saw.
 """
 
@@ -199,22 +199,22 @@ def predictions(fitter: Fitter, runs: Runs, way: Way, beside: Runs = ()) -> list
     return found
 
 
-def with_intervals(found: list[Prediction], beside: Sequence[Prediction] = ()) -> list[Prediction]:
+def with_intervals(found: list[Prediction]) -> list[Prediction]:
     """Return predictions with half-widths of their spread times what holds 80 % of all other sources.
 
     How unsure constants are differs from run to run and says how wide intervals are beside each other; how
     wide they are altogether is told by sources on all stacks, and by nothing of the source itself.
-
-    Args:
-        found: what gets intervals.
-        beside: what tells of them beside it; a source's runs here count apart from those there.
     """
+    runs: dict[str, set[int]] = defaultdict(set)
+    for each in found:
+        runs[each.of.source].add(id(each.of))
+    telling = {source for source, own in runs.items() if len(own) >= _LEAST_ROWS}
 
     def factor(source: str) -> float:
-        others: dict[tuple[str, bool], list[float]] = defaultdict(list)
-        for each in (*found, *beside):
-            if each.of.source != source:
-                others[each.of.source, each.of.experts].append(abs(each.error) / each.spread)
+        others: dict[str, list[float]] = defaultdict(list)
+        for each in found:
+            if each.of.source in telling - {source}:
+                others[each.of.source].append(abs(each.error) / each.spread)
         # each source weighs alike
         each_one = [(size, 1 / len(sizes)) for sizes in others.values() for size in sizes]
         total, reached = sum(weight for _, weight in each_one), 0.0
@@ -275,7 +275,7 @@ def main() -> None:
     """Print or write the page."""
     runs, all_of = published()
     fitter = Fitter()
-    lines, dense = [_HEAD], dict[str, list[Prediction]]()
+    lines = [_HEAD]
     for experts in (False, True):
         own = [each for each in runs if each.experts is experts and each.language]
         beside = [each for each in runs if experts and each.language and not each.experts]
@@ -283,8 +283,7 @@ def main() -> None:
         for name, way in WAYS.items():
             lines += [f"## {'Mixtures of experts' if experts else 'Dense'}: {name}", ""]
             found = predictions(fitter, own, way, beside)
-            lines += [*table_lines(with_intervals(found, dense.get(name, ())), counts), ""]
-            dense.setdefault(name, found)
+            lines += [*table_lines(with_intervals(found), counts), ""]
     text = "\n".join(lines)
     print(text)
     if "--write" in sys.argv:

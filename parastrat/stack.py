@@ -144,8 +144,12 @@ class Stack:
     fp4_cast_bytes: float | None = None
     #: whether a run's steps are each one CUDA graph, which launches nothing from the host
     captured: bool = False
-    #: of experts' exchanges, where steps are captured, the share that another micro-batch's compute hides
-    captured_exchange_overlap: float = 0.0
+    #: whether a run's exchanges between experts run beside another micro-batch
+    exchanges_beside: bool = False
+    #: of such exchanges the share that its compute hides
+    exchange_overlap: float = 0.0
+    #: whether an exchange puts rows in the order of experts and back, for which others have kernels
+    permutes_in_exchange: bool = False
     #: whether a run's products are of four bits
     casts_four_bits: bool = False
     #: whether a run scales each row of fp8 operands by itself, where a tensor has one scale otherwise: what
@@ -179,6 +183,8 @@ class Stack:
     #: of the stage: each weight's part looks through the graph of all
     split_launches: float = 1.0
     split_launches_per_block: float = 0.0
+    #: rate of products grouped by experts over that of others
+    grouped_factor: float = 1.0
     #: rate of its matrix products, and of its attention kernels, over the device's
     matmul_factor: float = 1.0
     attention_factor: float = 1.0

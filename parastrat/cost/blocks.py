@@ -171,13 +171,14 @@ def _expert_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
         return 0.0
     # ranks of one tp group send a share of the tokens each, as the experts' compute has it
     sent = size * (c.micro_batch_size / c.cp / c.tp)
-    # behind a dispatch tokens are sorted by the expert, before a combine back: read and written once
-    device = facts.hardware.device
-    factor = facts.stack.routed_traffic_factor * facts.stack.elementwise_factor
+    # behind a dispatch tokens are sorted by the expert, before a combine back: read and written once, by
+    # the exchange's own kernels or by others
+    device, stack = facts.hardware.device, facts.stack
+    factor = (1.0 if stack.permutes_in_exchange else stack.routed_traffic_factor) * stack.elementwise_factor
     sorting = 2 * sent * factor / device.memory_bytes_per_s * (c.ep > 1)
     # dispatch and combine, each forward and backward
-    once = facts.stack.dispatch_once_per_domain
+    once = stack.dispatch_once_per_domain
     copies = np.maximum(_each(blocks, "experts_per_token"), 1) if once else 1
-    shown = 1 - facts.stack.captured_exchange_overlap * facts.stack.captured
+    shown = 1 - stack.exchange_overlap * stack.exchanges_beside
     exchange = shown * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric, copies)
     return 4 * (sorting + (size > 0) * exchange)

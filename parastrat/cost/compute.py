@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.cost.operators import SPLITS, operator_table
-from parastrat.errors import ProfileError
+from parastrat.cost.rates import attention_rate, sustained_flops_per_s
 from parastrat.model import Split
 from parastrat.plan import Recompute
 from parastrat.ranks.states import element_bytes, expert_tp
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.cost.operators import Products
-    from parastrat.hardware import Device
     from parastrat.model import Block
-    from parastrat.stack import Stack
     from parastrat.units import Numbers, Seconds
 
 #: kernel time and launch time join as (a^q + b^q)^(1/q): the longer one hides most of the other.
@@ -39,6 +37,16 @@ _ATTENTION_BACKWARD = 3.3
 #: (``sources.state_space``): 17 tensors as wide as the layer in short formats instead of 5, and 34 bytes an
 #: element of its states instead of 12
 _SCAN_BACKWARD = 3.0
+
+#: time of these kernels over that of their traffic alone: what computes the output, which has most of both,
+#: takes 1.278 ms for 8 sequences of 8,192, 80 heads of 64, states of 128 and chunks of 256 on an H800
+#: (tile-ai/tilelang benchmark/mamba2/README.md @be9c08f), its 26.9 KB a token 0.525 ms at the device's
+#: rate. That is the best of kernels tuned for it; mamba-ssm's are what it is compared with
+_SCAN_TRAFFIC = 2.4
+
+#: how often routed rows are read or written to be put in the order of experts and back, forward; the closed
+#: form of a mixture counts that (``sources.feed_forward.mixture``)
+_PERMUTED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +127,8 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
     table, shares = operator_table(blocks), _shares(c)
     forward, backward, of_weights = _matmuls_s(facts, table.products, shares, c)
-    moved_s = stack.elementwise_factor / device.memory_bytes_per_s
+    byte_s = 1 / device.memory_bytes_per_s
+    moved_s = stack.elementwise_factor * byte_s
     launches = _beside(table.launches, c) * each
     if stack.launches_per_expert and facts.model.experts:
         held = facts.model.experts / c.ep
@@ -133,21 +142,30 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         matmul_weights=table.products.by_block(of_weights, len(blocks)),
         grouped_forward=_grouped_s(table.products, forward, len(blocks), c),
         attention_forward=_divided(table.attention, shares)
-        / _attention_rate(device, facts.workload.precision, stack),
-        scan_forward=_divided(table.scans, shares) * moved_s if table.scans.any() else 0.0,
-        traffic_forward=_divided(table.traffic * _traffic_factors(stack), shares) * moved_s,
+        / attention_rate(device, facts.workload.precision, stack),
+        scan_forward=_divided(table.scans, shares) * _SCAN_TRAFFIC * byte_s if table.scans.any() else 0.0,
+        traffic_forward=_traffic_bytes(facts, blocks, shares, c) * moved_s,
         launch_forward=launches * (0.0 if stack.captured else device.launch_s),
     )
 
 
-def _traffic_factors(stack: Stack) -> Any:
-    """Return what elementwise kernels move over elementwise_factor's traffic, for each of SPLITS.
+def _traffic_bytes(facts: Facts, blocks: tuple[Block, ...], shares: Numbers, c: Columns) -> Numbers:
+    """Return what elementwise kernels move over elementwise_factor's traffic, by block.
 
-    Recipes that capture whole steps fuse experts' activations with their products: Megatron-Bridge turns
-    use_transformer_engine_op_fuser on (perf_recipes @067f987, gpt_oss/common.py).
+    Rows that are routed to experts have a factor of their own, but for recipes that capture whole steps,
+    which fuse experts' activations with their products: Megatron-Bridge turns
+    use_transformer_engine_op_fuser on (perf_recipes @067f987, gpt_oss/common.py). Where exchanges put rows
+    in the order of experts, reading and writing them for that, there and back, is no kernel's.
     """
+    stack = facts.stack
     routed = 1.0 if stack.captured else stack.routed_traffic_factor
-    return np.where([split is Split.EXPERT for split in SPLITS], routed, 1.0)
+    factors = np.where([split is Split.EXPERT for split in SPLITS], routed, 1.0)
+    moved = _divided(operator_table(blocks).traffic * factors, shares)
+    if not stack.permutes_in_exchange:
+        return moved
+    ordered = np.array([_PERMUTED * routed * block.expert_parallel_bytes for block in blocks])
+    exchanged: Numbers = moved - np.multiply.outer(ordered, shares[SPLITS.index(Split.EXPERT)]) * (c.ep > 1)
+    return exchanged
 
 
 def _grouped_s(products: Products, forward: Seconds, blocks: int, c: Columns) -> Seconds:
@@ -208,7 +226,8 @@ def _fastest(facts: Facts, products: Products) -> Any:
     if precision is Precision.FP8 and facts.stack.scales_rows:
         inside *= facts.stack.scaled_rows_factor
     reached = device.matmul.ceiling * facts.stack.matmul_factor
-    return reached * np.where(products.repeated, inside, ends)
+    grouped = np.where(products.grouped, facts.stack.grouped_factor, 1.0)
+    return reached * grouped * np.where(products.repeated, inside, ends)
 
 
 def _accumulated_s(facts: Facts, products: Products, c: Columns) -> Seconds:
@@ -225,38 +244,6 @@ def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
     """Return the seconds of casting one element to fp8, for each product."""
     moved = facts.stack.cast_bytes * facts.stack.elementwise_factor
     return _beside(products.repeated, c) * moved / facts.hardware.device.memory_bytes_per_s
-
-
-def sustained_flops_per_s(device: Device, precision: Precision) -> float:
-    """Return the rate of large matrix multiplies in a number format.
-
-    A format that the device lacks runs at the next wider one's rate; that it lacks it is a rule's matter.
-    torch multiplies fp32 in full fp32 unless told otherwise, so TF32 does not count.
-
-    Raises:
-        ProfileError: the device states no rate that the format could run at.
-    """
-    rates = device.sustained
-    ladder = {
-        Precision.FP8: (rates.fp8, rates.bf16, rates.fp16, rates.fp32),
-        Precision.FP16_MIXED: (rates.fp16, rates.bf16, rates.fp32),
-        Precision.FP32: (rates.fp32,),
-    }.get(precision, (rates.bf16, rates.fp16, rates.fp32))
-    found = next((rate for rate in ladder if rate), device.peak.fp32)
-    if found is None:
-        raise ProfileError(
-            f"{device.name} states no rate for {precision}",
-            hint="state the rate under sustained_tflops of the device's profile",
-        )
-    return found
-
-
-def _attention_rate(device: Device, precision: Precision, stack: Stack) -> float:
-    """Return flash attention's forward rate; under fp8 attention stays in bf16."""
-    own = Precision.BF16_MIXED if precision is Precision.FP8 else precision
-    newest = device.newest_attention_efficiency if stack.newest_attention else None
-    share = (newest or device.attention_efficiency) * stack.attention_factor
-    return sustained_flops_per_s(device, own) * share
 
 
 def _shares(c: Columns) -> Numbers:

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
     from parastrat.measured.rows import MeasuredRow, Table
 
 _OUT_OF_MEMORY = "oom"
-#: columns that do not say what ran
-_NOT_SETTINGS = {"id", "line", "source", "status", "notes", *MEASURED}
+#: columns that say nothing of what ran, or what few tables say: by those runs would be told apart as their
+#: tables are, and groups of runs be others than before
+_NOT_SETTINGS = {
+    *("id", "line", "source", "status", "notes", *MEASURED),
+    *("dispatcher", "exchange_overlap", "cuda_graph"),
+}
 #: columns that say how a run was divided among devices and in time
 _PARALLELISM = {
     *("tp", "pp", "vpp", "cp", "ep", "dp", "fsdp", "sequence_parallel", "async_tp"),

@@ -50,6 +50,8 @@ EVERY_CONSTANT = (
     Constant(name="tp_overlap", fields=("tp_overlap",), sigma=0.2, is_share=True),
     Constant(name="routed_traffic_factor", fields=("routed_traffic_factor",), sigma=0.5),
     Constant(name="launches_per_expert", fields=("launches_per_expert",), sigma=0.5),
+    Constant(name="exchange_overlap", fields=("exchange_overlap",), sigma=0.2, is_share=True),
+    Constant(name="grouped_factor", fields=("grouped_factor",), sigma=0.1),
 )
 
 

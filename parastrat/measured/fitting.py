@@ -84,6 +84,9 @@ def predicted(run: Run, stack: Stack) -> float:
         kernels=own.kernels,
         mixed_gradient_bytes=own.mixed_gradient_bytes,
         captured=own.captured,
+        exchanges_beside=own.exchanges_beside,
+        dispatch_once_per_domain=own.dispatch_once_per_domain,
+        permutes_in_exchange=own.permutes_in_exchange,
         casts_four_bits=own.casts_four_bits,
         scales_rows=own.scales_rows,
     )

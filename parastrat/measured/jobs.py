@@ -14,10 +14,10 @@ from parastrat.measured.stacks import (
     format_of,
     gathers_in_graph,
     has_four_bits,
-    is_captured,
     kernels_of,
     lasted_until,
     stack_of,
+    with_exchanges,
 )
 from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware
@@ -85,8 +85,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     hardware = _hardware(row)
     source = source_of(row)
     stack = replace(
-        stack,
-        captured=is_captured(row, stack.unstated, source),
+        with_exchanges(row, stack, source),
         kernels=kernels_of(row, stack, source),
         gathers_aside=stack.gathers_aside and not gathers_in_graph(row),
     )

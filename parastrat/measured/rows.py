@@ -71,6 +71,12 @@ class MeasuredRow:
     micro_batch: int | None = None
     compile: str | None = None
     async_tp: bool | None = None
+    #: how rows get to experts and back: "alltoall", "deepep" or "hybridep"
+    dispatcher: str | None = None
+    #: whether that runs beside another micro-batch
+    exchange_overlap: bool | None = None
+    #: "step" where each step is one CUDA graph, "none" where none is
+    cuda_graph: str | None = None
     # what came of it
     status: str | None = None
     step_time_s: float | None = None

@@ -23,6 +23,14 @@ _ROWS = "rowwise"
 #: how tables call the sharding whose collectives are operators of a graph
 _IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
 
+#: of ways to experts and back, whether one copy of a row goes to each domain and rank, and whether that
+#: puts rows in the experts' order: DeepEP and HybridEP send once (https://github.com/deepseek-ai/DeepEP),
+#: HybridEP's kernels permute too (NVIDIA/Megatron-LM @02ad939, core/transformer/moe/fused_a2a.py,
+#: HybridEPDispatch)
+_DISPATCHERS = {"alltoall": (False, False), "deepep": (True, False), "hybridep": (True, True)}
+#: whether each step is one CUDA graph; graphs of parts of layers launch what other parts take from the host
+_GRAPHS = {"none": False, "step": True}
+
 
 def stack_of(row: MeasuredRow) -> Stack:
     """Return the stack of a run, with what its source leaves out.
@@ -65,6 +73,36 @@ def gathers_in_graph(row: MeasuredRow) -> bool:
     """
     said = f"{row.notes} {row.source}".lower()
     return any(name in said for name in _IN_GRAPH)
+
+
+def with_exchanges(row: MeasuredRow, stack: Stack, source: ModelSource) -> Stack:
+    """Return a stack with how a run's rows get to experts and back, and whether its steps are captured.
+
+    What a row leaves out is as the stack has it; steps that are captured exchange beside another
+    micro-batch, as the recipes do that capture any.
+
+    Raises:
+        CannotPredictError: the row names a way that is unknown.
+    """
+    captured = _stated_capture(row)
+    if captured is None:
+        captured = is_captured(row, stack.unstated, source)
+    beside = captured if row.exchange_overlap is None else row.exchange_overlap
+    stack = replace(stack, captured=captured, exchanges_beside=beside)
+    if row.dispatcher is None:
+        return stack
+    if row.dispatcher not in _DISPATCHERS:
+        raise CannotPredictError(f"dispatcher {row.dispatcher!r} is none of {', '.join(_DISPATCHERS)}")
+    once, permutes = _DISPATCHERS[row.dispatcher]
+    return replace(stack, dispatch_once_per_domain=once, permutes_in_exchange=permutes)
+
+
+def _stated_capture(row: MeasuredRow) -> bool | None:
+    if row.cuda_graph is None:
+        return None
+    if row.cuda_graph not in _GRAPHS:
+        raise CannotPredictError(f"cuda_graph {row.cuda_graph!r} is none of {', '.join(_GRAPHS)}")
+    return _GRAPHS[row.cuda_graph]
 
 
 def is_captured(row: MeasuredRow, unstated: Unstated, source: ModelSource) -> bool:

@@ -2,8 +2,9 @@
 
 The scan's kernels are those of mamba-ssm (https://github.com/state-spaces/mamba,
 mamba_ssm/ops/triton/ssd_combined.py), which transformers and Megatron-Core call. What they read, write and
-keep is counted tensor by tensor. Their arithmetic takes less time than their traffic: 25 to 35 FLOPs a byte
-at the published sizes, where accelerators have 100 and more in short formats.
+keep is counted tensor by tensor. Their arithmetic would take less time than their traffic, 25 to 35 FLOPs a
+byte at the published sizes, where accelerators have 100 and more in short formats; what the kernels take of
+both is measured (``cost.compute``).
 
 Sources: Dao and Gu, arXiv:2405.21060, section 6 (chunks) and 8 (tensor parallelism).
 """

@@ -10,7 +10,8 @@ import pytest
 from jobs import TERA, block, job, matmul, row
 
 from parastrat.columns import Columns
-from parastrat.cost.compute import BlockTimes, block_times, sustained_flops_per_s
+from parastrat.cost.compute import BlockTimes, block_times
+from parastrat.cost.rates import sustained_flops_per_s
 from parastrat.errors import ProfileError
 from parastrat.hardware import Device, MatmulCurve, Rates
 from parastrat.model import Operator, OperatorKind, Split
@@ -268,6 +269,32 @@ def test_traffic_of_routed_rows_has_a_factor_but_where_products_take_it_in() -> 
     assert forward(captured=True) == pytest.approx(2)
 
 
+@pytest.mark.parametrize(("ep", "left"), [(1, 1.0), (2, 0.6)])
+def test_rows_that_an_exchange_puts_in_order_are_no_other_kernels_traffic(ep: int, left: float) -> None:
+    own = block(elementwise(TERA, split=Split.EXPERT), expert_parallel_bytes=TERA / 10)
+
+    def forward(**stack: Any) -> Any:
+        facts = job(own, stack={"routed_traffic_factor": 3.0, **stack})
+        return block_times(facts, (own,), row(ep=ep)).traffic_forward
+
+    # four of ten tenths are for the order
+    assert forward(permutes_in_exchange=True) == pytest.approx(left * forward())
+    captured = forward(permutes_in_exchange=True, captured=True)
+    assert captured == pytest.approx(left * forward(captured=True))
+
+
+def test_grouped_products_have_a_rate_of_their_own() -> None:
+    products = [matmul(TERA, kind=kind) for kind in (OperatorKind.GROUPED_MATMUL, OperatorKind.MATMUL)]
+
+    def forward(product: Operator, factor: float) -> float:
+        own = block(product)
+        found = block_times(job(own, stack={"grouped_factor": factor}), (own,), row())
+        return float(np.sum(found.matmul_forward))
+
+    plain, slower = ([forward(own, factor) for own in products] for factor in (1.0, 0.5))
+    assert slower == pytest.approx([2 * plain[0], plain[1]])
+
+
 def test_gradients_of_experts_are_added_to_those_before() -> None:
     # 4 experts of 16 are on a rank: 40 x 30 weights each, beside a dense product that adds nothing
     grouped = matmul(TERA, kind=OperatorKind.GROUPED_MATMUL, m=400, n=40, k=30, split=Split.EXPERT)
@@ -282,14 +309,15 @@ def test_gradients_of_experts_are_added_to_those_before() -> None:
     assert backward(adds=True) - backward(adds=False) == pytest.approx(2 * 4 * 4 * 40 * 30)
 
 
-def test_scans_move_at_the_memorys_rate_and_three_times_in_backward() -> None:
+def test_scans_take_2_4_times_what_the_memory_would_and_three_times_that_in_backward() -> None:
     operator = Operator(kind=OperatorKind.SCAN, flops=TERA, bytes=TERA, count=2, split=Split.TENSOR)
     own = block(operator, elementwise(TERA))
     facts = job(own, stack={"elementwise_factor": 1.5}, device={"memory_bytes_per_s": 3 * TERA})
     found = block_times(facts, (own,), row(micro_batch_size=5, tp=2))
-    assert found.scan_forward == pytest.approx(5 * 1.5 / 3)
-    assert found.forward == pytest.approx((2 / 2 + 1) * 5 * 1.5 / 3)
-    assert found.backward == pytest.approx((3 * 2 / 2 + 2) * 5 * 1.5 / 3)
+    # whatever a stack's elementwise kernels do
+    assert found.scan_forward == pytest.approx(5 * 2.4 / 3)
+    assert found.forward == pytest.approx((2 / 2 * 2.4 + 1.5) * 5 / 3)
+    assert found.backward == pytest.approx((3 * 2 / 2 * 2.4 + 2 * 1.5) * 5 / 3)
 
 
 def test_blocks_without_scans_have_none() -> None:

@@ -293,17 +293,28 @@ def test_seconds_of_blocks_serve_for_whatever_is_computed_again_and_for_chosen_r
     assert len(set(found["step"].tolist())) == len(chosen)
 
 
-def test_captured_steps_hide_exchanges_behind_another_micro_batch() -> None:
+def test_exchanges_hide_behind_another_micro_batch_where_runs_have_it_so() -> None:
     routed = layer(expert_parallel_bytes=GB)
-    chosen = {"captured_exchange_overlap": 0.75}
+    chosen = {"exchange_overlap": 0.75}
     shown, hidden = (
-        step(job(routed, stack=chosen | {"captured": captured}), dp_shard=2, ep=2).ep_exposed
-        for captured in (False, True)
+        step(job(routed, stack=chosen | {"exchanges_beside": beside}), dp_shard=2, ep=2).ep_exposed
+        for beside in (False, True)
     )
     # what sorts tokens stays: read and written once, four times a layer, of two
     sorting = 2 * 4 * 2 * GB / TERA
     assert hidden - sorting == pytest.approx((shown - sorting) / 4)
     assert shown > 3 * sorting
+
+
+def test_rows_that_an_exchange_puts_in_order_move_once_for_that() -> None:
+    routed = layer(expert_parallel_bytes=GB)
+    chosen = {"routed_traffic_factor": 3.0}
+    apart, within = (
+        step(job(routed, stack=chosen | {"permutes_in_exchange": permutes}), dp_shard=2, ep=2).ep_exposed
+        for permutes in (False, True)
+    )
+    # read and written, four times a layer, of two
+    assert apart - within == pytest.approx((3 - 1) * 2 * 4 * 2 * GB / TERA)
 
 
 def sends(facts: Facts | None = None, **fields: Any) -> float:

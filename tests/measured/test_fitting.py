@@ -157,3 +157,24 @@ def test_runs_with_a_scale_for_each_row_stay_so_on_every_stack() -> None:
     assert predicted(rows, stack) < predicted(rows, slower)
     assert predicted(tensors, stack) == predicted(tensors, slower)
     assert predicted(tensors, stack) < predicted(rows, stack)
+
+
+def test_runs_exchange_with_experts_as_they_did_on_every_stack() -> None:
+    stated = {
+        "stack": "megatron-core",
+        "model": "mixtral-8x7b",
+        "gpus": 16,
+        "dp": 16,
+        "fsdp": "zero1",
+        "ep": 8,
+    }
+    batch = {"micro_batch": 1, "global_batch": 16}
+    core = load_stack("megatron-core")
+
+    def seconds(**said: object) -> float:
+        row = row_of(**stated, **batch, **said)
+        return predicted(Run(table="own", stack=core.name, job=job_of(row), seconds=1.0), core)
+
+    plain, hybrid = seconds(dispatcher="deepep"), seconds(dispatcher="hybridep")
+    assert hybrid < plain < seconds(dispatcher="alltoall")
+    assert seconds(dispatcher="hybridep", exchange_overlap=True) < hybrid

@@ -247,6 +247,39 @@ def test_recipes_of_experts_are_captured_since_a_release(stated: dict[str, Any],
     assert job_of(run(**usual | stated)).facts.stack.captured is captured
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        # as the stack has it: one copy, kernels of its own for the order, nothing beside
+        ({}, (True, False, False, False)),
+        ({"dispatcher": "alltoall"}, (False, False, False, False)),
+        ({"dispatcher": "deepep", "exchange_overlap": True}, (True, False, True, False)),
+        ({"dispatcher": "hybridep"}, (True, True, False, False)),
+        # steps that are captured exchange beside another micro-batch, unless told
+        ({"cuda_graph": "step"}, (True, False, True, True)),
+        ({"cuda_graph": "step", "exchange_overlap": False}, (True, False, False, True)),
+        # what a row says goes before what its release does
+        ({"date": "2026-06-01", "cuda_graph": "none"}, (True, False, False, False)),
+    ],
+)
+def test_rows_say_how_experts_get_their_tokens(stated: dict[str, Any], expected: tuple[bool, ...]) -> None:
+    usual = {"stack": "megatron-core", "model": "qwen3-30b-a3b", "fsdp": "zero1", "precision": "mxfp8"}
+    stack = job_of(run(**usual | stated)).facts.stack
+    found = (
+        stack.dispatch_once_per_domain,
+        stack.permutes_in_exchange,
+        stack.exchanges_beside,
+        stack.captured,
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(("column", "value"), [("dispatcher", "carrier pigeon"), ("cuda_graph", "attn")])
+def test_unknown_ways_to_experts_are_told(column: str, value: str) -> None:
+    with pytest.raises(CannotPredictError, match=f"{column} '{value}' is none of"):
+        job_of(run(stack="megatron-core", fsdp="zero1", **{column: value}))
+
+
 def test_sizes_go_before_the_presets() -> None:
     model = job_of(run(layers=4, vocab=32000)).facts.model
     assert (model.layers, model.vocab, model.kv_heads) == (4, 32000, 8)

@@ -1,0 +1,44 @@
+"""Rates that a device reaches in a number format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.errors import ProfileError
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.hardware import Device
+    from parastrat.stack import Stack
+
+
+def sustained_flops_per_s(device: Device, precision: Precision) -> float:
+    """Return the rate of large matrix multiplies in a number format.
+
+    A format that the device lacks runs at the next wider one's rate; that it lacks it is a rule's matter.
+    torch multiplies fp32 in full fp32 unless told otherwise, so TF32 does not count.
+
+    Raises:
+        ProfileError: the device states no rate that the format could run at.
+    """
+    rates = device.sustained
+    ladder = {
+        Precision.FP8: (rates.fp8, rates.bf16, rates.fp16, rates.fp32),
+        Precision.FP16_MIXED: (rates.fp16, rates.bf16, rates.fp32),
+        Precision.FP32: (rates.fp32,),
+    }.get(precision, (rates.bf16, rates.fp16, rates.fp32))
+    found = next((rate for rate in ladder if rate), device.peak.fp32)
+    if found is None:
+        raise ProfileError(
+            f"{device.name} states no rate for {precision}",
+            hint="state the rate under sustained_tflops of the device's profile",
+        )
+    return found
+
+
+def attention_rate(device: Device, precision: Precision, stack: Stack) -> float:
+    """Return flash attention's forward rate; under fp8 attention stays in bf16."""
+    own = Precision.BF16_MIXED if precision is Precision.FP8 else precision
+    newest = device.newest_attention_efficiency if stack.newest_attention else None
+    share = (newest or device.attention_efficiency) * stack.attention_factor
+    return sustained_flops_per_s(device, own) * share
