@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Block
+    from parastrat.model import Block, ModelSpec
     from parastrat.ranks.load import RankLoad
     from parastrat.ranks.pipelines import Kinds
     from parastrat.stack import Stack
@@ -235,13 +235,7 @@ def least_bytes(facts: Facts, offload: Offload) -> float:
     What a rank holds between steps is at least an even share of the model, because meshes split each
     parameter over at most as many ranks as there are; and the worst rank holds the mean or more.
     """
-    element = element_bytes(facts)
-    groups = [(group, block.repeat) for block in facts.model.blocks for group in block.parameters]
-    tied = {group.tie_group: group for group, _ in groups if group.tie_group is not None}
-    once = [(group, 1) for group in tied.values()]
-    once += [(group, count) for group, count in groups if group.tie_group is None]
-    trainable = sum(group.trainable * count for group, count in once)
-    frozen = sum(group.frozen * count for group, count in once)
+    element, (trainable, frozen) = element_bytes(facts), _counted_once(facts.model)
     here = element.parameter * (trainable + frozen) + element.gradient * trainable
     states = {
         Offload.NONE: here + (element.optimizer + element.step) * trainable,
@@ -249,3 +243,14 @@ def least_bytes(facts: Facts, offload: Offload) -> float:
         Offload.PARAMETERS: 0,
     }[offload]
     return states / facts.hardware.world_size + context_bytes(facts)
+
+
+@remembered
+def _counted_once(model: ModelSpec) -> tuple[int, int]:
+    """Return a model's trainable and frozen parameters, tied ones once."""
+    groups = [(group, block.repeat) for block in model.blocks for group in block.parameters]
+    tied = {group.tie_group: group for group, _ in groups if group.tie_group is not None}
+    once = [(group, 1) for group in tied.values()]
+    once += [(group, count) for group, count in groups if group.tie_group is None]
+    trainable = sum(group.trainable * count for group, count in once)
+    return trainable, sum(group.frozen * count for group, count in once)
