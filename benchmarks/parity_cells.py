@@ -35,6 +35,9 @@ DEADLINE_S = 180.0
 #: ranks that take no processor time for so long wait for each other; a busy machine lets them have some
 _STILL_S = 120.0
 _A_TICK_S = 0.25
+#: gradients so many times as far apart as allowed may be so by rounding: a maximum that it moves to
+#: another element
+_NEAR = 10
 _PATIENCE = 40
 #: what every rank imports: half a cell's processor time if each did it by itself
 _PRELOADED = (
@@ -63,6 +66,12 @@ class Cell:
     def drifted(self) -> bool:
         """Whether gradients of the first step agree, and only losses of later ones do not."""
         return self.verdict == "wrong" and self.gradient_apart <= GRADIENT_TOLERANCE
+
+    @property
+    def near(self) -> bool:
+        """Whether losses agree, and gradients of the first step are little further apart than allowed."""
+        apart = self.loss_apart <= LOSS_TOLERANCE and self.gradient_apart <= _NEAR * GRADIENT_TOLERANCE
+        return self.verdict == "wrong" and apart
 
 
 class Ranks:
@@ -153,7 +162,7 @@ def outcomes(wanted: Iterable[Job]) -> Iterator[Cell]:
         for job in wanted:
             start = time.monotonic()
             cell = _outcome(job, ranks, folder)
-            if cell.drifted:
+            if not job.broken and (cell.drifted or cell.near):
                 cell = _judged_again(job, cell, _outcome(replace(job, double=True), ranks, folder))
             yield replace(cell, seconds=round(time.monotonic() - start, 2))
 
@@ -166,15 +175,17 @@ def _outcome(job: Job, ranks: Ranks, folder: Path) -> Cell:
 
 
 def _judged_again(job: Job, single: Cell, double: Cell) -> Cell:
-    """Return what a cell is whose losses drifted: wrong, unless it works where rounding moves nothing.
+    """Return what a cell is that drifted, or is near: wrong, unless it works where rounding moves nothing.
 
+    Where it was a gradient of the first step that rounding moved, fp32 tells nothing, for or against it.
     What does not run in fp64 cannot be judged if gradients that differ as much as its own of the first step
     did, on one device, let losses drift as far.
     """
-    if job.broken:
-        return single
     if double.verdict == "works":
-        return replace(double, reason=f"in fp64; in fp32 {single.reason}")
+        again = replace(double, reason=f"in fp64; in fp32 {single.reason}")
+        return again if single.drifted else replace(again, verdict="untried")
+    if not single.drifted:
+        return single
     if double.verdict == "untried" and _is_moved_by(job, single.gradient_apart):
         reason = f"gradients {single.gradient_apart:.1e} apart move its losses by more than is allowed"
         return replace(single, verdict="untried", reason=reason)

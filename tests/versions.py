@@ -23,3 +23,13 @@ free_outputs = pytest.mark.skipif(
     reason=f"pipelines of torch {torch.__version__} hold the last stage's output against what stages pass: "
     "emitted ones are for 2.13",
 )
+#: in its first step a stage sends nothing but what the plan has it send
+sends_no_greeting = pytest.mark.skipif(
+    not hasattr(schedules, "InferenceMode"),
+    reason=f"pipelines of torch {torch.__version__} send each neighbour one number before their first step",
+)
+#: graphs of forwards that return dataclasses without a hash
+exports_dataclasses = pytest.mark.skipif(
+    not hasattr(schedules, "InferenceMode"),
+    reason=f"torch {torch.__version__} exports no forward that returns a dataclass: tp refuses it",
+)

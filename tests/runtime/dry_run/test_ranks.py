@@ -11,6 +11,7 @@ import pytest
 import torch
 from runtime.dry_run.models import LAYERS, WIDE_LAYERS, WIDE_WIDTH, WIDTH, WORDS
 from torch.nn import functional
+from versions import reduces_unused
 
 from parastrat.assess import assess
 from parastrat.case import Facts
@@ -236,6 +237,7 @@ def test_optimizers_without_torchs_own_are_refused() -> None:
         run_on_fakes(f"{HERE}:Chain", own, workload(own, optimizer=Optimizer.MUON))
 
 
+@reduces_unused
 def test_a_forward_that_needs_values_is_told_as_such() -> None:
     with pytest.raises(ParastratError, match="depends on values"):
         dried("Looks")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from runtime.dry_run import models
 from runtime.ranks import on_ranks
+from versions import sends_no_greeting
 
 from parastrat.dry_run import Traffic
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
@@ -17,7 +18,7 @@ from parastrat.runtime.dry_run import run_on_fakes
 from parastrat.runtime.dry_run.rank import step_traffic
 from parastrat.workload import Optimizer, Precision, Workload
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, sends_no_greeting]
 
 LENGTH = 8
 NONE: dict[str, Any] = {"shard": Shard.NONE}
