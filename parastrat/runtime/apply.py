@@ -29,6 +29,7 @@ from parastrat.runtime.launching.world import (
     own_device,
     release_at_exit,
 )
+from parastrat.runtime.leaves import plain
 from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.pipeline.build import adopt, cut_module, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
@@ -118,7 +119,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
         start = Start(
             record=record,
             checkpoint=checkpoint,
-            sample_inputs=sample_inputs,
+            sample_inputs=plain(sample_inputs),
             sequence_length=decided.sequence_length,
         )
         wrapped = wrap(module, decided.plan, device, start)

@@ -1,4 +1,4 @@
-"""The tensors in what a forward returned, whatever holds them.
+"""The tensors in what a forward takes or returned, whatever holds them.
 
 torch's own trees know lists, tuples, dicts and what is registered with them. People also return
 dataclasses, dicts and lists of their own classes, and objects with tensors for attributes: what is not
@@ -23,6 +23,11 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
             object whose attributes are such. Objects inside of the tree, such as caches, are left alone.
     """
     return [leaf for leaf in _leaves(output, frozenset(), whole=True) if isinstance(leaf, torch.Tensor)]
+
+
+def plain(batch: Any) -> Any:
+    """Return a batch as torch's trees know it: mappings of other classes, as of tokenizers, as dicts."""
+    return dict(batch) if isinstance(batch, Mapping) and type(batch) not in SUPPORTED_NODES else batch
 
 
 def hides_tensors(output: Any) -> bool:
@@ -51,7 +56,8 @@ def _parts(leaf: Any, *, whole: bool) -> list[Any]:
     if isinstance(leaf, torch.Tensor | type):
         return []
     if is_dataclass(leaf):
-        return [getattr(leaf, field.name) for field in fields(leaf)]
+        # not getattr: configs of transformers refuse to tell sizes that differ between layers
+        return [object.__getattribute__(leaf, field.name) for field in fields(leaf)]
     if isinstance(leaf, Mapping):
         return list(leaf.values())
     if isinstance(leaf, list | tuple):

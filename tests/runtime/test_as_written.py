@@ -25,7 +25,7 @@ from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.refusals import check_gradients
 from parastrat.runtime.slots import without_data
-from parastrat.runtime.tensor_parallel.copies import Source, small_copy
+from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.training.buffers import _send
 from parastrat.runtime.training.counted import counted
@@ -690,14 +690,14 @@ def test_tensors_that_a_forward_left_behind_are_no_obstacle() -> None:
     model.seen = {"last": model(torch.zeros(1, WIDTH))}
     assert without_data(model).seen["last"].is_meta
     source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
-    assert small_copy(source, 2).seen["last"].is_leaf
+    assert next(small_copies(source, 2)).seen["last"].is_leaf
 
 
 def test_complex_weights_stay_complex_in_a_small_copy() -> None:
     model = Chain()
     model.waves = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
     source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
-    assert small_copy(source, 2).waves.is_complex()
+    assert next(small_copies(source, 2)).waves.is_complex()
 
 
 def test_a_block_that_is_listed_several_times_has_one_name() -> None:

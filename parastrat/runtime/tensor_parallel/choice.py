@@ -15,7 +15,7 @@ from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import in_step
-from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy, whole_batch_for
+from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, fitted, vocabulary_groups
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
@@ -25,6 +25,7 @@ from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout
 from parastrat.runtime.tensor_parallel.loss import unproven_loss
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results
+from parastrat.runtime.tensor_parallel.samples import batch_for, whole_batch_for
 from parastrat.runtime.tensor_parallel.sequence import (
     NoStreamError,
     check_shares_differ,
@@ -151,23 +152,27 @@ def on_copy(bench: Bench, layout: Layout) -> Layout:
     return extended(streamed(bench.copy, small), layout.ends) if layout.sequence else small
 
 
+class _CopyError(WrapError):
+    """A small copy cannot be made, or not called."""
+
+
 def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
     """Return a small copy of the model, and what it computes alone.
 
     Raises:
         WrapError: if none can be made, or its forward raises.
     """
-    with _failing(source, f"{_GIVE}: one micro-batch as the forward takes it"):
-        few = small_copy(source, mesh.size())
-        try:
-            return _bench(few, batch_for(source, few, mesh.size()), mesh)
-        except ParastratError:
-            raise
-        except Exception:
-            if source.sample_inputs is None:
-                raise
-    with _failing(source, f"{_GIVE} that the forward takes on one device, or plan without tp"):
-        return _bench(few, whole_batch_for(source, few), mesh)
+    failures: list[_CopyError] = []
+    with _failing(source):
+        for few in small_copies(source, mesh.size()):
+            for batch in (batch_for, whole_batch_for)[: 1 if source.sample_inputs is None else 2]:
+                try:
+                    with _failing(source):
+                        return _bench(few, batch(source, few, mesh.size()), mesh)
+                except _CopyError as failure:  # other inputs, or the model's own sizes, may do
+                    failures.append(failure)
+    last = failures[-1]
+    raise WrapError(last.message, hint=last.hint) from last.__cause__
 
 
 def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
@@ -177,17 +182,19 @@ def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
 
 
 @contextmanager
-def _failing(source: Source, hint: str) -> Iterator[None]:
+def _failing(source: Source) -> Iterator[None]:
     """Turn what a small copy raises into one message."""
     try:
         yield
     except ParastratError:
         raise
     except Exception as error:  # the user's code may raise anything; the message quotes it
-        raise WrapError(
+        raise _CopyError(
             f"a small copy of this {type(source.module).__name__}, which tensor parallelism is proven on, "
             f"raised {described(error)}",
-            hint=hint,
+            hint=f"{_GIVE}: one micro-batch as the forward takes it"
+            if source.sample_inputs is None
+            else f"{_GIVE} that the forward takes on one device, or plan without tp",
         ) from error
 
 

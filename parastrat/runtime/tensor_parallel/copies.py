@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves, tree_map
 
-from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.slots import Slot, left_behind, slots_of
 from parastrat.runtime.tensor_parallel.dropout import without_dropout
-from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
-from parastrat.runtime.tracing.example_inputs import example_inputs, made, resized
-from parastrat.runtime.training.batches import called, to_device
+from parastrat.runtime.tensor_parallel.shrink import DEPTHS, LARGE, shrunk
 
 if TYPE_CHECKING:
     from parastrat.runtime.replay import Record
 
 #: equal blocks that are kept: what passes from one to the next is part of the proof
 KEPT_BLOCKS = 2
-#: samples and tokens of the proof's batch
-SAMPLES, TOKENS = 2, 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +45,17 @@ class Source:
     stages: bool = False
 
 
-def small_copy(source: Source, degree: int) -> nn.Module:
-    """Return a copy on the device with few blocks and random fp32 weights, the same on all ranks.
+def small_copies(source: Source, degree: int) -> Iterator[nn.Module]:
+    """Yield copies on the device with few blocks and random fp32 weights, the same on all ranks.
 
-    A large Hugging Face model is built anew with small sizes and as many heads; others keep their sizes.
+    A large Hugging Face model is built anew with small sizes and as many heads. What its inputs say may fit
+    its own sizes alone, so that a copy with these comes after it; others have no other.
     """
-    small = None
     if _parameters_kept(source.module) > LARGE:
         small = shrunk(source.module, degree)
-    return _with_few_blocks(source if small is None else replace(source, module=small, record=None))
+        if small is not None:
+            yield _with_few_blocks(replace(source, module=small, record=None))
+    yield _with_few_blocks(source)
 
 
 def _parameters_kept(module: nn.Module) -> int:
@@ -93,98 +89,6 @@ def _with_few_blocks(source: Source) -> nn.Module:
     return few.to(source.device)
 
 
-def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
-    """Return inputs for the copy: ids and values at random, but those that the user gave and that differ.
-
-    Raises:
-        WrapError: if nobody knows what the model takes.
-    """
-    length = degree * max(TOKENS // degree, 2)
-    given = source.sample_inputs
-    if given is not None:
-        return _telling(few, to_device(_cut(given, length), source.device))
-    try:
-        example = example_inputs(few, None)
-        batch = made(example.make, SAMPLES, length)
-    except ModelError as error:
-        raise WrapError(
-            f"tensor parallelism is proven before it is used, and {error.message}",
-            hint="pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it",
-        ) from error
-    if isinstance(batch, dict) and hasattr(few, "config"):
-        labels = batch.pop("labels", None)  # the logits say more than the loss
-        if labels is not None and getattr(few.config, "is_encoder_decoder", False):
-            batch["decoder_input_ids"] = labels
-        if "use_cache" in inspect.signature(few.forward).parameters:
-            batch["use_cache"] = False
-    rows = _vocabulary(few)
-    drawn = torch.Generator().manual_seed(2)
-
-    def filled(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        if leaf.is_floating_point():
-            return torch.randn(leaf.shape, generator=drawn).to(source.device)
-        return torch.randint(rows, leaf.shape, generator=drawn).to(source.device)
-
-    return tree_map(filled, batch)
-
-
-def whole_batch_for(source: Source, few: nn.Module) -> Any:
-    """Return the first samples that the user gave, as long as they are: some forwards take one length."""
-    return _telling(few, to_device(_cut(source.sample_inputs, None), source.device))
-
-
-def _cut(batch: Any, length: int | None) -> Any:
-    """Return the first samples of the user's micro-batch, with their own values; None: all of each."""
-    like = resized(batch)(SAMPLES, length)
-
-    def part(whole: Any, wanted: Any) -> Any:
-        if not isinstance(whole, torch.Tensor) or whole.shape == wanted.shape:
-            return whole
-        if any(have < want for have, want in zip(whole.shape, wanted.shape, strict=True)):
-            repeats = [-(-want // have) for have, want in zip(whole.shape, wanted.shape, strict=True)]
-            whole = whole.repeat(repeats)
-        # contiguous, as the user's own is: forwards may view it
-        return whole[tuple(slice(size) for size in wanted.shape)].contiguous()
-
-    return tree_map(part, batch, like)
-
-
-def _telling(few: nn.Module, batch: Any) -> Any:
-    """Draw anew what is the same everywhere, such as ids that are all 0: a lost position would not show.
-
-    Only what an embedding or another layer reads as it was given: masks and the like mean something.
-    """
-    alike = {id(leaf): leaf for leaf in tree_leaves(batch) if _is_alike(leaf)}
-    if not alike:
-        return batch
-    trial = copy.deepcopy(few)  # a forward may leave tensors in the module
-    drawn = torch.Generator().manual_seed(2)
-    anew: dict[int, torch.Tensor] = {}
-
-    def read(part: nn.Module, args: tuple[Any, ...]) -> None:
-        for key, leaf in alike.items():
-            if not args or not isinstance(args[0], torch.Tensor) or args[0].data_ptr() != leaf.data_ptr():
-                continue
-            if leaf.is_floating_point():
-                anew[key] = torch.randn(leaf.shape, generator=drawn).to(leaf)
-            elif isinstance(part, nn.Embedding):
-                ids = torch.randint(part.num_embeddings, leaf.shape, generator=drawn).to(leaf)
-                anew[key] = torch.minimum(ids, anew.get(key, ids))  # several may read it
-
-    for part in trial.modules():
-        if any(True for _ in part.parameters(recurse=False)):
-            part.register_forward_pre_hook(read)
-    with torch.no_grad():
-        called(trial, batch)
-    return tree_map(lambda leaf: anew.get(id(leaf), leaf), batch)
-
-
-def _is_alike(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.numel() > 1 and bool((leaf == leaf.flatten()[0]).all())
-
-
 def skeleton(module: nn.Module) -> nn.Module:
     """Return a copy with few blocks on the meta device, without caches and dropout: the structure alone."""
     held = {id(tensor): tensor.detach().to("meta") for tensor in left_behind(module)}
@@ -213,8 +117,23 @@ def _drop_blocks(module: nn.Module) -> None:
             seen[type(block), shapes] += 1
             if id(block) not in members or seen[type(block), shapes] <= KEPT_BLOCKS:
                 kept.append(block)
+        before = len(container)
         del container[:]
         container.extend(kept)
+        _state_depth(module, name, before, len(kept))
+
+
+def _state_depth(module: nn.Module, container: str, before: int, after: int) -> None:
+    """Let the config next to a list of blocks say how many there are: LLaVA counts layers from the last."""
+    around = container.split(".")
+    for depth in range(len(around) - 1, -1, -1):
+        config = getattr(module.get_submodule(".".join(around[:depth])), "config", None)
+        if config is None:
+            continue
+        for name in DEPTHS:
+            if getattr(config, name, None) == before:
+                setattr(config, name, after)
+        return
 
 
 def _random(slot: Slot, drawn: torch.Generator) -> torch.Tensor:
@@ -227,13 +146,3 @@ def _random(slot: Slot, drawn: torch.Generator) -> torch.Tensor:
     centre = 1.0 if slot.name.endswith("weight") else 0.0
     spread: torch.Tensor = 0.3 * values
     return spread + centre
-
-
-def _vocabulary(module: nn.Module) -> int:
-    """Return how many ids every input may have."""
-    config: Any = getattr(module, "config", None)
-    stated = getattr(config, "vocab_size", None)
-    if isinstance(stated, int):
-        return stated
-    rows = [part.num_embeddings for part in module.modules() if isinstance(part, nn.Embedding)]
-    return rows[0] if rows else 2

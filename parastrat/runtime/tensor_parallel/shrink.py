@@ -24,6 +24,8 @@ _HEAD_DIMS = ("head_dim", "d_kv", "kv_channels")
 #: of attention from a latent: what is turned by positions, what is not, and values; a query has both first
 _LATENT_DIMS = ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 _LATENT_QUERY = "qk_head_dim"
+#: features of a head that are turned by positions
+_TURNED = ("rotary_dim",)
 _FEED = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim")
 _FREE = (
     *_FEED,
@@ -32,10 +34,11 @@ _FREE = (
     "shared_expert_intermediate_size",
     "vocab_size",
 )
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
+#: how many blocks there are
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers")
 _KINDS = ("layer_types", "mlp_layer_types", "layers_block_type")
-#: fields that would no longer fit, or ask for another format
-_DROPPED = ("pad_token_id", "bos_token_id", "eos_token_id", "dtype")
+#: ids of the vocabulary, or lists of them
+_IDS = ("_token_id", "_token_ids", "_token_index")
 
 
 def shrunk(module: nn.Module, degree: int) -> nn.Module | None:
@@ -64,6 +67,35 @@ def _shrink(config: Any, degree: int) -> None:
     for value in list(vars(config).values()):
         if hasattr(value, "to_dict"):
             _shrink(value, degree)
+    if getattr(config, "is_heterogeneous", False):
+        _shrink_layers(config, degree)
+    else:
+        _shrink_sizes(config, degree)
+
+
+def _shrink_layers(config: Any, degree: int) -> None:
+    """Shrink a config of transformers some of whose layers have sizes of their own."""
+    differing = config.to_dict()["per_layer_config"]
+    # a size that differs between layers cannot be read before
+    config.per_layer_config = None
+    whole = dict(vars(config))
+    _shrink_sizes(config, degree)
+    config.per_layer_config = {
+        int(layer): {name: _like(name, size, whole, config) for name, size in sizes.items()}
+        for layer, sizes in differing.items()
+        if int(layer) < config.num_hidden_layers
+    }
+
+
+def _like(name: str, size: Any, whole: dict[str, Any], small: Any) -> Any:
+    """Return one layer's size, shrunk as the size of the other layers was."""
+    before, after = whole.get(name), getattr(small, name, None)
+    if type(size) is int and type(before) is int and type(after) is int:
+        return size * after // before
+    return size
+
+
+def _shrink_sizes(config: Any, degree: int) -> None:
     for name, size in _small_sizes(config, degree).items():
         if not _is_derived(config, name):
             setattr(config, name, size)
@@ -71,9 +103,18 @@ def _shrink(config: Any, degree: int) -> None:
         held = getattr(config, name, None)
         if isinstance(held, list):
             setattr(config, name, held[:BLOCKS])
-    for name in _DROPPED:
-        if getattr(config, name, None) is not None:
-            setattr(config, name, None)
+    for name, held in list(vars(config).items()):
+        if name.endswith(_IDS):
+            setattr(config, name, _within(getattr(config, "vocab_size", None), held))
+    if getattr(config, "dtype", None) is not None:
+        config.dtype = None  # the proof is in fp32
+
+
+def _within(rows: Any, ids: Any) -> Any:
+    """Return ids past the rows of a smaller vocabulary counted from its first again; None for none."""
+    if isinstance(ids, list):
+        return [_within(rows, each) for each in ids]
+    return ids % rows if type(ids) is int and type(rows) is int and ids >= rows > 0 else ids
 
 
 def _is_derived(config: Any, name: str) -> bool:
@@ -90,11 +131,12 @@ def _small_sizes(config: Any, degree: int) -> dict[str, int]:
         return {name: value for name, value in held.items() if type(value) is int and value > 0}
 
     small = {name: SHARE * degree + size % degree for name, size in sizes(_FREE).items()}
-    small |= {name: min(count, BLOCKS) for name, count in sizes(_LAYERS).items()}
+    small |= {name: min(count, BLOCKS) for name, count in sizes(DEPTHS).items()}
     widths, heads, stated = sizes(_HIDDEN), sizes(_HEADS), sizes(_HEAD_DIMS)
     if widths and heads:
         head = next(iter(stated.values()), next(iter(widths.values())) // next(iter(heads.values())))
         small |= {name: size * HEAD // max(head, 1) for name, size in widths.items()}
+        small |= {name: min(size, HEAD) for name, size in sizes(_TURNED).items()}
         small |= dict.fromkeys((*stated, *(latent := sizes(_LATENT_DIMS))), HEAD)
         if latent and sizes((_LATENT_QUERY,)):
             small[_LATENT_QUERY] = 2 * HEAD

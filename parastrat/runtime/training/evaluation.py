@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from parastrat.errors import UsageError
+from parastrat.runtime.leaves import plain
 from parastrat.runtime.training.batches import called, rebuilt, same_order, target_count, to_device
 from parastrat.runtime.training.buffers import equalise_buffers
 from parastrat.runtime.training.told import Told
@@ -53,8 +54,8 @@ def _mean(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> float:
     try:
         with torch.no_grad():
             for batch, counts in _turns(loader, wrapping):
-                inputs, targets = (batch, batch.get("labels")) if isinstance(batch, dict) else batch
-                inputs = to_device(inputs, wrapping.device)
+                inputs, targets = (batch, batch.get("labels")) if isinstance(batch, Mapping) else batch
+                inputs = to_device(plain(inputs), wrapping.device)
                 output = called(model, inputs) if pipeline is None else pipeline.evaluate(inputs)
                 if pipeline is not None and not pipeline.holds_last:
                     continue

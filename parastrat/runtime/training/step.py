@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import UsageError, WrapError
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.leaves import plain, tensors_in
 from parastrat.runtime.pipeline.keeping import raise_together
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
@@ -55,7 +55,7 @@ def forward_backward(
 
     Args:
         model: What ``auto_parallelize`` returned.
-        inputs: Tensor, tuple or dict for the forward; first dimension: samples.
+        inputs: Tensor, tuple or mapping for the forward; first dimension: samples.
         targets: What ``loss_fn`` compares with; without ``loss_fn`` they are passed on as ``labels``.
         loss_fn: ``loss_fn(output, targets)``, the mean over all targets but those equal to its
             ``ignore_index`` (-100 without one); the same code on all ranks, as reading divided logits may
@@ -73,7 +73,7 @@ def forward_backward(
 
 
 def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | None) -> torch.Tensor:
-    wrapping = wrapping_of(model)
+    wrapping, inputs = wrapping_of(model), plain(inputs)
     if getattr(loss_fn, "reduction", "mean") != "mean":
         raise UsageError(
             f"loss_fn reduces by {getattr(loss_fn, 'reduction', None)!r}; micro-batches need a mean",

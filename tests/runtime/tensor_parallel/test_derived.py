@@ -9,16 +9,17 @@ from runtime.tensor_parallel.models import Perceptron, llama, qwen3
 from runtime.training import bert, gpt2, vit
 from torch import nn
 
-from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
+from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
 from parastrat.runtime.tensor_parallel.layout import Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
+from parastrat.runtime.tensor_parallel.samples import batch_for
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 
 def derived(module: nn.Module, inputs: object = None, degree: int = 2) -> Layout:
     source = Source(module=module, sample_inputs=inputs, record=None, device=torch.device("cpu"))
-    few = small_copy(source, degree)
+    few = next(small_copies(source, degree))
     return expanded(derived_layout(few, batch_for(source, few, degree), degree), module)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ from runtime.models import Gpt
 from runtime.tensor_parallel.models import Perceptron, llama
 from torch import nn
 
+from parastrat.errors import WrapError
 from parastrat.runtime.blocks import parameter_count
-from parastrat.runtime.tensor_parallel.copies import Source, batch_for, small_copy
+from parastrat.runtime.tensor_parallel.choice import bench_of
+from parastrat.runtime.tensor_parallel.copies import Source, small_copies
+from parastrat.runtime.tensor_parallel.samples import batch_for
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
 
 
@@ -23,7 +27,8 @@ def large(**fields: int) -> nn.Module:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    return small_copy(Source(module=module, sample_inputs=None, record=None, device=torch.device("cpu")), 2)
+    source = Source(module=module, sample_inputs=None, record=None, device=torch.device("cpu"))
+    return next(small_copies(source, 2))
 
 
 def test_heads_stay_and_features_shrink() -> None:
@@ -74,3 +79,99 @@ def test_sizes_that_hang_on_others_fit_the_small_model(family: str) -> None:
     small = shrunk(getattr(transformers, f"{family}ForCausalLM")(config), 2)
     assert small is not None
     assert small(torch.zeros(2, 16, dtype=torch.int64)).logits.shape[:2] == (2, 16)
+
+
+#: a mesh that is not asked for more than its size
+TWO: Any = SimpleNamespace(size=lambda: 2)
+
+
+def given(module: nn.Module, **inputs: torch.Tensor) -> Source:
+    return Source(module=module, sample_inputs=inputs, record=None, device=torch.device("cpu"))
+
+
+def test_the_ids_and_labels_of_a_large_model_fit_the_small_one() -> None:
+    model = llama(hidden_size=512, vocab_size=50000)
+    assert parameter_count(model) > LARGE
+    ids = torch.arange(49_000, 49_032).view(2, 16)
+    bench = bench_of(given(model, input_ids=ids, labels=ids.clone()), TWO)
+    embedding: Any = bench.copy.get_submodule("model.embed_tokens")
+    assert embedding.num_embeddings == 64
+    assert torch.equal(bench.task.inputs["input_ids"], ids[:, :8] % 64)
+    assert torch.equal(bench.task.inputs["labels"], ids[:, :8] % 64)
+
+
+def test_labels_to_ignore_stay_so() -> None:
+    labels = torch.full((2, 16), -100)
+    labels[:, 3:] = 49_000
+    model = llama(hidden_size=512, vocab_size=50000)
+    bench = bench_of(given(model, input_ids=torch.arange(32).view(2, 16), labels=labels), TWO)
+    assert bench.task.inputs["labels"][0].tolist() == [-100] * 3 + [49_000 % 64] * 5
+
+
+def large_family(name: str) -> nn.Module:
+    sizes: dict[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 2}
+    transformers: Any = pytest.importorskip("transformers")
+    built: nn.Module
+    if name == "Roberta":  # its padding id tells positions
+        built = transformers.RobertaForMaskedLM(transformers.RobertaConfig(vocab_size=50000, **sizes))
+        return built
+    if name == "GPTJ":  # turns a part of each head
+        config = transformers.GPTJConfig(n_embd=512, n_head=8, n_layer=2, rotary_dim=32)
+        built = transformers.GPTJForCausalLM(config)
+        return built
+    kinds = ["sliding_attention", "full_attention"]  # with other sizes of heads
+    sizes |= {"vocab_size": 50000, "layer_types": kinds, "head_dim": 64, "global_head_dim": 128}
+    sizes |= {
+        "num_key_value_heads": 4,
+        "vocab_size_per_layer_input": 512,
+        "hidden_size_per_layer_input": 16,
+    }
+    text = pytest.importorskip("transformers.models.gemma4")
+    built: nn.Module = text.Gemma4ForCausalLM(text.Gemma4TextConfig(**sizes))
+    return built
+
+
+@pytest.mark.parametrize("name", ["Roberta", "GPTJ", "Gemma4"])
+def test_families_with_rules_of_their_own_are_built_small_and_run(name: str) -> None:
+    model = large_family(name)
+    assert parameter_count(model) > LARGE
+    bench = bench_of(given(model, input_ids=torch.arange(49_000, 49_032).view(2, 16)), TWO)
+    assert parameter_count(bench.copy) < LARGE / 10
+    if name == "Gemma4":
+        layers: Any = bench.copy.get_submodule("model.layers")
+        heads = {layer.self_attn.head_dim for layer in layers}
+        assert heads == {8, 16}
+
+
+def llava() -> nn.Module:
+    transformers: Any = pytest.importorskip("transformers")
+    text = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8}
+    seen = {"image_size": 64, "patch_size": 32, "hidden_size": 64, "num_hidden_layers": 3}
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**text, num_key_value_heads=4, vocab_size=32064),
+        vision_config=transformers.CLIPVisionConfig(**seen, num_attention_heads=4, intermediate_size=64),
+        image_token_index=32000,
+    )
+    built: nn.Module = transformers.LlavaForConditionalGeneration(config)
+    return built
+
+
+def test_inputs_that_only_the_models_own_sizes_take_are_proven_on_these() -> None:
+    """LLaVA counts its images' tokens, and takes the second of its vision tower's layers from the last."""
+    model = llava()
+    assert parameter_count(model) > LARGE
+    ids = torch.arange(40).view(2, 20)
+    ids[:, 3:7] = 32000
+    bench = bench_of(given(model, input_ids=ids, pixel_values=torch.randn(2, 3, 64, 64)), TWO)
+    copied: Any = bench.copy
+    assert len(copied.model.language_model.layers) == 2
+    assert copied.config.text_config.num_hidden_layers == 2
+    assert copied.config.text_config.hidden_size == 512
+
+
+def test_inputs_that_no_copy_takes_are_refused_with_what_the_model_raised() -> None:
+    model = llama(hidden_size=512, vocab_size=50000)
+    with pytest.raises(WrapError, match="raised") as raised:
+        bench_of(given(model, input_ids=torch.randn(2, 8)), TWO)
+    assert type(raised.value) is WrapError
+    assert "that the forward takes on one device" in str(raised.value.hint)
