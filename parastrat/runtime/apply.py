@@ -29,7 +29,6 @@ from parastrat.runtime.launching.world import (
     own_device,
     release_at_exit,
 )
-from parastrat.runtime.leaves import plain
 from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.pipeline.build import adopt, cut_module, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
@@ -50,7 +49,7 @@ from parastrat.runtime.refusals import (
     check_world,
 )
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.starting import Start
+from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.training.plain_loop import guard_plain_loop
@@ -119,7 +118,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
         start = Start(
             record=record,
             checkpoint=checkpoint,
-            sample_inputs=plain(sample_inputs),
+            sample_inputs=shared_inputs(sample_inputs, decided.plan),
             sequence_length=decided.sequence_length,
         )
         wrapped = wrap(module, decided.plan, device, start)

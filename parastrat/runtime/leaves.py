@@ -25,7 +25,7 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _leaves(output, frozenset(), whole=True) if isinstance(leaf, torch.Tensor)]
 
 
-def plain(batch: Any) -> Any:
+def as_tree(batch: Any) -> Any:
     """Return a batch as torch's trees know it: mappings of other classes, as of tokenizers, as dicts."""
     return dict(batch) if isinstance(batch, Mapping) and type(batch) not in SUPPORTED_NODES else batch
 

@@ -66,18 +66,32 @@ class Wrapping:
 
 #: the model that was wrapped last, if it still lives: what data loaders are sharded for
 _latest: list[weakref.ref[nn.Module]] = []
-_wrappings: weakref.WeakKeyDictionary[nn.Module, Wrapping] = weakref.WeakKeyDictionary()
+#: the module's attribute that holds its note
+_NOTE = "_parastrat"
+
+
+class _Note:
+    """What a wrapped module holds: a wrapping names its module, so that both live and go together.
+
+    Copies of the module, as for averages of weights, hold an empty one: nobody wrapped them.
+    """
+
+    def __init__(self, wrapping: Wrapping | None = None) -> None:
+        self.wrapping = wrapping
+
+    def __reduce__(self) -> tuple[type[_Note], tuple[()]]:
+        return (_Note, ())
 
 
 def remember(model: nn.Module, wrapping: Wrapping) -> None:
     """Note how the model was wrapped, for as long as it lives."""
-    _wrappings[model] = wrapping
+    setattr(model, _NOTE, _Note(wrapping))
     _latest[:] = [weakref.ref(model)]
 
 
 def is_wrapped(model: nn.Module) -> bool:
     """Return whether ``auto_parallelize`` returned this model."""
-    return model in _wrappings
+    return _noted(model) is not None
 
 
 def wrapping_of(model: nn.Module) -> Wrapping:
@@ -86,12 +100,18 @@ def wrapping_of(model: nn.Module) -> Wrapping:
     Raises:
         UsageError: for a model that ``auto_parallelize`` did not return.
     """
-    if model not in _wrappings:
+    wrapping = _noted(model)
+    if wrapping is None:
         raise UsageError(
             f"this {type(model).__name__} was not wrapped by auto_parallelize",
             hint="pass the module that auto_parallelize returned, not the one that it was given",
         )
-    return _wrappings[model]
+    return wrapping
+
+
+def _noted(model: nn.Module) -> Wrapping | None:
+    note = vars(model).get(_NOTE)
+    return note.wrapping if isinstance(note, _Note) else None
 
 
 def latest_wrapping() -> Wrapping:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import ModelError
 from parastrat.runtime.building import SAMPLE_INPUTS, described
-from parastrat.runtime.leaves import plain
+from parastrat.runtime.leaves import as_tree
 
 #: makes a micro-batch of samples, for a sequence length where there is one
 MakeInputs: TypeAlias = Callable[[int, int | None], Any]
@@ -81,7 +81,7 @@ def made(make: MakeInputs, micro_batch_size: int, sequence_length: int | None) -
         ModelError: if the user's function raises, or makes no tensor.
     """
     try:
-        inputs = plain(make(micro_batch_size, sequence_length))
+        inputs = as_tree(make(micro_batch_size, sequence_length))
     except Exception as error:  # user code may raise anything; the message quotes it
         raise ModelError(
             f"{SAMPLE_INPUTS}({micro_batch_size}, {sequence_length}) raised {described(error)}",

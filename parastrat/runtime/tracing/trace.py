@@ -15,7 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.building import build_module, load_builder
-from parastrat.runtime.leaves import plain
+from parastrat.runtime.leaves import as_tree
 from parastrat.runtime.precision import weight_dtype
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.layout import Layout
@@ -141,7 +141,7 @@ def traced_module(
     """
     given = sample_inputs
     if given is not None and not callable(given):
-        given = resized(plain(given))
+        given = resized(as_tree(given))
     return TracedSource(ref=ref, module=module, inputs=example_inputs(module, given), divides=divides)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from parastrat.errors import UsageError
-from parastrat.runtime.leaves import plain
+from parastrat.runtime.leaves import as_tree
 from parastrat.runtime.training.batches import called, rebuilt, same_order, target_count, to_device
 from parastrat.runtime.training.buffers import equalise_buffers
 from parastrat.runtime.training.told import Told
@@ -55,7 +55,7 @@ def _mean(model: nn.Module, loader: Iterable[Any], metric_fn: Metric) -> float:
         with torch.no_grad():
             for batch, counts in _turns(loader, wrapping):
                 inputs, targets = (batch, batch.get("labels")) if isinstance(batch, Mapping) else batch
-                inputs = to_device(plain(inputs), wrapping.device)
+                inputs = to_device(as_tree(inputs), wrapping.device)
                 output = called(model, inputs) if pipeline is None else pipeline.evaluate(inputs)
                 if pipeline is not None and not pipeline.holds_last:
                     continue

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import UsageError, WrapError
-from parastrat.runtime.leaves import plain, tensors_in
+from parastrat.runtime.leaves import as_tree, tensors_in
 from parastrat.runtime.pipeline.keeping import raise_together
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
@@ -73,7 +73,7 @@ def forward_backward(
 
 
 def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | None) -> torch.Tensor:
-    wrapping, inputs = wrapping_of(model), plain(inputs)
+    wrapping, inputs = wrapping_of(model), as_tree(inputs)
     if getattr(loss_fn, "reduction", "mean") != "mean":
         raise UsageError(
             f"loss_fn reduces by {getattr(loss_fn, 'reduction', None)!r}; micro-batches need a mean",
