@@ -7,7 +7,6 @@ the user sees.
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import signal
@@ -41,6 +40,7 @@ from parastrat.runtime.launching.job_logs import (
     stderr_log,
     watched,
 )
+from parastrat.runtime.silence import silenced
 from parastrat.runtime.stated import PLAN_VARIABLE
 
 #: the ranks' store apart from the agents': a restart then does not find the dead one's keys
@@ -236,18 +236,8 @@ def _quiet_agent() -> Iterator[None]:
     if "LOGLEVEL" in os.environ:
         yield
         return
-    levels = {
-        logger: logger.level
-        for name, logger in list(logging.root.manager.loggerDict.items())
-        if isinstance(logger, logging.Logger) and name.startswith(_ELASTIC_LOGGERS)
-    }
-    for logger in levels:
-        logger.setLevel(logging.CRITICAL)
-    try:
+    with silenced(_ELASTIC_LOGGERS):
         yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
 
 
 def _failure(error: ChildFailedError, job: Job, watch: Watch) -> LaunchError:

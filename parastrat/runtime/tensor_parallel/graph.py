@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.silence import FAKE_TENSORS, silenced
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
@@ -40,7 +41,8 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     args = args if isinstance(args, tuple) else (args,)
     try:
         # a forward may leave tensors in the module, which could not be copied any more
-        program = _program(copy.deepcopy(module), args, kwargs)
+        with silenced(FAKE_TENSORS):
+            program = _program(copy.deepcopy(module), args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
         raise NotFollowedError(

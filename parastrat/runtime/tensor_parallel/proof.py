@@ -16,6 +16,7 @@ from parastrat.errors import OutOfStepError
 from parastrat.runtime.agreement import named
 from parastrat.runtime.in_step import meet, steps
 from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.silence import FAKE_TENSORS, silenced
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import IGNORED, called
 
@@ -102,7 +103,7 @@ def tried(
     differences: dict[str, float] = {}
     failure = stopped = ""
     try:
-        with steps(mesh):
+        with silenced(FAKE_TENSORS), steps(mesh):
             parallel = copy.deepcopy(plain)
             divide(parallel)
             differences = compared(expected, results(parallel, task))
