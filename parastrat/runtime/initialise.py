@@ -186,6 +186,8 @@ def _finish(slot: Slot, watch: WriteWatch, record: Record) -> None:
         return
     rest = recorded[len(done) :]
     if any(write.depends for write in rest):
+        if not done:
+            return  # the constructor alone gave values: all of it is replayed
         raise WrapError(
             f"the constructor sets {slot.name} from other tensors, which cannot be repeated on one block",
             hint="move that into an init_weights() of the model, or pass the built module",

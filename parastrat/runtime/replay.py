@@ -8,9 +8,11 @@ residual projections.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -25,6 +27,23 @@ _EMPTY = frozenset(
         _ATEN.new_empty_strided.default,
     }
 )
+
+
+#: functions that take values, which a meta tensor does not keep
+_LITERALS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
+
+
+class Literal:
+    """Stands for the operator that would have made a tensor of given values."""
+
+    tags: tuple[torch.Tag, ...] = ()
+    _schema = SimpleNamespace(arguments=())
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+
+    def __call__(self, device: torch.device) -> torch.Tensor:
+        return self.values.to(device, copy=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +105,42 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.record = Record()
 
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._literals = _Literals(self.record)
+        self._literals.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._literals.__exit__(*raised)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         self.record.steps.append(Step(operator=func, args=args, kwargs=kwargs or {}, result=result))
+        return result
+
+
+class _Literals(TorchFunctionMode):
+    """Notes the values that meta tensors are made of."""
+
+    def __init__(self, record: Record) -> None:
+        super().__init__()
+        self._record = record
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        result = func(*args, **given)
+        from_values = func in _LITERALS and not any(leaf.is_meta for leaf in _tensors([args, given]))
+        if from_values and result.is_meta:
+            values = func(*args, **{**given, "device": "cpu"}).detach()
+            self._record.steps.append(
+                Step(operator=Literal(values), args=(result.device,), kwargs={}, result=result)
+            )
         return result
 
 
@@ -135,8 +185,7 @@ class Record:
     def replayed(self, name: str, device: torch.device) -> torch.Tensor | None:
         """Return what a parameter or buffer would hold had the constructor run on ``device``.
 
-        None if that takes random numbers, or values that left no trace on the meta device
-        (``torch.empty``; ``torch.tensor`` of a list).
+        None if that takes random numbers, or nothing gave values (``torch.empty``).
         """
         target = self.origins[name]
         needed = self._needed(storage_of(target))
