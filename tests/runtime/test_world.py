@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from parastrat.errors import LaunchError
 from parastrat.plan import Backend
+from parastrat.runtime.launching import world as launched
 from parastrat.runtime.launching.world import (
     World,
     backend_string,
@@ -126,3 +128,16 @@ def test_processes_end_as_they_should(arguments: tuple[str, ...], code: int, fre
     ]
     assert [returncode for _, returncode in ended] == [code, code], ended
     assert not any("terminate called" in errors for errors, _ in ended)
+
+
+def test_a_process_group_that_the_script_began_is_left_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr(launched.atexit, "register", registered.append)
+    monkeypatch.setattr(launched.dist, "is_initialized", lambda: True)
+    launched._leave_at_exit.cache_clear()
+    try:
+        for _ in range(2):
+            launched.join_process_group("gloo", torch.device("cpu"))
+    finally:
+        launched._leave_at_exit.cache_clear()
+    assert registered == [launched._leave]

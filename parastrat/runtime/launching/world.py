@@ -12,6 +12,7 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -130,6 +131,7 @@ def join_process_group(backends: str, device: torch.device) -> None:
     Raises:
         LaunchError: if rank 0's address is unknown or a backend is missing from this torch.
     """
+    _leave_at_exit()
     if dist.is_initialized():
         return
     set_rendezvous(os.environ, world_of(os.environ))
@@ -142,6 +144,11 @@ def join_process_group(backends: str, device: torch.device) -> None:
             f"init_process_group({backends!r}) failed: {error}",
             hint="check that this torch has the backend, and MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE",
         ) from error
+
+
+@cache
+def _leave_at_exit() -> None:
+    """End the process group when the interpreter does, whoever began it."""
     atexit.register(_leave)
 
 
@@ -154,7 +161,7 @@ def release_at_exit(model: nn.Module) -> None:
 
 
 def _leave() -> None:
-    """End a process group that ``auto_parallelize`` began.
+    """End the process group, unless the script has.
 
     A DDP reducer that outlives the interpreter keeps Gloo's threads alive, and the process aborts
     ("terminate called without an active exception", pytorch#190489). A rank that closes its connections

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -46,16 +46,21 @@ class Source:
 
 
 def small_copies(source: Source, degree: int) -> Iterator[nn.Module]:
-    """Yield copies on the device with few blocks and random fp32 weights, the same on all ranks.
+    """Yield copies on the device with random fp32 weights, the same on all ranks; the later the larger.
 
-    A large Hugging Face model is built anew with small sizes and as many heads. What its inputs say may fit
-    its own sizes alone, so that a copy with these comes after it; others have no other.
+    A large Hugging Face model is built anew with small sizes and as many heads; what its inputs say may fit
+    its own sizes alone, so that copies with these come next. Each has few blocks first. Forwards that
+    count their blocks (``for i in range(self.depth)``) find none missing where these stand for the rest.
     """
+    sources = [source]
     if _parameters_kept(source.module) > LARGE:
         small = shrunk(source.module, degree)
         if small is not None:
-            yield _with_few_blocks(replace(source, module=small, record=None))
-    yield _with_few_blocks(source)
+            sources.insert(0, replace(source, module=small, record=None))
+    for each in sources:
+        yield _copied(each)
+        if repeated_blocks(each.module).count > KEPT_BLOCKS:
+            yield _copied(each, in_place=True)
 
 
 def _parameters_kept(module: nn.Module) -> int:
@@ -66,14 +71,14 @@ def _parameters_kept(module: nn.Module) -> int:
     return int(parameter_count(module) - inside * (1 - kept))
 
 
-def _with_few_blocks(source: Source) -> nn.Module:
+def _copied(source: Source, *, in_place: bool = False) -> nn.Module:
     parts: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in left_behind(source.module)}
     for slot in slots_of(source.module):
         values = torch.empty_like(slot.tensor, device="meta") if slot.is_parameter else slot.tensor.clone()
         parts[id(slot.tensor)] = slot.standing_for(values)
     few = copy.deepcopy(source.module, parts)
     few.train()
-    _drop_blocks(few)
+    _keep_few(few, in_place=in_place)
     slots = slots_of(few)
     without = [slot for slot in slots if slot.is_meta and not slot.is_parameter]
     if without:
@@ -89,34 +94,48 @@ def _with_few_blocks(source: Source) -> nn.Module:
     return few.to(source.device)
 
 
-def skeleton(module: nn.Module) -> nn.Module:
-    """Return a copy with few blocks on the meta device, without caches and dropout: the structure alone."""
+def skeleton(module: nn.Module, *, in_place: bool = False) -> nn.Module:
+    """Return a copy with few blocks on the meta device, without caches and dropout: the structure alone.
+
+    Args:
+        module: on any device; it stays as it is.
+        in_place: the few stand where the others were, for forwards that count them.
+    """
     held = {id(tensor): tensor.detach().to("meta") for tensor in left_behind(module)}
     slots = slots_of(module)
     values = (slot.standing_for(torch.empty_like(slot.tensor, device="meta")) for slot in slots)
     few = copy.deepcopy(module, held | dict(zip((id(slot.tensor) for slot in slots), values, strict=True)))
     few.train()
-    _drop_blocks(few)
+    _keep_few(few, in_place=in_place)
     without_caches(few)
     without_dropout(few)
     return few
 
 
-def _drop_blocks(module: nn.Module) -> None:
-    """Keep the first blocks of every kind in each list of blocks."""
+def _keep_few(module: nn.Module, *, in_place: bool) -> None:
+    """Keep the first blocks of every kind in each list of blocks.
+
+    Args:
+        module: changed in place.
+        in_place: let these, in turn, stand where the others were.
+    """
     blocks = repeated_blocks(module)
     members = set(map(id, blocks.modules))
     for name in blocks.containers:
         container = module.get_submodule(name)
         if not isinstance(container, nn.ModuleList):
             continue
+        kinds: defaultdict[Any, list[nn.Module]] = defaultdict(list)
         seen: Counter[Any] = Counter()
         kept = []
         for block in container:
-            shapes = tuple((key, tuple(p.shape)) for key, p in block.named_parameters())
-            seen[type(block), shapes] += 1
-            if id(block) not in members or seen[type(block), shapes] <= KEPT_BLOCKS:
-                kept.append(block)
+            kind = (type(block), tuple((key, tuple(p.shape)) for key, p in block.named_parameters()))
+            is_new = id(block) not in members or len(kinds[kind]) < KEPT_BLOCKS
+            if is_new:
+                kinds[kind].append(block)
+            if is_new or in_place:
+                kept.append(block if is_new else kinds[kind][seen[kind] % KEPT_BLOCKS])
+            seen[kind] += 1
         before = len(container)
         del container[:]
         container.extend(kept)

@@ -81,11 +81,16 @@ def _attends(group: Group, blocks: tuple[str, ...]) -> bool:
 
 
 def _derived(module: nn.Module, inputs: Any) -> Layout:
+    batch = tree_map(_on_meta, inputs)
     few = skeleton(module)
     try:
-        layout = derived_layout(few, tree_map(_on_meta, inputs), _LEAST)
-    except NotFollowedError as error:
-        return Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
+        layout = derived_layout(few, batch, _LEAST)
+    except NotFollowedError:
+        few = skeleton(module, in_place=True)
+        try:
+            layout = derived_layout(few, batch, _LEAST)
+        except NotFollowedError as error:
+            return Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
     if repeated_blocks(few).count == repeated_blocks(module).count:
         return layout
     return expanded(carried(layout, few, module), module)
