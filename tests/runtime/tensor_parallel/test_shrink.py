@@ -17,6 +17,7 @@ from parastrat.runtime.tensor_parallel.choice import bench_of
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.samples import batch_for
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk
+from parastrat.runtime.tensor_parallel.suggested import suggested_layout
 
 
 def large(**fields: int) -> nn.Module:
@@ -175,3 +176,37 @@ def test_inputs_that_no_copy_takes_are_refused_with_what_the_model_raised() -> N
         bench_of(given(model, input_ids=torch.randn(2, 8)), TWO)
     assert type(raised.value) is WrapError
     assert "that the forward takes on one device" in str(raised.value.hint)
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = x + self.down(self.up(x).relu())
+        return out
+
+
+class Counting(nn.Module):
+    """Takes its blocks by number, and says how many there are nowhere else."""
+
+    def __init__(self, depth: int = 5) -> None:
+        super().__init__()
+        self.depth = depth
+        self.blocks = nn.ModuleList(Pair() for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place in range(self.depth):
+            x = self.blocks[place](x)
+        return x
+
+
+def test_forwards_that_count_their_blocks_find_none_missing() -> None:
+    model = Counting()
+    inputs = torch.randn(2, 8)
+    source = Source(module=model, sample_inputs=inputs, record=None, device=torch.device("cpu"))
+    blocks: Any = bench_of(source, TWO).copy.get_submodule("blocks")
+    assert [blocks[place] is blocks[place % 2] for place in range(5)] == [True] * 5
+    assert parameter_count(blocks) == 2 * parameter_count(model.blocks[0])
+    assert suggested_layout(model, inputs).groups
