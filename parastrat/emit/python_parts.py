@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.emit import python_text as text
 from parastrat.emit.shell import counted, title
+from parastrat.plan import Backend
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -38,12 +39,16 @@ def build_mesh(case: Case) -> str:
     mesh = case.plan.mesh
     axes = {"pp": mesh.pp, "dp_replicate": mesh.dp_replicate, "dp_shard": mesh.dp_shard, "tp": mesh.tp}
     used = {name: degree for name, degree in axes.items() if degree > 1}
-    return text.BUILD_MESH.format(
+    by_gloo = case.launch.device == "cpu" and Backend.GLOO.value in case.launch.backend
+    one = by_gloo and (mesh.dp_shard > 1 or mesh.tp > 1)
+    begin = text.BUILD_MESH.format(
         device=json.dumps(case.launch.device),
         backend=json.dumps(case.launch.backend),
         shape=_tuple_of([str(degree) for degree in used.values()]),
         names=_tuple_of([json.dumps(name) for name in used]),
+        threads=text.ONE_THREADED if one else "",
     )
+    return text.ONE_THREAD + begin if one else begin
 
 
 def data_axes(plan: Plan) -> str:

@@ -20,10 +20,28 @@ def build_mesh(device_type: str = {device}) -> DeviceMesh:
     if device_type != "cpu":
         device = torch.device(device_type, int(os.environ["LOCAL_RANK"]))
         torch.accelerator.set_device_index(device.index)
-    if not dist.is_initialized():
+    if not dist.is_initialized():{threads}
         dist.init_process_group({backend}, device_id=device)
     return init_device_mesh(device_type, {shape}, mesh_dim_names={names})
 '''
+
+#: goes before ``BUILD_MESH``, where Gloo gathers DTensors; ``parastrat.runtime.gloo`` does the same
+ONE_THREAD = '''
+class OneThread(dist.ProcessGroupGloo):
+    """Gloo with one worker thread: the two of torch 2.11 to 2.13 corrupt the heap under DTensors."""
+
+    def __init__(self, store, rank, size, timeout):
+        options, names = dist.ProcessGroupGloo._Options(), os.environ.get("GLOO_SOCKET_IFNAME", "")
+        devices = [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",") if name]
+        options._devices = devices or [dist.ProcessGroupGloo.create_default_device()]
+        options._timeout, options._threads = timeout, 1
+        super().__init__(store, rank, size, options)
+
+'''
+
+#: for ``threads`` of ``BUILD_MESH``
+ONE_THREADED = """
+        dist.distributed_c10d.ProcessGroupGloo = OneThread"""
 
 BUILD_NO_MESH = '''
 def build_mesh(device_type: str = {device}) -> torch.device:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
-from torch.distributed.device_mesh import init_device_mesh
 
 from parastrat.emit import EmitError
 from parastrat.emit.division import EDGES, Style
@@ -23,6 +22,7 @@ from parastrat.emit.staging import Alike, Staging
 from parastrat.errors import LaunchError, ParastratError
 from parastrat.plan import Mesh, Shard
 from parastrat.runtime.building import described
+from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.pipeline.build import Example
 from parastrat.runtime.pipeline.passing import NotStagedError
@@ -201,7 +201,7 @@ def _found(rank: int, store: str, ref: str, case: Case) -> Answer:
     module, record = build_on_meta(builder.build)
     ranks, in_stages = case.plan.mesh.tp, case.plan.mesh.pp > 1
     dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
-    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("tp",))
+    mesh = mesh_of_dtensors("cpu", (ranks,), ("tp",), ("tp",))
     made = builder.sample_inputs
     source = Source(
         module=module,

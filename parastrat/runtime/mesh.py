@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+
+from parastrat.runtime.gloo import flat_group, mesh_of_dtensors
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 #: axes along which ranks see different samples
 DATA_AXES = ("dp_replicate", "dp_shard")
+#: axes along which parameters are divided
+DIVIDING_AXES = ("dp_shard", "tp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +60,8 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         return RankMesh()
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"mesh = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
-    whole = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    divided = tuple(axis for axis in DIVIDING_AXES if axis in used)
+    whole = mesh_of_dtensors(device.type, shape, names, divided)
     axes = tuple(axis for axis in DATA_AXES if axis in used)
     within = tuple(axis for axis in names if axis != "pp")
     return RankMesh(
@@ -81,4 +85,4 @@ def _group(whole: DeviceMesh, axes: tuple[str, ...]) -> dist.ProcessGroup | None
     part = _part(whole, axes)
     if part is None or part is whole:
         return None if part is None else dist.group.WORLD
-    return part.get_group() if part.ndim == 1 else part._flatten("_".join(axes)).get_group()  # noqa: SLF001  (as torchtitan does: there is no public way)
+    return flat_group(part)

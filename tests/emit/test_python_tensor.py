@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from drawn import drawn
 from emit.divided import both_ways
 from runtime.ranks import on_ranks
@@ -202,6 +203,28 @@ def test_makes_the_collectives_of_auto_parallelize(
         assert emitted["collectives"] == ours["collectives"]
         assert emitted["collectives"]
         assert emitted["keys"] == ours["keys"]
+
+
+def threads_of(text: str) -> list[int]:
+    """What the groups of an emitted script's mesh have, as one rank sees them."""
+    script: dict[str, Any] = {"__name__": "parallelize"}
+    exec(text, script)  # noqa: S102  (what is emitted is what is tested)
+    groups = script["build_mesh"]().get_all_groups()
+    return [group._get_backend(torch.device("cpu")).options._threads for group in groups]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("mesh", "shard", "threads"),
+    [(Mesh(dp_shard=2), Shard.PARAMETERS, 1), (Mesh(dp_replicate=2), Shard.NONE, 2)],
+    ids=["fsdp2", "ddp"],
+)
+def test_gloo_gathers_dtensors_by_one_thread(
+    mesh: Mesh, shard: Shard, threads: int, case_of: Callable[..., Case], cpu_device: Device
+) -> None:
+    (file,) = EMITTERS[Target.PYTHON](case_of(ranks=2, device=cpu_device, mesh=mesh, shard=shard))
+    assert on_ranks(2, threads_of, file.text) == [[threads]] * 2
 
 
 @follows_views

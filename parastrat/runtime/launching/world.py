@@ -9,7 +9,7 @@ import re
 import sys
 import weakref
 from collections.abc import Mapping, MutableMapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import LaunchError
 from parastrat.plan import Backend
+from parastrat.runtime.gloo import one_gloo_thread
 
 #: how long a collective may wait for the other ranks
 TIMEOUT = timedelta(minutes=10)
@@ -135,10 +136,11 @@ def join_process_group(backends: str, device: torch.device) -> None:
     if dist.is_initialized():
         return
     set_rendezvous(os.environ, world_of(os.environ))
+    on_cpu = device.type == "cpu"
     try:
-        dist.init_process_group(
-            backends, timeout=TIMEOUT, device_id=device if device.type != "cpu" else None
-        )
+        # beside a device's backend Gloo has little to do, and may gather DTensors that were offloaded
+        with nullcontext() if on_cpu else one_gloo_thread():
+            dist.init_process_group(backends, timeout=TIMEOUT, device_id=None if on_cpu else device)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise LaunchError(
             f"init_process_group({backends!r}) failed: {error}",

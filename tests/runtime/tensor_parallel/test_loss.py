@@ -12,12 +12,12 @@ from runtime.models import plan, token_loss, tokens
 from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import Tiny, at_once, trained
 from runtime.training import FEW, TOLERANCE
-from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import CrossEntropyLoss
 from torch.nn.functional import cross_entropy
 
 import parastrat
 from parastrat.errors import WrapError
+from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel.logits import cross_entropies_computed, logits, logits_divided
 from parastrat.runtime.wrapping import wrapping_of
 
@@ -55,7 +55,7 @@ LOSSES: dict[str, tuple[Loss, int]] = {
 
 def differences() -> dict[str, tuple[float, float, int]]:
     """How far losses and gradients are from those of whole logits, and what was computed from shares."""
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    mesh = mesh_of_dtensors("cpu", (2,), ("tp",), ("tp",))
     found = {}
     for name, (loss, _) in LOSSES.items():
         whole = VALUES.clone().requires_grad_()
@@ -75,7 +75,7 @@ def differences() -> dict[str, tuple[float, float, int]]:
 
 def refused() -> list[str]:
     """What is said of a change in place, and of a target that is no class."""
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    mesh = mesh_of_dtensors("cpu", (2,), ("tp",), ("tp",))
     said = []
     for loss in (lambda x: x.mul_(2), lambda x: cross_entropy(x[0], torch.full((6,), CLASSES))):
         with logits_divided():

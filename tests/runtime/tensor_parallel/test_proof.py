@@ -14,10 +14,10 @@ import torch.distributed as dist
 from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import qwen3
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import ParastratError, WrapError
+from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel import choice, loss
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
@@ -43,7 +43,7 @@ def without(layout: Layout, ending: str, role: Role | None = None) -> Layout:
 
 def on_two() -> dict[str, Any]:
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    mesh = mesh_of_dtensors("cpu", (2,), ("tp",), ("tp",))
     torch.manual_seed(0)
     model = qwen3()
     with torch.no_grad():
@@ -123,7 +123,7 @@ class TwoVocabularies(nn.Module):
 
 def rows_of_tied_weights() -> dict[str, Any]:
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    mesh = mesh_of_dtensors("cpu", (2,), ("tp",), ("tp",))
     ids = torch.arange(64).view(2, 32)
     source = Source(module=TwoVocabularies(), sample_inputs=ids, record=None, device=torch.device("cpu"))
     layout = chosen_layout(source, mesh)
@@ -177,7 +177,7 @@ def failing(_gradient: torch.Tensor) -> torch.Tensor:
 
 def one_rank_fails() -> dict[str, tuple[str, str]]:
     dist.init_process_group("gloo")
-    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    mesh = mesh_of_dtensors("cpu", (2,), ("tp",), ("tp",))
     ids = torch.arange(64).view(2, 32)
     found = {}
     for when in ("divided", "backward", "caught", "between", "loss", "whole"):

@@ -1,0 +1,94 @@
+"""Gloo's groups for DTensors: one worker thread each, as two of them corrupt the heap.
+
+torch gives every Gloo group two threads. Each writes the name of the collective that it has finished to one
+``std::string``, and no lock guards it (``ProcessGroupGloo::runLoop``, torch 2.11 to 2.13). Short names stay
+inside the string, but every all-gather of a DTensor is an ``ALLGATHER_COALESCED``, whose name is allocated:
+where two collectives end together, it is written after it was freed, or freed twice. The process then dies
+later, of "malloc(): unaligned tcache chunk detected". ``benchmarks/gloo_threads.py`` shows both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+#: name of the backend that torch makes such groups of
+GLOO = "gloo"
+
+
+@contextmanager
+def one_gloo_thread() -> Iterator[None]:
+    """Let groups that are made inside have one worker thread, where they are Gloo's.
+
+    torch takes no options for them, so its class stands aside for a moment.
+    """
+    if not dist.is_gloo_available():
+        yield
+        return
+    with patch.object(distributed_c10d, "ProcessGroupGloo", _one_threaded()):
+        yield
+
+
+def mesh_of_dtensors(
+    device_type: str, shape: tuple[int, ...], names: tuple[str, ...], axes: tuple[str, ...]
+) -> DeviceMesh:
+    """Return a mesh over all ranks whose ``axes`` DTensors may be divided along; all ranks call it."""
+    own: dict[int | str, Any] = {axis: backend for axis in axes if (backend := _own_backend(device_type))}
+    with one_gloo_thread():
+        return init_device_mesh(device_type, shape, mesh_dim_names=names, backend_override=own)
+
+
+def flat_group(part: DeviceMesh) -> dist.ProcessGroup:
+    """Return one group over all axes of a part of a mesh; all ranks call it.
+
+    DTensors that are divided along all of them are gathered over it too.
+    """
+    if part.ndim == 1:
+        return part.get_group()
+    name = "_".join(part.mesh_dim_names or ())
+    with one_gloo_thread():
+        flat = part._flatten(name, backend_override=_own_backend(part.device_type))  # noqa: SLF001  (as torchtitan does: there is no public way)
+    return flat.get_group()
+
+
+def _own_backend(device_type: str) -> str | None:
+    """Return Gloo where the default group sends these tensors by it; None: that group may be shared.
+
+    A mesh axis that takes all ranks would use it, with as many threads as whoever began it chose.
+    """
+    by_gloo = f"{device_type}:{GLOO}" in dist.get_backend_config().split(",")
+    return GLOO if by_gloo else None
+
+
+@cache
+def _one_threaded() -> type[Any]:
+    """Return torch's class of Gloo's groups, with one thread; not every torch has one."""
+    gloo: Any = dist.ProcessGroupGloo
+
+    class OneThreaded(gloo):  # type: ignore[misc]  # known at run time alone
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+            options = gloo._Options()  # noqa: SLF001  (there is no public way to any of them)
+            options._timeout = timeout  # noqa: SLF001
+            options._threads = 1  # noqa: SLF001
+            options._devices = _devices()  # noqa: SLF001
+            super().__init__(store, rank, size, options)
+
+    return OneThreaded
+
+
+def _devices() -> list[Any]:
+    """Return the network interfaces that torch would choose."""
+    gloo: Any = dist.ProcessGroupGloo
+    given = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    if not given:
+        return [gloo.create_default_device()]
+    return [gloo.create_device(interface=name) for name in given.split(",")]
