@@ -28,7 +28,7 @@ from parity_ranks import (
     serve,
     subject_of,
 )
-from parity_transformers import recipe_of, said
+from parity_transformers import OWN, recipe_of, said
 
 #: a rank that takes so much processor time, and so many times the run on one device, hangs
 DEADLINE_S = 180.0
@@ -159,12 +159,23 @@ def outcomes(wanted: Iterable[Job]) -> Iterator[Cell]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         ranks = Ranks(folder)
+        before = ""
         for job in wanted:
+            if job.model != before and before.endswith(OWN):
+                _forget(folder)
+            before = job.model
             start = time.monotonic()
             cell = _outcome(job, ranks, folder)
             if not job.broken and (cell.drifted or cell.near):
                 cell = _judged_again(job, cell, _outcome(replace(job, double=True), ranks, folder))
             yield replace(cell, seconds=round(time.monotonic() - start, 2))
+
+
+def _forget(folder: Path) -> None:
+    """Remove the runs on one device, whose gradients are as large as the models."""
+    _alone.cache_clear()
+    for known in folder.glob("*.pt"):
+        known.unlink()
 
 
 def _outcome(job: Job, ranks: Ranks, folder: Path) -> Cell:

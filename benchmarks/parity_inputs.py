@@ -70,11 +70,18 @@ def _known(name: str) -> bool:
     return name in known or name.endswith(("input_ids", "pixel_values", "_mask", "_masks"))
 
 
-def inputs_of(config: Any, names: tuple[str, ...], samples: int, draw: torch.Generator) -> dict[str, Any]:
+def inputs_of(
+    config: Any, names: tuple[str, ...], samples: int, draw: torch.Generator, vocabulary: int = VOCAB
+) -> dict[str, Any]:
     """Return a batch of the named inputs, of the shapes that the config says."""
     found: dict[str, torch.Tensor] = {}
     for name in names:
-        found[name.partition(":")[0]] = _input(config, name, samples, draw)
+        key = name.partition(":")[0]
+        if name.endswith("input_ids"):
+            # the last ones are often special
+            found[key] = torch.randint(3, vocabulary - 2, (samples, LENGTH), generator=draw)
+        else:
+            found[key] = _input(config, name, samples, draw)
     for name in names:
         if name.endswith("_mask"):
             found[name] = torch.ones(
@@ -84,8 +91,6 @@ def inputs_of(config: Any, names: tuple[str, ...], samples: int, draw: torch.Gen
 
 
 def _input(config: Any, name: str, samples: int, draw: torch.Generator) -> torch.Tensor:
-    if name.endswith("input_ids"):
-        return torch.randint(3, VOCAB - 2, (samples, LENGTH), generator=draw)
     if name.endswith("token_type_ids"):
         return torch.zeros(samples, LENGTH, dtype=torch.long)
     if name == "bbox":

@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 #: eight ranks hold a copy each
 LARGEST = 30_000_000
+#: parameters of a class with widths or a vocabulary of its own; two ranks hold it, and optimizer states
+LARGEST_OF_OWN = 120_000_000
 #: processor time of forward and backward
 SLOWEST_S = 3
 _WIDTH, _HEADS, _LAYERS, _EXPERTS = 64, 4, 2, 4
@@ -117,6 +119,15 @@ def _to_names(field: str, value: Any) -> Any:
     return _fixed(field, value, _DEEP | _WIDE) if field in _DEEP | _WIDE else _to_a_part(8, field, value)
 
 
+def _to_own(divisor: int, field: str, value: Any) -> Any:
+    """Two layers of a part of the widths, with the whole vocabulary."""
+    if isinstance(value, list | tuple) and _MANY.search(field):
+        return type(value)(min(part, 1) if isinstance(part, int) else part for part in value)
+    if field in _DEEP and not any(part in field for part in ("vocab", "position")):
+        return _fixed(field, value, _DEEP)
+    return value if divisor == 1 or field in _DEEP else _to_a_part(divisor, field, value)
+
+
 def _not(field: str, value: Any) -> Any:  # noqa: ARG001 - as the others
     return value
 
@@ -130,6 +141,10 @@ SHRINKS: dict[str, Callable[[str, Any], Any]] = {
     "layers": _to_two_layers,
     "whole": _not,
 }
+#: with the vocabulary of the class, and as much of its widths as may be tried
+OWN_SHRINKS: dict[str, Callable[[str, Any], Any]] = {
+    f"own 1/{divisor}": functools.partial(_to_own, divisor) for divisor in (1, 2, 4, 8)
+}
 
 
 def _divided(value: Any, divisor: int) -> Any:
@@ -141,7 +156,7 @@ def _divided(value: Any, divisor: int) -> Any:
 
 def _small(field: str, value: Any, shrink: Callable[[str, Any], Any]) -> Any:
     if field in _TOKENS and isinstance(value, int):
-        return min(value, VOCAB - 1)
+        return value if shrink in OWN_SHRINKS.values() else min(value, VOCAB - 1)
     if any(part in field for part in _RANDOM) and isinstance(value, float):
         return 0.0
     if isinstance(value, dict):

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from parity_inputs import calls, inputs_of
+from parity_inputs import VOCAB, calls, inputs_of
 from parity_models import Batch, Subject
-from parity_recipes import LARGEST, SHRINKS, Recipe, loss, shrunk, trial
+from parity_recipes import LARGEST, LARGEST_OF_OWN, OWN_SHRINKS, SHRINKS, Recipe, loss, shrunk, trial
 from torch import nn
 
 #: auto classes whose models are taken; a class counts once
@@ -25,6 +25,9 @@ _TASKS = (
     "MODEL_MAPPING_NAMES",
 )
 STEPS = 5
+#: behind the name of a class: with its own vocabulary, and widths as large as may be tried
+OWN = ", own sizes"
+_STEPS_OF_OWN = 2
 #: what a model says that may be called in evaluation mode
 _TRAINING = re.compile(r"it draws|[Tt]raining")
 
@@ -59,14 +62,21 @@ def _families() -> dict[str, dict[str, str]]:
     return found
 
 
-def recipe_of(name: str, shrinks: Iterable[str] = tuple(SHRINKS)) -> Recipe | str:
-    """Return how to build, in one of these ways, and call a class, or why nothing that was tried does."""
+def recipe_of(name: str, shrinks: Iterable[str] = ()) -> Recipe | str:
+    """Return how to build, in one of these ways, and call a class, or why nothing that was tried does.
+
+    Args:
+        name: of a class; with ``OWN`` behind it, in sizes that the others have not.
+        shrinks: what is tried; those of the table if empty.
+    """
     reasons: list[str] = []
-    for shrink in shrinks:
+    own = name.endswith(OWN)
+    least, most = (LARGEST, LARGEST_OF_OWN) if own else (0, LARGEST)
+    for shrink in shrinks or (OWN_SHRINKS if own else SHRINKS):
         try:
             with torch.device("meta"):
                 size = sum(parameter.numel() for parameter in _built(name, shrink).parameters())
-            if size > LARGEST:
+            if not least <= size <= most:
                 reasons.append(f"has {size:,} parameters")
                 continue
             module = _built(name, shrink)
@@ -105,22 +115,23 @@ def subject(name: str, recipe: Recipe) -> Subject:
         build=lambda: _built(name, recipe.shrink).train(not recipe.evaluated),
         batch=functools.partial(_batch, name, recipe),
         loss_fn=loss,
-        steps=STEPS,
+        steps=_STEPS_OF_OWN if name.endswith(OWN) else STEPS,
     )
 
 
 def _config(name: str, shrink: str) -> Any:
     import transformers  # noqa: PLC0415 - only where it is asked for
 
+    name = name.removesuffix(OWN)
     own = getattr(transformers, name).config_class  # a text model's, where its family names a larger one
     stated = next(models[name] for models in _families().values() if name in models)
-    return shrunk((own or getattr(transformers, stated))(), SHRINKS[shrink])
+    return shrunk((own or getattr(transformers, stated))(), (SHRINKS | OWN_SHRINKS)[shrink])
 
 
 def _built(name: str, shrink: str) -> nn.Module:
     import transformers  # noqa: PLC0415 - only where it is asked for
 
-    module: nn.Module = getattr(transformers, name)(_config(name, shrink))
+    module: nn.Module = getattr(transformers, name.removesuffix(OWN))(_config(name, shrink))
     if hasattr(module.config, "use_cache"):
         module.config.use_cache = False
     for part in module.modules():
@@ -131,5 +142,8 @@ def _built(name: str, shrink: str) -> nn.Module:
 
 def _batch(name: str, recipe: Recipe, step: int, samples: int) -> Batch:
     draw = torch.Generator().manual_seed(step)
-    inputs = inputs_of(_config(name, recipe.shrink), recipe.inputs, samples, draw)
+    config = _config(name, recipe.shrink)
+    own = recipe.shrink in OWN_SHRINKS
+    vocabulary = getattr(config.get_text_config(), "vocab_size", VOCAB) if own else VOCAB
+    inputs = inputs_of(config, recipe.inputs, samples, draw, vocabulary)
     return inputs, torch.rand(samples, generator=draw) + 0.5
