@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from parity_cells import GRADIENT_TOLERANCE, LOSS_TOLERANCE, VERDICTS, Cell
 from parity_models import SUBJECTS
 from parity_ranks import STRATEGIES
+from parity_transformers import OWN
 
 _HEAD = f"""\
 # Parity
@@ -31,6 +32,14 @@ of the recipes (fixed small sizes; an eighth or a thirty-second of every width; 
 in common; two layers; as it is) gives at most 30 million parameters, a step of two samples within 3 s, and
 a model that takes tokens, boxes, images, sound or a series, without drawing (in evaluation mode where it
 draws in training), and that the last bit of its weights does not move by more than is allowed.
+"""
+_OF_OWN = """\
+## Classes of transformers in sizes of their own
+
+The same classes with the whole vocabulary of their config and two layers of its widths, or of a half, a
+quarter or an eighth of them, of which the first with 30 to 120 million parameters is taken: above 30
+million a tensor-parallel layout is proven on a smaller copy. Two steps, under TP and in a pipeline on two
+ranks. Reached so far are those that a shuffled order has first.
 """
 _SIGNS = {"works": "✓", "refused": "no", "crashed": "**crash**", "wrong": "**wrong**", "untried": "untried"}
 #: what stands behind an untried class; the first that is found in its reasons
@@ -55,7 +64,8 @@ def page(cells: list[Cell], classes: int) -> str:
         classes: of transformers that there are.
     """
     chosen = [cell for cell in cells if cell.model in SUBJECTS]
-    found = [cell for cell in cells if cell.model not in SUBJECTS]
+    own = [cell for cell in cells if cell.model.endswith(OWN)]
+    found = [cell for cell in cells if cell.model not in SUBJECTS and cell not in own]
     lines = [_HEAD, *_table(chosen), *_reasons(chosen, "Refused or crashed, and why")]
     lines += _furthest(chosen)
     if found:
@@ -66,6 +76,14 @@ def page(cells: list[Cell], classes: int) -> str:
             *_reasons(found, "Refused or crashed there, and why"),
         ]
         lines += [*_furthest(found), "", *_untried(found)]
+    if own:
+        lines += [
+            "",
+            _OF_OWN,
+            *_breadth(own, classes),
+            *_reasons(own, "Refused or crashed of these, and why"),
+        ]
+        lines += _furthest(own)
     return "\n".join(lines) + "\n"
 
 
