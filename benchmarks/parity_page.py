@@ -36,10 +36,10 @@ draws in training), and that the last bit of its weights does not move by more t
 _OF_OWN = """\
 ## Classes of transformers in sizes of their own
 
-The same classes with the whole vocabulary of their config and two layers of its widths, or of a half, a
-quarter or an eighth of them, of which the first with 30 to 120 million parameters is taken: above 30
-million a tensor-parallel layout is proven on a smaller copy. Two steps, under TP and in a pipeline on two
-ranks. Reached so far are those that a shuffled order has first.
+The same classes as their config makes them, or with two layers of its widths, or of a half, a quarter or an
+eighth of them, and the whole vocabulary: the first of these with 30 to 120 million parameters is taken, as
+above 30 million a tensor-parallel layout is proven on a smaller copy. Two steps, under TP and in a pipeline
+on two ranks. Reached so far are those that a shuffled order has first.
 """
 _SIGNS = {"works": "✓", "refused": "no", "crashed": "**crash**", "wrong": "**wrong**", "untried": "untried"}
 #: what stands behind an untried class; the first that is found in its reasons

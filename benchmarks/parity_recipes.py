@@ -143,7 +143,8 @@ SHRINKS: dict[str, Callable[[str, Any], Any]] = {
 }
 #: with the vocabulary of the class, and as much of its widths as may be tried
 OWN_SHRINKS: dict[str, Callable[[str, Any], Any]] = {
-    f"own 1/{divisor}": functools.partial(_to_own, divisor) for divisor in (1, 2, 4, 8)
+    "own": functools.partial(_not),
+    **{f"own 1/{divisor}": functools.partial(_to_own, divisor) for divisor in (1, 2, 4, 8)},
 }
 
 
