@@ -181,13 +181,11 @@ def _longest(job: _Changed, model_at: Callable[[int], ModelSpec] | None, fixed: 
     least, most = 1, _halvings(job, model_at)
     if model_at is None or not most:
         return None
-    found = _fitting(_halved(job, model_at, most), fixed)
-    if found is None or most == least:  # what the shortest does not fit, none does
+    found = _fitting(_halved(job, model_at, least), fixed)
+    if found is not None or most == least:
         return found
-    longest = _fitting(_halved(job, model_at, least), fixed)
-    if longest is not None:
-        return longest
-    while most - least > 1:
+    found = _fitting(_halved(job, model_at, most), fixed)
+    while found is not None and most - least > 1:
         middle = (least + most) // 2
         longer = _fitting(_halved(job, model_at, middle), fixed)
         least, most, found = (middle, most, found) if longer is None else (least, middle, longer)
