@@ -178,7 +178,10 @@ def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
 def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
     task = Task(inputs=inputs)
     # a forward may leave tensors in the module that cannot be copied
-    return Bench(copy=few, task=task, expected=results(copy.deepcopy(few), task), mesh=mesh)
+    expected = results(copy.deepcopy(few), task)
+    if not expected.is_finite:
+        raise ValueError("outputs or gradients are not finite")
+    return Bench(copy=few, task=task, expected=expected, mesh=mesh)
 
 
 @contextmanager

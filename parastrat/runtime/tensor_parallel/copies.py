@@ -51,6 +51,7 @@ def small_copies(source: Source, degree: int) -> Iterator[nn.Module]:
     A large Hugging Face model is built anew with small sizes and as many heads; what its inputs say may fit
     its own sizes alone, so that copies with these come next. Each has few blocks first. Forwards that
     count their blocks (``for i in range(self.depth)``) find none missing where these stand for the rest.
+    Last come weights beside the model's own, where it has any: there may be a root of one.
     """
     sources = [source]
     if _parameters_kept(source.module) > LARGE:
@@ -61,6 +62,9 @@ def small_copies(source: Source, degree: int) -> Iterator[nn.Module]:
         yield _copied(each)
         if repeated_blocks(each.module).count > KEPT_BLOCKS:
             yield _copied(each, in_place=True)
+    for each in sources:
+        if not any(slot.is_meta for slot in slots_of(each.module)):
+            yield _copied(each, beside=True)
 
 
 def _parameters_kept(module: nn.Module) -> int:
@@ -71,10 +75,18 @@ def _parameters_kept(module: nn.Module) -> int:
     return int(parameter_count(module) - inside * (1 - kept))
 
 
-def _copied(source: Source, *, in_place: bool = False) -> nn.Module:
+def _copied(source: Source, *, in_place: bool = False, beside: bool = False) -> nn.Module:
+    """Return one of the copies.
+
+    Args:
+        source: of which.
+        in_place: few blocks stand where the others were.
+        beside: with weights close to those that the model has, not others.
+    """
     parts: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in left_behind(source.module)}
     for slot in slots_of(source.module):
-        values = torch.empty_like(slot.tensor, device="meta") if slot.is_parameter else slot.tensor.clone()
+        anew = slot.is_parameter and not beside
+        values = torch.empty_like(slot.tensor, device="meta") if anew else slot.tensor.detach().clone()
         parts[id(slot.tensor)] = slot.standing_for(values)
     few = copy.deepcopy(source.module, parts)
     few.train()
@@ -88,7 +100,8 @@ def _copied(source: Source, *, in_place: bool = False) -> nn.Module:
     drawn = torch.Generator().manual_seed(0)
     for slot in slots:
         if slot.is_parameter:
-            slot.put(slot.standing_for(_random(slot, drawn).to(source.device)))
+            values = _beside(slot, drawn) if beside else _random(slot, drawn)
+            slot.put(slot.standing_for(values.to(source.device)))
     without_caches(few)  # torch.export does not know all of their classes
     without_dropout(few)  # both sides would drop other values
     return few.to(source.device)
@@ -165,3 +178,11 @@ def _random(slot: Slot, drawn: torch.Generator) -> torch.Tensor:
     centre = 1.0 if slot.name.endswith("weight") else 0.0
     spread: torch.Tensor = 0.3 * values
     return spread + centre
+
+
+def _beside(slot: Slot, drawn: torch.Generator) -> torch.Tensor:
+    """Return the values that are there, a little moved: none is zero or one, none has another sign."""
+    own = slot.tensor.detach().cpu()
+    own = own if own.is_complex() else own.float()
+    moves = 0.1 * torch.randn(own.shape, generator=drawn, dtype=own.dtype)
+    return torch.where(own == 0, 0.1 * moves, own * (1 + moves))

@@ -53,6 +53,11 @@ class Results:
     #: by parameter name
     gradients: dict[str, torch.Tensor]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether anything else can be compared with it."""
+        return all(bool(torch.isfinite(each).all()) for each in (*self.outputs, *self.gradients.values()))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
