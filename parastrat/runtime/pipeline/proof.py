@@ -21,6 +21,7 @@ from parastrat.runtime.pipeline.flow import Flow, Source
 from parastrat.runtime.pipeline.route import Route, TensorShape, Trace, fakes_of, parts_of
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
+from parastrat.runtime.untouched import untouched
 
 
 def prove(
@@ -77,7 +78,7 @@ def _staged(trace: Trace, route: Route, span: Span, known: dict[Source, tuple[to
     stage = Stage(trace.module, trace.module.forward, tuple(trace.parts))
     passage = Passage(route=route, span=span, received=received, border=_Watched(flow))
     try:
-        with trace.setting.active(), flow:
+        with trace.setting.active(), untouched(trace.module), flow:
             output = stage.run(trace.batch, passage)
     finally:
         stage.close()

@@ -25,6 +25,7 @@ from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
 from parastrat.runtime.tracing.watched import explained
 from parastrat.runtime.training.batches import called
+from parastrat.runtime.untouched import untouched
 
 #: modules that only hold others
 _NEVER_CALLED = (nn.ModuleList, nn.ModuleDict)
@@ -134,6 +135,7 @@ class Trace:
             _watching(self.parts, self._enter, self._leave),
             self.setting.active(),
             not_reentrant(),
+            untouched(self.module),  # a stage keeps no table that another has made
             self.flow,
         ):
             output = called(self.module, self.batch)

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -121,6 +123,12 @@ def _check(tensor: torch.Tensor, shape: TensorShape, part: str) -> None:
             f"{part} returned a tensor that is divided over {tensor.device_mesh.mesh_dim_names}, which no "
             "stage can send",
             hint="plan pp without tp, or tp without pp",
+        )
+    if isinstance(tensor, FakeTensor) and detect_fake_mode() is None:  # its sends would send nothing
+        raise WrapError(
+            f"{part} returned a tensor without values: its code keeps a table, outside of its file, that "
+            "was made when the forward was followed",
+            hint="keep tables in buffers or attributes of the module, or plan --pp 1",
         )
     if tensor.shape != shape.shape or tensor.dtype is not shape.dtype:
         raise WrapError(

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.untouched import untouched
 
 _ATEN = torch.ops.aten
 _attention = functional.scaled_dot_product_attention
@@ -37,35 +38,31 @@ def fake_module(
     Yields:
         The fake parameters by name (the first one of tied ones), and the other tensors.
     """
-    slots = slots_of(module)
-    others = list(_plain_tensors(module))
-    training = {part: part.training for part in module.modules()}
-    parameters: dict[str, nn.Parameter] = {}
-    constants: list[torch.Tensor] = []
-    try:
-        for slot in slots:
-            fake = _fake(slot, mode, dtype)
-            slot.put(fake)
-            if isinstance(fake, nn.Parameter):
-                parameters[slot.name] = fake
-            else:
-                constants.append(fake)
-        for owner, key, tensor in others:
-            with mode:
-                vars(owner)[key] = torch.empty_like(tensor, device="cpu")
-            constants.append(vars(owner)[key])
-        _refresh_recurrent(module)
-        if not module.training:
-            module.train()
-        yield parameters, constants
-    finally:
-        for slot in slots:
-            slot.put(slot.tensor)
-        for owner, key, tensor in others:
-            vars(owner)[key] = tensor
-        _refresh_recurrent(module)
-        for part, flag in training.items():
-            part.training = flag
+    with untouched(module):
+        slots = slots_of(module)
+        others = list(_plain_tensors(module))
+        parameters: dict[str, nn.Parameter] = {}
+        constants: list[torch.Tensor] = []
+        try:
+            for slot in slots:
+                fake = _fake(slot, mode, dtype)
+                slot.put(fake)
+                if isinstance(fake, nn.Parameter):
+                    parameters[slot.name] = fake
+                else:
+                    constants.append(fake)
+            for owner, key, tensor in others:
+                with mode:
+                    vars(owner)[key] = torch.empty_like(tensor, device="cpu")
+                constants.append(vars(owner)[key])
+            _refresh_recurrent(module)
+            if not module.training:
+                module.train()
+            yield parameters, constants
+        finally:
+            for slot in slots:
+                slot.put(slot.tensor)
+    _refresh_recurrent(module)
 
 
 def _fake(slot: Slot, mode: FakeTensorMode, dtype: torch.dtype) -> torch.Tensor:
