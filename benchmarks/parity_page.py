@@ -26,12 +26,13 @@ _BREADTH = """\
 ## Classes of transformers
 
 Model classes of the installed transformers that nobody chose, built from configs that a script shrinks,
-called with what their forward accepts, trained for 5 steps under FSDP2 and under TP on two ranks; losses
-and gradients as above. One class of each family comes first, then further ones. A class is tried where one
-of the recipes (fixed small sizes; an eighth or a thirty-second of every width; what names of fields have
-in common; two layers; as it is) gives at most 30 million parameters, a step of two samples within 3 s, and
-a model that takes tokens, boxes, images, sound or a series, without drawing (in evaluation mode where it
-draws in training), and that the last bit of its weights does not move by more than is allowed.
+called with what their forward accepts, trained for 5 steps under FSDP2, under TP and in a 1F1B pipeline on
+two ranks; losses and gradients as above. One class of each family comes first, then further ones. A class
+is tried where one of the recipes (fixed small sizes; an eighth or a thirty-second of every width; what
+names of fields have in common; two layers; as it is) gives at most 30 million parameters, a step of two
+samples within 3 s, and a model that takes tokens, boxes, images, sound or a series, without drawing (in
+evaluation mode where it draws in training), and that the last bit of its weights does not move by more
+than is allowed.
 """
 _OF_OWN = """\
 ## Classes of transformers in sizes of their own

@@ -1,8 +1,9 @@
 """The cells of docs/parity.md: two cheap models under every strategy, and some that the commit draws.
 
 Drawn are a tenth of the table's cells, from those of the other models, and ten classes of transformers,
-each under two strategies: from the classes that the first way to shrink makes small, and of these the ones
-whose losses on one device do not hang on the last bit of a weight. All train fewer steps than for the page.
+each under three strategies: from the classes that the first way to shrink makes small, and of these the
+ones whose losses on one device do not hang on the last bit of a weight. All train fewer steps than for the
+page.
 Runs where PARASTRAT_TEST_PARITY is set, as it is in CI.
 """
 
@@ -38,7 +39,7 @@ CHEAP = ("sequential", "llama")
 STEPS = 5
 #: other cells of the table, a tenth of all; and classes of transformers
 DRAWN, CLASSES = -(-len(SUBJECTS) * len(STRATEGIES) // 10), 10
-OFTEN = ("fsdp2", "tp")
+OFTEN = ("fsdp2", "tp", "pp 1f1b")
 #: strategies under which a rank gets wrong weights
 BROKEN = ("ddp", "fsdp2", "tp", "pp 1f1b", "pp x fsdp2")
 #: the recipe of the classes that are drawn: others are larger
