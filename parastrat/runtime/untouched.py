@@ -26,7 +26,7 @@ _ROWS = (list, deque)
 _MEMO = functools._lru_cache_wrapper  # noqa: SLF001  (it has no other name)
 #: never looked into
 _OPAQUE = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
-#: packages whose globals no model's code fills
+#: packages whose globals and objects no model's code fills
 _LIBRARIES = ("torch", "builtins", "parastrat")
 
 
@@ -52,8 +52,9 @@ def untouched(module: nn.Module) -> Iterator[None]:
 def _kept(module: nn.Module) -> Iterator[Callable[[], None]]:
     """Yield what puts back each mapping and each row of values that the forward may change."""
     found: list[Any] = [vars(part) for part in module.modules()]
-    for name in {kind.__module__ for part in module.modules() for kind in type(part).__mro__}:
-        if name.partition(".")[0] not in _LIBRARIES and name in sys.modules:
+    kinds = {kind for part in module.modules() for kind in type(part).__mro__ if not _is_of_library(kind)}
+    for name in {kind.__module__ for kind in kinds}:
+        if name in sys.modules:
             names = vars(sys.modules[name])
             found += [value for value in names.values() if isinstance(value, _MAPPINGS + _ROWS)]
             yield functools.partial(_put_names, names, dict(names))
@@ -71,8 +72,12 @@ def _kept(module: nn.Module) -> Iterator[Callable[[], None]]:
             found += each
         elif isinstance(each, tuple | set):
             found += each
-        elif type(getattr(each, "__dict__", None)) is dict:
+        elif not _is_of_library(type(each)) and type(getattr(each, "__dict__", None)) is dict:
             found.append(vars(each))
+
+
+def _is_of_library(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in _LIBRARIES
 
 
 def _put_items(items: dict[Any, Any], before: dict[Any, Any]) -> None:
