@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import inspect
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from parastrat.collection import tracked
 from parastrat.errors import MismatchError, UsageError, WrapError
 from parastrat.plan import Plan
 from parastrat.rules.runtime_support import refusals_of
@@ -211,7 +211,7 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     kinds = _with_subclasses(torch.optim.Optimizer)
     # type() rather than isinstance: proxies among the objects may run code when asked for their class. And
     # looked up rather than compared: there may be a million objects
-    for candidate in [each for each in gc.get_objects() if type(each) in kinds]:
+    for candidate in [each for each in tracked() if type(each) in kinds]:
         for group in candidate.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in names:

@@ -20,6 +20,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
+from parastrat.collection import tracked
+
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _ROWS = (list, deque)
 #: what ``functools.cache`` makes
@@ -44,7 +46,7 @@ def untouched(module: nn.Module) -> Iterator[None]:
     finally:
         for restore in restored:
             restore()
-        for each in gc.get_objects():
+        for each in tracked():
             if type(each) is _MEMO and _holds_fakes(each):
                 each.cache_clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_an_optimizer_built_before_sharding_is_refused() -> None:
     check_optimizers(Gpt(), plan(dp_shard=2))
     del optimizer
     check_optimizers(model, plan(dp_shard=2))
+
+
+def test_an_optimizer_that_the_collector_was_told_to_leave_alone_is_found() -> None:
+    model = Gpt()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gc.freeze()  # as scripts do that spare themselves the collector's pauses
+    with pytest.raises(WrapError, match="SGD"):
+        check_optimizers(model, plan(dp_shard=2))
+    del optimizer
 
 
 def test_a_model_is_wrapped_once() -> None:

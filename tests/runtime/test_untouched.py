@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections import OrderedDict, deque
 from unittest.mock import patch
 
@@ -138,6 +139,15 @@ def test_tables_that_were_there_stay(way: str) -> None:
     with untouched(module):
         assert module.kept(8) is before
     assert module.kept(8) is before
+    forget()
+
+
+def test_a_cached_function_that_the_collector_was_told_to_leave_alone() -> None:
+    forget()
+    gc.freeze()
+    with untouched(Keeping("lru_cache")), FakeTensorMode():
+        assert isinstance(bounded(8), FakeTensor)
+    assert not isinstance(bounded(8), FakeTensor)
     forget()
 
 
