@@ -10,7 +10,7 @@ later, of "malloc(): unaligned tcache chunk detected". ``benchmarks/gloo_threads
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -58,6 +58,27 @@ def flat_group(part: DeviceMesh) -> dist.ProcessGroup:
     with one_gloo_thread():
         flat = part._flatten(name, backend_override=_own_backend(part.device_type))  # noqa: SLF001  (as torchtitan does: there is no public way)
     return flat.get_group()
+
+
+def overlapping_group(whole: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
+    """Return a group over an axis' ranks whose collectives may end together; all ranks call it.
+
+    No DTensor may be gathered over it. Plain tensors may, as names of their collectives are short, and two
+    threads make steps of FSDP2 and tensor parallelism 3 % faster. None: Gloo does not send them.
+    """
+    if _own_backend(whole.device_type) is None:
+        return None
+    if whole.ndim == 1:
+        return dist.group.WORLD
+    names = whole.mesh_dim_names or ()
+    rows = whole.mesh.movedim(names.index(axis), -1).flatten(0, -2)
+    return _subgroup(rows.tolist())
+
+
+def _subgroup(rows: list[list[int]]) -> dist.ProcessGroup:
+    enumerated: Callable[..., tuple[dist.ProcessGroup, Any]] = dist.new_subgroups_by_enumeration
+    own, _ = enumerated(rows, backend=GLOO)
+    return own
 
 
 def _own_backend(device_type: str) -> str | None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from parastrat.runtime.gloo import flat_group, mesh_of_dtensors
+from parastrat.runtime.gloo import flat_group, mesh_of_dtensors, overlapping_group
+from parastrat.runtime.tensor_parallel.flow import exchange_over
 
 if TYPE_CHECKING:
     import torch
@@ -69,9 +70,17 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         data=_part(whole, axes),
         data_group=_group(whole, axes),
         stage_group=_group(whole, within),
-        tp=whole["tp"] if "tp" in used else None,
+        tp=_tp_part(whole) if "tp" in used else None,
         pp=whole["pp"] if "pp" in used else None,
     )
+
+
+def _tp_part(whole: DeviceMesh) -> DeviceMesh:
+    part = whole["tp"]
+    overlapping = overlapping_group(whole, "tp")
+    if overlapping is not None:
+        exchange_over(overlapping, part)
+    return part
 
 
 def _part(whole: DeviceMesh, axes: tuple[str, ...]) -> DeviceMesh | None:

@@ -1,4 +1,4 @@
-"""Groups that DTensors are gathered over have one Gloo thread: two corrupt the heap."""
+"""Groups that DTensors are gathered over have one Gloo thread: two corrupt the heap. Others keep two."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from torch.distributed.tensor import DTensor
 
 import parastrat
 from parastrat.runtime.gloo import one_gloo_thread
+from parastrat.runtime.tensor_parallel.flow import ranks_of
 from parastrat.runtime.wrapping import wrapping_of
 
 _CPU = torch.device("cpu")
-#: many of the collectives that DTensors are gathered by, ending beside others
+#: many collectives of two kinds, ending beside each other
 SIDE_BY_SIDE = """
 import torch
 import torch.distributed as dist
 from parastrat.runtime.gloo import one_gloo_thread
 
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-with one_gloo_thread():
-    group = dist.new_group()
+{made}
 one = torch.ones(1)
 for _ in range(400):
     works = []
     for _ in range(250):
-        works.append(group.allgather_into_tensor_coalesced([torch.empty(1)], [one]))
+        works.append({collective})
         works.append(group.allreduce([one]))
     for work in works:
         work.wait()
@@ -58,12 +58,16 @@ def _wrapped(axes: dict[str, int], *, begun: bool) -> dict[str, Any]:
     groups = [group for axis, group in zip(axes, mesh.whole.get_all_groups(), strict=True) if axis != "pp"]
     divided = [each for each in model.parameters() if isinstance(each, DTensor)]
     met = [group for each in divided for group in each.device_mesh.get_all_groups()]
+    exchanged = [] if mesh.tp is None else [ranks_of(mesh.tp).group]
     flat = [each.get_group() for each in (mesh.whole._get_root_mesh()._flatten_mapping or {}).values()]
     return {
         "world": _threads(dist.group.WORLD),
         "axes": {_threads(group) for group in groups},
         "divided": {_threads(group) for group in met},
         "flat": {_threads(group) for group in flat},
+        "exchanged": {_threads(group) for group in exchanged},
+        "ranks": {tuple(dist.get_process_group_ranks(group)) for group in exchanged},
+        "mesh": {tuple(dist.get_process_group_ranks(mesh.tp.get_group()))} if mesh.tp else set(),
         "restored": distributed_c10d.ProcessGroupGloo is before,
     }
 
@@ -84,6 +88,8 @@ def test_dtensors_are_gathered_by_one_thread(ranks: int, axes: dict[str, int], b
     for found in on_ranks(ranks, partial(_wrapped, begun=begun), axes):
         assert found["axes"] == found["divided"] == {1}
         assert found["flat"] <= {1}
+        assert found["exchanged"] == ({2} if "tp" in axes else set())
+        assert found["ranks"] == found["mesh"]
         assert found["restored"]
 
 
@@ -114,8 +120,27 @@ def test_interfaces_are_those_that_the_user_named(
             begin()
 
 
-def test_collectives_that_end_together_leave_the_heap_whole() -> None:
+@pytest.mark.parametrize(
+    ("made", "collective"),
+    [
+        (
+            "with one_gloo_thread():\n    group = dist.new_group()",
+            "group.allgather_into_tensor_coalesced([torch.empty(1)], [one])",
+        ),
+        (
+            "group = dist.new_group()",
+            "dist.all_gather_into_tensor(torch.empty(1), one, group=group, async_op=True)",
+        ),
+        (
+            "group = dist.new_group()",
+            "dist.reduce_scatter_tensor(torch.empty(1), one, group=group, async_op=True)",
+        ),
+    ],
+    ids=["gathers of DTensors", "gathers of tensors", "reduce-scatters of tensors"],
+)
+def test_collectives_that_end_together_leave_the_heap_whole(made: str, collective: str) -> None:
+    script = SIDE_BY_SIDE.format(made=made, collective=collective)
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SIDE_BY_SIDE], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
     )
     assert (run.returncode, run.stdout.strip()) == (0, "well"), run.stderr

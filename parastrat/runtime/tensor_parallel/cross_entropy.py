@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from parastrat.runtime.tensor_parallel.flow import ranks_of
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -44,16 +46,17 @@ class _CrossEntropies(torch.autograd.Function):
     ) -> torch.Tensor:
         values = own.detach()
         values = values if values.dtype is torch.float64 else values.float()
+        ranks = ranks_of(mesh)
         largest = values.amax(-1)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=mesh.get_group())
-        column = target - own.shape[-1] * mesh.get_local_rank()
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=ranks.group)
+        column = target - own.shape[-1] * ranks.rank
         here = (column >= 0) & (column < own.shape[-1]) & counts
         column = column.masked_fill(~here, 0).unsqueeze(-1)
         shifted = values - largest.unsqueeze(-1)
         chosen = shifted.gather(-1, column).squeeze(-1).masked_fill(~here, 0.0)
         shares = shifted.exp_()
         both = torch.stack((shares.sum(-1), chosen))
-        dist.all_reduce(both, group=mesh.get_group())
+        dist.all_reduce(both, group=ranks.group)
         shares.div_(both[0].unsqueeze(-1))
         ctx.save_for_backward(shares, column, here, counts)
         ctx.dtype = own.dtype

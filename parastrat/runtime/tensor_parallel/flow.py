@@ -27,7 +27,7 @@ _reduce_scatter: Callable[..., Any] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ranks:
+class Ranks:
     """What a mesh says of its ranks, asked once: each exchange needs it, and a mesh works it out anew."""
 
     group: dist.ProcessGroup
@@ -36,15 +36,25 @@ class _Ranks:
 
 
 #: by the identity of a mesh: meshes of the same ranks are equal, also when their groups are gone
-_known: dict[int, tuple[weakref.ref[DeviceMesh], _Ranks]] = {}
+_known: dict[int, tuple[weakref.ref[DeviceMesh], Ranks]] = {}
 
 
-def _ranks(mesh: DeviceMesh) -> _Ranks:
-    place = id(mesh)
-    held = _known.get(place)
+def ranks_of(mesh: DeviceMesh) -> Ranks:
+    """Return a mesh's group, its size and this rank's place in it."""
+    held = _known.get(id(mesh))
     if held is not None and held[0]() is mesh:
         return held[1]
-    ranks = _Ranks(group=mesh.get_group(), size=mesh.size(), rank=mesh.get_local_rank())
+    return _kept(mesh, mesh.get_group())
+
+
+def exchange_over(group: dist.ProcessGroup, mesh: DeviceMesh) -> None:
+    """Exchange a mesh's tensors over another group of its ranks from now on."""
+    _kept(mesh, group)
+
+
+def _kept(mesh: DeviceMesh, group: dist.ProcessGroup) -> Ranks:
+    place = id(mesh)
+    ranks = Ranks(group=group, size=mesh.size(), rank=mesh.get_local_rank())
     _known[place] = weakref.ref(mesh, lambda _: _known.pop(place, None)), ranks
     return ranks
 
@@ -105,27 +115,27 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 def _summed(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=_ranks(mesh).group)
+    dist.all_reduce(total, group=ranks_of(mesh).group)
     return total
 
 
 def _joined(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     x = x.contiguous()
-    ranks = _ranks(mesh)
+    ranks = ranks_of(mesh)
     together = x.new_empty((ranks.size * x.shape[0], *x.shape[1:]))
     _all_gather(together, x, group=ranks.group)
     return together if dim == 0 else torch.cat(together.chunk(ranks.size), dim)
 
 
 def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    ranks = _ranks(mesh)
+    ranks = ranks_of(mesh)
     share = x.chunk(ranks.size, dim)[ranks.rank]
     # a view of one sample's share would be contiguous, and keep the whole alive
     return share.clone(memory_format=torch.contiguous_format)
 
 
 def _scattered(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    ranks = _ranks(mesh)
+    ranks = ranks_of(mesh)
     shares = x.chunk(ranks.size, dim)
     total = torch.empty_like(shares[0], memory_format=torch.contiguous_format)
     together = x.contiguous() if dim == 0 else torch.cat(shares)
