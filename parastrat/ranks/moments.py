@@ -26,9 +26,9 @@ class Moments:
     #: where nothing is left to run backward
     last: Any
 
-    def at(self, pipelines: Any) -> Moments:
-        """Return the moments of the ranks of some pipelines, which the last axis tells."""
-        return self._each(lambda column: column.take(pipelines, axis=-1))
+    def at(self, places: Any) -> Moments:
+        """Return the moments at some places of the last axis."""
+        return self._each(lambda column: column.take(places, axis=-1))
 
     def ranks(self, most: int) -> Moments:
         """Return the moments of the first ranks of every pipeline."""
@@ -62,34 +62,51 @@ def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> Mom
         units: which kinds are FSDP units.
     """
     shape, flat = repeats.shape[:-1], repeats.reshape(-1, len(kinds))
-    of_kind = np.equal.outer(np.array(kinds), np.arange(len(units)))
-    held = flat[:, :, None] * of_kind
-    freed = held[:, ::-1].cumsum(axis=1)[:, ::-1] - held
-    present, ran = flat > 0, freed.any(axis=2)
-    behind, left = _units_behind(present, kinds, units), flat.cumsum(axis=1) > flat
-    ranks = np.arange(len(flat))
+    kind_of, present = np.array(kinds), flat > 0
+    ends = _ends(present)
     starts = []
     for kind in dict.fromkeys(reversed(kinds)):
-        own = np.flatnonzero(of_kind[:, kind])
-        starts += [(kind, own[among], there) for among, there in _starts(present[:, own], ran[:, own])]
+        own = np.flatnonzero(kind_of == kind)
+        starts += [(kind, own[among], there) for among, there in _starts(present[:, own], ends.last, own)]
     many, places = len(starts), np.array([place for _, place, _ in starts], dtype=np.int64)
     places = places.reshape(many, len(flat))
     return Moments(
         kinds=np.array([kind for kind, _, _ in starts], dtype=np.int64),
         present=np.array([there for _, _, there in starts], dtype=bool).reshape(many, *shape),
-        first=~ran[ranks, places].reshape(many, *shape),
-        freed=freed[ranks, places].transpose(0, 2, 1).reshape(many, len(units), *shape),
-        behind=behind[ranks, places].reshape(many, *shape),
-        last=~left[ranks, places].reshape(many, *shape),
+        first=(ends.last <= places).reshape(many, *shape),
+        freed=_freed(flat, places, kind_of, len(units)).reshape(many, len(units), *shape),
+        behind=_units_behind(present, places, kind_of, units).reshape(many, *shape),
+        last=(ends.first >= places).reshape(many, *shape),
     )
 
 
-def _starts(present: Any, ran: Any) -> Iterator[tuple[Any, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ends:
+    """The places of each rank's first block and of its last; those of a rank without any lie outside."""
+
+    first: Any
+    last: Any
+
+
+def _ends(present: Any) -> _Ends:
+    places, some = present.shape[1], present.any(axis=1)
+    return _Ends(
+        first=np.where(some, present.argmax(axis=1), places),
+        last=np.where(some, places - 1 - present[:, ::-1].argmax(axis=1), -1),
+    )
+
+
+def _starts(present: Any, last: Any, own: Any) -> Iterator[tuple[Any, Any]]:
     """Yield for each rank at which place of a kind backward meets it, and where there is one.
 
     That is the last place; and where nothing ran before that one, also the one before it.
+
+    Args:
+        present: of each rank, where it has one of the kind.
+        last: the place of each rank's last block, of all kinds.
+        own: the places of the kind.
     """
-    many = present.shape[1]
+    many = len(own)
     for _ in range(2):
         there = present.any(axis=1)
         if not there.any():
@@ -98,14 +115,28 @@ def _starts(present: Any, ran: Any) -> Iterator[tuple[Any, Any]]:
         yield newest, there
         if many == 1:
             return
-        alone = ~ran[np.arange(len(ran)), newest]
+        alone = last <= own[newest]
         present = present & alone[:, None] & (np.arange(many) < newest[:, None])
 
 
-def _units_behind(present: Any, kinds: Sequence[int], units: Sequence[bool]) -> Any:
-    """Return for each place the kind of the last unit before it that the rank has, -1 for none."""
-    is_unit = np.array([units[kind] for kind in kinds])
-    places = np.where(present & is_unit, np.arange(len(kinds)), -1)
-    latest = np.maximum.accumulate(places, axis=1)
-    before = np.concatenate([np.full((len(present), 1), -1), latest[:, :-1]], axis=1)
-    return np.where(before < 0, -1, np.array(kinds)[before])
+def _freed(repeats: Any, places: Any, kind_of: Any, kinds: int) -> Any:
+    """Return by moment and kind the repeats that each rank has behind the moment's place."""
+    freed = np.empty((len(places), kinds, len(repeats)))
+    ranks, every = np.arange(len(repeats)), np.arange(len(kind_of))
+    for kind in range(kinds):
+        own = np.flatnonzero(kind_of == kind)
+        behind = np.zeros((len(repeats), len(own) + 1))
+        behind[:, :-1] = repeats[:, own[::-1]].cumsum(axis=1)[:, ::-1]
+        freed[:, kind] = behind[ranks, own.searchsorted(every, side="right")[places]]
+    return freed
+
+
+def _units_behind(present: Any, places: Any, kind_of: Any, units: Sequence[bool]) -> Any:
+    """Return by moment the kind of the last unit before its place that each rank has, -1 for none."""
+    is_unit = np.array(units)[kind_of]
+    # short integers are quick to go through
+    latest = np.maximum.accumulate(
+        np.where(present & is_unit, np.arange(len(kind_of), dtype=np.int16), np.int16(-1)), axis=1
+    )
+    before = np.where(places > 0, latest[np.arange(len(present)), places - 1], -1)
+    return np.where(before < 0, -1, kind_of[before])

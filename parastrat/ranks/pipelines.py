@@ -126,15 +126,16 @@ class Pipelines:
         )
 
     def _table(self) -> RankTable:
-        most, blocks = max((len(ranks) for ranks in self.cuts), default=1), len(self.kinds.of)
-        rows = np.empty((most, len(self.cuts), 1 + blocks + self.parts.shape[1]))
-        for place, ranks in enumerate(self.cuts):
-            rows[: len(ranks), place] = ranks
-            rows[len(ranks) :, place] = ranks[-1]
+        blocks = len(self.kinds.of)
+        counts = np.array([len(ranks) for ranks in self.cuts], dtype=np.int64)
+        rows = np.concatenate([np.empty((0, 1 + blocks + self.parts.shape[1])), *self.cuts])
+        # after the last rank of a pipeline it stands again
+        among = np.minimum(np.arange(counts.max(initial=1))[:, None], counts - 1)
+        places = among + np.cumsum(counts) - counts
         return RankTable(
-            numbers=np.ascontiguousarray(self._numbers(rows).transpose(2, 0, 1)),
-            moments=moments_of(rows[..., 1 : 1 + blocks], self.kinds.of, self.kinds.units),
-            counts=np.array([len(ranks) for ranks in self.cuts], dtype=np.int64),
+            numbers=self._numbers(rows).T.take(places, axis=-1),
+            moments=moments_of(rows[:, 1 : 1 + blocks], self.kinds.of, self.kinds.units).at(places),
+            counts=counts,
         )
 
     def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Any:
