@@ -7,6 +7,7 @@ recompute and compile work per block, and a plan's fingerprint counts them.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -63,14 +64,31 @@ def repeated_blocks(module: nn.Module) -> Blocks:
     decoder, the stages of a CNN) unless they are small. Hugging Face's ``_no_split_modules`` decides where
     it names a repeated class. Rows of single layers (a plain MLP) count only where nothing else repeats.
     """
-    classes = _repeated_classes(module)
-    hinted = _stacks(module, frozenset(cls for cls in classes if cls.__name__ in _hints(module)))
-    stacks = hinted + [
-        stack
-        for stack in _stacks(module, classes)
-        if not any(_overlap(stack.container, known.container) for known in hinted)
-    ]
-    stacks = _without_small([stack for stack in stacks if stack.composite] or stacks)
+    return _blocks_of(module, _without_small(_composite(_hinted_first(module, _repeated_classes(module)))))
+
+
+def stacked_blocks(module: nn.Module) -> Blocks:
+    """Return the blocks of all stacks: of small ones, and of those where no two are alike, too.
+
+    A forward may be cut between any of them. Batches may call the small stacks only: those of text, in a
+    model that takes images too.
+    """
+    repeated = _composite(_hinted_first(module, _repeated_classes(module)))
+    return _blocks_of(module, repeated + _stacks(module, _is_composite, repeated, least=2))
+
+
+def _hinted_first(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Stack]:
+    """Return the stacks of these classes; those of classes that the module names go before others."""
+    named = {cls for cls in classes if cls.__name__ in _hints(module)}
+    hinted = _stacks(module, lambda child: type(child) in named)
+    return hinted + _stacks(module, lambda child: type(child) in classes, hinted)
+
+
+def _composite(stacks: list[_Stack]) -> list[_Stack]:
+    return [stack for stack in stacks if stack.composite] or stacks
+
+
+def _blocks_of(module: nn.Module, stacks: list[_Stack]) -> Blocks:
     found = {
         name: (part, stack.container)
         for stack in stacks
@@ -107,25 +125,33 @@ def _repeated_classes(module: nn.Module) -> frozenset[type[nn.Module]]:
     return frozenset(repeated - set(_CONTAINERS))
 
 
-def _stacks(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Stack]:
-    """Return the outermost containers of these classes."""
+def _stacks(
+    module: nn.Module,
+    is_block: Callable[[nn.Module], bool],
+    known: Sequence[_Stack] = (),
+    *,
+    least: int = 1,
+) -> list[_Stack]:
+    """Return the outermost containers of so many such blocks, but for those around known ones or inside."""
     stacks: list[_Stack] = []
     routed: list[str] = []
     for path, container in module.named_modules():
         if not isinstance(container, _CONTAINERS):
+            continue
+        if any(_overlap(path, stack.container) for stack in known):
             continue
         if _holds_experts(path, container):
             routed.append(path)
         taken = [*routed, *(name for stack in stacks for name in stack.names)]
         if any(path.startswith(f"{name}.") or path == name for name in taken):
             continue
-        if not any(type(child) in classes for child in container.children()):
+        if sum(map(is_block, container.children())) < least:
             continue
         members = {
             f"{path}.{key}" if path else key: child
             for key, child in container.named_children()
             # a list holds layers of several kinds (hybrids); a Sequential also embeddings and heads
-            if type(child) in classes or (_is_list(container) and _is_composite(child))
+            if is_block(child) or (_is_list(container) and _is_composite(child))
         }
         stacks.append(_Stack(container=path, names=tuple(members), modules=tuple(members.values())))
     return stacks

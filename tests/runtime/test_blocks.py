@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from parastrat.runtime.blocks import parameter_count, repeated_blocks
+from parastrat.runtime.blocks import parameter_count, repeated_blocks, stacked_blocks
 
 
 class Layer(nn.Module):
@@ -17,6 +17,14 @@ class Layer(nn.Module):
 
 
 class Expert(Layer):
+    pass
+
+
+class TextLayer(Layer):
+    pass
+
+
+class WideLayer(Layer):
     pass
 
 
@@ -171,3 +179,33 @@ def test_counts_the_layers_of_hugging_face_models(kind: str, count: int, overrid
         config = transformers.AutoConfig.for_model(kind, **small, **overrides)
         module = transformers.AutoModel.from_config(config)
     assert repeated_blocks(module).count == count
+
+
+def test_stacks_are_small_ones_and_unequal_ones_too() -> None:
+    module = model(
+        images=nn.ModuleList(Layer(64) for _ in range(3)),
+        text=model(layers=nn.ModuleList([TextLayer(4), TextLayer(4)])),
+        hybrid=nn.Sequential(nn.Linear(4, 4), MixtureLayer(4), WideLayer(4)),
+    )
+    assert repeated_blocks(module).containers == ("images",)
+    assert stacked_blocks(module).names == (
+        *("images.0", "images.1", "images.2", "text.layers.0", "text.layers.1"),
+        *("hybrid.1", "hybrid.2"),
+    )
+
+
+def test_stacks_around_repeated_blocks_are_none() -> None:
+    towers = nn.ModuleDict(
+        {
+            "images": nn.Sequential(Layer(4), Layer(4)),
+            "text": nn.Sequential(TextLayer(4), MixtureLayer(4)),
+        }
+    )
+    assert stacked_blocks(model(towers=towers)).names == (
+        *("towers.images.0", "towers.images.1", "towers.text.0", "towers.text.1"),
+    )
+
+
+def test_experts_are_no_stacks() -> None:
+    module = model(first=Layer(4), experts=nn.ModuleList([Expert(4), Expert(4, 8)]))
+    assert stacked_blocks(module).names == ()

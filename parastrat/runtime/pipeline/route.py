@@ -1,6 +1,6 @@
 """The way of a forward through the parts of a module, and which tensors cross each place on it.
 
-A part is a repeated block, or the largest module beside them: an embedding, a norm, a head. A call that
+A part is a block of a stack, or the largest module beside them: an embedding, a norm, a head. A call that
 reads parameters, or what such calls returned, is an event. What the forward does between events costs
 little; every stage does it again.
 """
@@ -17,7 +17,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
-from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.blocks import stacked_blocks
 from parastrat.runtime.pipeline.between import check_buffers
 from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
@@ -97,8 +97,8 @@ class Route:
 
 
 def parts_of(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the parts by name: repeated blocks, and the largest modules that hold none."""
-    blocks = {id(block) for block in repeated_blocks(module).modules}
+    """Return the parts by name: blocks of stacks, and the largest modules that hold none."""
+    blocks = {id(block) for block in stacked_blocks(module).modules}
     parts: dict[str, nn.Module] = {}
 
     def visit(name: str, part: nn.Module, *, root: bool) -> None:

@@ -37,6 +37,34 @@ def test_stages_are_cut_by_flops_between_parts() -> None:
     assert firsts(Gpt(layers=2), 4) == ["embed", "layers.0", "layers.1", "norm"]
 
 
+class TextAndImages(nn.Module):
+    """Batches of text call the small stack alone, in which no two blocks are alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images = nn.ModuleList(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(3))
+        self.text = nn.Module()
+        self.text.embed = nn.Embedding(32, 8)
+        self.text.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, inner), nn.ReLU(), nn.Linear(inner, 8)) for inner in (16, 24)
+        )
+        self.text.forward = self._text  # type: ignore[method-assign]
+
+    def _text(self, tokens: torch.Tensor) -> torch.Tensor:
+        x: torch.Tensor = self.text.embed(tokens)
+        for layer in self.text.layers:
+            x = x + layer(x)
+        return x
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.text(tokens)
+        return out
+
+
+def test_stages_are_cut_in_small_stacks_of_unequal_blocks() -> None:
+    assert firsts(TextAndImages(), 2) == ["text.embed", "text.layers.1"]
+
+
 def test_more_stages_than_parts_name_the_most() -> None:
     with pytest.raises(WrapError, match="into 6 stages at most; the plan has 7") as caught:
         firsts(Gpt(layers=2), 7)
