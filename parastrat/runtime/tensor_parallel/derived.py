@@ -58,7 +58,8 @@ def derived_layout(module: nn.Module, inputs: Any, degree: int) -> Layout:
 def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
     tags: dict[Node, Tag] = {}
     for node in graph.nodes:
-        held = {source: tags[source] for source in node.all_input_nodes if source in tags}
+        read = graph.choices.get(node, node.all_input_nodes)
+        held = {source: tags[source] for source in read if source in tags}
         try:
             tag = _next(graph, node, held, attempt, degree)
         except NotFollowedError as error:
@@ -89,8 +90,7 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
         return _through_layer(graph, node, path, held, attempt)
     if not held:
         return None
-    if node.op == "output":
-        raise NotFollowedError("its output is the model's")
+    _check_no_whole(graph, node)
     if str(node.target).startswith("aten._assert"):
         return None
     if "getitem" in str(node.target):
@@ -111,6 +111,14 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
         elif operand in graph.trained and operand not in held:
             raise NotFollowedError("it meets a whole activation, whose gradient would be a share")
     return tag
+
+
+def _check_no_whole(graph: Graph, node: Node) -> None:
+    if node.op == "output":
+        raise NotFollowedError("its output is the model's")
+    if node in graph.choices:
+        # on another way it might be taken for a whole
+        raise NotFollowedError("the forward chooses its way by values while its output is divided")
 
 
 def _through_layer(

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import config as functorch_config
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import FAKE_TENSORS, silenced
@@ -30,10 +32,14 @@ class Graph:
     parameters: Mapping[Node, frozenset[str]]
     #: nodes that depend on parameters
     trained: frozenset[Node]
+    #: nodes by whose values the forward may have chosen its way, and what is read on both sides of each
+    choices: Mapping[Node, frozenset[Node]]
 
 
 def exported(module: nn.Module, inputs: Any) -> Graph:
     """Return the module's graph; grouped and repeated layers are as often in it as they are called.
+
+    A forward that chooses by values of tensors goes as it does with those of these inputs.
 
     Raises:
         NotFollowedError: quoting torch.export.
@@ -43,7 +49,7 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     try:
         # a forward may leave tensors in the module, which could not be copied any more
         with silenced(FAKE_TENSORS), untouched(module):
-            program = _program(copy.deepcopy(module), args, kwargs)
+            program, chooses = _program(copy.deepcopy(module), args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
         raise NotFollowedError(
@@ -62,12 +68,39 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
             layers[node] = path
         elif node.all_input_nodes and all(each in parameters for each in node.all_input_nodes):
             parameters[node] = frozenset().union(*(parameters[each] for each in node.all_input_nodes))
+    nodes = tuple(program.graph.nodes)
     return Graph(
-        nodes=tuple(program.graph.nodes), layers=layers, parameters=parameters, trained=frozenset(trained)
+        nodes=nodes,
+        layers=layers,
+        parameters=parameters,
+        trained=frozenset(trained),
+        choices=_choices(nodes) if chooses else {},
     )
 
 
-def _program(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
+def _choices(nodes: tuple[Node, ...]) -> dict[Node, frozenset[Node]]:
+    """Return the nodes that give Python a number, each with the earlier nodes that later ones read."""
+    places = {node: place for place, node in enumerate(nodes)}
+    last = {node: max((places[user] for user in node.users), default=-1) for node in nodes}
+    return {
+        node: frozenset(each for each in nodes[:place] if last[each] > place)
+        for place, node in enumerate(nodes)
+        if node.target is torch.ops.aten.item.default
+    }
+
+
+def _program(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[ExportedProgram, bool]:
+    """Export a module; return whether its forward chooses by values, too."""
+    try:
+        return _exported(module, args, kwargs), False
+    except GuardOnDataDependentSymNode:
+        with functorch_config.patch(fake_tensor_propagate_real_tensors=True):
+            return _exported(module, args, kwargs), True
+
+
+def _exported(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
     """Export a module; one that returns what torch.export does not know as if it returned its tensors."""
     try:
         return torch.export.export(module, args, kwargs, strict=False)

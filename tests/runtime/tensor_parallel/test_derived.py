@@ -117,10 +117,34 @@ def test_what_export_does_not_take_is_said() -> None:
             self.only = nn.Linear(8, 8)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.only(x) if x.sum().item() > 0 else x
+            return self.only(torch.from_numpy(x.numpy() + 1))
 
     with pytest.raises(NotFollowedError, match=r"torch\.export does not follow this model"):
         derived(Odd(), torch.ones(2, 8))
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_forwards_that_choose_by_values_are_divided_on_either_side(*, inside: bool) -> None:
+    class Clamping(nn.Module):
+        """As DETR's layers do, which clamp what overflows."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            wide = self.up(x).relu()
+            if inside and not torch.isfinite(x).all():
+                wide = wide.clamp(-1, 1)
+            x = x + self.down(wide)
+            return x if torch.isfinite(x).all() else x.clamp(-1, 1)
+
+    layout = derived(Clamping(), torch.ones(2, 8))
+    if inside:
+        assert layout.groups == ()
+        assert "chooses its way by values" in left(layout)["up"]
+    else:
+        assert [sorted(group.parts) for group in layout.groups] == [["down", "up"]]
 
 
 def test_sizes_that_hang_on_the_data_are_not_followed() -> None:
