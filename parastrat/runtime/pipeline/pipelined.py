@@ -88,7 +88,8 @@ class Pipeline:
         """Let the modules run as stages; they are wrapped already."""
         self._model = model
         for index, module in self.modules.items():
-            stage = Stage(module, module.forward, self.parts)
+            absent = self.others.get(index, self.absent)
+            stage = Stage(module, absent.answered(module.forward), self.parts)
             module.forward = self._forward(self.cut.spans[index], stage)
         for module in {model, *self.modules.values()}:
             # before FSDP2 gathers anything

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,6 +38,7 @@ class Absent:
     """
 
     def __init__(self, module: nn.Module, kept: frozenset[str], parts: frozenset[str]) -> None:
+        self.module = module
         #: names of the repeated blocks of the whole module
         self.blocks = repeated_blocks(module).names
         self.slots = [slot for slot in slots_of(module) if slot.is_parameter and slot.name not in kept]
@@ -58,6 +61,31 @@ class Absent:
             for owner, key in slot.owners:
                 vars(owner)[key] = zeros
 
+    def answered(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a forward in which modules without any parameter left show what stands in for theirs.
+
+        Hugging Face's models ask the first parameter of a part for its device and format.
+        """
+        keys = self._keys
+        held = {
+            part: [vars(owner)[key] for owner in part.modules() for key in keys.get(owner, ())]
+            for part in self.module.modules()
+            if next(part.parameters(), None) is None
+        }
+        bare = {part: stand_ins for part, stand_ins in held.items() if stand_ins}
+
+        @wraps(forward)
+        def answering(*args: Any, **kwargs: Any) -> Any:
+            for part, stand_ins in bare.items():
+                vars(part)["parameters"] = _returning(stand_ins)
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                for part in bare:
+                    vars(part).pop("parameters", None)
+
+        return answering
+
     @contextmanager
     def back(self) -> Iterator[list[Slot]]:
         """Put them back for a while, on the meta device: initialisers draw for all, in one order."""
@@ -70,11 +98,24 @@ class Absent:
         finally:
             self._take_out()
 
+    @property
+    def _keys(self) -> dict[nn.Module, list[str]]:
+        """The absent parameters of each module that had some."""
+        keys: dict[nn.Module, list[str]] = {}
+        for slot in self.slots:
+            for owner, key in slot.owners:
+                keys.setdefault(owner, []).append(key)
+        return keys
+
     def _take_out(self) -> None:
         for slot in self.slots:
             for owner, key in slot.owners:
                 del owner._parameters[key]  # noqa: SLF001  (delattr would look for the stand-in)
                 vars(owner)[key] = slot.tensor.detach()
+
+
+def _returning(tensors: list[torch.Tensor]) -> Callable[..., Iterator[torch.Tensor]]:
+    return lambda *_args, **_kwargs: iter(tensors)
 
 
 def _persistent_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
