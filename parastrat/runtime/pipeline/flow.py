@@ -214,7 +214,11 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _concrete(args: tuple[Any, ...]) -> bool | int | float:
-    """Answer for a value: the way of the forward hangs on it, and that is watched when it runs."""
+    """Answer for a value of a tensor: where none is known, the run watches the way that hangs on it."""
+    known = getattr(args[0], "constant", None)  # of what was made of Python's numbers: sizes, mostly
+    if known is not None:
+        value: bool | int | float = known.item()
+        return value
     dtype = args[0].dtype
     if dtype is torch.bool:
         return True

@@ -65,6 +65,18 @@ def test_stages_are_cut_in_small_stacks_of_unequal_blocks() -> None:
     assert firsts(TextAndImages(), 2) == ["text.embed", "text.layers.1"]
 
 
+def test_sizes_computed_by_tensors_are_those_that_they_are() -> None:
+    class Chunks(Gpt):
+        """Counts chunks with torch, as Longformer does."""
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            chunks = torch.div(tokens.shape[1], 4, rounding_mode="trunc")
+            rows = tokens.new_zeros(tokens.shape[0], chunks + 1, 4)
+            return super().forward(tokens + rows[:, 1:].reshape(tokens.shape))
+
+    assert firsts(Chunks(layers=4), 2) == ["embed", "layers.2"]
+
+
 def test_more_stages_than_parts_name_the_most() -> None:
     with pytest.raises(WrapError, match="into 6 stages at most; the plan has 7") as caught:
         firsts(Gpt(layers=2), 7)
