@@ -4,8 +4,8 @@ Usage: python benchmarks/sweep.py [JOBS | PART/PARTS]
 
 Prints how many were answered, what each fault was, and how long an answer took, by the clock and of the
 processor, which other processes disturb less. ``JOBS``: so many drawn at
-random; ``PART/PARTS``: one of so many equal parts of all, counted from 1; without it all, which takes more
-than an hour. For every fifty answers, one whose space is small is compared with every plan of that space.
+random; ``PART/PARTS``: one of so many equal parts of all, counted from 1; without it all, which takes ten
+minutes. For every fifty answers, one whose space is small is compared with every plan of that space.
 """
 
 from __future__ import annotations
