@@ -210,6 +210,8 @@ def threads_of(text: str) -> list[int]:
     script: dict[str, Any] = {"__name__": "parallelize"}
     exec(text, script)  # noqa: S102  (what is emitted is what is tested)
     groups = script["build_mesh"]().get_all_groups()
+    # a rank that ends while the other still connects resets the connection
+    torch.distributed.barrier()
     return [group._get_backend(torch.device("cpu")).options._threads for group in groups]
 
 
