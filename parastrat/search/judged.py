@@ -120,7 +120,7 @@ def _undominated(space: Searched, options: Columns, may_fit: Any, likely: Any) -
     which one that may be; mostly it is.
     """
     facts, fixed = space.facts, space.fixed
-    if len(may_fit) == 1 or may_fit.sum() <= _FEW:
+    if len(may_fit) == 1 or may_fit.sum() <= _FEW or not likely.any():
         return with_memory(facts, _plans(options, fixed, may_fit))
     first = np.arange(len(may_fit))[:, None] == likely.argmax(axis=0)
     first &= likely
@@ -130,6 +130,4 @@ def _undominated(space: Searched, options: Columns, may_fit: Any, likely: Any) -
     others = may_fit & ~first & ~dominated
     if not others.any():
         return likeliest
-    if not first.any():
-        return with_memory(facts, _plans(options, fixed, others))
     return stacked([likeliest, with_memory(facts, _plans(options, fixed, others))])

@@ -8,6 +8,7 @@ import pytest
 from search.test_find_plan import facts
 
 from parastrat.case import Facts
+from parastrat.estimate import Verdict
 from parastrat.hardware import Host
 from parastrat.plan import Offload, Recompute
 from parastrat.result import NearestFit, SearchResult
@@ -172,3 +173,12 @@ def test_changes_are_made_together_where_none_alone_is_enough(
         assert fit.case.estimate.fits
         assert fit.case.workload.optimizer is Optimizer.ADAMW_8BIT
         assert fit.case.workload.global_batch_size * (fit.case.workload.sequence_length or 0) == 64 * 1024
+
+
+def test_plans_that_fit_without_the_margin_alone_are_found() -> None:
+    """Every policy of many rows, of which none is likely to leave the margin free."""
+    job = facts("deepseek-v2", "8x-mi355x:2", 9216, 4096)
+    plan, chosen = fastest_plan(job, Constraints()), find_plan(job).chosen
+    assert chosen is not None
+    assert chosen.estimate.memory.verdict is Verdict.TIGHT
+    assert plan == chosen.plan
