@@ -13,11 +13,12 @@ import numpy as np
 
 from parastrat.assess import assess
 from parastrat.case import Facts
-from parastrat.columns import Columns, facts_columns, plan_columns
+from parastrat.columns import Columns
 from parastrat.memory import memory_columns
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
+from parastrat.tables import facts_columns, plan_columns
 from parastrat.workload import Optimizer, Precision, Workload
 
 _CALLS = 100

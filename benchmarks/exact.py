@@ -21,7 +21,7 @@ from parastrat.assess import plans_table
 from parastrat.case import Facts
 from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
-from parastrat.columns import Columns, facts_columns
+from parastrat.columns import Columns
 from parastrat.cost import step_s
 from parastrat.errors import ParastratError
 from parastrat.estimate import Verdict
@@ -30,6 +30,7 @@ from parastrat.profiles import model_names, node_names
 from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan, memory_front
 from parastrat.search.front import APART
+from parastrat.tables import facts_columns
 
 _BRUTE_FORCE = Path(__file__).resolve().parents[1] / "tests" / "search" / "brute_force.py"
 #: of plans as near as this the simplest is shown

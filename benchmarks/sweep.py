@@ -75,11 +75,12 @@ def answered(model: str, on: str) -> Answer:
         seconds=seconds,
         processor_s=processor_s,
         result=result,
-        faults=tuple(_faults(job, result)),
+        faults=tuple(faults_of(job, result)),
     )
 
 
-def _faults(job: Job, result: SearchResult) -> Iterator[str]:
+def faults_of(job: Job, result: SearchResult) -> Iterator[str]:
+    """Name what is wrong with an answer."""
     if result.chosen is None:
         if not result.nearest_fit:
             yield "nothing fits, and nothing is said of what would"

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.case import Case
-from parastrat.columns import Columns, facts_columns, plan_columns
+from parastrat.columns import Columns
 from parastrat.cost import time_columns, time_estimate
 from parastrat.estimate import Estimate
 from parastrat.launch import Launch
 from parastrat.memory import memory_columns, memory_estimate
 from parastrat.remembered import remembered
 from parastrat.rules.backend import decide_backend
+from parastrat.tables import facts_columns, plan_columns
 from parastrat.units import TERA
 from parastrat.workload import Precision
 

@@ -39,8 +39,9 @@ class Rejection:
     code: str
     title: str
     count: int
-    #: the message for one of them
+    #: the message for one of them, and what to do about it
     example: str
+    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

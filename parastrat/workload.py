@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from parastrat.hardware import DeviceType
+
+if TYPE_CHECKING:
+    from parastrat.hardware import Device
 
 
 class Precision(StrEnum):
@@ -24,6 +30,13 @@ class Precision(StrEnum):
     def parameter_bytes(self) -> int:
         """Bytes of one element of the weights that the optimizer updates."""
         return 2 if self is Precision.BF16 else 4
+
+
+def usual_precision(device: Device) -> Precision:
+    """Return mixed precision in the short format that the device computes natively; fp32 on CPUs."""
+    if device.type is DeviceType.CPU:
+        return Precision.FP32
+    return Precision.BF16_MIXED if device.bf16_native else Precision.FP16_MIXED
 
 
 class Optimizer(StrEnum):

@@ -13,12 +13,13 @@ from typing import Any
 from builders import STACK, device, hardware, model
 
 from parastrat.case import Facts
-from parastrat.columns import Columns, plan_columns
+from parastrat.columns import Columns
 from parastrat.cost.communication import Fabric
 from parastrat.hardware import Link, MatmulCurve, Rates
 from parastrat.model import Block, Operator, OperatorKind
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.saved import Activations, Saved
+from parastrat.tables import plan_columns
 from parastrat.workload import Optimizer, Precision, Workload
 
 GB = 1e9

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from parastrat.assess import assess, columns_of
 from parastrat.case import Case, Facts, Unknown
 from parastrat.check.positions import ReadColumns
-from parastrat.columns import code_of, hardware_columns, model_columns, plan_columns, workload_columns
+from parastrat.columns import code_of
 from parastrat.config_file import ConfigFile
 from parastrat.errors import ModelError, ParastratError, UnknownFactError
 from parastrat.finding import Hit
@@ -21,6 +21,7 @@ from parastrat.profiles import load_stack
 from parastrat.rules import RULES, CaseRule, PlanRule, runtime_support
 from parastrat.rules.rule import finding
 from parastrat.sources import load_source
+from parastrat.tables import hardware_columns, model_columns, plan_columns, workload_columns
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

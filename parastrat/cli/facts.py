@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING
 from parastrat.case import Facts
 from parastrat.cli.flags import MOST_RANKS
 from parastrat.errors import ModelError, UsageError
-from parastrat.hardware import DeviceType
 from parastrat.model import Family
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
 from parastrat.sources.training import default_optimizer
-from parastrat.workload import Precision, Workload
+from parastrat.workload import Workload, usual_precision
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parastrat.cli.flags import JobFlags
-    from parastrat.hardware import Device, Hardware
+    from parastrat.hardware import Hardware
     from parastrat.model import ModelSource, ModelSpec
+    from parastrat.workload import Precision
 
 AUTO = "auto"
 
@@ -41,18 +39,14 @@ _CALLABLE = re.compile(r"(?P<place>.+):(?P<name>[A-Za-z_][\w.]*)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """The facts, and the model at other lengths."""
+    """The facts, and the model in other ways."""
 
     facts: Facts
     source: ModelSource
 
-    @property
-    def model_at(self) -> Callable[[int], ModelSpec] | None:
-        """The model at another sequence length; None for samples without tokens."""
-        if not self.source.has_tokens:
-            return None
-        precision, kernels = self.facts.workload.precision, self.facts.stack.kernels
-        return lambda length: self.source.at(length, precision, kernels)
+    def model_at(self, sequence_length: int | None, precision: Precision) -> ModelSpec:
+        """Return the model at another sequence length, in another number format."""
+        return self.source.at(sequence_length, precision, self.facts.stack.kernels)
 
 
 def resolved(flags: JobFlags) -> Job:
@@ -139,7 +133,7 @@ def workload_of(flags: JobFlags, source: ModelSource, hardware: Hardware) -> Wor
         global_batch_size=batch,
         sequence_length=length,
         optimizer=flags.optimizer or default_optimizer(source),
-        precision=flags.precision or default_precision(hardware.device),
+        precision=flags.precision or usual_precision(hardware.device),
         assumed=tuple(
             name
             for name, value in stated.items()
@@ -199,10 +193,3 @@ def _shareable(batch: int, world: int) -> int:
     if batch % odd == 0:
         return batch
     return odd << max(0, round(log2(batch / odd)))
-
-
-def default_precision(device: Device) -> Precision:
-    """Return mixed precision in the short format that the device computes natively; fp32 on CPUs."""
-    if device.type is DeviceType.CPU:
-        return Precision.FP32
-    return Precision.BF16_MIXED if device.bf16_native else Precision.FP16_MIXED

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.assess import plans_table
-from parastrat.columns import Columns, facts_columns
+from parastrat.columns import Columns
 from parastrat.correction import Corrected, StackFit
 from parastrat.cost import step_s
 from parastrat.errors import ParastratError
@@ -24,6 +24,7 @@ from parastrat.measured.comparison import ran_out_of_memory, step_time
 from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT
 from parastrat.measured.jobs import job_of
 from parastrat.measured.skipped import CannotPredictError
+from parastrat.tables import facts_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.columns import Columns, facts_columns, plan_columns
+from parastrat.columns import Columns
 from parastrat.hardware import DeviceType
 from parastrat.model import Split
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import rank_columns
 from parastrat.ranks.states import element_bytes, state_bytes
+from parastrat.tables import facts_columns, plan_columns
 
 if TYPE_CHECKING:
     from parastrat.case import Facts

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import Columns, facts_columns, plan_columns
+from parastrat.columns import Columns
 from parastrat.memory.activations import kept_bytes
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import in_flight
@@ -15,6 +15,7 @@ from parastrat.memory.held import ranks_held
 from parastrat.memory.peaks import moments_held
 from parastrat.ranks import block_kinds
 from parastrat.ranks.states import local, local_total, unit_totals
+from parastrat.tables import facts_columns, plan_columns
 
 if TYPE_CHECKING:
     from parastrat.case import Facts

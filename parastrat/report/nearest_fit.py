@@ -23,12 +23,15 @@ def nearest_lines(result: SearchResult, paper: Paper) -> list[Line]:
     """Return what would make a plan fit, the least cost in speed first; said as well where nothing does."""
     lines = heading("What would fit, by its cost in speed", paper)
     if not result.nearest_fit:
-        return lines + wrapped(
+        lines += wrapped(
             "No change that was tried makes it fit: offloading, 8-bit states of the optimizer, shorter "
-            "sequences, more nodes.",
+            "sequences, another batch, more or fewer nodes.",
             paper,
             first="  ",
         )
+        for most in result.rejected[:1]:
+            lines += wrapped(f"Most plans are left out by {most.code}: {most.fix}.", paper, first="  ")
+        return lines
     for fit in result.nearest_fit:
         cost = _cost(fit, result.memory_aside)
         lines += wrapped("; ".join(fit.changes) + (f": {cost}" if cost else ""), paper, first="  - ")

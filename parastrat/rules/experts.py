@@ -8,7 +8,7 @@ from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType
 from parastrat.rules.divisors import either, nearest_divisors
-from parastrat.rules.rule import case_rule, plan_rule
+from parastrat.rules.rule import plan_rule
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -106,18 +106,20 @@ def _(case: Case) -> Hit:
     )
 
 
-@case_rule("PS805", Severity.ERROR, source="https://arxiv.org/abs/2101.03961")
-def expert_parallel_without_experts(case: Case) -> Hit | None:
+@plan_rule("PS805", Severity.ERROR, source="https://arxiv.org/abs/2101.03961")
+def expert_parallel_without_experts(p: Columns) -> Mask:
     """Expert parallelism is for models with experts.
 
     The degree ep regroups ranks to split the experts of a mixture. A dense model has none, so its ranks
     would be grouped for nothing.
     """
-    ep = case.plan.mesh.ep
-    if ep == 1 or case.model.experts is not None:
-        return None
+    return (p.ep > 1) & (p.without_experts == 1)
+
+
+@expert_parallel_without_experts.message
+def _(case: Case) -> Hit:
     return Hit(
-        message=f"ep={ep} for {case.model.name}, which has no experts",
+        message=f"ep={case.plan.mesh.ep} for {case.model.name}, which has no experts",
         fix="use ep 1",
     )
 
@@ -164,15 +166,18 @@ def _(case: Case) -> Hit:
     )
 
 
-@case_rule("PS813", Severity.ERROR, source="https://arxiv.org/abs/2310.01889")
-def context_parallel_without_sequence(case: Case) -> Hit | None:
+@plan_rule("PS813", Severity.ERROR, source="https://arxiv.org/abs/2310.01889")
+def context_parallel_without_sequence(p: Columns) -> Mask:
     """Context parallelism splits sequences of tokens.
 
     A model without tokens, such as a convolutional network, has nothing to split along.
     """
+    return (p.cp > 1) & (p.without_tokens == 1)
+
+
+@context_parallel_without_sequence.message
+def _(case: Case) -> Hit:
     cp = case.plan.mesh.cp
-    if cp == 1 or case.workload.sequence_length is not None:
-        return None
     return Hit(
         message=f"cp={cp} for {case.model.name}, whose samples are no sequences",
         fix=f"use cp 1, and the {cp} ranks for ddp or fsdp2",

@@ -15,16 +15,19 @@ if TYPE_CHECKING:
     from parastrat.units import Mask
 
 
-@case_rule("PS223", Severity.ERROR, source="https://arxiv.org/abs/1909.08053")
-def tensor_parallel_without_heads(case: Case) -> Hit | None:
+@plan_rule("PS223", Severity.ERROR, source="https://arxiv.org/abs/1909.08053")
+def tensor_parallel_without_heads(p: Columns) -> Mask:
     """Tensor parallelism here means splitting attention heads and the layers around them.
 
     A model without heads, such as a convolutional network, has no such plan: its channels could be split,
     but no framework that parastrat knows does so. Data parallelism serves these models.
     """
+    return (p.tp > 1) & (p.without_heads == 1)
+
+
+@tensor_parallel_without_heads.message
+def _(case: Case) -> Hit:
     tp = case.plan.mesh.tp
-    if tp == 1 or case.model.heads is not None or case.model.family is Family.MODULE:
-        return None
     return Hit(
         message=f"tp={tp} for {case.model.name}, which has no attention heads",
         fix=f"use tp 1, and the {tp} ranks for ddp or fsdp2",

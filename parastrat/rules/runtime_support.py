@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.case import Case, Unknown
-from parastrat.columns import Columns, code_of, plan_columns
+from parastrat.columns import Columns, code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import Compile, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules import pipeline
 from parastrat.rules.rule import PlanRule, finding, plan_rule
 from parastrat.schedules import schedule_of
+from parastrat.tables import plan_columns
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

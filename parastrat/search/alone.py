@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.assess import Estimated, assess, assess_all, cases_of, estimated, plans_table
-from parastrat.columns import Columns, code_of, facts_columns
+from parastrat.columns import Columns, code_of
 from parastrat.hardware import DeviceType, Rates
 from parastrat.records import plain
 from parastrat.rules import rejection_masks
@@ -17,6 +17,7 @@ from parastrat.search.misfits import nearest_of
 from parastrat.search.obeying import attributed, obeying
 from parastrat.search.space import option_columns
 from parastrat.search.survey import Survey
+from parastrat.tables import facts_columns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -43,14 +43,19 @@ class Batches:
             {
                 "mesh": mesh,
                 "place": batches.place - batches.share + mesh,
-                **{name: getattr(batches, name) for name in OF_BATCH},
+                **self._own(batches),
             }
         )
 
     def first_of(self, meshes: Columns) -> Columns:
         """Return meshes with the first that their shares may run."""
         batches = self.columns.at(self.starts[meshes.share])
-        return meshes.joined({name: getattr(batches, name) for name in OF_BATCH})
+        return meshes.joined(self._own(batches))
+
+    def _own(self, batches: Columns) -> dict[str, Any]:
+        """Return what batches add to meshes; the policy with which to compute again where it is settled."""
+        settled = ("recompute",) if batches.has("recompute") else ()
+        return {name: getattr(batches, name) for name in (*OF_BATCH, *settled)}
 
     def least(self) -> Batches:
         """Return of each share the batches of which one needs the least memory, whatever its mesh.

@@ -19,13 +19,11 @@ from parastrat.search.rows import Constraints
 from parastrat.search.survey import MOST_ALTERNATIVES, NEAR, Survey, best, objection, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from parastrat.case import Case, Facts
-    from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.rules import PlanRule
     from parastrat.search.alone import Alone
+    from parastrat.search.changes import ModelAt
     from parastrat.search.obeying import Rejected
 
 _RUNGS = range(6)
@@ -37,7 +35,7 @@ def find_plan(
     fixed: Constraints | None = None,
     *,
     tolerance: float = 0.05,
-    model_at: Callable[[int], ModelSpec] | None = None,
+    model_at: ModelAt | None = None,
 ) -> SearchResult:
     """Return the recommendation for a job, with every rung that was climbed for it.
 
@@ -45,7 +43,8 @@ def find_plan(
         facts: model, hardware, workload and stack.
         fixed: what the user settled beforehand.
         tolerance: share by which a lower rung may be slower than the fastest and still be taken.
-        model_at: the model at another sequence length, to find what would fit if nothing does.
+        model_at: the model at another sequence length, in another number format, to find what would fit if
+            nothing does.
     """
     fixed = fixed or Constraints()
     judged = survey(facts, fixed)
@@ -103,13 +102,13 @@ def _assessed(
     counts: Counter[PlanRule] = Counter()
     for entry in judged.rejected:
         counts[entry.rule] += entry.count
-    rejected = [
-        Rejection(
-            code=rule.code, title=rule.title, count=count, example=rule.hit(cases[examples[rule]]).message
-        )
-        for rule, count in counts.most_common()
-    ]
+    rejected = (_rejection(rule, count, cases[examples[rule]]) for rule, count in counts.most_common())
     return standings, tuple(cases[plan] for plan in others), tuple(rejected)
+
+
+def _rejection(rule: PlanRule, count: int, example: Case) -> Rejection:
+    hit = rule.hit(example)
+    return Rejection(code=rule.code, title=rule.title, count=count, example=hit.message, fix=hit.fix)
 
 
 def _examples(judged: Survey) -> dict[PlanRule, Plan]:

@@ -12,51 +12,48 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
-from parastrat.columns import Columns, facts_columns
+from parastrat.columns import Columns
 from parastrat.memory.host import host_memory
 from parastrat.plan import Offload
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
-from parastrat.search.divisible import with_divisible_batch
+from parastrat.search.changes import (
+    Changed,
+    fewer_nodes,
+    halved,
+    halvings,
+    more_divisible,
+    more_nodes,
+    smaller_states,
+    usual_format,
+)
 from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
-from parastrat.workload import Optimizer
+from parastrat.tables import facts_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from parastrat.case import Case, Facts
-    from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.search.bounded import Searched
+    from parastrat.search.changes import ModelAt
     from parastrat.search.rows import Constraints
     from parastrat.workload import Workload
 
 _MOST = 5
-_HALVINGS = 6
-_DOUBLINGS = 10
 #: of them, from where an even share of the states fits
 _FURTHER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Changed:
-    """A job after changes."""
-
-    changes: tuple[str, ...]
-    facts: Facts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit(_Changed):
+class _Fit(Changed):
     """A plan that fits a changed job."""
 
     plan: Plan
 
 
-def nearest_fits(
-    space: Searched, model_at: Callable[[int], ModelSpec] | None
-) -> tuple[tuple[NearestFit, ...], Case | None]:
+def nearest_fits(space: Searched, model_at: ModelAt | None) -> tuple[tuple[NearestFit, ...], Case | None]:
     """Return up to five plans that fit after a change, those that cost least speed first.
 
     Where none alone is enough, states in 8 bits, shorter sequences and more nodes are tried together.
@@ -64,11 +61,11 @@ def nearest_fits(
 
     Args:
         space: what was searched. A change that alters memory alone leaves its meshes and what they take.
-        model_at: the model at another sequence length.
+        model_at: the model at another sequence length, in another number format.
     """
     fits = [fit for fit in _ways(space, model_at) if fit is not None][:_MOST]
     if not fits:
-        fits = [fit for fit in (_together(space.facts, space.fixed, model_at),) if fit is not None]
+        fits = [fit for fit in (_together(space, model_at),) if fit is not None]
     aside = _memory_aside(space) if fits else None
     cases = dict(_assessed(fits if aside is None else [*fits, aside]))
     held_against = None if aside is None else cases[aside.changes]
@@ -108,7 +105,7 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
             yield fit.changes, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
-def _ways(space: Searched, model_at: Callable[[int], ModelSpec] | None) -> Iterator[_Fit | None]:
+def _ways(space: Searched, model_at: ModelAt | None) -> Iterator[_Fit | None]:
     facts, fixed = space.facts, space.fixed
     for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
         if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
@@ -119,15 +116,19 @@ def _ways(space: Searched, model_at: Callable[[int], ModelSpec] | None) -> Itera
             if fit is not None and not (host and host.exceeded):
                 yield fit
                 break
-    asked = _Changed(changes=(), facts=facts)
+    asked = Changed(changes=(), facts=facts)
     freed = _fitting(asked, _unbound(fixed)) if _unbound(fixed) != fixed else None
     if freed is not None:
         yield replace(freed, changes=(f"drop the fixed flags, {freed.plan.strategy} fits",))
-    smaller = _smaller_states(asked)
+    smaller = smaller_states(asked)
     if smaller is not None:
         yield _fitting_of(replace(space, facts=smaller.facts), smaller.changes)
-    divisible = _more_divisible(asked)
+    divisible = more_divisible(asked)
     yield None if divisible is None else _fitting(divisible, fixed)
+    if not len(space.allowed.meshes.pp):
+        yield _first(islice(fewer_nodes(asked), _FURTHER), fixed)
+        usual = None if model_at is None else usual_format(asked, model_at)
+        yield None if usual is None else _fitting(usual, fixed)
     # states do not hang on sequences
     yield _longest(asked, model_at, fixed) if _may_fit(facts, fixed) else None
     yield _fewest_nodes(asked, fixed)
@@ -137,109 +138,57 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop)
 
 
-def _together(facts: Facts, fixed: Constraints, model_at: Callable[[int], ModelSpec] | None) -> _Fit | None:
+def _together(space: Searched, model_at: ModelAt | None) -> _Fit | None:
     """Return a plan that fits after several changes, with more nodes where nothing else helps."""
-    asked = _Changed(changes=(), facts=facts)
-    smaller = _smaller_states(asked) or asked
+    fixed, asked = space.fixed, Changed(changes=(), facts=space.facts)
+    if model_at is not None and not len(space.allowed.meshes.pp):
+        asked = usual_format(asked, model_at) or asked
+    smaller = smaller_states(asked) or asked
     longest = _longest(smaller, model_at, fixed)
     if longest is not None:
         return longest
-    halvings = _halvings(smaller, model_at)
-    shortest = _halved(smaller, model_at, halvings) if model_at is not None and halvings else smaller
-    return _fewest_nodes(shortest, fixed)
+    times = halvings(smaller, model_at)
+    shortest = halved(smaller, model_at, times) if model_at is not None and times else smaller
+    return _fewest_nodes(shortest, fixed) or _fewest_nodes(asked, fixed, None)
 
 
-def _smaller_states(job: _Changed) -> _Changed | None:
-    """Return the job with an optimizer that keeps its states in 8 bits."""
-    workload = job.facts.workload
-    if workload.optimizer is not Optimizer.ADAMW:
-        return None
-    chosen = Optimizer.ADAMW_8BIT
-    assumed = tuple(name for name in workload.assumed if name != "optimizer")
-    return _Changed(
-        changes=(*job.changes, f"optimizer {chosen.value} instead of {workload.optimizer.value}"),
-        facts=replace(job.facts, workload=replace(workload, optimizer=chosen, assumed=assumed)),
-    )
-
-
-def _more_divisible(job: _Changed) -> _Changed | None:
-    """Return the job with a global batch close by that more data ranks divide."""
-    there = with_divisible_batch(job.facts)
-    if there is None:
-        return None
-    own, batch = (facts.workload.global_batch_size for facts in (job.facts, there))
-    change = f"a global batch of {batch:,} instead of {own:,}"
-    return _Changed(changes=(*job.changes, change), facts=there)
-
-
-def _longest(job: _Changed, model_at: Callable[[int], ModelSpec] | None, fixed: Constraints) -> _Fit | None:
+def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints) -> _Fit | None:
     """Return the fastest plan at the longest of the halves of a sequence that one fits.
 
     What fits a sequence fits its half: there is the same plan, with the same micro-batch of shorter
     sequences. So most lengths between one that fits and one that does not are never searched.
     """
-    least, most = 1, _halvings(job, model_at)
+    least, most = 1, halvings(job, model_at)
     if model_at is None or not most:
         return None
-    found = _fitting(_halved(job, model_at, least), fixed)
+    found = _fitting(halved(job, model_at, least), fixed)
     if found is not None or most == least:
         return found
-    found = _fitting(_halved(job, model_at, most), fixed)
+    found = _fitting(halved(job, model_at, most), fixed)
     while found is not None and most - least > 1:
         middle = (least + most) // 2
-        longer = _fitting(_halved(job, model_at, middle), fixed)
+        longer = _fitting(halved(job, model_at, middle), fixed)
         least, most, found = (middle, most, found) if longer is None else (least, middle, longer)
     return found
 
 
-def _halvings(job: _Changed, model_at: Callable[[int], ModelSpec] | None) -> int:
-    """Return how often a job's sequence may be halved; 0 where its length is not known."""
-    length = job.facts.workload.sequence_length
-    if model_at is None or length is None:
-        return 0
-    return min(_HALVINGS, length.bit_length() - 1)
-
-
-def _halved(job: _Changed, model_at: Callable[[int], ModelSpec], times: int) -> _Changed:
-    """Return the job with its sequence halved so many times, the batch's tokens kept."""
-    workload = job.facts.workload
-    length = workload.sequence_length or 0
-    short = length // 2**times
-    shorter = replace(
-        workload, sequence_length=short, global_batch_size=workload.global_batch_size * 2**times
-    )
-    return _Changed(
-        changes=(*job.changes, f"sequences of {short:,} tokens instead of {length:,}"),
-        facts=replace(job.facts, model=model_at(short), workload=shorter),
-    )
-
-
-def _fewest_nodes(job: _Changed, fixed: Constraints) -> _Fit | None:
+def _fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _FURTHER) -> _Fit | None:
     """Return the fastest plan on the fewest nodes, by doubling, that one fits.
 
     From where an even share of the states fits only so many doublings are tried: each leaves half of the
     states, and what is left then is activations, which further nodes free next to no room for.
     """
-    able = (more for more in _more_nodes(job) if _may_fit(more.facts, fixed))
-    tried = (_fitting(more, fixed) for more in islice(able, _FURTHER))
+    able = (more for more in more_nodes(job) if _may_fit(more.facts, fixed))
+    return _first(islice(able, most), fixed)
+
+
+def _first(jobs: Iterable[Changed], fixed: Constraints) -> _Fit | None:
+    """Return the fastest plan of the first of some jobs that has one."""
+    tried = (_fitting(job, fixed) for job in jobs)
     return next((fit for fit in tried if fit is not None), None)
 
 
-def _more_nodes(job: _Changed) -> Iterator[_Changed]:
-    """Yield the job on more nodes, by doubling."""
-    hardware = job.facts.hardware
-    if hardware.scale_out is None:
-        return
-    for doubling in range(1, _DOUBLINGS + 1):
-        nodes = hardware.num_nodes * 2**doubling
-        more = replace(hardware, num_nodes=nodes, name=f"{hardware.name.split(':')[0]}:{nodes}")
-        yield _Changed(
-            changes=(*job.changes, f"{nodes} nodes instead of {hardware.num_nodes}"),
-            facts=replace(job.facts, hardware=more),
-        )
-
-
-def _fitting(job: _Changed, fixed: Constraints) -> _Fit | None:
+def _fitting(job: Changed, fixed: Constraints) -> _Fit | None:
     """Return the fastest plan that fits, with its margin where one does."""
     plan = fastest_plan(job.facts, fixed) if _may_fit(job.facts, fixed) else None
     return _Fit(changes=job.changes, facts=job.facts, plan=plan) if plan is not None else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import Columns, code_of, facts_columns
+from parastrat.columns import Columns, code_of
 from parastrat.plan import (
     Backend,
     Compile,
@@ -21,6 +21,7 @@ from parastrat.plan import (
     Shard,
 )
 from parastrat.rules.backend import decide_backend
+from parastrat.tables import facts_columns
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

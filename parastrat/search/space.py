@@ -75,7 +75,7 @@ def _choices(facts: Facts, fixed: Constraints, axis: str, degrees: Any) -> Any:
     if axis == "cp":
         # the sequence is cut in 2 cp chunks, so that causal work is even; attention must be known
         longest = (facts.model.sequence_length or 2) // 2 if facts.model.heads else 1
-        return degrees[degrees <= longest]
+        return degrees[degrees <= max(longest, 1)]
     if axis == "tp":
         # a model without heads has no tensor-parallel plan, but one whose data flow was followed
         return degrees[degrees <= (facts.model.heads or facts.model.divisible or 1)]

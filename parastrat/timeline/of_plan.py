@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.assess import plans_table
-from parastrat.columns import Columns, code_of, facts_columns
+from parastrat.columns import Columns, code_of
 from parastrat.cost.blocks import block_seconds, forward_s, whole_s
 from parastrat.cost.communication import fabric_of
 from parastrat.cost.data_parallel import data_parallel_s, gather_and_reduce_s
@@ -18,6 +18,7 @@ from parastrat.ranks import block_kinds, whole_model
 from parastrat.ranks.stages import cut
 from parastrat.ranks.states import local_total, trainable_totals, unit_totals
 from parastrat.schedules import rank_of_stage, schedule_of
+from parastrat.tables import facts_columns
 from parastrat.timeline.data_parallel import COMPUTE, GATHER, REDUCE, Unit, works_of
 from parastrat.timeline.kinds import Kind
 from parastrat.timeline.orders import orders

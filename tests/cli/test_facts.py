@@ -9,7 +9,6 @@ from builders import device, hardware
 from parastrat.cli.facts import (
     default_global_batch,
     default_optimizer,
-    default_precision,
     default_sequence_length,
     hardware_of,
     resolved,
@@ -19,7 +18,7 @@ from parastrat.cli.flags import JobFlags
 from parastrat.errors import ModelError, ProfileError, UsageError
 from parastrat.hardware import DeviceType
 from parastrat.model import Family, TrainingDefaults
-from parastrat.workload import Optimizer, Precision
+from parastrat.workload import Optimizer, Precision, usual_precision
 
 H100 = "dgx-h100:2"
 NOTHING_PUBLISHED = TrainingDefaults()
@@ -73,9 +72,9 @@ def test_an_assumed_batch_has_a_sample_for_every_fast_domain() -> None:
 
 
 def test_the_short_format_that_the_device_computes_is_assumed() -> None:
-    assert default_precision(device()) is Precision.BF16_MIXED
-    assert default_precision(device(bf16_native=False)) is Precision.FP16_MIXED
-    assert default_precision(device(type=DeviceType.CPU)) is Precision.FP32
+    assert usual_precision(device()) is Precision.BF16_MIXED
+    assert usual_precision(device(bf16_native=False)) is Precision.FP16_MIXED
+    assert usual_precision(device(type=DeviceType.CPU)) is Precision.FP32
 
 
 def test_convolutions_are_trained_with_momentum() -> None:
@@ -105,13 +104,12 @@ def test_what_nobody_stated_is_named() -> None:
 def test_images_have_no_length_to_assume() -> None:
     job = resolved(JobFlags(model="resnet-50", on=H100))
     assert "sequence_length" not in job.facts.workload.assumed
-    assert job.model_at is None
+    assert job.model_at(None, Precision.FP32).sequence_length is None
 
 
 def test_the_model_at_another_length() -> None:
     job = resolved(JobFlags(model="llama-3.1-8b", on=H100, seq_len=4096))
-    assert job.model_at is not None
-    assert job.model_at(2048).sequence_length == 2048
+    assert job.model_at(2048, Precision.BF16_MIXED).sequence_length == 2048
 
 
 def test_a_length_for_images_is_refused() -> None:

@@ -14,13 +14,14 @@ from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
 
 from parastrat.assess import assess, assess_all, plans_table
 from parastrat.case import Facts
-from parastrat.columns import Columns, facts_columns
+from parastrat.columns import Columns
 from parastrat.cost import block_seconds, time_columns, weights_floor
 from parastrat.errors import ProfileError
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
 from parastrat.model import Block, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.tables import facts_columns
 from parastrat.units import MIB
 from parastrat.workload import Optimizer, Precision
 

@@ -11,7 +11,7 @@ from jobs import block, job, matmul, plan, row
 
 from parastrat.assess import assess, plans_table
 from parastrat.case import Facts
-from parastrat.columns import Columns, facts_columns
+from parastrat.columns import Columns
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import in_flight, waiting_bytes
 from parastrat.model import Parameters, Split
@@ -20,6 +20,7 @@ from parastrat.ranks import ParameterTotals
 from parastrat.ranks.states import cast_totals, expert_tp, local
 from parastrat.saved import Activations, Saved
 from parastrat.stack import Crossing
+from parastrat.tables import facts_columns
 from parastrat.workload import Optimizer, Precision
 
 SPLIT = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from parastrat.assess import assess
 from parastrat.case import Facts
-from parastrat.columns import Columns, facts_columns, plan_columns
+from parastrat.columns import Columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory import memory_columns, memory_estimate
 from parastrat.memory.flying import in_flight
@@ -26,6 +26,7 @@ from parastrat.profiles import load_hardware, load_stack
 from parastrat.ranks.states import element_bytes, least_bytes
 from parastrat.sources import load_source
 from parastrat.stack import Crossing
+from parastrat.tables import facts_columns, plan_columns
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from parastrat.case import Facts
-from parastrat.columns import Columns, facts_columns, plan_columns
+from parastrat.columns import Columns
 from parastrat.memory import memory_totals, totals
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.ranks import ranks_of
 from parastrat.sources import load_source
+from parastrat.tables import facts_columns, plan_columns
 from parastrat.workload import Optimizer, Precision, Workload
 
 

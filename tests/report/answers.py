@@ -173,7 +173,9 @@ def taken() -> SearchResult:
         ),
         alternatives=(pipelined(),),
         rejected=(
-            Rejection(code="PS201", title="Heads divide over tp", count=1200, example=HEADS.message),
+            Rejection(
+                code="PS201", title="Heads divide over tp", count=1200, example=HEADS.message, fix=HEADS.fix
+            ),
         ),
         nearest_fit=(),
         findings=(LOGITS,),

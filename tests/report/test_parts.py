@@ -194,3 +194,4 @@ def test_a_change_that_nothing_is_held_against_has_no_figure() -> None:
     assert "Costs are" not in text
     none = rendered(nearest_lines(replace(result, nearest_fit=()), Paper()), Paper())
     assert "No change that was tried makes it fit" in none
+    assert "Most plans are left out by PS201: use a tp that divides 16." in " ".join(none.split())

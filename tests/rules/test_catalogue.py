@@ -15,7 +15,7 @@ import pytest
 from builders import case, codes, columns
 
 from parastrat.case import Facts
-from parastrat.columns import Columns, facts_columns
+from parastrat.columns import Columns
 from parastrat.errors import UnknownFactError
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType, FabricKind
@@ -33,6 +33,7 @@ from parastrat.rules import (
 )
 from parastrat.rules.rule import plan_rule
 from parastrat.scans import Scans
+from parastrat.tables import facts_columns
 from parastrat.units import GIB
 from parastrat.workload import Precision
 
@@ -181,6 +182,9 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
                 "divides_experts",
                 "pads_vocabulary",
                 "splits_backward",
+                "without_tokens",
+                "without_heads",
+                "without_experts",
             )
         },
         "cp_method": one_of(0, 1),

@@ -9,6 +9,8 @@ from search.brute_force import brute_force, runnable
 
 from parastrat.assess import assess
 from parastrat.case import Facts
+from parastrat.cli.facts import resolved
+from parastrat.cli.flags import JobFlags
 from parastrat.estimate import Verdict
 from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.profiles import load_hardware, load_stack
@@ -109,7 +111,7 @@ def test_when_nothing_fits_the_nearest_fits_say_what_to_change() -> None:
     source = load_source("llama-3.1-405b")
     assert source is not None
     result = find_plan(
-        job, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+        job, model_at=lambda length, precision: source.at(length, precision, job.stack.kernels)
     )
     assert result.chosen is None
     assert 1 <= len(result.nearest_fit) <= 5
@@ -185,3 +187,25 @@ def test_zero_bubble_schedules_are_searched_where_the_stack_has_them() -> None:
     assert again.chosen is not None
     assert again.chosen.plan.pp_schedule is PipelineSchedule.INTERLEAVED
     assert "PS715" in {entry.code for entry in again.rejected}
+
+
+@pytest.mark.parametrize(
+    ("model", "fixed", "code"),
+    [
+        ("gpt2", Constraints(ep=2), "PS805"),
+        ("convnext-t", Constraints(tp=2), "PS223"),
+        ("resnet-50", Constraints(cp=2), "PS813"),
+    ],
+)
+def test_degrees_that_a_model_has_nothing_for_are_no_plan(
+    model: str, fixed: Constraints, code: str
+) -> None:
+    result = find_plan(resolved(JobFlags(model=model, on="dgx-h100:1")).facts, fixed)
+    assert result.chosen is None
+    assert code in {rejection.code for rejection in result.rejected}
+
+
+def test_a_sequence_of_one_token_has_plans() -> None:
+    chosen = find_plan(resolved(JobFlags(model="gpt2", on="dgx-h100:1", seq_len=1)).facts).chosen
+    assert chosen is not None
+    assert chosen.plan.mesh.cp == 1

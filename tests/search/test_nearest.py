@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from search.test_find_plan import facts
 
 from parastrat.case import Facts
+from parastrat.cli.facts import resolved
+from parastrat.cli.flags import JobFlags
 from parastrat.estimate import Verdict
 from parastrat.hardware import Host
 from parastrat.plan import Offload, Recompute
@@ -24,7 +27,7 @@ def nothing_fits(on: str, fixed: Constraints | None = None, batch: int = 64) -> 
     source, job = load_source("gpt2-xl"), facts("gpt2-xl", on, batch, 1024)
     assert source is not None
     result = find_plan(
-        job, fixed, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+        job, fixed, model_at=lambda length, precision: source.at(length, precision, job.stack.kernels)
     )
     assert result.chosen is None
     return result
@@ -70,7 +73,7 @@ def test_if_memory_were_no_limit_no_plan_would_be_faster() -> None:
     short = replace(job.hardware.device, usable_memory_bytes=2 * 2**30)
     job = replace(job, hardware=replace(job.hardware, device=short))
     result = find_plan(
-        job, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+        job, model_at=lambda length, precision: source.at(length, precision, job.stack.kernels)
     )
     assert result.memory_aside is not None
     ample = replace(job, hardware=replace(job.hardware, device=replace(short, usable_memory_bytes=2**60)))
@@ -166,7 +169,7 @@ def test_changes_are_made_together_where_none_alone_is_enough(
     device = replace(job.hardware.device, host_bytes_per_s=None, usable_memory_bytes=gib * 2**30)
     job = replace(job, hardware=replace(job.hardware, scale_out=None, device=device))
     result = find_plan(
-        job, model_at=lambda length: source.at(length, Precision.BF16_MIXED, job.stack.kernels)
+        job, model_at=lambda length, precision: source.at(length, precision, job.stack.kernels)
     )
     assert [fit.changes for fit in result.nearest_fit] == ([] if changes is None else [changes])
     for fit in result.nearest_fit:
@@ -182,3 +185,37 @@ def test_plans_that_fit_without_the_margin_alone_are_found() -> None:
     assert chosen is not None
     assert chosen.estimate.memory.verdict is Verdict.TIGHT
     assert plan == chosen.plan
+
+
+def answer(model: str, on: str, **flags: Any) -> SearchResult:
+    job = resolved(JobFlags(model=model, on=on, **flags))
+    return find_plan(job.facts, model_at=job.model_at)
+
+
+def test_a_format_that_devices_lack_is_changed() -> None:
+    result = answer("gpt2-xl", "dgx-a100:1", precision=Precision.FP8)
+    assert result.chosen is None
+    (fit,) = result.nearest_fit
+    assert fit.changes == ("precision bf16-mixed instead of fp8",)
+    assert fit.case.plan.precision is Precision.BF16_MIXED
+    assert fit.case.estimate.fits
+
+
+def test_nodes_that_no_batch_divides_by_may_be_too_many() -> None:
+    result = answer("llama-3-70b", "dgx-h100:1000", global_batch=256)
+    assert result.chosen is None
+    assert ("512 nodes instead of 1000",) in [fit.changes for fit in result.nearest_fit]
+
+
+def test_where_nothing_else_helps_nodes_are_doubled_on() -> None:
+    result = answer("megatron-18.4b", "summit:1", global_batch=4096)
+    assert [fit.changes for fit in result.nearest_fit] == [("128 nodes instead of 1",)]
+
+
+@pytest.mark.parametrize("recompute", Recompute)
+def test_a_policy_may_be_settled_where_nothing_fits(recompute: Recompute) -> None:
+    """Rules that read it beside batches are asked again where states are kept elsewhere."""
+    job = resolved(JobFlags(model="llama-3.1-405b", on="dgx-h100:1"))
+    result = find_plan(job.facts, Constraints(recompute=recompute), model_at=job.model_at)
+    assert result.chosen is None
+    assert all(fit.case.estimate.fits for fit in result.nearest_fit)

@@ -1,0 +1,122 @@
+"""What may be changed about a job that has no plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from parastrat.search.divisible import with_divisible_batch
+from parastrat.workload import Optimizer, usual_precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeAlias
+
+    from parastrat.case import Facts
+    from parastrat.model import ModelSpec
+    from parastrat.workload import Precision
+
+    #: the model at a sequence length, in a number format
+    ModelAt: TypeAlias = Callable[[int | None, Precision], ModelSpec]
+
+_HALVINGS = 6
+_DOUBLINGS = 10
+#: more than any cluster has
+_MOST_DEVICES = 2**18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """A job after changes."""
+
+    changes: tuple[str, ...]
+    facts: Facts
+
+
+def smaller_states(job: Changed) -> Changed | None:
+    """Return the job with an optimizer that keeps its states in 8 bits."""
+    workload = job.facts.workload
+    if workload.optimizer is not Optimizer.ADAMW:
+        return None
+    chosen = Optimizer.ADAMW_8BIT
+    assumed = tuple(name for name in workload.assumed if name != "optimizer")
+    return Changed(
+        changes=(*job.changes, f"optimizer {chosen.value} instead of {workload.optimizer.value}"),
+        facts=replace(job.facts, workload=replace(workload, optimizer=chosen, assumed=assumed)),
+    )
+
+
+def usual_format(job: Changed, model_at: ModelAt) -> Changed | None:
+    """Return the job in the number format that its devices compute natively; None where it is in that."""
+    workload = job.facts.workload
+    own, usual = workload.precision, usual_precision(job.facts.hardware.device)
+    if own is usual:
+        return None
+    return Changed(
+        changes=(*job.changes, f"precision {usual.value} instead of {own.value}"),
+        facts=replace(
+            job.facts,
+            model=model_at(workload.sequence_length, usual),
+            workload=replace(workload, precision=usual),
+        ),
+    )
+
+
+def more_divisible(job: Changed) -> Changed | None:
+    """Return the job with a global batch close by that more data ranks divide."""
+    there = with_divisible_batch(job.facts)
+    if there is None:
+        return None
+    own, batch = (facts.workload.global_batch_size for facts in (job.facts, there))
+    change = f"a global batch of {batch:,} instead of {own:,}"
+    return Changed(changes=(*job.changes, change), facts=there)
+
+
+def halvings(job: Changed, model_at: ModelAt | None) -> int:
+    """Return how often a job's sequence may be halved; 0 where its length is not known."""
+    length = job.facts.workload.sequence_length
+    if model_at is None or length is None:
+        return 0
+    return min(_HALVINGS, length.bit_length() - 1)
+
+
+def halved(job: Changed, model_at: ModelAt, times: int) -> Changed:
+    """Return the job with its sequence halved so many times, the batch's tokens kept."""
+    workload = job.facts.workload
+    length = workload.sequence_length or 0
+    short = length // 2**times
+    shorter = replace(
+        workload, sequence_length=short, global_batch_size=workload.global_batch_size * 2**times
+    )
+    return Changed(
+        changes=(*job.changes, f"sequences of {short:,} tokens instead of {length:,}"),
+        facts=replace(job.facts, model=model_at(short, workload.precision), workload=shorter),
+    )
+
+
+def more_nodes(job: Changed) -> Iterator[Changed]:
+    """Yield the job on more nodes, by doubling."""
+    hardware = job.facts.hardware
+    if hardware.scale_out is None:
+        return
+    for doubling in range(1, _DOUBLINGS + 1):
+        if hardware.world_size * 2**doubling <= _MOST_DEVICES:
+            yield _on_nodes(job, hardware.num_nodes * 2**doubling)
+
+
+def fewer_nodes(job: Changed) -> Iterator[Changed]:
+    """Yield the job on fewer nodes, by powers of two, which more batches and models divide by."""
+    nodes = job.facts.hardware.num_nodes
+    yield from (_on_nodes(job, 2**power) for power in range((nodes - 1).bit_length() - 1, -1, -1))
+
+
+def _on_nodes(job: Changed, nodes: int) -> Changed:
+    hardware = job.facts.hardware
+    other = replace(hardware, num_nodes=nodes, name=f"{hardware.name.split(':')[0]}:{nodes}")
+    return Changed(
+        changes=(
+            *job.changes,
+            f"{nodes} {'node' if nodes == 1 else 'nodes'} instead of {hardware.num_nodes}",
+        ),
+        facts=replace(job.facts, hardware=other),
+    )

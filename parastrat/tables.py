@@ -1,0 +1,111 @@
+"""Facts and plans as columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parastrat.columns import code_of
+from parastrat.model import Family
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.hardware import Hardware
+    from parastrat.model import ModelSpec
+    from parastrat.plan import Plan
+    from parastrat.stack import Stack
+    from parastrat.workload import Workload
+
+
+def facts_columns(facts: Facts) -> dict[str, Any]:
+    """Return the columns that do not depend on the plan; unknown facts are None."""
+    return {
+        **workload_columns(facts.workload),
+        **model_columns(facts.model),
+        **hardware_columns(facts.hardware),
+        **stack_columns(facts.stack),
+    }
+
+
+def workload_columns(workload: Workload) -> dict[str, Any]:
+    """Return what is trained with, as columns."""
+    return {
+        "global_batch_size": workload.global_batch_size,
+        "sequence_length": workload.sequence_length,
+        "without_tokens": workload.sequence_length is None,
+    }
+
+
+def model_columns(model: ModelSpec) -> dict[str, Any]:
+    """Return what is trained, as columns."""
+    scans = model.scans
+    divided = scans if scans and scans.divided else None
+    return {
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "divisible": model.divisible,
+        "vocab": model.vocab,
+        "experts": model.experts,
+        "max_sequence_length": model.max_sequence_length,
+        "scan_heads": divided and divided.heads,
+        "scan_groups": divided and divided.groups,
+        "whole_scans": scans is not None and not divided,
+        # of a module that was traced its data flow tells
+        "without_heads": model.heads is None and model.family is not Family.MODULE,
+        "without_experts": model.experts is None,
+    }
+
+
+def hardware_columns(hardware: Hardware) -> dict[str, Any]:
+    """Return what is trained on, as columns."""
+    device = hardware.device
+    return {
+        "devices": hardware.world_size,
+        "devices_per_node": hardware.devices_per_node,
+        "num_nodes": hardware.num_nodes,
+        "scale_up_devices": hardware.scale_up_devices,
+        "scale_up_kind": code_of(hardware.scale_up_kind),
+        "device_type": code_of(device.type),
+        "bf16_native": device.bf16_native,
+        "has_fp8": device.peak.fp8 is not None,
+    }
+
+
+def stack_columns(stack: Stack) -> dict[str, Any]:
+    """Return what it is trained by, as columns."""
+    return {
+        "divides_experts": stack.divides_experts,
+        "pads_vocabulary": stack.pads_vocabulary,
+        "splits_backward": stack.splits_backward,
+    }
+
+
+def plan_columns(plan: Plan) -> dict[str, Any]:
+    """Return one plan's columns as plain numbers."""
+    mesh = plan.mesh
+    return {
+        "pp": mesh.pp,
+        "dp_replicate": mesh.dp_replicate,
+        "dp_shard": mesh.dp_shard,
+        "cp": mesh.cp,
+        "tp": mesh.tp,
+        "ep": mesh.ep,
+        "dp": mesh.dp,
+        "world_size": mesh.world_size,
+        "micro_batch_size": plan.micro_batch_size,
+        "gradient_accumulation_steps": plan.gradient_accumulation_steps,
+        "virtual_stages": plan.virtual_stages,
+        "shard": code_of(plan.shard),
+        "reshard_after_forward": plan.reshard_after_forward,
+        "sequence_parallel": plan.sequence_parallel,
+        "loss_parallel": plan.loss_parallel,
+        "async_tp": plan.async_tp,
+        "cp_method": code_of(plan.cp_method),
+        "recompute": code_of(plan.recompute),
+        "offload": code_of(plan.offload),
+        "precision": code_of(plan.precision),
+        "compile": code_of(plan.compile),
+        "pp_schedule": -1 if plan.pp_schedule is None else code_of(plan.pp_schedule),
+        "backend": code_of(plan.backend),
+    }
