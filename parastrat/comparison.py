@@ -170,6 +170,8 @@ def _tau(group: Sequence[tuple[float, float]]) -> float:
 def summary_of(rows: Sequence[Compared]) -> Summary:
     """Return what the errors of some measured rows come to; of at least one."""
     errors = [each.error for each in rows if each.error is not None]
+    # not from errors: one that is next to -1 is rounded to it
+    ratios = [each.predicted / each.measured for each in rows if each.measured is not None]
     sizes = sorted(abs(error) for error in errors)
     inside = [each.low <= each.measured <= each.high for each in rows if each.measured is not None]
     return Summary(
@@ -178,6 +180,6 @@ def summary_of(rows: Sequence[Compared]) -> Summary:
         median=statistics.median(sizes),
         p90=sizes[math.ceil(0.9 * len(sizes)) - 1],
         bias=statistics.fmean(errors),
-        median_log=statistics.median(abs(math.log1p(error)) for error in errors),
+        median_log=statistics.median(abs(math.log(ratio)) for ratio in ratios),
         inside=statistics.fmean(inside),
     )

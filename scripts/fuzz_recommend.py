@@ -123,7 +123,9 @@ def faults_of(job: Job, fixed: Constraints, result: SearchResult) -> Iterator[st
     """Name what is wrong with an answer."""
     # with flags there may be nothing to say but what rules do
     yield from (fault for fault in _FAULTS(job, result) if not fault.startswith("nothing fits"))
-    if not (result.chosen or result.nearest_fit or result.rejected):
+    shown = any(rung.case for rung in result.rungs)
+    # no rung may have a plan of the strategy that was asked for
+    if not (result.chosen or result.nearest_fit or result.rejected or shown or fixed.strategy):
         yield "nothing fits, and nothing is said of why"
     for case in (result.chosen, *result.alternatives) if result.chosen else ():
         plan = case.plan

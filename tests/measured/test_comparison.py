@@ -161,3 +161,5 @@ def test_summaries_by_hand() -> None:
     # of ten, the ninth
     ten = summary_of([off(1 + place / 10) for place in range(10)])
     assert ten.p90 == pytest.approx(0.8)
+    # an error of -1, as numbers round
+    assert summary_of([off(1e-20)]).median_log == pytest.approx(20 * log(10))
