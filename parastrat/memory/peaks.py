@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.errors import UsageError
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
@@ -32,14 +33,22 @@ if TYPE_CHECKING:
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
 
+#: what no rank has; a plan that needs more is told from one that fits, but not what it needs
+_MOST_BYTES = 2**58
+
 
 def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the parts of ``MemoryEstimate`` for every row, bytes; plan columns are equal-length arrays."""
     peaks = _peaks(facts, columns, ranks_held(facts, columns))
-    parts = {part: np.ceil(peaks[part]).astype(np.int64) for part in PARTS}
+    parts = {part: counted(peaks[part]) for part in PARTS}
     total = sum(parts.values())
     capacity = facts.hardware.device.usable_memory_bytes
     return {**parts, "margin": memory_margin(facts, total), "capacity": capacity, "total": total}
+
+
+def counted(amount: Any) -> Any:
+    """Return bytes as whole numbers: rounded up, and no more than those that are counted."""
+    return np.minimum(np.ceil(amount), _MOST_BYTES).astype(np.int64)
 
 
 def memory_margin(facts: Facts, total: Any) -> Any:
@@ -49,9 +58,19 @@ def memory_margin(facts: Facts, total: Any) -> Any:
 
 
 def memory_estimate(memory: Mapping[str, Any], row: int) -> MemoryEstimate:
-    """Return one row of ``memory_columns`` as a value."""
+    """Return one row of ``memory_columns`` as a value.
+
+    Raises:
+        UsageError: bytes that were not counted, there are too many.
+    """
+    parts = {part: int(memory[part][row]) for part in PARTS}
+    if max(parts.values()) >= _MOST_BYTES:
+        raise UsageError(
+            f"one rank needs more than {_MOST_BYTES // 2**50:,} PiB, which parastrat does not count",
+            hint="train on shorter sequences, or on fewer of them at once",
+        )
     return MemoryEstimate(
-        **{part: int(memory[part][row]) for part in PARTS},
+        **parts,
         capacity=int(memory["capacity"]),
         margin=int(memory["margin"][row]),
     )

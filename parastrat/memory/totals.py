@@ -9,7 +9,7 @@ import numpy as np
 from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
 from parastrat.memory.held import ranks_held, ways
-from parastrat.memory.peaks import PARTS, several_steps
+from parastrat.memory.peaks import PARTS, counted, several_steps
 from parastrat.memory.unmade import early, early_bytes, lacking_bytes, leaves_free
 from parastrat.ranks import ranks_of
 from parastrat.ranks.states import context_bytes
@@ -100,4 +100,4 @@ def _totals(facts: Facts, columns: Columns) -> Any:
         peak[..., rows] = most if unreduced else np.maximum(peak.take(rows, axis=-1), most)
     backward = of_held(states) + held + peak
     total = context + (of_held(ranks.pool) + np.maximum(stepping + buffers, backward)).max(axis=0)
-    return np.ceil(total).astype(np.int64) + len(PARTS)
+    return counted(total) + len(PARTS)

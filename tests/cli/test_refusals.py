@@ -8,6 +8,8 @@ import pytest
 from cli.conftest import Typed
 
 NODE = ("--on", "dgx-a100:1")
+#: few enough tokens, but scores of all their pairs, whose bytes do not go into 64 bits
+SCORES = ("gpt2", *NODE, "--stack", "megatron-2021", "--seq-len", "1073741824", "--global-batch", "8")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,8 @@ NODE = ("--on", "dgx-a100:1")
         ),
         (("estimate", "gpt2", *NODE, "--micro-batch", "1073741824"), "a micro-batch of 1,073,741,824", ""),
         (("recommend", "gpt2", *NODE, "--micro-batch", "1073741824"), "a micro-batch of 1,073,741,824", ""),
+        (("estimate", *SCORES), "one rank needs more than 256 PiB", "shorter sequences"),
+        (("recommend", *SCORES), "one rank needs more than 256 PiB", "shorter sequences"),
         (("explain", "PS100"), "there is no rule 'PS100'", "PS101"),
         (("emit", "absent.toml", "--to", "slurm"), "there is no plan file absent.toml", "recommend"),
         (("run", "absent.toml", "train.py"), "there is no plan file absent.toml", "recommend"),
