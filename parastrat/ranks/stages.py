@@ -68,7 +68,8 @@ def cut_chain(flops: list[float], stages: int) -> list[int]:
     stage, load, left = stages - 1, 0.0, sum(flops)
     for index in reversed(range(len(flops))):
         full = load > 0 and load + flops[index] > limit
-        even = load > 0 and load >= left / (stage + 1)
+        # what computes next to nothing, such as the norm before a head, stays with what reads it
+        even = flops[index] > 0 and 0 < left / (stage + 1) <= load
         if even and not full:
             even = needed[len(flops) - 1 - index] <= stage
         begun = index + 1 < len(flops) and places[index + 1] == stage

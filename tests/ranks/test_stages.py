@@ -50,6 +50,11 @@ def test_a_cut_loses_nothing_and_keeps_the_order(layers: int, head: float, stage
     assert held == sorted(held)
 
 
+def test_a_norm_stays_with_the_head_that_reads_it() -> None:
+    assert cut_chain([0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.5], 4) == [0, 0, 1, 2, 2, 3, 3]
+    assert cut_chain([0.0, 0.0, 0.0, 1.0], 2) == [0, 1, 1, 1]
+
+
 def test_stages_are_filled_from_the_end_to_the_mean_of_what_is_left() -> None:
     draw = random.Random(0)  # noqa: S311 - the same draw each time
     # which stages the others need decides in few of them
@@ -67,7 +72,13 @@ def filled_from_the_end(flops: list[float], stages: int) -> list[int]:
         load, mean = 0.0, sum(left) / (stage + 1)
         while left:
             full = load > 0 and load + left[-1] > limit
-            even = load > 0 and load >= mean and best_by_dynamic_programming(left, stage) <= limit
+            # what computes nothing stays with what reads it
+            even = (
+                left[-1] > 0
+                and load > 0
+                and load >= mean
+                and best_by_dynamic_programming(left, stage) <= limit
+            )
             begun = bool(places) and places[-1] == stage
             if stage > 0 and begun and (full or even or len(left) <= stage):
                 break
