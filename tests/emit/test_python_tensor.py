@@ -239,6 +239,16 @@ def test_heads_counted_by_the_code_are_refused(case_of: Callable[..., Case], cpu
     assert "through auto_parallelize" in refused.value.hint
 
 
+def test_more_ranks_than_this_host_has_memory_for_are_not_started(
+    case_of: Callable[..., Case], cpu_device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(emission, "read_memory_bytes", lambda _root: 2 * emission.RANK_BYTES - 1)
+    case = case_of(ranks=2, device=cpu_device, mesh=Mesh(tp=2), shard=Shard.NONE)
+    with pytest.raises(EmitError, match=r"2 tp ranks .* about 1 GiB; this host has 1") as refused:
+        proven_division(f"{EXAMPLE}:build", case)
+    assert "torchrun or slurm" in refused.value.hint
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     "PARASTRAT_TEST_ALL" not in os.environ, reason="the next two tests say it without ranks"
