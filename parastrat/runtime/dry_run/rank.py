@@ -203,7 +203,11 @@ def _micro_batches(
     if wrapping.pipeline is not None:
         batches = [batch] * plan.gradient_accumulation_steps
         with completing(wrapping):
-            wrapping.pipeline.step(batches, lambda _, output: example_loss(output, in_fp32=in_fp32).float())
+            failed = wrapping.pipeline.step(
+                batches, lambda _, output: example_loss(output, in_fp32=in_fp32).float()
+            )
+        if failed is not None:
+            raise failed
         return None, meter.peak
     with completing(wrapping):
         for index in range(plan.gradient_accumulation_steps):

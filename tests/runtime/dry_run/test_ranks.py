@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -160,6 +162,15 @@ def test_what_nobody_wraps_is_refused(mesh: Mesh, said: str) -> None:
     with pytest.raises(WrapError) as refused:
         dried(mesh=mesh)
     assert said in refused.value.message
+
+
+def test_what_a_stage_fails_with_is_refused() -> None:
+    # where a stage keeps step with others, its failure comes when the step is through
+    pipeline = SimpleNamespace(step=lambda *_: ZeroDivisionError("in a stage"))
+    wrapping: Any = SimpleNamespace(plan=plan(mesh=Mesh(pp=2)), pipeline=pipeline)
+    meter: Any = SimpleNamespace(live=0, peak=0)
+    with patch.object(rank_module, "completing", nullcontext), pytest.raises(ZeroDivisionError):
+        rank_module._micro_batches(torch.nn.Identity(), wrapping, None, meter)
 
 
 def test_of_compiled_plans_the_eager_wrapping_is_verified() -> None:
