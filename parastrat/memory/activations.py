@@ -276,11 +276,6 @@ def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
     return np.maximum(saved_bytes(every, c, facts) + cast_bytes(facts, c), kept)
 
 
-def head_bytes(facts: Facts, kept: Bytes) -> Bytes:
-    """Return what one repeat of each kind of block keeps where that is a head, else nothing."""
-    return np.where(heads(facts), kept, 0.0)
-
-
 def heads(facts: Facts) -> Any:
     """Return which kinds of block are heads of a closed form; a trace does not tell them apart."""
     of_loss = activation_table(block_kinds(facts.model).blocks).of_loss

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.distinct import distinct, standing
-from parastrat.memory.activations import SAVED_BY, everything_bytes, head_bytes, kept_bytes
+from parastrat.memory.activations import SAVED_BY, everything_bytes, kept_bytes
 from parastrat.memory.crossing import crossing_bytes
-from parastrat.memory.flying import held_bytes, in_flight
+from parastrat.memory.flying import few_steps, in_flight, of_kinds, takes_turns
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -32,6 +32,7 @@ from parastrat.ranks.states import (
     state_bytes,
     stepping_bytes,
 )
+from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,9 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     """
     blocks, share = block_kinds(facts.model).blocks, 1 + facts.stack.fragmentation
     states = _held(facts, columns, share)
-    saved, saved_at = standing(columns, tuple(name for name in SAVED_BY if name != "recompute"))
+    more = columns.joined({"few_steps": few_steps(columns)})
+    names = (*(name for name in SAVED_BY if name != "recompute"), "few_steps")
+    saved, saved_at = standing(more, names)
     ranks = ranks_of(facts.model, saved)
     one_batch, at = distinct(
         saved, ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "loss_parallel", "shard", "pp")
@@ -72,20 +75,26 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     shape = len(blocks), len(codes), len(places)
     every = everything_bytes(facts, kept, each)
     running = running_bytes(facts, kept, every, each)
-    heads, kept, every, running = (
-        of_kind.reshape(shape).take(at, axis=-1)[:, :, None]
-        for of_kind in (head_bytes(facts, kept), kept, every, running)
+    kept, every, running = (
+        of_kind.reshape(shape).take(at, axis=-1)[:, :, None] for of_kind in (kept, every, running)
     )
     peak = np.full((len(codes), *rank.shape), -np.inf)
+    turns, turning = takes_turns(saved), ranks.foremost_turning(_FOREMOST, splits(saved))
     for place, kind in enumerate(moments.kinds):
-        passing = share * (running[kind] - _of_blocks(kept, moments.freed[place]))
+        counts = moments.freed[place]
+        if turning is not None and turns.any():
+            # at one of the moments of most, whatever waits beside it
+            counts = np.where(turns, -turning.at_kinds[0, kind, : len(blocks)], counts)
+        freed = of_kinds(kept, counts)
+        if saved.few_steps.any():
+            least = of_kinds(kept, moments.freed[place] - saved.few_steps * np.array(first.repeats))
+            freed = np.where(saved.few_steps > 0, np.maximum(freed, least), freed)
+        passing = share * (running[kind] - freed)
         # later moments may hold more, not less
         never = share * np.minimum(states.reducing[place], every[kind].take(saved_at, axis=-1))
         np.maximum(peak, states.beside[place] + passing.take(saved_at, axis=-1) - never, out=peak)
-    one, head = (
-        (share * _of_blocks(of_kind, first.repeats)).take(saved_at, axis=-1) for of_kind in (kept, heads)
-    )
-    peak += held_bytes(columns, flying, one, head)
+    one = (share * of_kinds(kept, first.repeats)).take(saved_at, axis=-1)
+    peak += np.where(takes_turns(columns), 0.0, flying * one)
     soon = early(columns, flying)
     if soon.any():
         # of gradients that wait for the end of a step there may be none yet
@@ -111,12 +120,6 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
     kept = states["parameters"] + states["optimizer"] + pooled(facts) * states["gradients"]
     backward = np.where(piped, kept + gathered, 0.0)
     return np.maximum(stepping, backward) + context_bytes(facts)
-
-
-def _of_blocks(kept: Any, counts: Sequence[Any]) -> Any:
-    """Return what so many blocks of each kind keep on each rank, policies before ranks."""
-    several = (each * count for each, count in zip(kept, counts, strict=True) if count.any())
-    return sum(several, np.zeros(kept.shape[1:]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

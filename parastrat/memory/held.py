@@ -14,11 +14,10 @@ from parastrat.memory.activations import (
     cast_bytes,
     everything_bytes,
     has_moments,
-    head_bytes,
     keeps_casts,
     kept_bytes,
 )
-from parastrat.memory.flying import awaited_bytes, in_flight
+from parastrat.memory.flying import awaited_bytes, few_steps, in_flight, of_kinds, takes_turns
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.units import Bytes
 
 #: when moments of backward are looked at; the last one only where a pipeline gathers unit by unit
 WAYS = (When.FIRST, When.COPIED, When.END)
@@ -71,19 +71,18 @@ class RanksHeld:
     #: where each of these ways may be the one of most, by ``held_at``
     mattering: tuple[Any, ...]
     held_at: Any
-    #: what all blocks of a rank keep, and of that the head, by ``saved_at``
+    #: what all blocks of a rank keep, by ``saved_at``
     one: Any
-    head: Any
-    #: of a chunk that waits for the gradients of its weights, and of the one that runs, by ``saved_at``;
-    #: None where no schedule splits backward
-    awaited: tuple[Any, Any] | None
     #: at each moment, by ``saved_at``: what exists while its block runs, what one repeat of that keeps, and
-    #: what was freed before
+    #: what was freed before, of all that is in flight; where virtual stages take turns that is not counted
+    #: beside, but less than nothing was freed
     running: Any
     #: of that what only a micro-batch makes whose gradients are added to others; None where none are
     adding: Any
     kept: Any
     freed: Any
+    #: freed before the last repeat of all
+    freed_at_end: Any
     #: of a unit the gradients that it makes late and later, by ``held_at``, what is gone between, and all
     #: that its backward reads, by ``saved_at``; None where no plan gathers
     reducing: tuple[Any, Any, Any, Any] | None
@@ -118,6 +117,9 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     held, held_at = standing(columns, HELD_BY)
     adds, kinds = _adds(facts, columns), block_kinds(model)
     further = {"adding": adds} if adds.any() else {}
+    few = few_steps(columns)
+    if few.any():
+        further["few_steps"] = few
     if has_moments(kinds.blocks):
         further["singly"] = _singly(facts, columns)
     saved, saved_at = standing(columns.joined(further), (*SAVED_BY, *further))
@@ -143,9 +145,17 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         added = adding_bytes(facts, kept, everything, saved)[moments.kinds][:, None]
         adding = np.maximum(added - running, 0.0) * saved.adding
         running, adding = running + adding, np.broadcast_to(adding, moments.present.shape)
-    heads = head_bytes(facts, kept)
+    one = of_kinds(kept, same.repeats)
     freed = sum(moments.freed[:, kind] * each for kind, each in enumerate(kept))
-    split = splits(saved).any()
+    of_moments = kept[moments.kinds][:, None]
+    at_end = one - of_moments
+    turning = np.flatnonzero(takes_turns(saved))
+    if turning.size:
+        alive, ended = _in_turn(facts, saved.at(turning), of_saved.among(turning), everything[:, turning])
+        if few.any():
+            all_of = one[:, turning] * saved.few_steps[turning]
+            alive = np.where(all_of > 0, np.minimum(alive, all_of - freed[..., turning]), alive)
+        freed[..., turning], at_end[..., turning] = -alive, -ended - of_moments[..., turning]
     reducing = None
     if gathers(held).any():
         halfway = freed_bytes(facts, saved)[moments.kinds][:, None]
@@ -162,16 +172,35 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         gathered=tuple(gathering.at(when, held.reshard_after_forward) for when in ways),
         mattering=mattering,
         held_at=held_at,
-        one=sum(each * count for each, count in zip(kept, same.repeats, strict=True)),
-        head=sum(each * count for each, count in zip(heads, same.repeats, strict=True)),
-        awaited=awaited_bytes(facts, saved, everything - kept, same.repeats) if split else None,
+        one=one,
         running=np.broadcast_to(running, moments.present.shape),
         adding=adding,
-        kept=kept[moments.kinds][:, None],
+        kept=of_moments,
         freed=freed,
+        freed_at_end=at_end,
         reducing=reducing,
         present=moments.present,
         saved_at=saved_at,
+    )
+
+
+def _in_turn(facts: Facts, c: Columns, ranks: Ranks, everything: Bytes) -> tuple[Bytes, ...]:
+    """Return what virtual stages hold as blocks run backward, and when the first of them is through.
+
+    Args:
+        facts: the job.
+        c: plans whose virtual stages take turns.
+        ranks: of their pipelines.
+        everything: of each kind of block what is kept and what is made again.
+    """
+    kept, held = kept_bytes(facts, c), ranks.turning(splits(c))
+    if held is None:
+        raise ValueError("these plans have no virtual stages")
+    each = np.concatenate([kept, awaited_bytes(facts, c, everything - kept)])
+    at_moments = held.at_kinds[:, ranks.moments.kinds]
+    return tuple(
+        np.maximum.reduce([of_kinds(each, np.moveaxis(way, -3, 0)) for way in counts])
+        for counts in (at_moments, held.ending)
     )
 
 
@@ -206,5 +235,5 @@ def ways(ranks: RanksHeld) -> Iterator[tuple[Any, Any, bool, When]]:
 
     Moments may be met as the first repeat of a block in backward, as the second, and as the last.
     """
-    freed = ranks.freed, ranks.freed + ranks.kept, ranks.one - ranks.kept
+    freed = ranks.freed, ranks.freed + ranks.kept, ranks.freed_at_end
     return zip(ranks.gathered, freed, (True, False, False), WAYS, strict=False)

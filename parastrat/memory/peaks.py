@@ -18,7 +18,7 @@ import numpy as np
 from parastrat.errors import UsageError
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory.crossing import crossing_bytes
-from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
+from parastrat.memory.flying import in_flight, takes_turns
 from parastrat.memory.gathered import When, gathers
 from parastrat.memory.held import WAYS, RanksHeld, ranks_held, ways
 from parastrat.memory.pools import pooled
@@ -167,9 +167,7 @@ def _backward(facts: Facts, c: Columns, ranks: RanksHeld) -> dict[str, Any]:
     rank, one = ranks.of_saved(ranks.load.rank), ranks.of_saved(ranks.one)
     flying = in_flight(c, rank)
     buffers, sent = crossing_bytes(facts, c, rank, flying)
-    held = held_bytes(c, flying, one, ranks.of_saved(ranks.head)) + sent
-    if ranks.awaited is not None:
-        held = held + waiting_bytes(c, rank, *map(ranks.of_saved, ranks.awaited))
+    held = np.where(takes_turns(c), 0.0, flying * one) + sent
     never = ranks.never_met()
     activations = held - ranks.of_saved(np.concatenate(freed))
     moving = {

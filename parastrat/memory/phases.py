@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.memory.flying import held_bytes, in_flight
+from parastrat.memory.flying import in_flight, takes_turns
 from parastrat.memory.gathered import When, gathers, shards_parameters
 from parastrat.memory.one_plan import number_of, one_plan
 from parastrat.memory.peaks import PARTS
@@ -150,9 +150,11 @@ def _forward(job: OnePlan, place: int) -> Iterator[Phase]:
     yield _between(job, place, _Moving(gradients=at_rest), Stage.REST)
     flying = float(np.max(in_flight(job.c, number_of(job.held.load.rank, place))))
     one = sum(kept * count for kept, count in zip(job.kept, counts, strict=True))
-    # of those before it none has the head where that is a chunk of its own
-    before = held_bytes(job.c, flying, one, number_of(job.held.head, place)) - one
-    kept, ran = float(np.max(before)), [0] * len(counts)
+    before = flying * one - one
+    if takes_turns(job.c).all():
+        present = [moment for moment in job.moments[1:] if number_of(moment.present, place)]
+        before = max(number_of(moment.parts["activations"], place) for moment in present) - one
+    kept, ran = max(before, 0.0), [0] * len(counts)
     for kind in dict.fromkeys(job.kinds.of):
         if counts[kind]:
             ran[kind] = counts[kind]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.memory.crossing import crossing_bytes
-from parastrat.memory.flying import held_bytes, in_flight, waiting_bytes
+from parastrat.memory.flying import in_flight, takes_turns
 from parastrat.memory.held import ranks_held, ways
 from parastrat.memory.peaks import PARTS, counted, several_steps
 from parastrat.memory.unmade import early, early_bytes, lacking_bytes, leaves_free
@@ -61,9 +61,7 @@ def _totals(facts: Facts, columns: Columns) -> Any:
     rank, one = of_saved(ranks.load.rank), of_saved(share * ranks.one)
     flying = in_flight(columns, rank)
     buffers, sent = crossing_bytes(facts, columns, rank, flying)
-    held = held_bytes(columns, flying, one, of_saved(share * ranks.head)) + share * (sent + buffers)
-    if ranks.awaited is not None:
-        held += waiting_bytes(columns, rank, *(of_saved(share * each) for each in ranks.awaited))
+    held = np.where(takes_turns(columns), 0.0, flying * one) + share * (sent + buffers)
     states = ranks.states["parameters"] + ranks.states["optimizer"]
     stepping = of_held(states + ranks.states["gradients"] + ranks.optimizer_step)
     gradients = of_held(ranks.states["gradients"])

@@ -16,6 +16,7 @@ from parastrat.units import Numbers
 if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
+    from parastrat.ranks.flights import Turns
     from parastrat.ranks.moments import Moments
 from parastrat.ranks.pipelines import Kinds, RankTable
 
@@ -111,6 +112,24 @@ class Ranks:
     def foremost(self, most: int) -> RankLoad:
         """Return what the first ranks of each pipeline hold, which have most micro-batches in flight."""
         return _load(self.model, self.table.numbers[:, :most].take(self.at, axis=2))
+
+    def turning(self, splitting: Any) -> Turns | None:
+        """Return what ranks hold whose virtual stages take turns; None where there are none.
+
+        Args:
+            splitting: the plans whose backward is split.
+        """
+        own, pipelines = self.table.turning, len(self.table.counts)
+        return own and own.at(self.at + pipelines * splitting)
+
+    def foremost_turning(self, most: int, splitting: Any) -> Turns | None:
+        """Return of the first ranks of each pipeline what they hold at one of the moments of most."""
+        own, pipelines = self.table.turning, len(self.table.counts)
+        return own and own.weighed(0).foremost(most).at(self.at + pipelines * splitting)
+
+    def among(self, rows: Any) -> Ranks:
+        """Return those of some plans."""
+        return Ranks(model=self.model, table=self.table, at=self.at[rows])
 
     @cached_property
     def moments(self) -> Moments:

@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.choices import is_any_of
 from parastrat.model import Split
+from parastrat.ranks.flights import Turns, joined, turns
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain, loads_of
 from parastrat.remembered import remembered
@@ -55,6 +56,8 @@ class RankTable:
     #: place in the pipeline, repeats of every kind of block, and the totals
     numbers: Any
     moments: Moments
+    #: of every pipeline with backward whole, and then with it split; None where none has virtual stages
+    turning: Turns | None
     #: distinct ranks of each pipeline
     counts: Any
 
@@ -62,7 +65,22 @@ class RankTable:
         """Return the first ranks of every pipeline."""
         if most == self.numbers.shape[1]:
             return self
-        return replace(self, numbers=self.numbers[:, :most], moments=self.moments.ranks(most))
+        return replace(
+            self,
+            numbers=self.numbers[:, :most],
+            moments=self.moments.ranks(most),
+            turning=self.turning and self.turning.foremost(most),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The distinct ranks of one pipeline, which come before all else in arrays."""
+
+    #: place in the pipeline, repeats of every block, and the totals
+    rows: Any
+    #: with backward whole and split; none where each rank has one virtual stage
+    turning: tuple[Turns, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +89,8 @@ class Pipelines:
 
     model: ModelSpec
     kinds: Kinds
+    #: what a repeat of each kind keeps and waits with, without recompute and with all of it made again
+    weights: Any
     #: which block each repeat of each block is
     chain: Any
     #: the totals of one repeat of each block, without parameters that are tied
@@ -81,8 +101,7 @@ class Pipelines:
     known: dict[Shape, int] = field(default_factory=dict)
     #: by number of stages, the stage of each repeat of each block
     stages: dict[int, list[int]] = field(default_factory=dict)
-    #: a row for each distinct rank
-    cuts: list[Any] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
     #: all of these, in the last entry
     tables: list[RankTable] = field(default_factory=list)
 
@@ -103,12 +122,12 @@ class Pipelines:
         places = [self._cut(shape) for shape in shapes]
         if not self.tables or self.tables[-1].numbers.shape[2] < len(self.cuts):
             self.tables[:] = [self._table()]
-        most = max((len(self.cuts[place]) for place in set(places)), default=1)
+        most = max((len(self.cuts[place].rows) for place in set(places)), default=1)
         return self.tables[-1].ranks(most), np.array(places, dtype=np.int64)
 
     def ranks_of(self, shape: Shape) -> Any:
         """Return the distinct ranks of one pipeline as rows of numbers."""
-        return self._numbers(self.cuts[self._cut(shape)])
+        return self._numbers(self.cuts[self._cut(shape)].rows)
 
     def _cut(self, shape: Shape) -> int:
         """Return the place of a pipeline, which is cut if it was not."""
@@ -127,24 +146,35 @@ class Pipelines:
 
     def _table(self) -> RankTable:
         blocks = len(self.kinds.of)
-        counts = np.array([len(ranks) for ranks in self.cuts], dtype=np.int64)
-        rows = np.concatenate([np.empty((0, 1 + blocks + self.parts.shape[1])), *self.cuts])
+        counts = np.array([len(cut.rows) for cut in self.cuts], dtype=np.int64)
+        rows = np.concatenate(
+            [np.empty((0, 1 + blocks + self.parts.shape[1])), *(c.rows for c in self.cuts)]
+        )
         # after the last rank of a pipeline it stands again
         among = np.minimum(np.arange(counts.max(initial=1))[:, None], counts - 1)
         places = among + np.cumsum(counts) - counts
         return RankTable(
             numbers=self._numbers(rows).T.take(places, axis=-1),
             moments=moments_of(rows[:, 1 : 1 + blocks], self.kinds.of, self.kinds.units).at(places),
+            turning=self._turning(places),
             counts=counts,
         )
 
-    def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Any:
-        """Return the distinct ranks of a pipeline: place, repeats of each block, and totals.
+    def _turning(self, places: Any) -> Turns | None:
+        """Return what virtual stages hold on ranks at some places; None where no pipeline has several."""
+        some = next((cut.turning for cut in self.cuts if cut.turning), None)
+        if some is None:
+            return None
+        every = [cut.turning or [way.nothing(len(cut.rows)) for way in some] for cut in self.cuts]
+        return joined([joined(way).at(places) for way in zip(*every, strict=True)])
+
+    def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Cut:
+        """Return the distinct ranks of a pipeline.
 
         Virtual stage i of rank r is stage ``i * pp + r`` of the chain; of a bent one each odd i runs up the
         ranks again, so that the first rank holds the first stage and the last. Ranks are equal that hold as
         many blocks of the same kinds in the same order; the first of them, which holds most in flight, is
-        told.
+        told, and of several virtual stages the most that any of them holds.
         """
         stages, blocks = pp * virtual_stages, len(self.kinds.of)
         if stages not in self.stages:
@@ -170,7 +200,22 @@ class Pipelines:
                 has = missing & (kept[:, place] > 0)
                 totals[has] += parts
                 missing &= ~has
-        return np.column_stack([ranks, kept, totals])
+        return Cut(
+            rows=np.column_stack([ranks, kept, totals]),
+            turning=self._taking_turns(held, ranks, bent) if virtual_stages > 1 else (),
+        )
+
+    def _taking_turns(self, held: Any, ranks: list[int], bent: bool) -> tuple[Turns, ...]:
+        """Return what virtual stages of some ranks, or of ranks equal to them, hold at most."""
+        of_kind = np.equal.outer(np.array(self.kinds.of), np.arange(len(self.kinds.blocks)))
+        told: dict[bytes, tuple[bytes, bytes]] = {}
+        alike: dict[tuple[bytes, bytes], list[int]] = {}
+        for rank, own in enumerate(held.sum(axis=0)):
+            same = own.tobytes()
+            told[same] = told.get(same) or _told(own, np.array(self.kinds.of))
+            alike.setdefault(told[same], []).append(rank)
+        groups = {own[0]: own for own in alike.values()}
+        return turns(held, of_kind, self.weights, [groups[rank] for rank in ranks], is_bent=bent)
 
 
 def _told(repeats: Any, kinds: Any) -> tuple[bytes, bytes]:
@@ -193,13 +238,28 @@ def pipelines_of(model: ModelSpec) -> Pipelines:
                 parts[place] += own
             else:
                 ties.setdefault(group.tie_group, []).append((place, own))
+    kinds = _kinds_of(model)
     return Pipelines(
         model=model,
-        kinds=_kinds_of(model),
+        kinds=kinds,
+        weights=_weights(kinds.blocks),
         chain=np.repeat(np.arange(len(model.blocks)), [block.repeat for block in model.blocks]),
         parts=parts,
         ties=tuple(tuple(group) for group in ties.values()),
     )
+
+
+def _weights(blocks: tuple[Block, ...]) -> Any:
+    """Return by what moments are told from one another: bytes as if nothing divided them."""
+    none, full, awaited = (
+        np.array([saved.total for saved in every], dtype=float)
+        for every in (
+            [block.activations.none for block in blocks],
+            [block.activations.full for block in blocks],
+            [block.awaited for block in blocks],
+        )
+    )
+    return np.stack([np.concatenate([none, awaited]), np.concatenate([full, awaited + none - full])])
 
 
 def _kinds_of(model: ModelSpec) -> Kinds:

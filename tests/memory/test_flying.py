@@ -13,7 +13,7 @@ from parastrat.assess import assess, plans_table
 from parastrat.case import Facts
 from parastrat.columns import Columns
 from parastrat.memory.crossing import crossing_bytes
-from parastrat.memory.flying import in_flight, waiting_bytes
+from parastrat.memory.flying import in_flight
 from parastrat.model import Parameters, Split
 from parastrat.plan import PipelineSchedule, Recompute
 from parastrat.ranks import ParameterTotals
@@ -73,15 +73,25 @@ def test_all_ranks_hold_as_many_without_bubbles(rank: int) -> None:
     assert in_flight(row(pp_schedule=SPLIT, **PIPED), rank) == 2
 
 
-def test_only_schedules_that_split_wait() -> None:
-    columns = row(pp_schedule=SPLIT, **PIPED)
-    assert waiting_bytes(columns, 1, 10, 3) == 10 + 3
-    assert waiting_bytes(columns, 0, 10, 3) == 3
-    # of the ranks between the ends the first is told, and the last is meant
-    longer = row(pp_schedule=SPLIT, **PIPED | {"pp": 8})
-    assert [waiting_bytes(longer, rank, 10, 3) for rank in (0, 1, 7)] == [3, 6 * 10 + 3, 7 * 10 + 3]
-    assert waiting_bytes(row(pp_schedule=PipelineSchedule.ZBV, **PIPED), 1, 10, 3) == 3
-    assert waiting_bytes(row(pp_schedule=PipelineSchedule.INTERLEAVED, **PIPED), 1, 10, 3) == 0
+@pytest.mark.parametrize("pp", [2, 8])
+def test_weights_wait_for_as_many_chunks_as_ranks_are_before(pp: int) -> None:
+    piped = PIPED | {"pp": pp, "gradient_accumulation_steps": 2 * pp}
+
+    def waiting(schedule: PipelineSchedule) -> int:
+        totals = [
+            assess(
+                layers(4 * pp, awaited=awaited), plan(pp_schedule=schedule, **piped)
+            ).estimate.memory.total
+            for awaited in (30, 0)
+        ]
+        return totals[0] - totals[1]
+
+    # chunks of two layers, of which the one that runs has one more
+    assert waiting(SPLIT) == ((pp - 1) * 2 + 1) * 30
+    # down and up, where the last rank then has a chunk of activations less than others at their most
+    most, on_last = 30, (2 * (pp - 1) * 2 + 1) * 30 - 2 * 100
+    assert waiting(PipelineSchedule.ZBV) == max(most, on_last)
+    assert waiting(PipelineSchedule.INTERLEAVED) == 0
 
 
 def test_a_split_backward_leaves_gradients_in_what_was_received() -> None:

@@ -1,0 +1,216 @@
+"""What a pipeline rank holds of each of its virtual stages as backwards begin, by schedule.
+
+Counted in a step of many micro-batches, of which the orders repeat themselves (``timeline.orders``, whose
+sources these are): the most that is reached does not hang on how many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flights:
+    """Micro-batches on each rank, in arrays with ranks before moments before the rank's virtual stages."""
+
+    #: whose activations are held
+    alive: Any
+    #: of these such that wait for the gradients of weights; no more where no schedule splits backward
+    awaited: Any
+    #: the virtual stage that runs backward, by rank and moment
+    running: Any
+
+
+@cache
+def flights(pp: int, chunks: int, *, is_bent: bool) -> tuple[Flights, Any]:
+    """Return those of a schedule whose backward is whole, and behind its ranks those of one that splits it.
+
+    And by rank and virtual stage where weights wait for anything: not on the first stage, which has no
+    inputs whose gradients would come first.
+    """
+    ways = [v_shaped(pp, split=way) if is_bent else looped(pp, chunks, split=way) for way in (False, True)]
+    waits = np.repeat([False, True], pp)[:, None] & np.ones(chunks, dtype=bool)
+    waits[pp, 0] = False
+    together = Flights(
+        alive=np.concatenate([way.alive for way in ways]).astype(float),
+        awaited=np.concatenate([way.awaited for way in ways]).astype(float),
+        running=np.concatenate([way.running for way in ways]),
+    )
+    return together, waits
+
+
+def looped(pp: int, chunks: int, *, split: bool) -> Flights:
+    """Return those of the interleaved schedules, of which ``split`` is the one without bubbles.
+
+    A rank holds most where a round of its forwards, its backwards or its weights ends: between those
+    moments the numbers grow or fall evenly.
+    """
+    rank = np.arange(pp)[:, None]
+    hop = 1 if split else 2
+    ends = (-1 - hop * (pp - 1 - rank)) % pp
+    turns = [np.zeros_like(rank), ends, rank if split else ends]
+    offsets = np.concatenate([*turns, *((turn - 1) % pp for turn in turns)], axis=1)
+    place = (offsets[:, None, :] + pp * np.arange(2 * chunks)[None, :, None]).reshape(pp, -1)
+    forwards = _of_chunks((chunks - 1) * pp + hop * (pp - 1 - rank) + place + 1, pp, chunks)
+    backwards = _of_chunks(place, pp, chunks)[..., ::-1]
+    ended = _of_chunks(np.maximum(place - rank, 0), pp, chunks)[..., ::-1] if split else backwards
+    return Flights(
+        alive=forwards - ended,
+        awaited=backwards - ended,
+        running=chunks - 1 - place // pp % chunks,
+    )
+
+
+def v_shaped(pp: int, *, split: bool) -> Flights:
+    """Return those of the V schedules: ZBV, where backward is ``split``, else DualPipeV.
+
+    In turn a micro-batch runs down and one up, and each time one that came before it backward. At the end
+    of ZBV a rank has the gradients of inputs of as many as there are ranks before it, down and up, whose
+    weights wait.
+    """
+    rank = np.arange(pp)
+    if split:
+        alive = [[2 * pp - rank, rank], [2 * pp - rank - 1, rank + 1], [0 * rank + pp, rank]]
+        awaited = [[0 * rank, 0 * rank], [0 * rank, 0 * rank], [rank, rank]]
+        running = [0, 1, 0]
+    else:
+        alive = [[2 * pp - rank, rank + 1]] * 3
+        awaited = [[0 * rank, 0 * rank]] * 3
+        running = [0, 1, 1]
+    return Flights(
+        alive=np.moveaxis(np.array(alive), -1, 0),
+        awaited=np.moveaxis(np.array(awaited), -1, 0),
+        running=np.broadcast_to(running, (pp, len(running))),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """What is held where virtual stages take turns, in repeats of each kind: alive, and then waiting.
+
+    First come ways to weigh the kinds, each of which tells of all moments the one of most.
+    """
+
+    #: as a block of each kind runs backward, and none behind it in its stage is kept; kinds before groups
+    at_kinds: Any
+    #: as the first stage of a rank is through
+    ending: Any
+
+    def at(self, places: Any) -> Turns:
+        """Return those of some ranks, by their places in the last axis."""
+        return Turns(at_kinds=self.at_kinds.take(places, axis=-1), ending=self.ending.take(places, axis=-1))
+
+    def foremost(self, most: int) -> Turns:
+        """Return those of the first ranks of every pipeline, where pipelines have the last axis."""
+        return Turns(at_kinds=self.at_kinds[..., :most, :], ending=self.ending[..., :most, :])
+
+    def weighed(self, way: int) -> Turns:
+        """Return those by one way to weigh kinds."""
+        return Turns(at_kinds=self.at_kinds[way : way + 1], ending=self.ending[way : way + 1])
+
+    def nothing(self, ranks: int) -> Turns:
+        """Return for so many ranks what stands where there is one virtual stage."""
+        shapes = ([*column.shape[:-1], ranks] for column in (self.at_kinds, self.ending))
+        at_kinds, ending = (np.zeros(shape) for shape in shapes)
+        return Turns(at_kinds=at_kinds, ending=ending)
+
+
+def joined(several: Sequence[Turns]) -> Turns:
+    """Return those of all ranks."""
+    return Turns(
+        at_kinds=np.concatenate([each.at_kinds for each in several], axis=-1),
+        ending=np.concatenate([each.ending for each in several], axis=-1),
+    )
+
+
+def turns(
+    held: Any, of_kind: Any, weights: Any, groups: Sequence[Sequence[int]], *, is_bent: bool
+) -> tuple[Turns, Turns]:
+    """Return what ranks hold at the moments of most, with backward whole and with it split.
+
+    The chunk that runs waits but for the block that runs.
+
+    Args:
+        held: repeats of each block, virtual stages of a rank before ranks before blocks.
+        of_kind: where a block, in the first axis, is of a kind.
+        weights: what a repeat of each kind keeps alive, and then what it waits with; a row for each way.
+        groups: ranks that are not told apart.
+        is_bent: the chain runs down the ranks and up again.
+    """
+    (chunks, pp), kinds = held.shape[:2], of_kind.shape[1]
+    flown, waits = flights(pp, chunks, is_bent=is_bent)
+    # most stages hold the same blocks, which are looked at once
+    places: dict[bytes, int] = {}
+    flat = np.moveaxis(held, 0, 1).reshape(pp * chunks, -1)
+    at = np.array([places.setdefault(own.tobytes(), len(places)) for own in flat]).reshape(pp, chunks)
+    stages = np.frombuffer(b"".join(places), dtype=flat.dtype).reshape(len(places), -1)
+    counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in _behind(stages, of_kind))
+    ranks = np.tile(np.arange(pp), 2)[:, None]
+    waiting = counts[ranks[:, 0]] * waits[..., None]
+    running = np.arange(2 * pp)[:, None], flown.running
+    every = np.concatenate(
+        [
+            flown.alive @ counts[ranks[:, 0]],
+            flown.awaited @ waiting + np.maximum(waiting[running] - 1, 0),
+        ],
+        axis=-1,
+    )
+    worth = every @ weights.T
+    less = (behind @ weights[:, :kinds].T)[ranks, flown.running]
+    score = np.where(has[ranks, flown.running][..., None], worth[:, :, None] - less, -np.inf)
+    both = [*groups, *([pp + rank for rank in group] for group in groups)]
+    rank, moment, found = _best(score, both)
+    at_kinds = every[rank, moment]
+    at_kinds[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
+    at_kinds[np.isinf(found)] = 0
+    filled: Any = stages.any(axis=1)
+    first = np.tile(filled[at].argmax(axis=1), 2)
+    score = np.where((flown.running == first[:, None])[..., None], worth, -np.inf)
+    rank, moment, _ = _best(score, both)
+    ending = every[rank, moment]
+    ending[..., :kinds] -= counts[rank % pp, first[rank]]
+    # ways before kinds that run before kinds that are held before groups
+    found = Turns(at_kinds=np.transpose(at_kinds, (2, 1, 3, 0)), ending=np.transpose(ending, (1, 2, 0)))
+    own = np.arange(len(groups))
+    return found.at(own), found.at(len(groups) + own)
+
+
+def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:
+    """Return which kinds each virtual stage has, and the repeats behind the last block of each."""
+    there = (stages > 0)[..., None] & of_kind
+    place = (there * np.arange(len(of_kind))[:, None]).max(axis=1)
+    counted = stages[..., None] * of_kind
+    behind = counted[:, ::-1].cumsum(axis=1)[:, ::-1] - counted
+    return there.any(axis=1), behind[np.arange(len(stages))[:, None], place]
+
+
+def _best(score: Any, groups: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
+    """Return the rank of each group and its moment that score highest, and the score.
+
+    Args:
+        score: ranks before moments before whatever is told apart.
+        groups: of the ranks.
+    """
+    moments = score.argmax(axis=1)
+    best = score.max(axis=1)
+    rank = np.stack(
+        [group[0] + 0 * moments[0] if len(group) == 1 else _of(group, best) for group in groups]
+    )
+    others = np.ogrid[tuple(slice(size) for size in rank.shape)][1:]
+    return rank, moments[rank, *others], best[rank, *others]
+
+
+def _of(group: Sequence[int], best: Any) -> Any:
+    own = np.array(group)
+    return own[best[own].argmax(axis=0)]
+
+
+def _of_chunks(count: Any, pp: int, chunks: int) -> Any:
+    """Return of the first so many micro-batches those of each chunk, which take turns by ``pp``."""
+    rounds, rest = np.divmod(count, pp * chunks)
+    return rounds[..., None] * pp + np.clip(rest[..., None] - pp * np.arange(chunks), 0, pp)
