@@ -11,7 +11,7 @@ from parastrat.columns import code_of
 from parastrat.distinct import distinct, standing
 from parastrat.memory.activations import SAVED_BY, everything_bytes, kept_bytes
 from parastrat.memory.crossing import crossing_bytes
-from parastrat.memory.flying import few_steps, in_flight, of_kinds, takes_turns
+from parastrat.memory.flying import few_steps, in_flight, of_kinds, takes_turns, ways_of_turns
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -32,7 +32,6 @@ from parastrat.ranks.states import (
     state_bytes,
     stepping_bytes,
 )
-from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +78,7 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         of_kind.reshape(shape).take(at, axis=-1)[:, :, None] for of_kind in (kept, every, running)
     )
     peak = np.full((len(codes), *rank.shape), -np.inf)
-    turns, turning = takes_turns(saved), ranks.foremost_turning(_FOREMOST, splits(saved))
+    turns, turning = takes_turns(saved), ranks.foremost_turning(_FOREMOST, ways_of_turns(saved))
     for place, kind in enumerate(moments.kinds):
         counts = moments.freed[place]
         if turning is not None and turns.any():

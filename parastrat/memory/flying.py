@@ -15,7 +15,7 @@ from parastrat.memory.activations import (
 )
 from parastrat.plan import PipelineSchedule
 from parastrat.ranks import block_kinds
-from parastrat.schedules import V_SHAPED
+from parastrat.schedules import V_SHAPED, splits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,6 +67,12 @@ def few_steps(c: Columns) -> Any:
     """
     steps = c.gradient_accumulation_steps
     return np.where(takes_turns(c) & (steps < 2 * c.pp), steps, 0)
+
+
+def ways_of_turns(c: Columns) -> Any:
+    """Return the place of each plan's way among ``ranks.flights.WAYS``, by its ``few_steps``."""
+    few = (c.few_steps > 0) & (c.few_steps <= c.pp)
+    return splits(c).astype(np.int64) + 2 * few
 
 
 def awaited_bytes(facts: Facts, c: Columns, again: Bytes) -> Bytes:

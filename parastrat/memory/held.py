@@ -17,7 +17,14 @@ from parastrat.memory.activations import (
     keeps_casts,
     kept_bytes,
 )
-from parastrat.memory.flying import awaited_bytes, few_steps, in_flight, of_kinds, takes_turns
+from parastrat.memory.flying import (
+    awaited_bytes,
+    few_steps,
+    in_flight,
+    of_kinds,
+    takes_turns,
+    ways_of_turns,
+)
 from parastrat.memory.gathered import (
     HELD_BY,
     When,
@@ -33,7 +40,6 @@ from parastrat.memory.running import adding_bytes, freed_bytes, loss_bytes, runn
 from parastrat.memory.unmade import Unmade, early, makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
-from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,9 +123,8 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     held, held_at = standing(columns, HELD_BY)
     adds, kinds = _adds(facts, columns), block_kinds(model)
     further = {"adding": adds} if adds.any() else {}
-    few = few_steps(columns)
-    if few.any():
-        further["few_steps"] = few
+    if takes_turns(columns).any():
+        further["few_steps"] = few_steps(columns)
     if has_moments(kinds.blocks):
         further["singly"] = _singly(facts, columns)
     saved, saved_at = standing(columns.joined(further), (*SAVED_BY, *further))
@@ -152,7 +157,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     turning = np.flatnonzero(takes_turns(saved))
     if turning.size:
         alive, ended = _in_turn(facts, saved.at(turning), of_saved.among(turning), everything[:, turning])
-        if few.any():
+        if saved.few_steps.any():
             all_of = one[:, turning] * saved.few_steps[turning]
             alive = np.where(all_of > 0, np.minimum(alive, all_of - freed[..., turning]), alive)
         freed[..., turning], at_end[..., turning] = -alive, -ended - of_moments[..., turning]
@@ -193,7 +198,7 @@ def _in_turn(facts: Facts, c: Columns, ranks: Ranks, everything: Bytes) -> tuple
         ranks: of their pipelines.
         everything: of each kind of block what is kept and what is made again.
     """
-    kept, held = kept_bytes(facts, c), ranks.turning(splits(c))
+    kept, held = kept_bytes(facts, c), ranks.turning(ways_of_turns(c))
     if held is None:
         raise ValueError("these plans have no virtual stages")
     each = np.concatenate([kept, awaited_bytes(facts, c, everything - kept)])

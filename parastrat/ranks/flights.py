@@ -1,7 +1,8 @@
 """What a pipeline rank holds of each of its virtual stages as backwards begin, by schedule.
 
-Counted in a step of many micro-batches, of which the orders repeat themselves (``timeline.orders``, whose
-sources these are): the most that is reached does not hang on how many there are.
+Counted in a step of many micro-batches, in which the orders repeat themselves (``timeline.orders``, whose
+sources these are) and the most that is reached does not hang on how many there are; and in one of as many
+as there are ranks.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -26,16 +28,23 @@ class Flights:
     running: Any
 
 
+#: with backward whole and split, in steps of many micro-batches, and then in those of as many as ranks
+WAYS = tuple(product((False, True), (False, True)))
+
+
 @cache
 def flights(pp: int, chunks: int, *, is_bent: bool) -> tuple[Flights, Any]:
-    """Return those of a schedule whose backward is whole, and behind its ranks those of one that splits it.
+    """Return those of each of ``WAYS``, the ranks of one behind those of another.
 
     And by rank and virtual stage where weights wait for anything: not on the first stage, which has no
     inputs whose gradients would come first.
     """
-    ways = [v_shaped(pp, split=way) if is_bent else looped(pp, chunks, split=way) for way in (False, True)]
-    waits = np.repeat([False, True], pp)[:, None] & np.ones(chunks, dtype=bool)
-    waits[pp, 0] = False
+    ways = [
+        v_shaped(pp, split=split, few=few) if is_bent else looped(pp, chunks, split=split, few=few)
+        for few, split in WAYS
+    ]
+    waits = np.array([split for _, split in WAYS]).repeat(pp)[:, None] & np.ones(chunks, dtype=bool)
+    waits[::pp, 0] = False
     together = Flights(
         alive=np.concatenate([way.alive for way in ways]).astype(float),
         awaited=np.concatenate([way.awaited for way in ways]).astype(float),
@@ -44,7 +53,7 @@ def flights(pp: int, chunks: int, *, is_bent: bool) -> tuple[Flights, Any]:
     return together, waits
 
 
-def looped(pp: int, chunks: int, *, split: bool) -> Flights:
+def looped(pp: int, chunks: int, *, split: bool, few: bool = False) -> Flights:
     """Return those of the interleaved schedules, of which ``split`` is the one without bubbles.
 
     A rank holds most where a round of its forwards, its backwards or its weights ends: between those
@@ -55,8 +64,10 @@ def looped(pp: int, chunks: int, *, split: bool) -> Flights:
     ends = (-1 - hop * (pp - 1 - rank)) % pp
     turns = [np.zeros_like(rank), ends, rank if split else ends]
     offsets = np.concatenate([*turns, *((turn - 1) % pp for turn in turns)], axis=1)
-    place = (offsets[:, None, :] + pp * np.arange(2 * chunks)[None, :, None]).reshape(pp, -1)
-    forwards = _of_chunks((chunks - 1) * pp + hop * (pp - 1 - rank) + place + 1, pp, chunks)
+    rounds = np.arange(2 * chunks) % (chunks if few else 2 * chunks)
+    place = (offsets[:, None, :] + pp * rounds[None, :, None]).reshape(pp, -1)
+    ran = (chunks - 1) * pp + hop * (pp - 1 - rank) + place + 1
+    forwards = _of_chunks(np.minimum(ran, chunks * pp) if few else ran, pp, chunks)
     backwards = _of_chunks(place, pp, chunks)[..., ::-1]
     ended = _of_chunks(np.maximum(place - rank, 0), pp, chunks)[..., ::-1] if split else backwards
     return Flights(
@@ -66,15 +77,19 @@ def looped(pp: int, chunks: int, *, split: bool) -> Flights:
     )
 
 
-def v_shaped(pp: int, *, split: bool) -> Flights:
+def v_shaped(pp: int, *, split: bool, few: bool = False) -> Flights:
     """Return those of the V schedules: ZBV, where backward is ``split``, else DualPipeV.
 
     In turn a micro-batch runs down and one up, and each time one that came before it backward. At the end
     of ZBV a rank has the gradients of inputs of as many as there are ranks before it, down and up, whose
-    weights wait.
+    weights wait. DualPipeV has no steps of ``few``, which are told as others.
     """
     rank = np.arange(pp)
-    if split:
+    if split and few:
+        alive = [[0 * rank + pp, rank], [0 * rank + pp, rank + 1], [0 * rank + pp, rank]]
+        awaited = [[0 * rank, 0 * rank]] * 3
+        running = [0, 1, 0]
+    elif split:
         alive = [[2 * pp - rank, rank], [2 * pp - rank - 1, rank + 1], [0 * rank + pp, rank]]
         awaited = [[0 * rank, 0 * rank], [0 * rank, 0 * rank], [rank, rank]]
         running = [0, 1, 0]
@@ -130,8 +145,8 @@ def joined(several: Sequence[Turns]) -> Turns:
 
 def turns(
     held: Any, of_kind: Any, weights: Any, groups: Sequence[Sequence[int]], *, is_bent: bool
-) -> tuple[Turns, Turns]:
-    """Return what ranks hold at the moments of most, with backward whole and with it split.
+) -> tuple[Turns, ...]:
+    """Return what ranks hold at the moments of most, in each of ``WAYS``.
 
     The chunk that runs waits but for the block that runs.
 
@@ -150,9 +165,10 @@ def turns(
     at = np.array([places.setdefault(own.tobytes(), len(places)) for own in flat]).reshape(pp, chunks)
     stages = np.frombuffer(b"".join(places), dtype=flat.dtype).reshape(len(places), -1)
     counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in _behind(stages, of_kind))
-    ranks = np.tile(np.arange(pp), 2)[:, None]
+    ways = range(len(WAYS))
+    ranks = np.tile(np.arange(pp), len(WAYS))[:, None]
     waiting = counts[ranks[:, 0]] * waits[..., None]
-    running = np.arange(2 * pp)[:, None], flown.running
+    running = np.arange(len(ranks))[:, None], flown.running
     every = np.concatenate(
         [
             flown.alive @ counts[ranks[:, 0]],
@@ -163,21 +179,20 @@ def turns(
     worth = every @ weights.T
     less = (behind @ weights[:, :kinds].T)[ranks, flown.running]
     score = np.where(has[ranks, flown.running][..., None], worth[:, :, None] - less, -np.inf)
-    both = [*groups, *([pp + rank for rank in group] for group in groups)]
-    rank, moment, found = _best(score, both)
+    every_group = [[pp * way + rank for rank in group] for way in ways for group in groups]
+    rank, moment, found = _best(score, every_group)
     at_kinds = every[rank, moment]
     at_kinds[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
     at_kinds[np.isinf(found)] = 0
     filled: Any = stages.any(axis=1)
-    first = np.tile(filled[at].argmax(axis=1), 2)
+    first = np.tile(filled[at].argmax(axis=1), len(WAYS))
     score = np.where((flown.running == first[:, None])[..., None], worth, -np.inf)
-    rank, moment, _ = _best(score, both)
+    rank, moment, _ = _best(score, every_group)
     ending = every[rank, moment]
     ending[..., :kinds] -= counts[rank % pp, first[rank]]
     # ways before kinds that run before kinds that are held before groups
     found = Turns(at_kinds=np.transpose(at_kinds, (2, 1, 3, 0)), ending=np.transpose(ending, (1, 2, 0)))
-    own = np.arange(len(groups))
-    return found.at(own), found.at(len(groups) + own)
+    return tuple(found.at(np.arange(len(groups)) + len(groups) * way) for way in ways)
 
 
 def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:

@@ -113,19 +113,19 @@ class Ranks:
         """Return what the first ranks of each pipeline hold, which have most micro-batches in flight."""
         return _load(self.model, self.table.numbers[:, :most].take(self.at, axis=2))
 
-    def turning(self, splitting: Any) -> Turns | None:
+    def turning(self, ways: Any) -> Turns | None:
         """Return what ranks hold whose virtual stages take turns; None where there are none.
 
         Args:
-            splitting: the plans whose backward is split.
+            ways: the place of each plan's way among ``flights.WAYS``.
         """
         own, pipelines = self.table.turning, len(self.table.counts)
-        return own and own.at(self.at + pipelines * splitting)
+        return own and own.at(self.at + pipelines * ways)
 
-    def foremost_turning(self, most: int, splitting: Any) -> Turns | None:
+    def foremost_turning(self, most: int, ways: Any) -> Turns | None:
         """Return of the first ranks of each pipeline what they hold at one of the moments of most."""
         own, pipelines = self.table.turning, len(self.table.counts)
-        return own and own.weighed(0).foremost(most).at(self.at + pipelines * splitting)
+        return own and own.weighed(0).foremost(most).at(self.at + pipelines * ways)
 
     def among(self, rows: Any) -> Ranks:
         """Return those of some plans."""

@@ -56,7 +56,7 @@ class RankTable:
     #: place in the pipeline, repeats of every kind of block, and the totals
     numbers: Any
     moments: Moments
-    #: of every pipeline with backward whole, and then with it split; None where none has virtual stages
+    #: of every pipeline in each of ``flights.WAYS``; None where none has virtual stages
     turning: Turns | None
     #: distinct ranks of each pipeline
     counts: Any
@@ -79,7 +79,7 @@ class Cut:
 
     #: place in the pipeline, repeats of every block, and the totals
     rows: Any
-    #: with backward whole and split; none where each rank has one virtual stage
+    #: in each of ``flights.WAYS``; none where each rank has one virtual stage
     turning: tuple[Turns, ...]
 
 
