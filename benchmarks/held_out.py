@@ -31,8 +31,9 @@ from parastrat.correction import StackFit
 from parastrat.measured import read_rows
 from parastrat.measured.comparison import step_time
 from parastrat.measured.constants import EVERY_CONSTANT, constants_of
-from parastrat.measured.fitting import Run, fitted, predicted, runs_of, unsureness
+from parastrat.measured.fitting import Run, fitted, predicted, run_of, unsureness
 from parastrat.measured.models import has_experts
+from parastrat.measured.rates import unknown_rate
 from parastrat.stack import Stack
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +61,10 @@ those of `parastrat validate -o` where it calls none so:
 - *known stack*: by those and by four fifths of the source's models, the last fifth being predicted;
 - *one measurement*: by other sources' runs and one run of the source, drawn five times.
 
+A step's time on a device under a power limit that its source does not tell is unknown, and not predicted
+(`parastrat/measured/rates.py`). What the figures are with such runs stands below the tables: the mean over
+sources, the median and the 90th percentile.
+
 An error is predicted / measured - 1. The interval told with each prediction is as wide as its constants are
 unsure, {len(EVERY_CONSTANT)} of them, fitted or not (`parastrat/measured/constants.py`), and
 {100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other sources with
@@ -80,6 +85,8 @@ class Published:
     experts: bool
     language: bool
     run: Run
+    #: whether its device's rates are known; others are told beside the tables, and teach nothing
+    known_rate: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,17 +115,19 @@ def published() -> tuple[list[Published], dict[str, dict[bool, int]]]:
             continue
         experts = has_experts(row)
         all_of[source][experts] += 1
-        found += [
-            Published(
-                source=source,
-                stack=run.stack,
-                model=row.model,
-                experts=experts,
-                language=row.seq_len is not None,
-                run=run,
+        run = run_of(row)
+        if run is not None:
+            found.append(
+                Published(
+                    source=source,
+                    stack=run.stack,
+                    model=row.model,
+                    experts=experts,
+                    language=row.seq_len is not None,
+                    run=run,
+                    known_rate=unknown_rate(row) is None,
+                )
             )
-            for run in runs_of([row])
-        ]
     large = {source for source, counts in all_of.items() if sum(counts.values()) >= _LEAST_ROWS}
     return [each for each in found if each.source in large], all_of
 
@@ -174,11 +183,16 @@ def known_stack(runs: Runs, beside: Runs) -> Iterator[Split]:
             yield stack, [*others, *of_source, *seen], [each for each in own if each.model in out]
 
 
+def taught_by(runs: Runs) -> list[Published]:
+    """Return the runs that constants may be learned from: those whose device's rates are known."""
+    return [each for each in runs if each.known_rate]
+
+
 def one_measurement(runs: Runs, beside: Runs) -> Iterator[Split]:
     """Yield a source's runs but one, which is learned from beside other sources."""
     for stack, others, own in source_left_out(runs, beside):
         for draw in range(min(_DRAWS, len(own)) if len(own) > 1 else 0):
-            seen = random.Random(draw).choice(own)  # noqa: S311
+            seen = random.Random(draw).choice(taught_by(own))  # noqa: S311
             yield stack, [*others, seen], [each for each in own if each is not seen]
 
 
@@ -195,7 +209,7 @@ def predictions(fitter: Fitter, runs: Runs, way: Way, beside: Runs = ()) -> list
     """Return each run's errors by constants that did not see it."""
     found: list[Prediction] = []
     for stack, learned, own in way(runs, beside):
-        found += fitter.predicted(own, stack, fitter.fit(learned, stack))
+        found += fitter.predicted(own, stack, fitter.fit(taught_by(learned), stack))
     return found
 
 
@@ -258,6 +272,26 @@ def table_lines(found: list[Prediction], counts: dict[str, int]) -> Iterator[str
     )
 
 
+def aside_lines(found: list[Prediction]) -> Iterator[str]:
+    """Yield the figures with runs whose device's rates are unknown, predicted by those of its profile."""
+    aside = {id(each.of): each.of.source for each in found if not each.of.known_rate}
+    if not aside:
+        return
+    means = [
+        statistics.fmean(abs(math.expm1(each.error)) for each in found if each.of.source == source)
+        for source in sorted({each.of.source for each in found})
+    ]
+    sizes = sorted(abs(math.expm1(each.error)) for each in found)
+    own = statistics.fmean(abs(math.expm1(each.error)) for each in found if not each.of.known_rate)
+    yield ""
+    sources = ", ".join(sorted(set(aside.values())))
+    figures = statistics.fmean(means), statistics.median(sizes), _p90(sizes)
+    yield (
+        f"With {len(aside)} more of {sources}, whose devices are power limited to what nobody says, "
+        f"predicted as if they were not ({_percent(own)} off): {', '.join(map(_percent, figures))}."
+    )
+
+
 def _p90(sizes: list[float]) -> float:
     return sizes[math.ceil(0.9 * len(sizes)) - 1]
 
@@ -283,7 +317,8 @@ def main() -> None:
         for name, way in WAYS.items():
             lines += [f"## {'Mixtures of experts' if experts else 'Dense'}: {name}", ""]
             found = predictions(fitter, own, way, beside)
-            lines += [*table_lines(with_intervals(found), counts), ""]
+            known = with_intervals([each for each in found if each.of.known_rate])
+            lines += [*table_lines(known, counts), *aside_lines(found), ""]
     text = "\n".join(lines)
     print(text)
     if "--write" in sys.argv:

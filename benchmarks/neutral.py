@@ -40,15 +40,20 @@ _WHERE_STATED = {
 }
 #: values of these where a stack hides nothing, or has one kernel for all experts and all rows
 _WITHOUT = (0.0, 1.0)
-_FSDP2 = {"fsdp_overlap": 0.7, "dp_overlap": 0.7}
-_WITH_FSDP2 = {"torch", "torch-compile"}
+_PREFETCHING = {
+    "torch": {"fsdp_overlap": 0.7, "dp_overlap": 0.7},
+    "torch-compile": {"fsdp_overlap": 0.7, "dp_overlap": 0.7},
+    # Megatron-FSDP gathers ahead as FSDP2 does:
+    # https://github.com/NVIDIA/Megatron-LM megatron/core/distributed/fsdp/src/README.md
+    "megatron-core": {"fsdp_overlap": 0.7},
+}
 
 
 def neutral(name: str) -> Stack:
     """Return a stack whose fitted constants are what was known without any of these runs."""
     stack = load_stack(name)
     own = {field: value for field, value in _WHERE_STATED.items() if getattr(stack, field) not in _WITHOUT}
-    constants = own | _NEUTRAL_ALL | NEUTRAL[stack.kernels] | (_FSDP2 if name in _WITH_FSDP2 else {})
+    constants = own | _NEUTRAL_ALL | NEUTRAL[stack.kernels] | _PREFETCHING.get(name, {})
     dispatch = stack.launches_per_dispatch / stack.launches_per_operator
     constants["launches_per_dispatch"] = constants["launches_per_operator"] * dispatch
     return replace(stack, **constants)

@@ -113,6 +113,23 @@ class MatmulCurve:
     k_half: float
 
 
+#: keys that a query sees, rows and elements of a head at which a rate of attention is stated
+ATTENTION_KEYS, ATTENTION_ROWS, ATTENTION_WIDTH = 4096, 2**20, 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCurve:
+    """How a rate of attention falls with what each kernel has, relative to that of large ones.
+
+    rate = R * keys/(keys + keys_half) * rows/(rows + rows_half) * width/(width + width_half), of the keys
+    that a query sees in the mean, of queries times heads, and of the elements of a head.
+    """
+
+    keys_half: float = 0.0
+    rows_half: float = 0.0
+    width_half: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One accelerator, or one CPU process."""
@@ -134,10 +151,15 @@ class Device:
     bf16_native: bool
     #: time of one kernel launch from eager Python
     launch_s: float
-    #: flash-attention forward's share of the sustained rate of matrix multiplies
+    #: flash-attention forward's share of the sustained rate of matrix multiplies, where a query sees
+    #: ATTENTION_KEYS and a kernel has ATTENTION_ROWS of heads with ATTENTION_WIDTH
     attention_efficiency: float = 0.5
     #: that of kernels made for the device (cuDNN's, FlashAttention-3); None: the same
     newest_attention_efficiency: float | None = None
+    #: that of the first FlashAttention, in Triton; None: nobody ran it
+    first_attention_efficiency: float | None = None
+    attention: AttentionCurve = AttentionCurve()
+    newest_attention: AttentionCurve | None = None
     #: host memory to device, one direction; None where there is no such link or it is unknown
     host_bytes_per_s: float | None = None
     compute_capability: str | None = None

@@ -35,9 +35,25 @@ class Kernels(StrEnum):
         return self in (Kernels.COMPILED, Kernels.COMPILED_LOSS)
 
     @property
+    def keeps_scores(self) -> bool:
+        """Whether attention is two products with all scores between them."""
+        return self is Kernels.FUSED_MATH
+
+    @property
     def fused(self) -> bool:
         """Whether blocks are fused by hand."""
         return self in (Kernels.FUSED, Kernels.FUSED_MATH)
+
+
+class Attention(StrEnum):
+    """Which flash attention a stack runs."""
+
+    #: that of 2022, in Triton
+    FIRST = "first"
+    #: FlashAttention-2, which torch has
+    SECOND = "second"
+    #: kernels made for a device, cuDNN's or later FlashAttentions, where it has any
+    NEWEST = "newest"
 
 
 class Crossing(StrEnum):
@@ -140,6 +156,10 @@ class Stack:
     #: whether a token's copies for experts of one scale-up domain cross into it as one, and those for
     #: experts of one rank as one there
     dispatch_once_per_domain: bool = False
+    #: whether weights are cast in a step's first micro-batch alone, and kept for the others
+    casts_weights_once: bool = False
+    #: whether what products in fp8 read of weights is gathered in fp8 over data ranks
+    gathers_fp8: bool = False
     #: bytes moved to cast one such element to four bits; None: as to fp8
     fp4_cast_bytes: float | None = None
     #: whether a run's steps are each one CUDA graph, which launches nothing from the host
@@ -171,12 +191,11 @@ class Stack:
     launches_per_expert: float = 0.0
     #: traffic of elementwise kernels on rows that are routed to experts, over elementwise_factor's
     routed_traffic_factor: float = 1.0
-    #: whether adding a micro-batch's gradients of experts' weights to those before takes time of its own
-    adds_expert_gradients: bool = False
+    #: whether products that give gradients of weights add to those of micro-batches before
+    adds_gradients: bool = False
     #: kernels launched, or as much of the processor's time, for a collective of tensor parallelism
     launches_per_collective: float = 0.0
-    #: whether attention runs on the kernels made for a device, where others are older
-    newest_attention: bool = False
+    attention: Attention = Attention.SECOND
     #: whether its pipelines can compute the gradients of weights apart from those of inputs
     splits_backward: bool = False
     #: launches of a backward in these two parts over those of a whole one, and further ones for each block

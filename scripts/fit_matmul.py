@@ -9,12 +9,13 @@ elsewhere), by minimising the Huber loss of the log rate. The error is printed a
 of (n, k): no shape of a fold's weights was seen in its fit.
 
 The kernels ran warm and alone, in short runs. A training step holds the device at its power limit for
-hours and is slower; free fits of published training runs give the factor (``LONG_RUN``). So
+hours and is slower: the public table of sustained multiplies, whose best shape ``sustained`` is, says by
+how much. So the long-run factor is the fastest kernel here over that, and
 
-    ceiling = R / (LONG_RUN * sustained.bf16)
+    ceiling = R / (long-run factor * sustained.bf16) = R / the fastest kernel
 
-and ``ceiling * sustained`` is what a large multiply reaches inside a long step. ``sustained`` is the
-public table's best shape; the ceiling may be above 1, because R is an asymptote that no shape reaches.
+where ``ceiling * sustained`` is what a large multiply reaches inside a long step. No training run was
+fitted to.
 
 Usage: python scripts/fit_matmul.py kernels_gemm.csv
 The table's columns: gpu, dtype, m, n, k, latency_ms, kernel (ai-dynamo/aiconfigurator, Apache-2.0).
@@ -25,7 +26,7 @@ from __future__ import annotations
 import argparse
 import csv
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,80 +40,36 @@ LEAST_FLOPS = 17e9
 #: residuals of the log rate beyond this count linearly
 HUBER = 0.05
 FOLDS = 5
-FREE_FIT = "free fit of published training runs, long-run over short-run kernel time"
+#: shapes with sides from here on tell devices with one curve apart
+LARGE_SIDE = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One curve: the table's GPU, and how much slower long training is than its kernels."""
+    """One curve: the table's GPU, and the profile whose sustained rate the curve is relative to."""
 
     gpu: str
-    #: profile whose sustained bf16 rate the ceiling is relative to; None: the table's fastest kernel
+    #: profile with the sustained bf16 rate; None: no public table has it
     device: str | None
     #: datasheet bf16 FLOP/s over memory bytes/s
     ridge: float
-    long_run: float
-    long_run_source: str
+    #: curve whose halves serve, where the table's own shapes look faulty
+    halves_of: str | None = None
 
 
 TARGETS = {
-    "a100-sxm4": Target(
-        gpu="A100-80GB-SXM",
-        device="a100-sxm4-80",
-        ridge=312 / 2.039,
-        long_run=1.18,
-        long_run_source=FREE_FIT,
-    ),
-    "h100-sxm5": Target(
-        gpu="H100-80GB-SXM",
-        device="h100-sxm5",
-        ridge=989.4 / 3.352,
-        long_run=1.22,
-        long_run_source=FREE_FIT,
-    ),
-    "h200-sxm": Target(
-        gpu="H200",
-        device="h200-sxm",
-        ridge=989.4 / 4.8,
-        long_run=1.22,
-        long_run_source="the H100's factor: same chip and power limit",
-    ),
-    "b200": Target(
-        gpu="B200",
-        device="b200",
-        ridge=2250 / 7.7,
-        long_run=1.18,
-        long_run_source=f"{FREE_FIT}, on fp8 runs: no bf16 run was at hand",
-    ),
-    "b300": Target(
-        gpu="B300",
-        device="b300",
-        ridge=2250 / 8,
-        long_run=1.18,
-        long_run_source="the B200's factor: no training run of dense bf16 was at hand",
-    ),
-    "gb300": Target(
-        gpu="GB300",
-        device="gb300",
-        ridge=2500 / 8,
-        long_run=1.15,
-        long_run_source=f"{FREE_FIT}, on fp8 runs",
-    ),
-    "l40s": Target(
-        gpu="L40S",
-        device=None,
-        ridge=362 / 0.864,
-        long_run=1.18,
-        long_run_source="the A100's factor: no training run was at hand",
-    ),
-    "rtx-pro-6000": Target(
-        gpu="RTX-PRO-6000",
-        device="rtx-pro-6000",
-        ridge=503 / 1.792,
-        long_run=1.18,
-        long_run_source="the A100's factor: no training run was at hand",
-    ),
+    "a100-sxm4": Target(gpu="A100-80GB-SXM", device="a100-sxm4-80", ridge=312 / 2.039),
+    "h100-sxm5": Target(gpu="H100-80GB-SXM", device="h100-sxm5", ridge=989.4 / 3.352),
+    "h200-sxm": Target(gpu="H200", device="h200-sxm", ridge=989.4 / 4.8),
+    "b200": Target(gpu="B200", device="b200", ridge=2250 / 7.7),
+    "gb200": Target(gpu="GB200", device="gb200", ridge=2500 / 8, halves_of="b200"),
+    "b300": Target(gpu="B300", device="b300", ridge=2250 / 8),
+    "gb300": Target(gpu="GB300", device="gb300", ridge=2500 / 8),
+    "l40s": Target(gpu="L40S", device=None, ridge=362 / 0.864),
+    "rtx-pro-6000": Target(gpu="RTX-PRO-6000", device="rtx-pro-6000", ridge=503 / 1.792),
 }
+#: for a device of which no public table has the sustained rate
+OF_A100 = "the A100's factor: its own sustained rate is in no public table"
 
 
 def read_kernels(path: Path, target: Target) -> tuple[Floats, Floats]:
@@ -179,27 +136,78 @@ def sustained_bf16(device: str) -> float:
     return float(table["sustained_tflops"]["bf16"]["value"]) * 1e12
 
 
-def curve_toml(name: str, target: Target, sides: Floats, rates: Floats) -> str:
-    """Fit one curve and return its file."""
-    parameters = fit(sides, rates)
-    top, m_half, n_half, k_half = np.exp(parameters)
-    error = cross_validated(sides, rates)
-    inside = percent_error(parameters, sides, rates)
-    sustained = sustained_bf16(target.device) if target.device else float(rates.max())
-    ceiling = top / (target.long_run * sustained)
-    print(
-        f"{name:10s} rows {len(rates):5d}  five folds {error:5.2f} %  in-sample {inside.mean():5.2f} %  "
-        f"R {top / 1e12:7.1f} TFLOP/s  halves {m_half:.0f} {n_half:.0f} {k_half:.0f}  ceiling {ceiling:.4f}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """Measured kernels, the logarithms of the curve's parameters, and its error over folds, percent."""
+
+    target: Target
+    sides: Floats
+    rates: Floats
+    parameters: Floats
+    error: float
+
+    @property
+    def fastest(self) -> float:
+        """The rate of the fastest kernel."""
+        return float(self.rates.max())
+
+
+def fitted(kernels: Path, target: Target) -> Fit:
+    """Return the curve of a target's own kernels."""
+    sides, rates = read_kernels(kernels, target)
+    return Fit(
+        target=target,
+        sides=sides,
+        rates=rates,
+        parameters=fit(sides, rates),
+        error=cross_validated(sides, rates),
     )
+
+
+def like(own: Fit, other: Fit) -> Fit:
+    """Return another's curve, as much higher as the kernels of large shapes are faster in the median."""
+    known = dict(zip(map(tuple, other.sides), other.rates, strict=True))
+    ratios = [
+        rate / known[shape]
+        for shape, rate in zip(map(tuple, own.sides), own.rates, strict=True)
+        if shape in known and min(shape) >= LARGE_SIDE
+    ]
+    parameters = other.parameters.copy()
+    parameters[0] += np.log(np.median(ratios))
+    return replace(own, parameters=parameters)
+
+
+def long_run(found: Fit, of_a100: float) -> tuple[float, str]:
+    """Return how much slower long runs are than these kernels, and why."""
+    if found.target.device is None:
+        return of_a100, OF_A100
+    factor = found.fastest / sustained_bf16(found.target.device)
+    return factor, "the fastest of these kernels over the sustained rate of the device's profile"
+
+
+def curve_toml(name: str, found: Fit, of_a100: float) -> str:
+    """Return a curve's file."""
+    top, m_half, n_half, k_half = np.exp(found.parameters)
+    inside = percent_error(found.parameters, found.sides, found.rates)
+    factor, why = long_run(found, of_a100)
+    device = found.target.device
+    sustained = sustained_bf16(device) if device else found.fastest
+    ceiling = top / (factor * sustained)
+    print(
+        f"{name:12s} rows {len(found.rates):5d}  five folds {found.error:5.2f} %  "
+        f"in-sample {inside.mean():5.2f} %  R {top / 1e12:7.1f} TFLOP/s  "
+        f"halves {m_half:.0f} {n_half:.0f} {k_half:.0f}  long run {factor:.3f}  ceiling {ceiling:.4f}"
+    )
+    halves = f"; halves of {found.target.halves_of}" if found.target.halves_of else ""
     return f"""# Written by scripts/fit_matmul.py; not by hand.
-source = "{SOURCE}; fitted by scripts/fit_matmul.py"
-gpu = "{target.gpu}"
-rows = {len(rates)}
+source = "{SOURCE}; fitted by scripts/fit_matmul.py{halves}"
+gpu = "{found.target.gpu}"
+rows = {len(found.rates)}
 # mean absolute error of the time, five folds over (n, k)
-error_percent = {error:.2f}
+error_percent = {found.error:.2f}
 # the short kernels' asymptote
 short_run_tflops = {top / 1e12:.1f}
-long_run_factor = {{ value = {target.long_run}, kind = "derived", source = "{target.long_run_source}" }}
+long_run_factor = {{ value = {factor:.3f}, kind = "derived", source = "{why}" }}
 
 [matmul]
 ceiling = {ceiling:.4f}
@@ -214,9 +222,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fit profiles/curves to a table of measured kernels.")
     parser.add_argument("kernels", type=Path, help="kernels_gemm.csv")
     kernels: Path = parser.parse_args().kernels
-    for name, target in TARGETS.items():
-        sides, rates = read_kernels(kernels, target)
-        (PROFILES / "curves" / f"{name}.toml").write_text(curve_toml(name, target, sides, rates))
+    found = {name: fitted(kernels, target) for name, target in TARGETS.items()}
+    of_a100, _ = long_run(found["a100-sxm4"], 1.0)
+    for name, own in found.items():
+        halves_of = own.target.halves_of
+        curve = like(own, found[halves_of]) if halves_of else own
+        (PROFILES / "curves" / f"{name}.toml").write_text(curve_toml(name, curve, of_a100))
 
 
 if __name__ == "__main__":

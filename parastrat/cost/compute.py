@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.cost.attention import attention_times
 from parastrat.cost.operators import SPLITS, operator_table
-from parastrat.cost.rates import attention_rate, sustained_flops_per_s
+from parastrat.cost.products import beside, products_s
 from parastrat.model import Split
 from parastrat.plan import Recompute
-from parastrat.ranks.states import element_bytes, expert_tp
-from parastrat.workload import Precision
+from parastrat.ranks.states import expert_tp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 #: kernel time and launch time join as (a^q + b^q)^(1/q): the longer one hides most of the other.
 #: q was fitted on published runs together with the stacks' constants.
 _LAUNCH_OVERLAP_EXPONENT = 2.3
-
-#: backward of flash attention has 2.5 times the FLOPs of its forward, five matrix products instead of two
-#: (Dao, arXiv:2307.08691, section 4.1), at about three quarters of its rate: a free fit of published runs.
-#: Kernels alone reach 63 % of an A100 where the forward has 73 % (same paper, abstract)
-_ATTENTION_BACKWARD = 3.3
 
 #: backward of a Mamba-2 scan moves three times its forward's bytes, tensor by tensor of mamba-ssm's kernels
 #: (``sources.state_space``): 17 tensors as wide as the layer in short formats instead of 5, and 34 bytes an
@@ -60,6 +55,7 @@ class BlockTimes:
     #: of matmul_forward, the grouped products of experts
     grouped_forward: Seconds
     attention_forward: Seconds
+    attention_backward: Seconds
     scan_forward: Seconds
     traffic_forward: Seconds
     launch_forward: Seconds
@@ -71,7 +67,7 @@ class BlockTimes:
 
     @cached_property
     def backward(self) -> Seconds:
-        """Without recompute: twice the matmuls, 2.5 times the attention, twice the traffic and launches."""
+        """Without recompute: twice the matmuls, the traffic and the launches."""
         return joined(self.backward_kernels, self.launch_backward)
 
     @property
@@ -88,7 +84,7 @@ class BlockTimes:
     def backward_kernels(self) -> Seconds:
         return (
             self.matmul_backward
-            + _ATTENTION_BACKWARD * self.attention_forward
+            + self.attention_backward
             + _SCAN_BACKWARD * self.scan_forward
             + 2 * self.traffic_forward
         )
@@ -126,23 +122,24 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     device, stack = facts.hardware.device, facts.stack
     each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
     table, shares = operator_table(blocks), _shares(c)
-    forward, backward, of_weights = _matmuls_s(facts, table.products, shares, c)
+    forward, backward, of_weights = products_s(facts, table.products, shares, c)
+    attention = attention_times(facts, table, shares)
     byte_s = 1 / device.memory_bytes_per_s
     moved_s = stack.elementwise_factor * byte_s
-    launches = _beside(table.launches, c) * each
+    launches = beside(table.launches, c) * each
     if stack.launches_per_expert and facts.model.experts:
         held = facts.model.experts / c.ep
-        launches = launches + _beside(table.grouped, c) * held * stack.launches_per_expert
+        launches = launches + beside(table.grouped, c) * held * stack.launches_per_expert
     if stack.launches_per_collective:
         collectives = np.array([block.tensor_parallel_collectives for block in blocks])
-        launches = launches + _beside(collectives, c) * (c.tp > 1) * stack.launches_per_collective
+        launches = launches + beside(collectives, c) * (c.tp > 1) * stack.launches_per_collective
     return BlockTimes(
         matmul_forward=table.products.by_block(forward, len(blocks)),
         matmul_backward=table.products.by_block(backward, len(blocks)),
         matmul_weights=table.products.by_block(of_weights, len(blocks)),
         grouped_forward=_grouped_s(table.products, forward, len(blocks), c),
-        attention_forward=_divided(table.attention, shares)
-        / attention_rate(device, facts.workload.precision, stack),
+        attention_forward=attention.forward,
+        attention_backward=attention.backward,
         scan_forward=_divided(table.scans, shares) * _SCAN_TRAFFIC * byte_s if table.scans.any() else 0.0,
         traffic_forward=_traffic_bytes(facts, blocks, shares, c) * moved_s,
         launch_forward=launches * (0.0 if stack.captured else device.launch_s),
@@ -172,78 +169,12 @@ def _grouped_s(products: Products, forward: Seconds, blocks: int, c: Columns) ->
     """Return what of the products' time is of grouped ones, by block."""
     if not products.grouped.any():
         return 0.0
-    return products.by_block(_beside(products.grouped, c) * forward, blocks)
-
-
-def _beside(values: Any, c: Columns) -> Any:
-    """Return one value a row, beside plans on further axes."""
-    return values.reshape(-1, *([1] * np.ndim(c.tp)))
+    return products.by_block(beside(products.grouped, c) * forward, blocks)
 
 
 def _divided(table: Any, shares: Numbers) -> Numbers:
     """Return what blocks have on one rank, of amounts by what divides them."""
     return sum(np.multiply.outer(amounts, share) for amounts, share in zip(table.T, shares, strict=True))
-
-
-def _matmuls_s(
-    facts: Facts, products: Products, shares: Numbers, c: Columns
-) -> tuple[Seconds, Seconds, Seconds]:
-    """Return the seconds of each product, forward, backward, and of the latter those of the weights.
-
-    Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m).
-    """
-    curve = facts.hardware.device.matmul
-    m, n, k = _sides(products, c, facts.model.experts)
-    flops = _beside(products.flops, c) * shares[products.split]
-    ideal = flops / _beside(_fastest(facts, products), c)
-
-    def reached(rows: Numbers, columns: Numbers, depth: Numbers) -> Numbers:
-        return rows / (rows + curve.m_half) * (columns / (columns + curve.n_half)) * depth
-
-    # the input's and the output's products have k inside or outside
-    k_inside, k_outside = k / (k + curve.k_half), n / (n + curve.k_half)
-    forward = ideal / reached(m, n, k_inside)
-    of_weights = _beside(products.weighted, c) * (ideal / reached(n, k, m / (m + curve.k_half)))
-    if facts.stack.adds_expert_gradients:
-        # an element of the weights stands in m products
-        of_weights = of_weights + _accumulated_s(facts, products, c) * flops / 2 / m
-    backward = ideal / reached(m, k, k_outside) + of_weights
-    if facts.workload.precision is not Precision.FP8:
-        return forward, backward, of_weights
-    cast_s = _cast_s(facts, products, c) * flops / 2
-    # an element of the input stands in n products, one of the weights in m, one of the output in k
-    return forward + cast_s / n + cast_s / m, backward + cast_s / k, of_weights
-
-
-def _fastest(facts: Facts, products: Products) -> Any:
-    """Return the rate that large products approach, for each.
-
-    Under fp8 logits stay in bf16, as torchtitan's filter and Megatron-Core's output layer have it.
-    """
-    device, precision = facts.hardware.device, facts.workload.precision
-    outside = Precision.BF16_MIXED if precision is Precision.FP8 else precision
-    inside, ends = (sustained_flops_per_s(device, own) for own in (precision, outside))
-    if precision is Precision.FP8 and facts.stack.scales_rows:
-        inside *= facts.stack.scaled_rows_factor
-    reached = device.matmul.ceiling * facts.stack.matmul_factor
-    grouped = np.where(products.grouped, facts.stack.grouped_factor, 1.0)
-    return reached * grouped * np.where(products.repeated, inside, ends)
-
-
-def _accumulated_s(facts: Facts, products: Products, c: Columns) -> Seconds:
-    """Return the seconds of adding the gradient of one expert's weight to those of micro-batches before.
-
-    Dense products have rows enough to hide it: for all products it makes dense rows fit worse.
-    """
-    added = _beside(products.weighted & products.grouped, c)
-    # the sum is read and written
-    return added * 2 * element_bytes(facts).gradient / facts.hardware.device.memory_bytes_per_s
-
-
-def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
-    """Return the seconds of casting one element to fp8, for each product."""
-    moved = facts.stack.cast_bytes * facts.stack.elementwise_factor
-    return _beside(products.repeated, c) * moved / facts.hardware.device.memory_bytes_per_s
 
 
 def _shares(c: Columns) -> Numbers:
@@ -255,17 +186,3 @@ def _shares(c: Columns) -> Numbers:
         Split.EXPERT: expert_tp(c),
     }
     return c.micro_batch_size / (np.stack([divisors[split] for split in SPLITS]) * c.cp)
-
-
-def _sides(products: Products, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
-    """Return one rank's m, n and k of products; at least 1, so that unknown shapes stay finite."""
-    m = np.maximum(_beside(products.m, c) * c.micro_batch_size / c.cp, 1)
-    n, k = np.maximum(_beside(products.n, c), 1), np.maximum(_beside(products.k, c), 1)
-    if products.grouped.any():
-        own = np.where(c.ep > 1, c.tp, 1)
-        m[products.grouped] = np.maximum(m[products.grouped] * c.ep / own / (experts or 1), 1)
-    of_experts = _beside(products.split == SPLITS.index(Split.EXPERT), c)
-    divisor = np.where(of_experts, np.where(c.ep > 1, 1, expert_tp(c)), c.tp)
-    n = n / np.where(_beside(products.divides_n, c), divisor, 1)
-    k = k / np.where(_beside(products.divides_k, c), divisor, 1)
-    return m, np.maximum(n, 1), np.maximum(k, 1)

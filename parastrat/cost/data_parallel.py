@@ -11,6 +11,7 @@ from parastrat.cost.communication import Group, all_reduce_s, ring_of
 from parastrat.hardware import DeviceType
 from parastrat.plan import Shard
 from parastrat.ranks.states import element_bytes, local, shard_ranks
+from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -81,13 +82,16 @@ def _once_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds
     if not np.any(zero):
         return seconds
     ring = ring_of(whole, fabric)
-    return np.where(zero, ring.of(held * element.gradient) + ring.of(held * element.compute), seconds)
+    # the root's weights, which tables and norms hold, are gathered as they are
+    root: Any = sum(local(load.root, c))
+    weights = _gathered_bytes(facts) * (held - root) + element.compute * root
+    return np.where(zero, ring.of(held * element.gradient) + ring.of(weights), seconds)
 
 
 def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
     """Return one unit's collectives: gathered for forward, after resharding again, and reduce-scattered."""
     again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
-    gather, reduce = gather_and_reduce_s(facts, c, unit, fabric)
+    gather, reduce = gather_and_reduce_s(facts, c, unit, fabric, _gathered_bytes(facts))
     return again * gather + reduce
 
 
@@ -103,11 +107,27 @@ def _expert_ring(fabric: Fabric, c: Columns) -> Ring:
     return ring_of(Group(ranks=shard_ranks(c)[1], stride=np.where(c.ep > 1, c.ep, c.tp)), fabric)
 
 
+def _gathered_bytes(facts: Facts) -> float:
+    """Return the bytes of one element of blocks' weights as data ranks gather it."""
+    fp8 = facts.stack.gathers_fp8 and facts.workload.precision is Precision.FP8
+    return 1 if fp8 else element_bytes(facts).compute
+
+
 def gather_and_reduce_s(
-    facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric
+    facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric, gathered: float | None = None
 ) -> tuple[Seconds, Seconds]:
-    """Return the seconds in which FSDP2 gathers a unit's parameters, and reduce-scatters its gradients."""
-    element = element_bytes(facts)
+    """Return the seconds in which FSDP2 gathers a unit's parameters, and reduce-scatters its gradients.
+
+    Args:
+        facts: the job.
+        c: the plans.
+        unit: the parameters.
+        fabric: the links.
+        gathered: bytes of an element as it is gathered; of what products compute with.
+    """
+    gathered = gathered or element_bytes(facts).compute
+    # gradients travel in the format in which they are kept, at most in fp32
+    reduced = min(element_bytes(facts).reduce, element_bytes(facts).gradient)
     parts = local(unit, c)
     gather: Seconds = np.zeros(np.shape(sum(parts)))
     reduce = gather
@@ -115,6 +135,6 @@ def gather_and_reduce_s(
         if np.any(held):
             ring = ring_over(fabric, c)
             hops = (held > 0) * ring.hops_s
-            gather = gather + held * element.compute * ring.byte_s + hops
-            reduce = reduce + held * element.reduce * ring.byte_s + hops
+            gather = gather + held * gathered * ring.byte_s + hops
+            reduce = reduce + held * reduced * ring.byte_s + hops
     return gather, reduce

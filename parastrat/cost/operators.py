@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.hardware import ATTENTION_KEYS, ATTENTION_ROWS, ATTENTION_WIDTH
 from parastrat.model import OperatorKind, Split
 from parastrat.remembered import remembered
 
@@ -55,12 +56,26 @@ class Products:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attentions:
+    """The attention of several blocks, of all passes and for one sample; unknown shapes are large ones."""
+
+    flops: Any
+    keys: Any
+    rows: Any
+    width: Any
+    #: place among SPLITS
+    split: Any
+    #: the block of each
+    blocks: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTable:
     """What blocks compute for one sample."""
 
     products: Products
-    #: FLOPs of attention, and bytes that scans and all others move, by block and what divides them
-    attention: Any
+    attention: Attentions
+    #: bytes that scans and all others move, by block and what divides them
     scans: Any
     traffic: Any
     #: operators of each block, and the grouped products among them
@@ -71,21 +86,22 @@ class OperatorTable:
 @remembered
 def operator_table(blocks: tuple[Block, ...]) -> OperatorTable:
     """Return the operators of some blocks."""
-    attention, scans, traffic = np.zeros((3, len(blocks), len(SPLITS)))
+    scans, traffic = np.zeros((2, len(blocks), len(SPLITS)))
     products: list[tuple[int, Operator]] = []
+    attentions: list[tuple[int, Operator]] = []
     for place, block in enumerate(blocks):
         for operator in block.operators:
             if operator.kind in _PRODUCTS:
                 products.append((place, operator))
             elif operator.kind is OperatorKind.ATTENTION:
-                attention[place, SPLITS.index(operator.split)] += operator.flops * operator.count
+                attentions.append((place, operator))
             elif operator.kind is OperatorKind.SCAN:
                 scans[place, SPLITS.index(operator.split)] += operator.bytes * operator.count
             else:
                 traffic[place, SPLITS.index(operator.split)] += operator.bytes * operator.count
     return OperatorTable(
         products=_products(products, blocks),
-        attention=attention,
+        attention=_attentions(attentions),
         scans=scans,
         traffic=traffic,
         launches=np.array([sum(operator.count for operator in block.operators) for block in blocks]),
@@ -96,6 +112,18 @@ def operator_table(blocks: tuple[Block, ...]) -> OperatorTable:
 def _grouped(block: Block) -> int:
     kind = OperatorKind.GROUPED_MATMUL
     return sum(operator.count for operator in block.operators if operator.kind is kind)
+
+
+def _attentions(several: list[tuple[int, Operator]]) -> Attentions:
+    operators = [operator for _, operator in several]
+    return Attentions(
+        flops=np.array([operator.flops * operator.count for operator in operators], dtype=float),
+        keys=np.array([operator.n or ATTENTION_KEYS for operator in operators], dtype=float),
+        rows=np.array([operator.m or ATTENTION_ROWS for operator in operators], dtype=float),
+        width=np.array([operator.k or ATTENTION_WIDTH for operator in operators], dtype=float),
+        split=np.array([SPLITS.index(operator.split) for operator in operators], dtype=np.int64),
+        blocks=np.array([place for place, _ in several], dtype=np.int64),
+    )
 
 
 def _products(several: list[tuple[int, Operator]], blocks: tuple[Block, ...]) -> Products:

@@ -9,7 +9,6 @@ from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.hardware import Device
-    from parastrat.stack import Stack
 
 
 def sustained_flops_per_s(device: Device, precision: Precision) -> float:
@@ -34,11 +33,3 @@ def sustained_flops_per_s(device: Device, precision: Precision) -> float:
             hint="state the rate under sustained_tflops of the device's profile",
         )
     return found
-
-
-def attention_rate(device: Device, precision: Precision, stack: Stack) -> float:
-    """Return flash attention's forward rate; under fp8 attention stays in bf16."""
-    own = Precision.BF16_MIXED if precision is Precision.FP8 else precision
-    newest = device.newest_attention_efficiency if stack.newest_attention else None
-    share = (newest or device.attention_efficiency) * stack.attention_factor
-    return sustained_flops_per_s(device, own) * share

@@ -12,12 +12,13 @@ from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.cost.optimizer import optimizer_s
 from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind
-from parastrat.plan import Offload, PipelineSchedule, Shard
+from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns, whole_model
-from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
+from parastrat.ranks.states import unit_totals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -166,7 +167,7 @@ def _rank_steps(
 
 
 def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> dict[str, Any]:
-    found = {"optimizer": _optimizer_s(facts, c, load)}
+    found = {"optimizer": optimizer_s(facts, c, load)}
     if fabric is None:
         return found
     units = fsdp_unit_s(facts, c, unit_totals(block_kinds(facts.model)), fabric)
@@ -270,17 +271,3 @@ def exposed_send_s(facts: Facts, c: Columns, fabric: Fabric) -> Seconds:
         gathered = ring_s(whole, Group(ranks=c.tp, stride=1), fabric)
         one = one + np.where(c.sequence_parallel, 0.0, gathered)
     return (1 - facts.stack.pp_overlap) * one
-
-
-def _optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
-    """Return the optimizer's memory traffic: gradients read, weights and states read and written.
-
-    Offloaded states stay on the host: gradients go down and weights come up through the host link.
-    """
-    element, device = element_bytes(facts), facts.hardware.device
-    updated = updated_parameters(load, c)
-    moved = element.gradient + 2 * (element.parameter + element.optimizer)
-    seconds = updated * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
-    link = device.host_bytes_per_s or device.memory_bytes_per_s
-    offloaded = updated * (element.gradient + element.parameter) / link
-    return seconds + np.where(c.offload == code_of(Offload.NONE), 0.0, offloaded)

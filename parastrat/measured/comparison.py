@@ -11,6 +11,7 @@ from parastrat.assess import assess
 from parastrat.comparison import Compared, Comparison, Quantity, Skipped, ranking_of
 from parastrat.errors import ParastratError
 from parastrat.measured.jobs import job_of
+from parastrat.measured.rates import unknown_rate
 from parastrat.measured.rows import MEASURED, THROUGHPUT
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.ranks.states import context_bytes
@@ -57,7 +58,8 @@ def compared(table: Table) -> Comparison:
             rows += found
             spreads.add(row, found)
             if not found:
-                skipped.append(Skipped(id=row.id, reason="what was measured is not stated"))
+                reason = unknown_rate(row) if _is_timed(table.columns) else None
+                skipped.append(Skipped(id=row.id, reason=reason or "what was measured is not stated"))
     return Comparison(
         rows=tuple(rows),
         skipped=tuple(skipped),
@@ -108,7 +110,7 @@ class _Spreads:
 def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterator[Compared]:
     estimate = case.estimate
     out_of_memory = ran_out_of_memory(row)
-    if any(name in columns for name in THROUGHPUT):
+    if _is_timed(columns) and unknown_rate(row) is None:
         yield Compared(
             id=row.id,
             stack=case.stack.name,
@@ -133,6 +135,10 @@ def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterato
             verdict=estimate.verdict,
             out_of_memory=out_of_memory,
         )
+
+
+def _is_timed(columns: Iterable[str]) -> bool:
+    return any(name in columns for name in THROUGHPUT)
 
 
 def ran_out_of_memory(row: MeasuredRow) -> bool:

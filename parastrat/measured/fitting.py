@@ -23,6 +23,7 @@ from parastrat.errors import ParastratError
 from parastrat.measured.comparison import ran_out_of_memory, step_time
 from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT
 from parastrat.measured.jobs import job_of
+from parastrat.measured.rates import unknown_rate
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.tables import facts_columns
 
@@ -63,18 +64,19 @@ class Run:
 
 def runs_of(rows: Iterable[MeasuredRow]) -> tuple[Run, ...]:
     """Return the runs that ended, say how long they took, and can be predicted."""
-    found = []
-    for row in rows:
-        seconds = step_time(row)
-        if seconds is None or ran_out_of_memory(row) or row.stack is None:
-            continue
-        try:
-            job = job_of(row)
-        except (CannotPredictError, ParastratError):
-            continue
-        table = row.id.partition("-")[0]
-        found.append(Run(table=table, stack=row.stack, job=job, seconds=seconds))
-    return tuple(found)
+    return tuple(filter(None, (run_of(row) for row in rows if unknown_rate(row) is None)))
+
+
+def run_of(row: MeasuredRow) -> Run | None:
+    """Return a run as if its device had its profile's rates; None as ``runs_of`` leaves out others."""
+    seconds = step_time(row)
+    if seconds is None or ran_out_of_memory(row) or row.stack is None:
+        return None
+    try:
+        job = job_of(row)
+    except (CannotPredictError, ParastratError):
+        return None
+    return Run(table=row.id.partition("-")[0], stack=row.stack, job=job, seconds=seconds)
 
 
 def predicted(run: Run, stack: Stack) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parastrat.hardware import Device, DeviceType, FigureKind, MatmulCurve, Provenance, Rates, Vendor
+from parastrat.hardware import AttentionCurve, Device, DeviceType, FigureKind, MatmulCurve, Provenance, Rates, Vendor
 from parastrat.profiles.files import ProfileFile, read_profile
 from parastrat.units import GB, GIB, MIB, MICRO, TERA
 
@@ -21,9 +21,12 @@ _DEVICE: Fields = {
     "launch_us": ("launch_s", MICRO),
     "attention_efficiency": ("attention_efficiency", 1.0),
     "newest_attention_efficiency": ("newest_attention_efficiency", 1.0),
+    "first_attention_efficiency": ("first_attention_efficiency", 1.0),
     "power_w": ("power_w", 1.0),
 }
-_NOT_EVERYWHERE = frozenset({"power_w", "host_gb_per_s", "newest_attention_efficiency"})
+_NOT_EVERYWHERE = frozenset(
+    {"power_w", "host_gb_per_s", "newest_attention_efficiency", "first_attention_efficiency"}
+)
 _RATES: Fields = {name: (name, TERA) for name in ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")}
 _COUNTS = frozenset({"memory_bytes", "usable_memory_bytes", "cores", "numa_nodes"})
 
@@ -69,6 +72,7 @@ def read_device(file: ProfileFile) -> Device:
     peak, peak_provenance = read_values(file, "peak_tflops", _RATES)
     sustained, sustained_provenance = read_values(file, "sustained_tflops", _RATES)
     curve, curve_provenance = _read_curve(file)
+    second, newest = _attention_curves(file)
     return Device(
         name=file.text("name"),
         vendor=Vendor(file.text("vendor")),
@@ -78,6 +82,8 @@ def read_device(file: ProfileFile) -> Device:
         peak=Rates(**peak),
         sustained=Rates(**sustained),
         matmul=curve,
+        attention=second,
+        newest_attention=newest,
         provenance=(
             *provenance,
             *(replace(entry, field=f"peak.{entry.field}") for entry in peak_provenance),
@@ -108,3 +114,21 @@ def _read_curve(device: ProfileFile) -> tuple[MatmulCurve, Provenance]:
     if "curve_assumed" in device.table:  # another device's kernels
         kind, source = FigureKind.ASSUMED, f"{device.text('curve_assumed')}; {source}"
     return curve, Provenance(field="matmul", kind=kind, source=source)
+
+
+def _attention_curves(device: ProfileFile) -> tuple[AttentionCurve, AttentionCurve | None]:
+    """Return how attention approaches its rates on a device, as ``scripts/fit_attention.py`` wrote it."""
+    name = device.text("curve")
+    file = read_profile("attention", name)
+    if file is None:
+        raise device.error(f"curve {name!r} is not in profiles/attention")
+    newest = _attention_curve(file, "newest") if "newest" in file.table else None
+    return _attention_curve(file, "second"), newest
+
+
+def _attention_curve(file: ProfileFile, part: str) -> AttentionCurve:
+    halves = {key: file.section(part).get(key) for key in ("keys_half", "rows_half", "width_half")}
+    absent = [key for key, value in halves.items() if not isinstance(value, int | float)]
+    if absent:
+        raise file.error(f"{part}.{absent[0]} is missing")
+    return AttentionCurve(**{key: float(value or 0) for key, value in halves.items()})

@@ -60,7 +60,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         parameters=tuple(groups),
         operators=(
             *_projections(a, tokens, keys, (q, kv)),
-            _core(seen, q),
+            _core(seen, tokens, a.heads, a.head_dim),
             elementwise(rotary + b * q * tokens, Split.TENSOR),
         ),
         saved=Saved(tensor=kept),
@@ -164,12 +164,15 @@ def _pairs(a: Architecture, tokens: int) -> float:
     return share * near * tokens + (1 - share) * full
 
 
-def _core(pairs: float, width: int) -> Operator:
-    """Return q k^T and its product with v, for so many pairs of a query and a key."""
+def _core(pairs: float, tokens: int, heads: int, width: float) -> Operator:
+    """Return q k^T and its product with v, for so many pairs of a query and a key, in heads so wide."""
     return Operator(
         kind=OperatorKind.ATTENTION,
-        flops=4 * pairs * width,
+        flops=4 * pairs * heads * width,
         bytes=0,
+        m=heads * tokens,
+        n=max(round(pairs / tokens), 1),
+        k=round(width),
         split=Split.TENSOR,
         weighted=False,
     )
@@ -202,7 +205,7 @@ def _latent_attention(setting: Setting) -> Part:
             matmul(tokens, qk, queries, "n"),
             matmul(tokens, keys_values, latent.kv_rank, "n"),
             matmul(tokens, a.hidden, v, "k"),
-            _core(_pairs(a, tokens), (qk + v) // 2),
+            _core(_pairs(a, tokens), tokens, a.heads, (qk + v) / (2 * a.heads)),
             elementwise(3 * b * (qk + norms) * tokens, Split.TENSOR),
         ),
         saved=Saved(replicated=low_rank * tokens, tensor=kept),

@@ -33,7 +33,9 @@ def _packed(block: Block, share: float) -> Block:
     return replace(
         block,
         operators=tuple(
-            replace(each, flops=each.flops * share) if each.kind is OperatorKind.ATTENTION else each
+            replace(each, flops=each.flops * share, n=max(round(each.n * share), 1))
+            if each.kind is OperatorKind.ATTENTION
+            else each
             for each in block.operators
         ),
     )

@@ -131,6 +131,47 @@ def test_a_tensor_parallel_rank_casts_its_share_of_the_weights() -> None:
     assert found.matmul_backward - plain.matmul_backward == pytest.approx(6 * 1000 / TERA)
 
 
+def test_a_stack_may_cast_weights_once_a_step() -> None:
+    product = matmul(2 * 100 * 20 * 50, m=100, n=20, k=50)
+    own, rates = block(product), {"sustained": Rates(bf16=TERA, fp8=2 * TERA)}
+
+    def forward(*, cast_bytes: float) -> Any:
+        stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0, "casts_weights_once": True}
+        facts = job(own, device=rates, stack=stack, precision=Precision.FP8)
+        return block_times(facts, (own,), row()).matmul_forward
+
+    # the input alone
+    assert forward(cast_bytes=3) - forward(cast_bytes=0) == pytest.approx(6 * 5000 / TERA)
+
+
+def test_what_fp8_gives_is_written_in_16_bits_so_that_twice_the_rate_needs_twice_the_depth() -> None:
+    product = matmul(TERA, m=100, n=20, k=50)
+    own, rates = block(product), Rates(bf16=TERA, fp8=2 * TERA)
+    curve = MatmulCurve(ceiling=1.0, m_half=0, n_half=0, k_half=75)
+
+    def found(precision: Precision) -> BlockTimes:
+        facts = job(own, device={"sustained": rates, "matmul": curve}, precision=precision)
+        return block_times(facts, (own,), row())
+
+    assert found(Precision.BF16_MIXED).matmul_forward == pytest.approx(1 + 75 / 50)
+    assert found(Precision.FP8).matmul_forward == pytest.approx((1 + 2 * 75 / 50) / 2)
+    # of the input by n, of the weights by m
+    assert found(Precision.FP8).matmul_backward == pytest.approx((2 + 2 * 75 / 20 + 2 * 75 / 100) / 2)
+
+
+def test_products_that_add_gradients_read_and_write_them() -> None:
+    own = block(matmul(TERA, m=100, n=20, k=50))
+    curve = MatmulCurve(ceiling=1.0, m_half=0, n_half=0, k_half=75)
+
+    def weights(**stack: Any) -> Any:
+        facts = job(own, device={"matmul": curve}, stack=stack)
+        return block_times(facts, (own,), row()).matmul_weights
+
+    assert weights() == pytest.approx(1 + 75 / 100)
+    # four bytes read and written where two were
+    assert weights(adds_gradients=True, mixed_gradient_bytes=4) == pytest.approx(1 + 4 * 75 / 100)
+
+
 def test_kernels_may_be_launched_for_each_expert_that_a_rank_holds() -> None:
     routed = block(matmul(0, kind=OperatorKind.GROUPED_MATMUL, count=2), matmul(0))
     facts = job(routed, device={"launch_s": 1.0}, stack={"launches_per_expert": 5.0}, model={"experts": 16})
@@ -215,28 +256,6 @@ def test_unknown_experts_are_one() -> None:
     assert times(grouped, on={"matmul": CURVE}).matmul_forward == pytest.approx(at((400, 40, 30), TERA))
 
 
-def test_attention_has_its_own_rate_and_a_slower_backward_of_five_products_for_two() -> None:
-    found = times(attention(TERA), on={"attention_efficiency": 0.25}, micro_batch_size=3)
-    assert found.forward == pytest.approx(3 * 4)
-    # arXiv:2307.08691, section 4.1: 5/2 of the FLOPs, at three quarters of the rate
-    assert found.backward == pytest.approx(3 * 4 * 3.3)
-
-
-def test_stacks_take_the_devices_newest_attention_or_an_older_one() -> None:
-    hopper = {"attention_efficiency": 0.25, "newest_attention_efficiency": 0.5}
-
-    def forward(on: dict[str, float], **stack: Any) -> float:
-        made = block(attention(TERA))
-        found = block_times(job(made, device=on, stack=stack), (made,), row())
-        return float(found.attention_forward.item())
-
-    assert forward(hopper) == pytest.approx(4)
-    assert forward(hopper, newest_attention=True) == pytest.approx(2)
-    # a device without any
-    assert forward({"attention_efficiency": 0.25}, newest_attention=True) == pytest.approx(4)
-    assert forward(hopper, attention_factor=0.8) == pytest.approx(5)
-
-
 def test_attention_passes_as_often_as_it_is_counted() -> None:
     assert times(replace(attention(TERA), count=3)).forward == pytest.approx(
         3 * times(attention(TERA)).forward
@@ -301,7 +320,7 @@ def test_gradients_of_experts_are_added_to_those_before() -> None:
     own = block(replace(grouped, flops=2 * 400 * 40 * 30), matmul(2 * 400 * 40 * 30, m=400, n=40, k=30))
 
     def backward(*, adds: bool) -> Any:
-        stack = {"adds_expert_gradients": adds, "mixed_gradient_bytes": 4}
+        stack = {"adds_gradients": adds, "mixed_gradient_bytes": 4}
         facts = job(own, stack=stack, device={"memory_bytes_per_s": 1.0}, model={"experts": 16})
         return block_times(facts, (own,), row(dp_shard=4, ep=4)).matmul_backward
 
@@ -363,12 +382,13 @@ def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
         matmul_forward=1.0,
         matmul_backward=3.0,
         attention_forward=2.0,
+        attention_backward=6.0,
         traffic_forward=1.0,
         launch_forward=3.0,
     )
     q = 2.3
     assert found.forward == pytest.approx(((1 + 2 + 1) ** q + 3**q) ** (1 / q))
-    assert found.backward == pytest.approx(((3 + 3.3 * 2 + 2 * 1) ** q + (2 * 3) ** q) ** (1 / q))
+    assert found.backward == pytest.approx(((3 + 6 + 2 * 1) ** q + (2 * 3) ** q) ** (1 / q))
 
 
 @pytest.mark.parametrize(

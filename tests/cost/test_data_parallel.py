@@ -154,6 +154,25 @@ def test_replicas_reduce_experts_too() -> None:
     assert total(load(expert=8), **plan) == pytest.approx(2 / 2 * REDUCED / BETWEEN)
 
 
+def test_weights_may_be_gathered_in_fp8_but_for_the_roots() -> None:
+    facts = job(precision=Precision.FP8, stack={"gathers_fp8": True})
+    found = total(load(trainable=3, root=1), facts=facts, dp_shard=4, shard=Shard.OPTIMIZER)
+    # 4 bytes of each gradient, 1 of each weight in a block, 2 of others
+    assert found == pytest.approx(3 / 4 * (3 * 4 + 2 * 1 + 1 * 2) * GB / INSIDE)
+    totals = ParameterTotals(tensor=int(GB))
+    unit = float(fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), totals, FABRIC))
+    assert unit == pytest.approx(1 / 2 * (2 * 1 + 4) * GB / INSIDE)
+    # in other formats there is nothing in fp8
+    short = float(fsdp_unit_s(job(stack={"gathers_fp8": True}), row(dp_shard=2, **SHARDED), totals, FABRIC))
+    assert short == pytest.approx(1 / 2 * (2 * 2 + 4) * GB / INSIDE)
+
+
+def test_units_reduce_gradients_in_the_format_that_they_are_kept_in() -> None:
+    facts = job(stack={"mixed_gradient_bytes": 2})
+    unit = float(fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), ParameterTotals(tensor=int(GB)), FABRIC))
+    assert unit == pytest.approx(1 / 2 * (2 * 2 + 2) * GB / INSIDE)
+
+
 def test_ddp_reduces_all_gradients_once_a_step() -> None:
     for steps in (1, 3):
         found = total(load(trainable=1, root=1), 0.5, dp_replicate=4, gradient_accumulation_steps=steps)

@@ -369,6 +369,23 @@ def updated(facts: Facts, **fields: Any) -> float:
     return step(facts, **fields).optimizer
 
 
+def test_weights_that_are_cast_once_are_cast_with_the_optimizers_step() -> None:
+    own = layer(repeat=3, parameters=dense(1))
+
+    def cast_s(**plan: Any) -> float:
+        stacks = [
+            {"casts_weights_once": True, "fp8_cast_bytes": cast, "elementwise_factor": 2.0}
+            for cast in (4, 0)
+        ]
+        facts = [job(own, precision=Precision.FP8, stack=stack) for stack in stacks]
+        with_cast, without = (updated(each, **plan) for each in facts)
+        return with_cast - without
+
+    assert cast_s() == pytest.approx(3 * GB * 4 * 2 / TERA)
+    # ranks that shard them gather what is cast
+    assert cast_s(dp_shard=2, shard=Shard.PARAMETERS) == pytest.approx(0)
+
+
 def test_the_optimizer_reads_gradients_and_reads_and_writes_the_rest() -> None:
     # AdamW: 4 bytes of gradient, 4 of weight, 8 of states
     facts = job(layer(parameters=dense(1)), stack={"elementwise_factor": 1.5})

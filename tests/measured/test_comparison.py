@@ -12,7 +12,7 @@ from measured.rows import run
 from parastrat.assess import assess
 from parastrat.comparison import Compared, Quantity, Ranking, ranking_of, summary_of
 from parastrat.estimate import Verdict
-from parastrat.measured import MeasuredRow, Table, compared
+from parastrat.measured import MeasuredRow, Table, compared, runs_of
 from parastrat.measured.jobs import job_of
 from parastrat.units import GIB
 
@@ -86,6 +86,27 @@ def test_every_run_is_compared_or_skipped() -> None:
     assert [skipped.id for skipped in found.skipped] == ["here-2", "here-3"]
     nothing = compared(Table(rows=rows[:1], columns=("id", "model", "gpus", "peak_mem_gib")))
     assert [skipped.reason for skipped in nothing.skipped] == ["what was measured is not stated"]
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        ({"notes": "power-limited B200; memory in GB"}, False),
+        ({"notes": "power capped"}, False),
+        ({"notes": "a power limit of 500 W"}, True),
+        ({"notes": "compiled"}, True),
+    ],
+)
+def test_steps_under_an_unknown_power_limit_are_not_predicted(said: dict[str, str], *, known: bool) -> None:
+    limited = run(step_time_s=1.0, peak_mem_gib=60.0, mem_metric="nvidia-smi", **said)
+    found = compared(Table(rows=(limited,), columns=("id", "model", "gpus", "peak_mem_gib")))
+    # memory hangs on no rate
+    assert [row.quantity for row in found.rows] == [Quantity.PEAK_MEMORY]
+    timed = compared(Table(rows=(replace(limited, mem_metric=None),), columns=COLUMNS))
+    assert [row.quantity for row in timed.rows] == ([Quantity.STEP_TIME] if known else [])
+    reason = "the device is power limited, and its source does not say to what"
+    assert [each.reason for each in timed.skipped] == ([] if known else [reason])
+    assert len(runs_of([limited])) == known
 
 
 def test_the_spread_of_equal_runs_is_noise() -> None:

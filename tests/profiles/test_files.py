@@ -13,10 +13,11 @@ from parastrat.profiles import files
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for folder in ("nodes", "devices", "curves", "stacks"):
+    for folder in ("nodes", "devices", "curves", "attention", "stacks"):
         (tmp_path / folder).mkdir()
     source = profiles.profiles_root()
-    for name in ("nodes/dgx-h100", "devices/h100-sxm5", "curves/h100-sxm5", "stacks/torch"):
+    curves = ("curves/h100-sxm5", "attention/h100-sxm5")
+    for name in ("nodes/dgx-h100", "devices/h100-sxm5", *curves, "stacks/torch"):
         (tmp_path / f"{name}.toml").write_text((source / f"{name}.toml").read_text(encoding="utf-8"))
     monkeypatch.setattr(files, "profiles_root", lambda: tmp_path)
     return tmp_path
@@ -40,6 +41,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("devices/h100-sxm5", 'curve = "h100-sxm5"', 'curve = "h1"', "curve 'h1' is not in profiles"),
         ("devices/h100-sxm5", 'name = "h100-sxm5"', "name = 5", "name must be a text"),
         ("curves/h100-sxm5", "ceiling", "ceilin", "matmul.ceiling is missing"),
+        ("attention/h100-sxm5", "rows_half", "rows_halves", "second.rows_half is missing"),
     ],
 )
 def test_a_malformed_profile_names_file_and_key(

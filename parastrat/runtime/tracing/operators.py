@@ -161,6 +161,9 @@ def _attention(func: Any, args: tuple[Any, ...], moved: float) -> Call:
         kind=OperatorKind.ATTENTION,
         flops=flops / 2 if causal else flops,
         bytes=moved,
+        m=batch * heads * rows,
+        n=max(columns // 2, 1) if causal else columns,
+        k=(qk + value.shape[-1]) // 2,
         causal=causal,
         heads=gcd(heads, key.shape[1]),
     )

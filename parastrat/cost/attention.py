@@ -1,0 +1,102 @@
+"""Seconds of attention's kernels, forward and backward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parastrat.cost.rates import sustained_flops_per_s
+from parastrat.hardware import ATTENTION_KEYS, ATTENTION_ROWS, ATTENTION_WIDTH, AttentionCurve
+from parastrat.stack import Attention
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.cost.operators import OperatorTable
+    from parastrat.units import Numbers, Seconds
+
+#: seconds of a backward over those of its forward. It has 2.5 times the FLOPs, five products instead of two
+#: (Dao, arXiv:2307.08691, section 4.1), at 0.92 of the forward's rate in FlashAttention-2 and at 0.76 to
+#: 0.81 in cuDNN: medians of scripts/data/attention_training.csv
+_BACKWARD = {
+    # the first one's takes about 2 times as long as the second's, its forward 1.3 to 1.5 (same paper)
+    Attention.FIRST: 2.5 / 0.92 * 2 / 1.4,
+    Attention.SECOND: 2.5 / 0.92,
+    Attention.NEWEST: 2.5 / 0.79,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionTimes:
+    """Seconds of one repeat of each block, blocks before plans."""
+
+    forward: Seconds
+    backward: Seconds
+
+
+def attention_times(facts: Facts, table: OperatorTable, shares: Numbers) -> AttentionTimes:
+    """Return the seconds of some blocks' attention on one rank.
+
+    Args:
+        facts: the job.
+        table: the blocks' operators.
+        shares: samples of each of SPLITS that a rank has.
+    """
+    if facts.stack.kernels.keeps_scores:
+        return _of_products(facts, table, shares)
+    forward = _forward_s(facts, table, shares)
+    return AttentionTimes(forward=forward, backward=_BACKWARD[facts.stack.attention] * forward)
+
+
+def _of_products(facts: Facts, table: OperatorTable, shares: Numbers) -> AttentionTimes:
+    """Return the seconds where scores are kept: of two products forward and four backward, for each head.
+
+    Scores, and in backward their gradients, are products over a head's elements; what else is made is as
+    wide as a head, by products over keys.
+    """
+    found, device, stack = table.attention, facts.hardware.device, facts.stack
+    curve = device.matmul
+    rate = sustained_flops_per_s(device, facts.workload.precision) * curve.ceiling * stack.attention_factor
+    each = found.flops / 2 / rate
+    scores = each * (1 + curve.n_half / found.keys) * (1 + curve.k_half / found.width)
+    others = each * (1 + curve.n_half / found.width) * (1 + curve.k_half / found.keys)
+    forward, backward = np.zeros((2, len(table.launches), *np.shape(shares)[1:]))
+    for place, of_split, one, other in zip(found.blocks, found.split, scores, others, strict=True):
+        forward[place] += (one + other) * shares[of_split]
+        backward[place] += (one + 3 * other) * shares[of_split]
+    return AttentionTimes(forward=forward, backward=backward)
+
+
+def _forward_s(facts: Facts, table: OperatorTable, shares: Numbers) -> Seconds:
+    """Return the seconds at the rate of the second FlashAttention, or of the newest where a stack has it.
+
+    What a kernel has too few rows for is the same for any number of them: it has as many as ``shares`` of a
+    sample's rows, so that flops x shares x rows_half / (rows x shares) is left.
+    """
+    found = table.attention
+    curve, rate = _kernels(facts)
+    # the longer each row takes for what it sees, the more the seconds of one
+    slower = found.flops * (1 + curve.keys_half / found.keys) * (1 + curve.width_half / found.width)
+    reference = (
+        (1 + curve.keys_half / ATTENTION_KEYS)
+        * (1 + curve.rows_half / ATTENTION_ROWS)
+        * (1 + curve.width_half / ATTENTION_WIDTH)
+    )
+    seconds = np.zeros((len(table.launches), *np.shape(shares)[1:]))
+    for place, of_split, work, rows in zip(found.blocks, found.split, slower, found.rows, strict=True):
+        seconds[place] += work / reference / rate * (shares[of_split] + curve.rows_half / rows)
+    return seconds
+
+
+def _kernels(facts: Facts) -> tuple[AttentionCurve, float]:
+    """Return the curve and the rate of a stack's kernels on a device; under fp8 attention stays in bf16."""
+    device, stack, precision = facts.hardware.device, facts.stack, facts.workload.precision
+    own = Precision.BF16_MIXED if precision is Precision.FP8 else precision
+    curve, share = device.attention, device.attention_efficiency
+    if stack.attention is Attention.NEWEST and device.newest_attention_efficiency is not None:
+        curve, share = device.newest_attention or curve, device.newest_attention_efficiency
+    if stack.attention is Attention.FIRST:
+        share = device.first_attention_efficiency or share
+    return curve, sustained_flops_per_s(device, own) * share * stack.attention_factor

@@ -1,0 +1,46 @@
+"""Seconds of what a step does with weights beside computing and sending them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.plan import Offload, Shard
+from parastrat.ranks import block_kinds
+from parastrat.ranks.states import element_bytes, local_total, unit_totals, updated_parameters
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.ranks import RankLoad
+    from parastrat.units import Seconds
+
+
+def optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
+    """Return the optimizer's memory traffic: gradients read, weights and states read and written.
+
+    Offloaded states stay on the host: gradients go down and weights come up through the host link.
+    """
+    element, device = element_bytes(facts), facts.hardware.device
+    updated = updated_parameters(load, c)
+    moved = element.gradient + 2 * (element.parameter + element.optimizer)
+    seconds = updated * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
+    seconds = seconds + _weights_cast_s(facts, c, load)
+    link = device.host_bytes_per_s or device.memory_bytes_per_s
+    offloaded = updated * (element.gradient + element.parameter) / link
+    return seconds + np.where(c.offload == code_of(Offload.NONE), 0.0, offloaded)
+
+
+def _weights_cast_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
+    """Return what casting the weights of a rank's blocks takes where a step does that once."""
+    stack, device = facts.stack, facts.hardware.device
+    if not (stack.casts_weights_once and facts.workload.precision is Precision.FP8):
+        return 0.0
+    units = local_total(unit_totals(block_kinds(facts.model)), c)
+    cast = sum(own * count for own, count in zip(units, load.repeats, strict=True))
+    # ranks that gather parameters get them cast
+    once = c.shard != code_of(Shard.PARAMETERS)
+    return once * cast * stack.cast_bytes * stack.elementwise_factor / device.memory_bytes_per_s

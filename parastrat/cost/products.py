@@ -1,0 +1,123 @@
+"""Seconds of matrix products, forward and backward, and of what fp8 casts for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.cost.operators import SPLITS
+from parastrat.cost.rates import sustained_flops_per_s
+from parastrat.model import Split
+from parastrat.ranks.states import element_bytes, expert_tp
+from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.cost.operators import Products
+    from parastrat.units import Numbers, Seconds
+
+
+def beside(values: Any, c: Columns) -> Any:
+    """Return one value a row, beside plans on further axes."""
+    return values.reshape(-1, *([1] * np.ndim(c.tp)))
+
+
+def products_s(
+    facts: Facts, products: Products, shares: Numbers, c: Columns
+) -> tuple[Seconds, Seconds, Seconds]:
+    """Return the seconds of each product, forward, backward, and of the latter those of the weights.
+
+    Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m).
+    """
+    curve = facts.hardware.device.matmul
+    m, n, k = _sides(products, c, facts.model.experts)
+    flops = beside(products.flops, c) * shares[products.split]
+    ideal = flops / beside(_fastest(facts, products), c)
+
+    def reached(rows: Numbers, columns: Numbers, depth: Numbers) -> Numbers:
+        return rows / (rows + curve.m_half) * (columns / (columns + curve.n_half)) * depth
+
+    # the input's and the output's products have k inside or outside
+    k_half = beside(_k_half(facts, products), c)
+    forward = ideal / reached(m, n, k / (k + k_half))
+    of_weights = beside(products.weighted, c) * (
+        ideal / reached(n, k, m / (m + beside(_added(facts, products), c) * k_half))
+    )
+    if facts.stack.adds_gradients:
+        # an element of the weights stands in m products
+        of_weights = of_weights + _accumulated_s(facts, products, c) * flops / 2 / m
+    backward = ideal / reached(m, k, n / (n + k_half)) + of_weights
+    if facts.workload.precision is not Precision.FP8:
+        return forward, backward, of_weights
+    cast_s = _cast_s(facts, products, c) * flops / 2
+    # an element of the input stands in n products, one of the weights in m, one of the output in k
+    of_weight = 0.0 if facts.stack.casts_weights_once else cast_s / m
+    return forward + cast_s / n + of_weight, backward + cast_s / k, of_weights
+
+
+def _k_half(facts: Facts, products: Products) -> Any:
+    """Return the depth at which each product reaches half of its rate.
+
+    What a product takes beside its depth is writing what it gives, in 16 bits whatever it reads: on an H100
+    the curve's 176 are 0.5 ps an element, two bytes at 3.9 TB/s. At a higher rate that is as many times
+    more depth.
+    """
+    device, half = facts.hardware.device, facts.hardware.device.matmul.k_half
+    if facts.workload.precision is not Precision.FP8:
+        return np.full(len(products.m), half)
+    rates = [sustained_flops_per_s(device, own) for own in (Precision.FP8, Precision.BF16_MIXED)]
+    return half * np.where(products.repeated, rates[0] / rates[1], 1.0)
+
+
+def _added(facts: Facts, products: Products) -> Any:
+    """Return how many times two bytes the products of weights' gradients move for each element they give.
+
+    Where they add to the gradients of micro-batches before, those are read and written in their own format.
+    """
+    if not facts.stack.adds_gradients:
+        return np.ones(len(products.m))
+    return np.where(products.grouped, 1.0, element_bytes(facts).gradient)
+
+
+def _fastest(facts: Facts, products: Products) -> Any:
+    """Return the rate that large products approach, for each.
+
+    Under fp8 logits stay in bf16, as torchtitan's filter and Megatron-Core's output layer have it.
+    """
+    device, precision = facts.hardware.device, facts.workload.precision
+    outside = Precision.BF16_MIXED if precision is Precision.FP8 else precision
+    inside, ends = (sustained_flops_per_s(device, own) for own in (precision, outside))
+    if precision is Precision.FP8 and facts.stack.scales_rows:
+        inside *= facts.stack.scaled_rows_factor
+    reached = device.matmul.ceiling * facts.stack.matmul_factor
+    grouped = np.where(products.grouped, facts.stack.grouped_factor, 1.0)
+    return reached * grouped * np.where(products.repeated, inside, ends)
+
+
+def _accumulated_s(facts: Facts, products: Products, c: Columns) -> Seconds:
+    """Return the seconds of adding the gradient of one expert's weight to those of micro-batches before."""
+    added = beside(products.weighted & products.grouped, c)
+    # the sum is read and written
+    return added * 2 * element_bytes(facts).gradient / facts.hardware.device.memory_bytes_per_s
+
+
+def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
+    """Return the seconds of casting one element to fp8, for each product."""
+    moved = facts.stack.cast_bytes * facts.stack.elementwise_factor
+    return beside(products.repeated, c) * moved / facts.hardware.device.memory_bytes_per_s
+
+
+def _sides(products: Products, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
+    """Return one rank's m, n and k of products; at least 1, so that unknown shapes stay finite."""
+    m = np.maximum(beside(products.m, c) * c.micro_batch_size / c.cp, 1)
+    n, k = np.maximum(beside(products.n, c), 1), np.maximum(beside(products.k, c), 1)
+    if products.grouped.any():
+        own = np.where(c.ep > 1, c.tp, 1)
+        m[products.grouped] = np.maximum(m[products.grouped] * c.ep / own / (experts or 1), 1)
+    of_experts = beside(products.split == SPLITS.index(Split.EXPERT), c)
+    divisor = np.where(of_experts, np.where(c.ep > 1, 1, expert_tp(c)), c.tp)
+    n = n / np.where(beside(products.divides_n, c), divisor, 1)
+    k = k / np.where(beside(products.divides_k, c), divisor, 1)
+    return m, np.maximum(n, 1), np.maximum(k, 1)

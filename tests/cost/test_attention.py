@@ -1,0 +1,112 @@
+"""Attention's kernels: their rates by what each has, and their backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jobs import TERA, block, job, row
+
+from parastrat.cost.compute import BlockTimes, block_times
+from parastrat.hardware import AttentionCurve, MatmulCurve
+from parastrat.model import Operator, OperatorKind, Split
+from parastrat.stack import Attention, Kernels
+
+#: half of the rate is left at 1,000 keys, 2,000 rows and heads of 32
+CURVE = AttentionCurve(keys_half=1000, rows_half=2000, width_half=32)
+#: what that leaves where rates are stated: of 4,096 keys, 2^20 rows and heads of 128
+REFERENCE = (1 + 1000 / 4096) * (1 + 2000 / 2**20) * (1 + 32 / 128)
+HOPPER = {"attention_efficiency": 0.25, "newest_attention_efficiency": 0.5}
+
+
+def attention(flops: float = TERA, **shape: int) -> Operator:
+    return Operator(
+        kind=OperatorKind.ATTENTION, flops=flops, bytes=0, weighted=False, split=Split.TENSOR, **shape
+    )
+
+
+def times(
+    operator: Operator, on: dict[str, Any] | None = None, stack: dict[str, Any] | None = None, **plan: Any
+) -> BlockTimes:
+    own = block(operator)
+    return block_times(job(own, device=on or {}, stack=stack or {}), (own,), row(**plan))
+
+
+def forward(operator: Operator, on: dict[str, Any] | None = None, **stack: Any) -> float:
+    return float(times(operator, on, stack).attention_forward.item())
+
+
+def test_attention_has_its_own_rate_and_a_slower_backward_of_five_products_for_two() -> None:
+    found = times(attention(), {"attention_efficiency": 0.25}, micro_batch_size=3)
+    assert found.forward == pytest.approx(3 * 4)
+    # arXiv:2307.08691, section 4.1: 5/2 of the FLOPs, at 0.92 of the rate
+    assert found.backward == pytest.approx(3 * 4 * 2.5 / 0.92)
+
+
+def test_stacks_take_the_devices_newest_attention_or_an_older_one() -> None:
+    assert forward(attention(), HOPPER) == pytest.approx(4)
+    assert forward(attention(), HOPPER, attention=Attention.NEWEST) == pytest.approx(2)
+    # a device without any
+    only = {"attention_efficiency": 0.25}
+    assert forward(attention(), only, attention=Attention.NEWEST) == pytest.approx(4)
+    assert forward(attention(), HOPPER, attention_factor=0.8) == pytest.approx(5)
+
+
+def test_the_first_has_a_rate_of_its_own_and_the_slowest_backward() -> None:
+    found = times(attention(), HOPPER | {"first_attention_efficiency": 0.2}, {"attention": Attention.FIRST})
+    assert found.forward == pytest.approx(5)
+    # twice the second's, whose forward takes 1 / 1.4
+    assert found.backward == pytest.approx(5 * 2.5 / 0.92 * 2 / 1.4)
+    assert forward(attention(), HOPPER, attention=Attention.FIRST) == pytest.approx(4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "slower"),
+    [
+        ({"m": 2**20, "n": 4096, "k": 128}, REFERENCE),
+        ({"m": 2**20, "n": 1000, "k": 128}, 2 * REFERENCE / (1 + 1000 / 4096)),
+        ({"m": 2000, "n": 4096, "k": 128}, 2 * REFERENCE / (1 + 2000 / 2**20)),
+        ({"m": 2**20, "n": 4096, "k": 32}, 2 * REFERENCE / (1 + 32 / 128)),
+        # large where nothing is known
+        ({}, REFERENCE),
+    ],
+)
+def test_kernels_with_little_of_a_side_are_slower(shape: dict[str, int], slower: float) -> None:
+    assert forward(attention(**shape), {"attention": CURVE}) == pytest.approx(2 * slower / REFERENCE)
+
+
+def test_a_kernel_has_the_rows_of_all_its_samples() -> None:
+    whole = forward(attention(4 * TERA, m=8000, n=4096, k=128), {"attention": CURVE})
+    # a quarter of that each, of which a rank has as many samples as ranks share them
+    some = attention(m=2000, n=4096, k=128)
+    assert times(some, {"attention": CURVE}, micro_batch_size=4).attention_forward == pytest.approx(whole)
+    shared = times(some, {"attention": CURVE}, micro_batch_size=8, tp=2).attention_forward
+    assert shared == pytest.approx(whole)
+
+
+def test_the_newest_kernels_have_a_curve_of_their_own() -> None:
+    short = attention(m=2**20, n=1000, k=128)
+    curves = {"newest_attention": CURVE, "attention": AttentionCurve(keys_half=3000)}
+    newest = forward(short, HOPPER | curves, attention=Attention.NEWEST)
+    assert newest == pytest.approx(2 * 2 / (1 + 1000 / 4096))
+    assert forward(short, HOPPER | curves) == pytest.approx(4 * 4 / (1 + 3000 / 4096))
+
+
+def test_scores_that_are_kept_are_products_with_the_matmuls_curve() -> None:
+    curve = MatmulCurve(ceiling=0.5, m_half=7, n_half=100, k_half=50)
+    stack = {"kernels": Kernels.FUSED_MATH, "attention_factor": 0.8}
+    found = times(attention(m=2048, n=1000, k=100), {"matmul": curve, "attention": CURVE}, stack)
+    half = TERA / 2 / (TERA * 0.5 * 0.8)
+    scores = half * (1 + 100 / 1000) * (1 + 50 / 100)
+    others = half * (1 + 100 / 100) * (1 + 50 / 1000)
+    assert found.attention_forward == pytest.approx(scores + others)
+    # the gradient of the scores, and of what both products read
+    assert found.attention_backward == pytest.approx(scores + 3 * others)
+
+
+def test_attention_of_several_passes_counts_as_often() -> None:
+    one = attention(m=2**20, n=1000, k=128)
+    assert forward(replace(one, count=3), {"attention": CURVE}) == pytest.approx(
+        3 * forward(one, {"attention": CURVE})
+    )
