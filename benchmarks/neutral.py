@@ -8,15 +8,18 @@ from parastrat.profiles import load_stack
 from parastrat.stack import Kernels, Stack
 
 #: constants that nothing here was fitted to. Launches: operators that eager torch dispatches for each of
-#: the closed form (profiles/stacks/torch.toml), fused kernels an eighth to a sixth of it; traffic: a third
-#: more where nothing is fused, a tenth more where chains are; a network at 80 % of its rate. ZeRO and FSDP1
-#: hide less than half of their traffic, FSDP2, which prefetches, most (the middle of what is known of each)
+#: the closed form (profiles/stacks/torch.toml), fused kernels an eighth to a sixth of it; traffic: what is
+#: counted over 0.82 of the memory's rate, which an addition of 16 to 64 million elements reaches on an
+#: A100 (triton-lang/triton python/test/regression/test_performance.py @00693c1), a tenth more than the
+#: least where chains are fused, a third where attention's scores are kept; a network at 80 % of its rate.
+#: ZeRO and FSDP1 hide less than half of their traffic, FSDP2, which prefetches, most (the middle of what is
+#: known of each)
 #:
 #: Megatron before flash attention: a layer of Megatron-DeepSpeed @7491937 takes a processor 1.13 times as
 #: long as one of GPT-2 in transformers, on tiny tensors, forward and backward alike; of the 45 operators of
 #: that it makes 51, over 11 of closed form
 NEUTRAL = {
-    Kernels.EAGER: {"launches_per_operator": 4.0, "elementwise_factor": 1.3},
+    Kernels.EAGER: {"launches_per_operator": 4.0, "elementwise_factor": 1.2},
     Kernels.COMPILED: {"launches_per_operator": 0.5, "elementwise_factor": 1.1},
     Kernels.FUSED: {"launches_per_operator": 0.7, "elementwise_factor": 1.1},
     Kernels.FUSED_MATH: {"launches_per_operator": 4.6, "elementwise_factor": 1.3},

@@ -70,7 +70,7 @@ class Operator:
     flops: float
     #: least bytes read and written
     bytes: float
-    #: rows for one sample, and the other sides; of attention rows of heads, keys of each, and a head's width
+    #: rows for one sample, and the other sides; of attention rows of heads, keys of each, a head's width
     m: int = 0
     n: int = 0
     k: int = 0

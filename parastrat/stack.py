@@ -96,6 +96,13 @@ class Unstated:
     parallel_loss_tensors: int | None = None
     #: of the runs' gradients under mixed precision; None: as the stack's
     mixed_gradient_bytes: int | None = None
+    #: the day, YYYY-MM-DD, until which its models repeated keys and values for all heads that share them,
+    #: which context parallelism then gathers; None: they never did
+    repeats_keys_until: str | None = None
+    #: the stack that runs in fp8 are on; None: this one
+    stack_in_fp8: str | None = None
+    #: whether weights are gathered in fp8 where a tensor has one scale
+    gathers_fp8: bool = False
     #: tokens of a sample in fine-tuning runs, which pack as many into a sequence as it holds; attention
     #: does not cross them. None: a sequence is one sample
     packed_tokens: int | None = None
@@ -202,6 +209,11 @@ class Stack:
     #: of the stage: each weight's part looks through the graph of all
     split_launches: float = 1.0
     split_launches_per_block: float = 0.0
+    #: whether collectives on activations that recompute repeats take time of their own
+    sends_again: bool = False
+    #: whether gradients of keys and values go around the ranks of context parallelism in fp32, one after
+    #: the other, where others reduce-scatter them
+    passes_gradients: bool = False
     #: rate of products grouped by experts over that of others
     grouped_factor: float = 1.0
     #: rate of its matrix products, and of its attention kernels, over the device's

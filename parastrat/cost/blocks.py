@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s
+from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s, send_s
 from parastrat.cost.compute import block_times
 from parastrat.cost.splitting import splitting_of
 from parastrat.distinct import standing
@@ -27,8 +27,20 @@ if TYPE_CHECKING:
 
 #: collectives on activations, which nothing hides
 EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
-#: the share of each that comes in forward (``_collectives_s``)
+#: the share of each that comes in forward, but for what is sent again (``_collectives_s``)
 IN_FORWARD = {"tp_exposed": 1 / 2, "cp_exposed": 1 / 3, "ep_exposed": 1 / 2}
+#: and what backward sends again with what it computes again, over both: of full recompute all of forward
+#: but what a block gives, which nothing waits for (torch.utils.checkpoint, early_stop). The operators that
+#: torchtitan's selective policy keeps are reduce-scatters and exchanges of experts, too
+#: (torchtitan/distributed/activation_checkpoint.py @b5bcd76), and attention is not run again
+_AGAIN = {
+    "tp_exposed": {Recompute.SELECTIVE: 1 / 4, Recompute.FULL: 3 / 8},
+    "cp_exposed": {Recompute.FULL: 1 / 3},
+    "ep_exposed": {Recompute.FULL: 1 / 2},
+}
+_SENT_AGAIN = {
+    part: np.array([1 + shares.get(policy, 0.0) for policy in Recompute]) for part, shares in _AGAIN.items()
+}
 #: parts of a block's computation, without what is computed again
 _ALONE = ("forward", "backward", "weights")
 
@@ -57,6 +69,8 @@ class BlockSeconds:
     others: Any
     #: what backward takes longer where schedules split it; None where the stack's do not
     splitting: Splitting | None
+    #: whether what is computed again has its collectives again
+    sends_again: bool
     at: Any
 
     def rows(self, rows: Any) -> BlockSeconds:
@@ -66,20 +80,29 @@ class BlockSeconds:
     def of_kinds(self, c: Columns) -> dict[str, Any]:
         """Return each part of one repeat of each kind of block, kinds before rows."""
         others = self.others.take(self.at, axis=-1).swapaxes(0, 1)
-        seconds = _named(self.compute.take(self._places(c), axis=-1), others)
+        seconds = self._named(c, self.compute.take(self._places(c), axis=-1), others)
         return self._split(c, seconds, lambda longer: longer)
 
     def of_model(self, c: Columns, repeats: Sequence[float]) -> dict[str, Any]:
         """Return each part of the model's blocks together, of which there are so many repeats."""
         compute, others = _summed(self.compute, repeats), _summed(self.others, repeats)
-        seconds = _named(compute.take(self._places(c)), others.take(self.at, axis=-1))
+        seconds = self._named(c, compute.take(self._places(c)), others.take(self.at, axis=-1))
         return self._split(c, seconds, lambda longer: _summed(longer, repeats))
 
     def of_ranks(self, c: Columns, repeats: Sequence[Any]) -> dict[str, Any]:
         """Return each part of a rank's blocks together, in arrays with ranks before rows as repeats are."""
         compute, others = self.compute.take(self._places(c), axis=-1), self.others.take(self.at, axis=-1)
-        seconds = _named(_summed(compute, repeats), _summed(others[:, :, None], repeats))
+        seconds = self._named(c, _summed(compute, repeats), _summed(others[:, :, None], repeats))
         return self._split(c, seconds, lambda longer: _summed(longer, repeats))
+
+    def _named(self, c: Columns, compute: Any, others: Any) -> dict[str, Any]:
+        """Return the parts by their names, collectives with those that backward repeats."""
+        once = dict(zip((*_ALONE, *EXPOSED), others, strict=True))
+        forward = sum(IN_FORWARD[part] * once[part] for part in EXPOSED)
+        named = {**once, "compute": compute, "sent_forward": forward}
+        if not self.sends_again:
+            return named
+        return {**named, **{part: once[part] * _SENT_AGAIN[part][c.recompute] for part in EXPOSED}}
 
     def _split(self, c: Columns, seconds: dict[str, Any], together: Callable[[Any], Any]) -> dict[str, Any]:
         """Return the parts with what a backward in two takes longer, most of it for the weights."""
@@ -101,17 +124,13 @@ def whole_s(work: Mapping[str, Any]) -> Seconds:
 
 def forward_s(work: Mapping[str, Any]) -> Seconds:
     """Return what of ``whole_s`` comes in forward."""
-    seconds: Seconds = sum((IN_FORWARD[part] * work[part] for part in EXPOSED), work["forward"])
+    seconds: Seconds = work["forward"] + work["sent_forward"]
     return seconds
 
 
 def _summed(kinds: Any, repeats: Sequence[Any]) -> Any:
     # one after the other: sums of arrays would round by how many rows there are
     return sum(seconds * count for seconds, count in zip(kinds, repeats, strict=True))
-
-
-def _named(compute: Any, others: Any) -> dict[str, Any]:
-    return {"compute": compute, **dict(zip((*_ALONE, *EXPOSED), others, strict=True))}
 
 
 def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
@@ -126,6 +145,7 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
             [times.forward, times.backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
         ),
         splitting=splitting_of(facts, times),
+        sends_again=facts.stack.sends_again,
         at=at,
     )
 
@@ -156,13 +176,18 @@ def _tensor_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
     return 2 * count * tensor * shown
 
 
-def _context_parallel_s(_: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
+def _context_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
     size = _each(blocks, "context_parallel_bytes")
     if not size.any():
         return 0.0
     gathered = size * (c.micro_batch_size / c.tp)
+    ring = ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
     # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
-    return (size > 0) * 3 * ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
+    if not facts.stack.passes_gradients:
+        return (size > 0) * 3 * ring
+    # or passes these on from rank to rank in fp32, until each is where it began
+    passed = c.cp * send_s(2 * gathered / c.cp, c.tp, fabric)
+    return (size > 0) * (2 * ring + np.where(c.cp > 1, passed, 0.0))
 
 
 def _expert_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:

@@ -76,7 +76,8 @@ def run_of(row: MeasuredRow) -> Run | None:
         job = job_of(row)
     except (CannotPredictError, ParastratError):
         return None
-    return Run(table=row.id.partition("-")[0], stack=row.stack, job=job, seconds=seconds)
+    table = row.id.partition("-")[0]
+    return Run(table=table, stack=job.facts.stack.name, job=job, seconds=seconds)
 
 
 def predicted(run: Run, stack: Stack) -> float:
@@ -92,6 +93,7 @@ def predicted(run: Run, stack: Stack) -> float:
         permutes_in_exchange=own.permutes_in_exchange,
         casts_four_bits=own.casts_four_bits,
         scales_rows=own.scales_rows,
+        gathers_fp8=own.gathers_fp8,
     )
     facts = replace(facts, stack=stack)
     columns = Columns({**facts_columns(facts), **plans_table([run.job.plan])})

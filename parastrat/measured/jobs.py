@@ -16,6 +16,7 @@ from parastrat.measured.stacks import (
     has_four_bits,
     kernels_of,
     lasted_until,
+    repeated_keys,
     stack_of,
     with_exchanges,
 )
@@ -25,6 +26,7 @@ from parastrat.profiles.nodes import with_ranks
 from parastrat.rules.backend import decide_backend
 from parastrat.sources.adapters import with_adapters
 from parastrat.sources.packed import with_packed
+from parastrat.sources.repeated import with_repeated_keys
 from parastrat.sources.training import default_optimizer
 from parastrat.workload import Precision, Workload
 
@@ -123,6 +125,8 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         model = with_adapters(model, _USUAL_RANK)
     if row.task in _FINE_TUNING and length is not None and stack.unstated.packed_tokens is not None:
         model = with_packed(model, min(1.0, stack.unstated.packed_tokens / length))
+    if mesh.cp > 1:
+        model = with_repeated_keys(model, repeated_keys(row, stack, source))
     return MeasuredJob(
         facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan=plan
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from parastrat.errors import ProfileError
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.profiles import load_stack
+from parastrat.sources.presets import TransformerSource
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 #: runs as fp8 does, its products at the rate of four bits
 FOUR_BITS = "nvfp4"
+_FP8 = "fp8"
 #: torchao's recipe of fp8 with a scale for each row
 _ROWS = "rowwise"
 #: how tables call the sharding whose collectives are operators of a graph
@@ -42,8 +44,12 @@ def stack_of(row: MeasuredRow) -> Stack:
         raise CannotPredictError("stack is not stated")
     try:
         stack = load_stack(row.stack)
+        if stack.unstated.stack_in_fp8 is not None and _FP8 in format_of(row):
+            stack = load_stack(stack.unstated.stack_in_fp8)
     except ProfileError as error:
         raise CannotPredictError(error.message) from error
+    narrow = stack.unstated.gathers_fp8 and format_of(row).startswith(_FP8) and _ROWS not in format_of(row)
+    stack = replace(stack, gathers_fp8=stack.gathers_fp8 or narrow)
     loss = stack.unstated.parallel_loss_tensors
     if loss is not None:
         stack = replace(stack, parallel_loss_tensors=loss)
@@ -73,6 +79,14 @@ def gathers_in_graph(row: MeasuredRow) -> bool:
     """
     said = f"{row.notes} {row.source}".lower()
     return any(name in said for name in _IN_GRAPH)
+
+
+def repeated_keys(row: MeasuredRow, stack: Stack, source: ModelSource) -> int:
+    """Return how often a run's model has each key and value, of heads that share them."""
+    until = stack.unstated.repeats_keys_until
+    if until is None or lasted_until(row) >= until or not isinstance(source, TransformerSource):
+        return 1
+    return source.architecture.heads // source.architecture.kv_heads
 
 
 def with_exchanges(row: MeasuredRow, stack: Stack, source: ModelSource) -> Stack:

@@ -177,6 +177,45 @@ def test_context_parallelism_gathers_twice_and_scatters_once() -> None:
     assert found.cp_exposed == pytest.approx(3 * 1 / 2 * GB * 5 / 2 / (100 * GB) * 2 * 3)
 
 
+def test_gradients_of_keys_and_values_may_go_around_in_fp32() -> None:
+    facts = job(layer(context_parallel_bytes=GB), stack={"passes_gradients": True})
+    # gathered twice, and 4 times a quarter of twice the bytes
+    gathered, passed = 2 * 3 / 4 * GB, 4 * 2 * GB / 4
+    assert step(facts, cp=4).cp_exposed == pytest.approx((gathered + passed) / (100 * GB) * 2)
+    assert step(facts, cp=1).cp_exposed == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "tensor", "context", "expert"),
+    [
+        (Recompute.NONE, 1, 1, 1),
+        (Recompute.ATTENTION, 1, 1, 1),
+        # gathers of forward, half of its collectives
+        (Recompute.SELECTIVE, 5 / 4, 1, 1),
+        # of two pairs all but what the block gives
+        (Recompute.FULL, 11 / 8, 4 / 3, 3 / 2),
+    ],
+)
+def test_what_is_computed_again_is_sent_again(
+    policy: Recompute, tensor: float, context: float, expert: float
+) -> None:
+    held = layer(
+        tensor_parallel_collectives=2,
+        tensor_parallel_bytes=GB,
+        context_parallel_bytes=GB,
+        expert_parallel_bytes=GB,
+    )
+    for sends_again in (True, False):
+        facts = job(held, stack={"sends_again": sends_again})
+        plan = {"tp": 2, "cp": 2, "dp_shard": 2, "ep": 2}
+        once, found = step(facts, **plan), step(facts, recompute=policy, **plan)
+        shares = (tensor, context, expert) if sends_again else (1, 1, 1)
+        assert found.tp_exposed == pytest.approx(shares[0] * once.tp_exposed)
+        assert found.cp_exposed == pytest.approx(shares[1] * once.cp_exposed)
+        assert found.ep_exposed == pytest.approx(shares[2] * once.ep_exposed)
+        assert min(once.tp_exposed, once.cp_exposed, once.ep_exposed) > 0
+
+
 def test_ranks_of_a_sequence_stand_tp_apart() -> None:
     facts = job(layer(context_parallel_bytes=GB), num_nodes=2)
     assert step(facts, cp=2, tp=8).cp_exposed == pytest.approx(3 * 1 / 2 * GB / 8 / (10 * GB) * 2)

@@ -138,6 +138,30 @@ def test_the_runs_stages_may_hand_on_what_ours_put_together() -> None:
     assert not load_stack("torch").crosses_divided
 
 
+def test_torchtitans_models_repeated_keys_for_all_heads_that_share_them() -> None:
+    def gathered(**stated: Any) -> float:
+        return max(block.context_parallel_bytes for block in job_of(run(cp=2, **stated)).facts.model.blocks)
+
+    once = gathered(stack="megatron-core")
+    assert gathered(date="2026-01-27") == gathered(model="llama-2-7b", date="2026-01-27") / 4 == once
+    # four heads of queries share one of keys, and none in Llama 2
+    assert gathered(date="2024-12-26") == gathered(year=2024) == 4 * once
+    assert gathered(model="llama-2-7b", date="2024-12-26") == 4 * once
+
+
+def test_torchtitan_compiles_and_gathers_what_it_has_in_fp8() -> None:
+    def told(**stated: Any) -> tuple[str, bool]:
+        stack = job_of(run(**stated)).facts.stack
+        return stack.name, stack.gathers_fp8
+
+    assert told() == ("torch", False)
+    assert told(precision="fp8") == ("torch-compile", True)
+    assert told(precision="fp8 rowwise", stack="torch-compile") == ("torch-compile", False)
+    assert told(precision="mxfp8", stack="torch-compile") == ("torch-compile", False)
+    assert told(precision="fp8", stack="fsdp1") == ("fsdp1", False)
+    assert told(precision="bf16", stack="megatron-core") == ("megatron-core", True)
+
+
 def test_runs_from_before_a_model_had_its_name_have_its_form() -> None:
     sizes = {"layers": 72, "hidden": 14400, "heads": None, "kv_heads": None, "vocab": 250_880}
     early = run(model="BLOOM-prequel GPT 181B", **sizes)

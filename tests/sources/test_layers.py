@@ -103,20 +103,21 @@ def test_t5s_norm_keeps_its_short_input_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("norm_kind", "kernels", "passes"),
+    ("norm_kind", "kernels", "moved"),
     [
-        (Norm.RMS, Kernels.EAGER, 4),
-        (Norm.RMS, Kernels.COMPILED, 1),
-        (Norm.LAYER, Kernels.EAGER, 1),
-        (Norm.LAYER, Kernels.FUSED, 1),
+        # 40 bytes forward and 104 backward, over three
+        (Norm.RMS, Kernels.EAGER, 48),
+        (Norm.RMS, Kernels.COMPILED, 2 * 2),
+        (Norm.LAYER, Kernels.EAGER, 2 * 2),
+        (Norm.LAYER, Kernels.FUSED, 2 * 2),
     ],
 )
-def test_a_norm_reads_and_writes_in_each_pass(norm_kind: Norm, kernels: Kernels, passes: int) -> None:
+def test_a_norm_reads_and_writes_what_its_kernels_do(norm_kind: Norm, kernels: Kernels, moved: int) -> None:
     alone = norm(setting(kernels, norm=norm_kind), added=False)
-    assert only(alone, OperatorKind.ELEMENTWISE).bytes == 2 * 2 * passes * 8 * T
+    assert only(alone, OperatorKind.ELEMENTWISE).bytes == moved * 8 * T
     # the addition reads two and writes one
     added = norm(setting(kernels, norm=norm_kind), added=True)
-    assert only(added, OperatorKind.ELEMENTWISE).bytes == (2 * 2 * passes + 3 * 2) * 8 * T
+    assert only(added, OperatorKind.ELEMENTWISE).bytes == (moved + 3 * 2) * 8 * T
     assert only(added, OperatorKind.ELEMENTWISE).split is Split.SEQUENCE
 
 
@@ -215,10 +216,22 @@ def test_windows_leave_pairs_out_in_their_layers(window: Window, near: float) ->
 @pytest.mark.parametrize("positions", [{"positions": 64}, {"relative_buckets": 32}, {"rotary": False}])
 def test_rotary_positions_read_and_write_queries_and_keys(positions: dict[str, Any]) -> None:
     output = 2 * Q * T
-    rotated = only(attention(setting(), causal=True), OperatorKind.ELEMENTWISE)
+    rotated = only(attention(setting(Kernels.FUSED), causal=True), OperatorKind.ELEMENTWISE)
     assert (rotated.bytes, rotated.split) == (2 * 2 * (Q + KV) * T + output, Split.TENSOR)
-    plain = only(attention(setting(**positions), causal=True), OperatorKind.ELEMENTWISE)
+    plain = only(attention(setting(Kernels.FUSED, **positions), causal=True), OperatorKind.ELEMENTWISE)
     assert plain.bytes == output
+
+
+def test_eager_kernels_turn_in_several_passes_and_repeat_keys_and_values() -> None:
+    output = 2 * Q * T
+
+    def moved(**changes: Any) -> float:
+        return only(attention(setting(**changes), causal=True), OperatorKind.ELEMENTWISE).bytes
+
+    assert moved() == 16 * (Q + KV) * T + 2 * 3 * Q * T + output
+    assert moved(rotary=False) == 2 * 3 * Q * T + output
+    # as many heads of keys as of queries
+    assert moved(kv_heads=SMALL.heads) == 16 * 2 * Q * T + output
 
 
 def test_attention_keeps_queries_keys_values_and_output() -> None:

@@ -64,6 +64,7 @@ def bubble(
         "forward": forward,
         "backward": inputs + weights,
         "weights": weights,
+        "sent_forward": 0.0,
         "tp_exposed": 0.0,
         "cp_exposed": 0.0,
         "ep_exposed": 0.0,
