@@ -156,8 +156,9 @@ class Device:
     attention_efficiency: float = 0.5
     #: that of kernels made for the device (cuDNN's, FlashAttention-3); None: the same
     newest_attention_efficiency: float | None = None
-    #: that of the first FlashAttention, in Triton; None: nobody ran it
+    #: that of the first FlashAttention, in Triton, and of torch's flex_attention; None: as the second's
     first_attention_efficiency: float | None = None
+    flex_attention_efficiency: float | None = None
     attention: AttentionCurve = AttentionCurve()
     newest_attention: AttentionCurve | None = None
     #: host memory to device, one direction; None where there is no such link or it is unknown

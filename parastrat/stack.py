@@ -54,6 +54,8 @@ class Attention(StrEnum):
     SECOND = "second"
     #: kernels made for a device, cuDNN's or later FlashAttentions, where it has any
     NEWEST = "newest"
+    #: what torch's flex_attention makes with Triton
+    FLEX = "flex"
 
 
 class Crossing(StrEnum):
@@ -103,6 +105,8 @@ class Unstated:
     stack_in_fp8: str | None = None
     #: whether weights are gathered in fp8 where a tensor has one scale
     gathers_fp8: bool = False
+    #: presets whose names begin so attend by flex_attention
+    flex_models: tuple[str, ...] = ()
     #: tokens of a sample in fine-tuning runs, which pack as many into a sequence as it holds; attention
     #: does not cross them. None: a sequence is one sample
     packed_tokens: int | None = None

@@ -47,8 +47,12 @@ def main() -> None:
     names = [each.name for each in EVERY_CONSTANT]
     parser.add_argument("--only", nargs="+", choices=names, help="constants that may move")
     given = parser.parse_args()
-    rows = [row for row in read_rows(TABLE).rows if not (given.dense and has_experts(row))]
-    runs = [run for run in runs_of(rows[:: given.every]) if not given.tables or run.table in given.tables]
+    every = [
+        run
+        for run in runs_of(row for row in read_rows(TABLE).rows if not (given.dense and has_experts(row)))
+        if run.stack == given.stack
+    ]
+    runs = [run for run in every[:: given.every] if not given.tables or run.table in given.tables]
     stack = load_stack(given.stack)
     moving = [each for each in EVERY_CONSTANT if each.name in (given.only or ())] or constants_of(stack)
     fit = fitted(runs, stack, moving)

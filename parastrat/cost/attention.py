@@ -25,6 +25,8 @@ _BACKWARD = {
     Attention.FIRST: 2.5 / 0.92 * 2 / 1.4,
     Attention.SECOND: 2.5 / 0.92,
     Attention.NEWEST: 2.5 / 0.79,
+    # taken to be the second's
+    Attention.FLEX: 2.5 / 0.92,
 }
 
 
@@ -99,4 +101,6 @@ def _kernels(facts: Facts) -> tuple[AttentionCurve, float]:
         curve, share = device.newest_attention or curve, device.newest_attention_efficiency
     if stack.attention is Attention.FIRST:
         share = device.first_attention_efficiency or share
+    if stack.attention is Attention.FLEX:
+        share = device.flex_attention_efficiency or share
     return curve, sustained_flops_per_s(device, own) * share * stack.attention_factor

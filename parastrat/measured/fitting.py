@@ -94,6 +94,7 @@ def predicted(run: Run, stack: Stack) -> float:
         casts_four_bits=own.casts_four_bits,
         scales_rows=own.scales_rows,
         gathers_fp8=own.gathers_fp8,
+        attention=own.attention,
     )
     facts = replace(facts, stack=stack)
     columns = Columns({**facts_columns(facts), **plans_table([run.job.plan])})

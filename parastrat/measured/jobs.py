@@ -11,6 +11,7 @@ from parastrat.measured.models import source_of
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.measured.stacks import (
     FOUR_BITS,
+    attention_of,
     format_of,
     gathers_in_graph,
     has_four_bits,
@@ -90,6 +91,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         with_exchanges(row, stack, source),
         kernels=kernels_of(row, stack, source),
         gathers_aside=stack.gathers_aside and not gathers_in_graph(row),
+        attention=attention_of(stack, source),
     )
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:

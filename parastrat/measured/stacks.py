@@ -10,7 +10,7 @@ from parastrat.errors import ProfileError
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.profiles import load_stack
 from parastrat.sources.presets import TransformerSource
-from parastrat.stack import Kernels
+from parastrat.stack import Attention, Kernels
 
 if TYPE_CHECKING:
     from parastrat.measured.rows import MeasuredRow
@@ -44,7 +44,7 @@ def stack_of(row: MeasuredRow) -> Stack:
         raise CannotPredictError("stack is not stated")
     try:
         stack = load_stack(row.stack)
-        if stack.unstated.stack_in_fp8 is not None and _FP8 in format_of(row):
+        if stack.unstated.stack_in_fp8 is not None and _FP8 in format_of(row) and _is_own(row):
             stack = load_stack(stack.unstated.stack_in_fp8)
     except ProfileError as error:
         raise CannotPredictError(error.message) from error
@@ -58,6 +58,11 @@ def stack_of(row: MeasuredRow) -> Stack:
     if stack.unstated.crosses_divided is not None:
         stack = replace(stack, crosses_divided=stack.unstated.crosses_divided)
     return replace(stack, casts_four_bits=has_four_bits(row), scales_rows=_ROWS in format_of(row))
+
+
+def _is_own(row: MeasuredRow) -> bool:
+    """Return whether a row is of torchtitan, whose defaults torch's stacks have for what is unstated."""
+    return "torchtitan" in (row.source or "").lower()
 
 
 def kernels_of(row: MeasuredRow, stack: Stack, source: ModelSource) -> Kernels:
@@ -79,6 +84,12 @@ def gathers_in_graph(row: MeasuredRow) -> bool:
     """
     said = f"{row.notes} {row.source}".lower()
     return any(name in said for name in _IN_GRAPH)
+
+
+def attention_of(stack: Stack, source: ModelSource) -> Attention:
+    """Return a run's kernels of attention, which hang on its model too."""
+    flexes = stack.unstated.flex_models
+    return Attention.FLEX if flexes and source.ref.startswith(flexes) else stack.attention
 
 
 def repeated_keys(row: MeasuredRow, stack: Stack, source: ModelSource) -> int:

@@ -22,10 +22,11 @@ _DEVICE: Fields = {
     "attention_efficiency": ("attention_efficiency", 1.0),
     "newest_attention_efficiency": ("newest_attention_efficiency", 1.0),
     "first_attention_efficiency": ("first_attention_efficiency", 1.0),
+    "flex_attention_efficiency": ("flex_attention_efficiency", 1.0),
     "power_w": ("power_w", 1.0),
 }
 _NOT_EVERYWHERE = frozenset(
-    {"power_w", "host_gb_per_s", "newest_attention_efficiency", "first_attention_efficiency"}
+    {"power_w", "host_gb_per_s", *(f"{kind}_attention_efficiency" for kind in ("newest", "first", "flex"))}
 )
 _RATES: Fields = {name: (name, TERA) for name in ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")}
 _COUNTS = frozenset({"memory_bytes", "usable_memory_bytes", "cores", "numa_nodes"})

@@ -58,6 +58,14 @@ def test_the_first_has_a_rate_of_its_own_and_the_slowest_backward() -> None:
     assert found.forward == pytest.approx(5)
     # twice the second's, whose forward takes 1 / 1.4
     assert found.backward == pytest.approx(5 * 2.5 / 0.92 * 2 / 1.4)
+
+
+def test_flex_attention_has_a_rate_of_its_own_where_it_is_known() -> None:
+    on = HOPPER | {"flex_attention_efficiency": 0.2}
+    found = times(attention(), on, {"attention": Attention.FLEX})
+    assert found.forward == pytest.approx(5)
+    assert found.backward == pytest.approx(5 * 2.5 / 0.92)
+    assert forward(attention(), HOPPER, attention=Attention.FLEX) == pytest.approx(4)
     assert forward(attention(), HOPPER, attention=Attention.FIRST) == pytest.approx(4)
 
 

@@ -13,7 +13,7 @@ from parastrat.measured.skipped import CannotPredictError
 from parastrat.model import OperatorKind
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
 from parastrat.profiles import load_stack
-from parastrat.stack import Kernels
+from parastrat.stack import Attention, Kernels
 from parastrat.workload import Optimizer, Precision
 
 
@@ -155,11 +155,21 @@ def test_torchtitan_compiles_and_gathers_what_it_has_in_fp8() -> None:
         return stack.name, stack.gathers_fp8
 
     assert told() == ("torch", False)
-    assert told(precision="fp8") == ("torch-compile", True)
+    assert told(precision="fp8") == ("torch", True)
+    assert told(precision="fp8", source="pytorch/torchtitan docs/performance.md") == ("torch-compile", True)
     assert told(precision="fp8 rowwise", stack="torch-compile") == ("torch-compile", False)
     assert told(precision="mxfp8", stack="torch-compile") == ("torch-compile", False)
     assert told(precision="fp8", stack="fsdp1") == ("fsdp1", False)
     assert told(precision="bf16", stack="megatron-core") == ("megatron-core", True)
+
+
+def test_torchtitans_llama_4_attends_by_flex_attention() -> None:
+    def kernel(**stated: Any) -> Attention:
+        return job_of(run(**stated)).facts.stack.attention
+
+    assert kernel() is Attention.SECOND
+    assert kernel(model="llama-4-scout") is Attention.FLEX
+    assert kernel(model="llama-4-scout", stack="megatron-core") is Attention.NEWEST
 
 
 def test_runs_from_before_a_model_had_its_name_have_its_form() -> None:
