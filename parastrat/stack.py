@@ -105,6 +105,8 @@ class Unstated:
     stack_in_fp8: str | None = None
     #: whether weights are gathered in fp8 where a tensor has one scale
     gathers_fp8: bool = False
+    #: stages on each rank under an interleaved schedule that does not say how many
+    interleaved_stages: int | None = None
     #: presets whose names begin so attend by flex_attention
     flex_models: tuple[str, ...] = ()
     #: tokens of a sample in fine-tuning runs, which pack as many into a sequence as it holds; attention

@@ -172,7 +172,10 @@ def _tensor_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
     if facts.workload.precision is Precision.FP8 and not facts.stack.scales_rows:
         payload = np.where(_each(blocks, "unit"), _FP8_PAYLOAD, 1.0) * payload
     tensor = all_reduce_s(payload, Group(ranks=c.tp, stride=1), fabric)
-    shown = 1 - np.where(c.async_tp, facts.stack.async_tp_overlap, facts.stack.tp_overlap)
+    hidden = np.where(c.async_tp, facts.stack.async_tp_overlap, facts.stack.tp_overlap)
+    # products run beside pieces that ranks take from each other's memory, over NVLink:
+    # https://github.com/NVIDIA/TransformerEngine examples/pytorch/comm_gemm_overlap/README.md @39c30c5
+    shown = 1 - np.where(c.tp <= facts.hardware.scale_up_devices, hidden, 0.0)
     return 2 * count * tensor * shown
 
 

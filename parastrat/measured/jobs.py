@@ -20,6 +20,7 @@ from parastrat.measured.stacks import (
     repeated_keys,
     stack_of,
     with_exchanges,
+    with_stages,
 )
 from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware
@@ -96,7 +97,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:
         raise CannotPredictError("seq_len is not stated")
-    row = _as_published(row, source)
+    row = with_stages(_as_published(row, source), stack)
     mesh, shard = _mesh(row, stack, hardware)
     micro_batch, steps = _batch(row, stack, mesh)
     plan = Plan(

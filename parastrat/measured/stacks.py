@@ -22,6 +22,8 @@ FOUR_BITS = "nvfp4"
 _FP8 = "fp8"
 #: torchao's recipe of fp8 with a scale for each row
 _ROWS = "rowwise"
+#: how they call a schedule of several stages on a rank
+_INTERLEAVED = re.compile(r"(?<!non-)\binterleaved ?1f1b", re.IGNORECASE)
 #: how tables call the sharding whose collectives are operators of a graph
 _IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
 
@@ -84,6 +86,14 @@ def gathers_in_graph(row: MeasuredRow) -> bool:
     """
     said = f"{row.notes} {row.source}".lower()
     return any(name in said for name in _IN_GRAPH)
+
+
+def with_stages(row: MeasuredRow, stack: Stack) -> MeasuredRow:
+    """Return a run with its stack's number of stages on a rank, where it only says that it has several."""
+    stages = stack.unstated.interleaved_stages
+    if row.vpp or stages is None or not _INTERLEAVED.search(row.notes or ""):
+        return row
+    return replace(row, vpp=stages)
 
 
 def attention_of(stack: Stack, source: ModelSource) -> Attention:

@@ -158,6 +158,15 @@ def test_a_stack_hides_a_share_of_tensor_parallelism_and_another_asynchronously(
     assert step(facts, tp=4, cp=2).tp_exposed == pytest.approx(plain.tp_exposed / 2)
 
 
+def test_nothing_of_tensor_parallelism_is_hidden_between_nodes() -> None:
+    overlaps = {"tp_overlap": 0.5, "async_tp_overlap": 0.75}
+    split = layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB)
+    facts, waiting = job(split, num_nodes=2, stack=overlaps), job(split, num_nodes=2)
+    assert step(facts, tp=8).tp_exposed == pytest.approx(step(waiting, tp=8).tp_exposed / 2)
+    expected = step(waiting, tp=16).tp_exposed
+    assert step(facts, tp=16).tp_exposed == step(facts, tp=16, async_tp=True).tp_exposed == expected > 0
+
+
 def test_under_fp8_layers_gather_casted_activations_and_scatter_others() -> None:
     ends = block(tensor_parallel_collectives=1, tensor_parallel_bytes=GB, unit=False)
     facts = job(ends, layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB))

@@ -189,6 +189,16 @@ def test_pipelines_interleave_where_stages_are_several() -> None:
     assert (twice.plan.pp_schedule, twice.plan.virtual_stages) == (PipelineSchedule.INTERLEAVED, 2)
 
 
+def test_torchtitan_interleaves_two_stages_unless_told() -> None:
+    def stages(stack: str = "torch-compile", **stated: Any) -> int:
+        return job_of(run(stack=stack, pp=2, global_batch=64, **stated)).plan.virtual_stages
+
+    assert stages(notes="Interleaved 1F1B (vpp not stated)") == stages(notes="Interleaved1F1B") == 2
+    assert stages(notes="Interleaved 1F1B", vpp=4) == 4
+    assert stages() == stages(notes="non-interleaved 1F1B") == 1
+    assert stages("megatron-core", notes="Interleaved 1F1B") == 1
+
+
 def test_a_part_of_a_node_and_several_nodes() -> None:
     assert job_of(run(gpus=2)).facts.hardware.devices_per_node == 2
     several = job_of(run(gpus=32, global_batch=64)).facts.hardware
