@@ -30,9 +30,9 @@ class Constant:
 
 #: what published runs identify. Sigmas: a kernel library differs by a few percent from another, attention's
 #: curves are 7 to 11 % off single kernels (profiles/attention), what a compiler or a framework adds in
-#: traffic may be a fifth more or less; launches, counted, are 3.2, 4.6 and 5.0 of closed form in three eager
-#: models, whose logarithms differ by 0.24; overlaps lie within 0.3 to 0.5 or 0.7 to 0.85 by how a stack
-#: shards
+#: traffic may be a fifth more or less; launches, counted, are 3.2, 4.6 and 5.0 of closed form in three
+#: eager models, whose logarithms differ by 0.24; overlaps lie within 0.3 to 0.5 or 0.7 to 0.85 by how a
+#: stack shards
 CONSTANTS = (
     Constant(name="matmul_factor", fields=("matmul_factor",), sigma=0.05),
     Constant(name="attention_factor", fields=("attention_factor",), sigma=0.1),
