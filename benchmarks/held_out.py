@@ -66,12 +66,12 @@ A step's time on a device under a power limit that its source does not tell is u
 sources, the median and the 90th percentile.
 
 An error is predicted / measured - 1. The interval told with each prediction is as wide as its constants are
-unsure, {len(EVERY_CONSTANT)} of them, fitted or not (`parastrat/measured/constants.py`), and
-{100 * _SCATTER:.0f} % that none explains, times what holds 80 % of the errors of all other sources with
-{_LEAST_ROWS} runs or more, each weighed alike, dense runs and mixtures of experts apart. Nothing of a
-source tells how wide its own are. The structure of the cost model, the figures of devices, the other
-constants, and which uncertainties and sources make an interval were chosen with these runs in sight:
-expect more on runs that nobody saw.
+unsure, {len(EVERY_CONSTANT)} of them and its device's rate, fitted or not
+(`parastrat/measured/constants.py`), and {100 * _SCATTER:.0f} % that none explains, times what holds 80 %
+of the errors of all other sources with {_LEAST_ROWS} runs or more, each weighed alike, dense runs and
+mixtures of experts apart. Nothing of a source tells how wide its own are. The structure of the cost model,
+the figures of devices, the other constants, and which uncertainties and sources make an interval were
+chosen with these runs in sight: expect more on runs that nobody saw.
 """
 
 
@@ -145,8 +145,9 @@ class Fitter:
         return self._known[key]
 
     def fit(self, runs: Iterable[Published], stack: str) -> StackFit:
-        prior = neutral(stack)
-        return fitted([each.run for each in runs], prior, constants_of(prior), predict=self.seconds)
+        prior, own = neutral(stack), [each.run for each in runs]
+        devices = (each.job.facts.hardware.device.name for each in own)
+        return fitted(own, prior, constants_of(prior, devices), predict=self.seconds)
 
     def predicted(self, of: Sequence[Published], name: str, fit: StackFit) -> list[Prediction]:
         prior = neutral(name)

@@ -225,6 +225,8 @@ class Stack:
     #: rate of its matrix products, and of its attention kernels, over the device's
     matmul_factor: float = 1.0
     attention_factor: float = 1.0
+    #: rate of both on a device over what they say, by the device's name; of others 1
+    device_rates: tuple[tuple[str, float], ...] = ()
     #: tensor parallelism divides experts where ep is 1; else each tp rank has them whole
     divides_experts: bool = True
     #: vocabularies are padded until tp divides them; else tables and logits are whole where it does not
@@ -235,6 +237,12 @@ class Stack:
     fp16_context_bytes: int | None = None
     #: constants that were fitted to published runs, by their names in parastrat.measured.constants
     fitted: tuple[str, ...] = ()
+    #: whether one rate of each device was too
+    fits_device_rates: bool = False
+
+    def rate_on(self, device: str) -> float:
+        """Return how fast products and attention are on a device, over what its profile and ours say."""
+        return dict(self.device_rates).get(device, 1.0)
 
     @property
     def cast_bytes(self) -> float:

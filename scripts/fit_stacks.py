@@ -54,7 +54,9 @@ def main() -> None:
     ]
     runs = [run for run in every[:: given.every] if not given.tables or run.table in given.tables]
     stack = load_stack(given.stack)
-    moving = [each for each in EVERY_CONSTANT if each.name in (given.only or ())] or constants_of(stack)
+    devices = (run.job.facts.hardware.device.name for run in runs)
+    moving = [each for each in EVERY_CONSTANT if each.name in (given.only or ())]
+    moving = moving or constants_of(stack, devices)
     fit = fitted(runs, stack, moving)
     print(f"before: {told(runs, fit.before)}")
     print(f"after: {told(runs, fit.after)}")

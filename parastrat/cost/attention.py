@@ -60,7 +60,8 @@ def _of_products(facts: Facts, table: OperatorTable, shares: Numbers) -> Attenti
     """
     found, device, stack = table.attention, facts.hardware.device, facts.stack
     curve = device.matmul
-    rate = sustained_flops_per_s(device, facts.workload.precision) * curve.ceiling * stack.attention_factor
+    reached = curve.ceiling * stack.attention_factor * stack.rate_on(device.name)
+    rate = sustained_flops_per_s(device, facts.workload.precision) * reached
     each = found.flops / 2 / rate
     scores = each * (1 + curve.n_half / found.keys) * (1 + curve.k_half / found.width)
     others = each * (1 + curve.n_half / found.width) * (1 + curve.k_half / found.keys)
@@ -103,4 +104,5 @@ def _kernels(facts: Facts) -> tuple[AttentionCurve, float]:
         share = device.first_attention_efficiency or share
     if stack.attention is Attention.FLEX:
         share = device.flex_attention_efficiency or share
-    return curve, sustained_flops_per_s(device, own) * share * stack.attention_factor
+    share *= stack.attention_factor * stack.rate_on(device.name)
+    return curve, sustained_flops_per_s(device, own) * share

@@ -91,7 +91,7 @@ def _fastest(facts: Facts, products: Products) -> Any:
     inside, ends = (sustained_flops_per_s(device, own) for own in (precision, outside))
     if precision is Precision.FP8 and facts.stack.scales_rows:
         inside *= facts.stack.scaled_rows_factor
-    reached = device.matmul.ceiling * facts.stack.matmul_factor
+    reached = device.matmul.ceiling * facts.stack.matmul_factor * facts.stack.rate_on(device.name)
     grouped = np.where(products.grouped, facts.stack.grouped_factor, 1.0)
     return reached * grouped * np.where(products.repeated, inside, ends)
 

@@ -21,7 +21,7 @@ from parastrat.correction import Corrected, StackFit
 from parastrat.cost import step_s
 from parastrat.errors import ParastratError
 from parastrat.measured.comparison import ran_out_of_memory, step_time
-from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT
+from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT, rate_of
 from parastrat.measured.jobs import job_of
 from parastrat.measured.rates import unknown_rate
 from parastrat.measured.skipped import CannotPredictError
@@ -121,10 +121,10 @@ def fitted(
     """
 
     def at(sigmas: Any) -> Stack:
-        moved: dict[str, Any] = {}
+        moved = stack
         for constant, own in zip(constants, sigmas, strict=True):
-            moved |= constant.moved(stack, float(own))
-        return replace(stack, **moved)
+            moved = constant.moved(moved, float(own))
+        return moved
 
     def errors_at(sigmas: Any) -> Any:
         own = at(sigmas)
@@ -169,12 +169,13 @@ def unsureness(run: Run, prior: Stack, fit: StackFit, predict: Callable[[Run, St
     """
 
     def slope(constant: Constant) -> float:
-        moved: dict[str, Any] = dict(constant.moved(prior, _STEP))
-        return (math.log(predict(run, replace(prior, **moved))) - still) / _STEP
+        return (math.log(predict(run, constant.moved(prior, _STEP))) - still) / _STEP
 
     still = math.log(predict(run, prior))
-    slopes = {constant.name: slope(constant) for constant in EVERY_CONSTANT}
-    own = np.array([slopes.pop(each.name) for each in fit.constants])
+    device = rate_of(run.job.facts.hardware.device.name)
+    slopes = {constant.name: slope(constant) for constant in (*EVERY_CONSTANT, device)}
+    # nothing hangs on the rates of other devices
+    own = np.array([slopes.pop(each.name, 0.0) for each in fit.constants])
     return math.sqrt(own @ np.array(fit.covariance) @ own + sum(each**2 for each in slopes.values()))
 
 
@@ -223,15 +224,14 @@ def _covariance(slopes: Any, weights: Any, scatter: float) -> Any:
 
 def _corrected(constant: Constant, stack: Stack, found: tuple[float, float]) -> Corrected:
     sigmas, deviation = map(float, found)
-    field = constant.fields[-1] if constant.is_share else constant.fields[0]
 
     def value(of: float) -> float:
-        return constant.moved(stack, of)[field]
+        return constant.value(constant.moved(stack, of))
 
     within = _WITHIN_80 * deviation
     return Corrected(
         name=constant.name,
-        before=float(getattr(stack, field)),
+        before=constant.value(stack),
         after=value(sigmas),
         low=value(sigmas - within),
         high=value(sigmas + within),

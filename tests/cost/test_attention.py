@@ -60,6 +60,19 @@ def test_the_first_has_a_rate_of_its_own_and_the_slowest_backward() -> None:
     assert found.backward == pytest.approx(5 * 2.5 / 0.92 * 2 / 1.4)
 
 
+def test_a_stack_may_know_another_rate_of_a_device_for_attention_and_products() -> None:
+    own = job(block(attention())).hardware.device.name
+    rates = {"device_rates": ((own, 0.8), ("another", 0.5))}
+    assert forward(attention(), HOPPER, **rates) == pytest.approx(5)
+    product = Operator(kind=OperatorKind.MATMUL, flops=TERA, bytes=0, m=64, n=64, k=64)
+    found, faster = (times(product, None, each).forward for each in (rates, {}))
+    assert found == pytest.approx(faster / 0.8)
+    scores = attention(m=64, n=64, k=64)
+    kept, others = {"kernels": Kernels.FUSED_MATH}, {"device_rates": (("another", 0.5),)}
+    slower, as_told = (forward(scores, HOPPER, **kept, **each) for each in (rates, others))
+    assert slower == pytest.approx(as_told / 0.8)
+
+
 def test_flex_attention_has_a_rate_of_its_own_where_it_is_known() -> None:
     on = HOPPER | {"flex_attention_efficiency": 0.2}
     found = times(attention(), on, {"attention": Attention.FLEX})

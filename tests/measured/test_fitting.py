@@ -8,7 +8,7 @@ import pytest
 from measured.rows import run as row_of
 
 from parastrat.correction import StackFit
-from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT, constants_of
+from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT, constants_of, rate_of
 from parastrat.measured.fitting import Run, fitted, predicted, runs_of, unsureness
 from parastrat.measured.jobs import job_of
 from parastrat.profiles import load_stack
@@ -50,8 +50,8 @@ def test_without_runs_the_stack_stays_and_ranges_are_those_of_before() -> None:
     fit = fitted([], STACK)
     assert fit.stack == STACK
     matmul = fit.constants[0]
-    # 80 % of a normal distribution of the logarithm, sigma 0.05
-    assert (matmul.low, matmul.high) == (pytest.approx(0.938, abs=1e-3), pytest.approx(1.066, abs=1e-3))
+    # 80 % of a normal distribution of the logarithm, sigma 0.03
+    assert (matmul.low, matmul.high) == (pytest.approx(0.962, abs=1e-3), pytest.approx(1.039, abs=1e-3))
 
 
 @pytest.mark.parametrize(("name", "value"), [("attention_factor", 0.7), ("launches_per_operator", 8.0)])
@@ -112,6 +112,27 @@ def test_constants_of_a_stack_are_those_that_its_profile_calls_fitted() -> None:
     assert constants_of(replace(fsdp1, fitted=())) == CONSTANTS
 
 
+def test_devices_have_rates_of_their_own_where_a_stack_fits_them() -> None:
+    plain = replace(STACK, fitted=("network_efficiency",))
+    several = replace(plain, fits_device_rates=True)
+    names = [each.name for each in constants_of(several, ["h100-sxm5", "b200", "h100-sxm5"])]
+    assert names == ["network_efficiency", "rate of b200", "rate of h100-sxm5"]
+    assert [each.name for each in constants_of(plain, ["b200"])] == ["network_efficiency"]
+
+
+def test_runs_of_one_device_move_its_rate_and_no_others() -> None:
+    device = on(STACK)[0].job.facts.hardware.device.name
+    slow = replace(STACK, device_rates=((device, 0.9),))
+    moving = [rate_of("b200"), rate_of(device)]
+    fit = fitted(on(slow, times=30), STACK, moving)
+    assert after(fit) == {"rate of b200": 1.0, f"rate of {device}": pytest.approx(0.9, abs=0.01)}
+    assert fit.stack.device_rates == (("b200", 1.0), (device, fit.constants[1].after))
+    # it is known better than before, and was unsure before it could move
+    run = on(STACK)[0]
+    before, known = (unsureness(run, STACK, each, predicted) for each in (fitted([], STACK, moving), fit))
+    assert known < before == pytest.approx(unsureness(run, STACK, fitted([], STACK), predicted))
+
+
 def test_constants_that_were_not_fitted_stay_as_unsure_as_they_were() -> None:
     runs = on(STACK, times=30)
     rate = CONSTANTS[:1]
@@ -131,7 +152,7 @@ def test_what_waits_for_constants_that_are_little_known_is_unsure() -> None:
     runs = on(STACK)
     nothing, something = fitted([], STACK), fitted(runs, STACK)
     before = [unsureness(run, STACK, nothing, predicted) for run in runs]
-    # launches of a small GPT-2 are known to 0.24, of products of Llama the rate to 0.05
+    # launches of a small GPT-2 are known to 0.24, of products of Llama the rates to 0.03 and 0.04
     assert 0.12 < before[2] < 0.24
     assert 0.04 < before[0] < 0.15
     after_runs = [unsureness(run, STACK, something, predicted) for run in runs]
