@@ -39,7 +39,12 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.plan import Recompute
+    from parastrat.ranks import Ranks
+    from parastrat.ranks.moments import Moments
     from parastrat.units import Bytes
+
+#: bytes of each kind under each policy, so many of each on each rank at each moment, added up
+_EACH_KIND = "kcn,pkrn->pcrn"
 
 #: ranks whose backward is looked at: the first has most in flight, of those behind it the next
 _FOREMOST = 2
@@ -78,17 +83,9 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         of_kind.reshape(shape).take(at, axis=-1)[:, :, None] for of_kind in (kept, every, running)
     )
     peak = np.full((len(codes), *rank.shape), -np.inf)
-    turns, turning = takes_turns(saved), ranks.foremost_turning(_FOREMOST, ways_of_turns(saved))
+    freed = _freed_at(ranks, saved, moments, kept)
     for place, kind in enumerate(moments.kinds):
-        counts = moments.freed[place]
-        if turning is not None and turns.any():
-            # at one of the moments of most, whatever waits beside it
-            counts = np.where(turns, -turning.at_kinds[0, kind, : len(blocks)], counts)
-        freed = of_kinds(kept, counts)
-        if saved.few_steps.any():
-            least = of_kinds(kept, moments.freed[place] - saved.few_steps * np.array(first.repeats))
-            freed = np.where(saved.few_steps > 0, np.maximum(freed, least), freed)
-        passing = share * (running[kind] - freed)
+        passing = share * (running[kind] - freed[place])
         # later moments may hold more, not less
         never = share * np.minimum(states.reducing[place], every[kind].take(saved_at, axis=-1))
         np.maximum(peak, states.beside[place] + passing.take(saved_at, axis=-1) - never, out=peak)
@@ -102,6 +99,34 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     buffers, sent = crossing_bytes(facts, several, rank, flying)
     peak += share * (buffers + sent)
     return np.maximum(states.stepping, peak.max(axis=1)) + context_bytes(facts)
+
+
+def _freed_at(ranks: Ranks, c: Columns, moments: Moments, kept: Bytes) -> Bytes:
+    """Return what was freed before each moment, of all that is in flight; what takes turns holds, below 0.
+
+    Args:
+        ranks: of the plans' pipelines.
+        c: the plans.
+        moments: of their foremost ranks.
+        kept: by one repeat of each kind of block under each policy, before an axis of ranks and plans.
+
+    Returns:
+        Moments before policies before ranks before plans.
+    """
+    freed: Bytes = np.einsum(_EACH_KIND, kept[:, :, 0], moments.freed)
+    turning = np.flatnonzero(takes_turns(c))
+    if not turning.size:
+        return freed
+    own = c.at(turning)
+    # at the first of the moments of most, whatever waits beside it
+    alive = ranks.among(turning).first_backwards(_FOREMOST, ways_of_turns(own))[moments.kinds]
+    held = -np.einsum(_EACH_KIND, kept[:, :, 0, turning], alive)
+    if own.few_steps.any():
+        one = of_kinds(kept[..., turning], ranks.among(turning).foremost(_FOREMOST).repeats)
+        least = freed[..., turning] - own.few_steps * one
+        held = np.where(own.few_steps > 0, np.maximum(held, least), held)
+    freed[..., turning] = held
+    return freed
 
 
 def mesh_floor(facts: Facts, columns: Columns) -> Bytes:

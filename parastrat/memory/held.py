@@ -199,8 +199,6 @@ def _in_turn(facts: Facts, c: Columns, ranks: Ranks, everything: Bytes) -> tuple
         everything: of each kind of block what is kept and what is made again.
     """
     kept, held = kept_bytes(facts, c), ranks.turning(ways_of_turns(c))
-    if held is None:
-        raise ValueError("these plans have no virtual stages")
     each = np.concatenate([kept, awaited_bytes(facts, c, everything - kept)])
     at_moments = held.at_kinds[:, ranks.moments.kinds]
     return tuple(

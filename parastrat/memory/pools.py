@@ -8,7 +8,7 @@ management); torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``foreach
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,8 +44,7 @@ def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementByt
         c: the plans.
         element: bytes of an element.
     """
-    largest: Any = 0.0
-    for unit, count in zip(unit_parameters(kinds, c), load.repeats, strict=True):
-        largest = np.maximum(largest, np.where(count > 0, unit, 0.0))
+    units = unit_parameters(kinds, c).reshape(len(kinds.blocks), *[1] * (np.ndim(load.rank) - 1), -1)
+    largest = np.where(np.array(load.repeats) > 0, units, 0.0).max(axis=0)
     root = local_total(load.root, c)
     return np.where(gathers(c), element.compute * np.maximum(root, 2 * largest), 0.0)

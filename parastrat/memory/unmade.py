@@ -13,7 +13,14 @@ from parastrat.memory.pools import pooled
 from parastrat.memory.running import soonest
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import element_bytes, local, local_total, shard_ranks, trainable_totals
+from parastrat.ranks.states import (
+    divided_over,
+    element_bytes,
+    local,
+    local_total,
+    shard_ranks,
+    trainable_totals,
+)
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -155,8 +162,7 @@ def _makes_all(kinds: Kinds, load: RankLoad, moments: Moments) -> Any:
 
 
 def _held(totals: ParameterTotals, c: Columns) -> Any:
-    sharded, parts = gathers(c), zip(local(totals, c), shard_ranks(c), strict=True)
-    return sum(part / np.where(sharded, over, 1) for part, over in parts)
+    return divided_over(local(totals, c), shard_ranks(c), gathers(c))
 
 
 def lacking_bytes(unmade: Bytes, one: Bytes, held: Any, c: Columns) -> Bytes:

@@ -10,7 +10,8 @@ import numpy as np
 from parastrat.columns import code_of, derived, derived_with
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
-from parastrat.ranks.load import ParameterTotals
+from parastrat.ranks.load import ParameterTotals, has_any
+from parastrat.ranks.pipelines import DIVIDED
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
 
@@ -89,9 +90,13 @@ def _under(precision: Precision, own: int | None, usual: int) -> int:
 
 @derived_with
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
-    """Return the dense and the expert parameters that tp and ep leave on one rank."""
-    dense = totals.replicated + totals.tensor / c.tp + totals.vocabulary / vocabulary_tp(c)
-    return dense, totals.expert / _expert_divisor(c)
+    """Return the dense and the expert parameters that tp and ep leave on one rank; 0 if there are none."""
+    if not has_any(totals.total):
+        return 0, 0
+    dense = totals.replicated + totals.tensor / c.tp
+    if has_any(totals.vocabulary):
+        dense = dense + totals.vocabulary / vocabulary_tp(c)
+    return dense, totals.expert / _expert_divisor(c) if has_any(totals.expert) else 0
 
 
 @derived_with
@@ -134,13 +139,20 @@ def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
     return dense, np.where(c.ep > 1, dense * c.tp / c.ep, dense)
 
 
+def divided_over(parts: tuple[Numbers, Numbers], ranks: tuple[Numbers, Numbers], sharded: Any) -> Numbers:
+    """Return dense and expert parameters, divided over their ranks where they are sharded."""
+    own = [
+        part / np.where(sharded, over, 1) for part, over in zip(parts, ranks, strict=True) if has_any(part)
+    ]
+    return sum(own[1:], own[0]) if own else 0
+
+
 def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, Any]:
     """Return the bytes that stay from step to step; what is offloaded is on the host."""
     ranks, own = shard_ranks(c), local(load.trainable, c)
 
     def divided(parts: tuple[Numbers, Numbers], least: Shard) -> Numbers:
-        sharded = c.shard >= code_of(least)
-        return sum(part / np.where(sharded, over, 1) for part, over in zip(parts, ranks, strict=True))
+        return divided_over(parts, ranks, c.shard >= code_of(least))
 
     whole = divided(own, Shard.PARAMETERS)
     trainable = dict.fromkeys((Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER), whole)
@@ -158,11 +170,7 @@ def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, 
 
 def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
     """Return the parameters that one rank's optimizer updates."""
-    sharded = c.shard >= code_of(Shard.OPTIMIZER)
-    return sum(
-        part / np.where(sharded, over, 1)
-        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
-    )
+    return divided_over(local(load.trainable, c), shard_ranks(c), c.shard >= code_of(Shard.OPTIMIZER))
 
 
 def stepping_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Numbers:
@@ -225,8 +233,10 @@ def totals_table(several: Sequence[ParameterTotals]) -> ParameterTotals:
     table = np.array(
         [(each.replicated, each.tensor, each.expert, each.vocabulary) for each in several], dtype=float
     )
-    replicated, tensor, expert, vocabulary = table.T[..., None]
-    return ParameterTotals(replicated=replicated, tensor=tensor, expert=expert, vocabulary=vocabulary)
+    totals = dict(zip(DIVIDED, table.T[..., None], strict=True))
+    # tables have a row for each block, whatever it has
+    rarely = {name: 0 for name in ("expert", "vocabulary") if not totals[name].any()}
+    return ParameterTotals(**{**totals, **rarely})
 
 
 def least_bytes(facts: Facts, offload: Offload) -> float:
