@@ -113,19 +113,20 @@ def _freed_at(ranks: Ranks, c: Columns, moments: Moments, kept: Bytes) -> Bytes:
     Returns:
         Moments before policies before ranks before plans.
     """
-    freed: Bytes = np.einsum(_EACH_KIND, kept[:, :, 0], moments.freed)
+    counts, each = moments.freed, kept[:, :, 0]
     turning = np.flatnonzero(takes_turns(c))
-    if not turning.size:
-        return freed
-    own = c.at(turning)
-    # at the first of the moments of most, whatever waits beside it
-    alive = ranks.among(turning).first_backwards(_FOREMOST, ways_of_turns(own))[moments.kinds]
-    held = -np.einsum(_EACH_KIND, kept[:, :, 0, turning], alive)
-    if own.few_steps.any():
-        one = of_kinds(kept[..., turning], ranks.among(turning).foremost(_FOREMOST).repeats)
-        least = freed[..., turning] - own.few_steps * one
-        held = np.where(own.few_steps > 0, np.maximum(held, least), held)
-    freed[..., turning] = held
+    if turning.size:
+        own = c.at(turning)
+        # at the first of the moments of most, whatever waits beside it
+        begun = ranks.among(turning).first_backwards(_FOREMOST, ways_of_turns(own), moments.kinds)
+        counts = counts.copy()
+        counts[..., turning] = -begun
+    freed: Bytes = np.einsum(_EACH_KIND, each, counts)
+    few = np.flatnonzero(c.few_steps)
+    if few.size:
+        one = of_kinds(kept[..., few], ranks.among(few).foremost(_FOREMOST).repeats)
+        least = np.einsum(_EACH_KIND, each[..., few], moments.freed[..., few]) - c.few_steps[few] * one
+        freed[..., few] = np.maximum(freed[..., few], least)
     return freed
 
 

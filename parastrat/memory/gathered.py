@@ -43,6 +43,9 @@ HELD_BY = (
 )
 
 
+#: what blocks of each kind have, of those that ran before each moment, added up
+RAN = "pkrn,kn->prn"
+
 #: of a unit's gradients those that come late, where nobody knows
 _UNKNOWN = 0.5
 
@@ -192,11 +195,8 @@ def never_met_bytes(late: Bytes, later: Bytes, freed: Bytes, read: Bytes) -> Byt
 
 def _that_ran(chosen: Sequence[bool], parameters: Any, moments: Moments) -> Any:
     """Return the parameters of the chosen kinds' blocks that ran backward before each moment."""
-    found: Any = np.zeros(())
-    for kind, wanted in enumerate(chosen):
-        if wanted:
-            found = found + moments.freed[:, kind] * parameters[kind]
-    return found
+    wanted = np.flatnonzero(chosen)
+    return np.einsum(RAN, moments.freed[:, wanted], parameters[wanted])
 
 
 def waiting_bytes(facts: Facts, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:

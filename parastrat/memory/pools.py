@@ -45,6 +45,6 @@ def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementByt
         element: bytes of an element.
     """
     units = unit_parameters(kinds, c).reshape(len(kinds.blocks), *[1] * (np.ndim(load.rank) - 1), -1)
-    largest = np.where(np.array(load.repeats) > 0, units, 0.0).max(axis=0)
+    largest = np.where(np.asarray(load.repeats) > 0, units, 0.0).max(axis=0)
     root = local_total(load.root, c)
     return np.where(gathers(c), element.compute * np.maximum(root, 2 * largest), 0.0)

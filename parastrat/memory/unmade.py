@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.memory.gathered import When, gathers
+from parastrat.memory.gathered import RAN, When, gathers
 from parastrat.memory.pools import pooled
 from parastrat.memory.running import soonest
 from parastrat.plan import Offload, Shard
@@ -23,6 +23,8 @@ from parastrat.ranks.states import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.ranks import ParameterTotals, RankLoad
@@ -67,7 +69,7 @@ class Unmade:
     #: of one block of each kind; which are units, and how many of each a rank has
     own: Any
     units: tuple[bool, ...]
-    repeats: tuple[Any, ...]
+    repeats: Sequence[Any]
     moments: Moments
     #: of all, and where none comes before a step's end
     everything: Any
@@ -124,13 +126,13 @@ def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unm
     everything, own = (_held(totals, c) for totals in (load.trainable, trainable_totals(kinds)))
     counted = own * (np.array(kinds.units)[:, None] | ~sharded)
     running = counted[moments.kinds][:, None]
-    ran = sum((moments.freed[:, kind] * each for kind, each in enumerate(counted)), np.zeros(()))
+    ran = np.einsum(RAN, moments.freed, counted)
     left = everything - ran
     if any(block.meanwhile for block in kinds.blocks):
         left = left - running * ~sharded * soonest(kinds)[moments.kinds][:, None]
     late, element = sharded & (c.pp > 1), element_bytes(facts)
     whole, of_kinds = (local_total(each, c) for each in (load.trainable, trainable_totals(kinds)))
-    had = sum((moments.freed[:, kind] * each for kind, each in enumerate(of_kinds)), np.zeros(()))
+    had = np.einsum(RAN, moments.freed, of_kinds)
     here = (makes_gradients(facts, c) | sharded) & (c.offload != code_of(Offload.PARAMETERS))
     return Unmade(
         left=left,

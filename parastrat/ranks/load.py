@@ -14,6 +14,8 @@ from parastrat.remembered import remembered
 from parastrat.units import Numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
     from parastrat.ranks.flights import Turns
@@ -57,7 +59,7 @@ class RankLoad:
 
     rank: Numbers
     #: repeats of each kind of block on this rank, over all its virtual stages
-    repeats: tuple[Numbers, ...]
+    repeats: Sequence[Numbers]
     trainable: ParameterTotals
     frozen: ParameterTotals
     #: parameters outside repeated blocks, which FSDP2 keeps in the root unit
@@ -76,7 +78,7 @@ def pipeline_ranks(
         bent: the chain runs down the ranks and up again, as under the V schedules.
     """
     ranks = pipelines_of(model).ranks_of((pp, virtual_stages, bent))
-    return tuple(_load(model, row) for row in ranks.tolist())
+    return tuple(_load(model, tuple(row)) for row in ranks.tolist())
 
 
 @remembered
@@ -125,15 +127,19 @@ class Ranks:
         """
         return pipelines_of(self.model).turning(self.at, ways, self.table.numbers.shape[1])
 
-    def first_backwards(self, most: int, ways: Any) -> Any:
-        """Return what the first ranks of such plans hold as they begin their first backward, by kind.
+    def first_backwards(self, most: int, ways: Any, kinds: Any) -> Any:
+        """Return what the first ranks of such plans hold as they begin their first backward.
+
+        Args:
+            most: of the ranks.
+            ways: as of ``turning``.
+            kinds: that run then.
 
         Returns:
-            Kinds that run before kinds that are held before ranks before plans.
+            These kinds before all that are held before ranks before plans.
         """
-        return pipelines_of(self.model).first_backwards(
-            self.at, ways, min(most, self.table.numbers.shape[1])
-        )
+        most = min(most, self.table.numbers.shape[1])
+        return pipelines_of(self.model).first_backwards(self.at, ways, most, kinds)
 
     def among(self, rows: Any) -> Ranks:
         """Return those of some plans."""
@@ -184,7 +190,7 @@ def _load(model: ModelSpec, numbers: Any) -> RankLoad:
     own = [part if stated else 0 for part, stated in zip(totals, pipelines.stated, strict=True)]
     return RankLoad(
         rank=rank,
-        repeats=tuple(repeats),
+        repeats=repeats,
         **{
             part: ParameterTotals(
                 **dict(zip(DIVIDED, own[place * width : (place + 1) * width], strict=True))

@@ -181,18 +181,23 @@ class Pipelines:
             own + len(found) * ways
         )
 
-    def first_backwards(self, at: Any, ways: Any, ranks: int) -> Any:
+    def first_backwards(self, at: Any, ways: Any, ranks: int, kinds: Any) -> Any:
         """Return what virtual stages hold as ranks begin their first backward; arguments as of ``turning``.
 
         Returns:
-            Kinds that run before kinds that are held before ranks before plans.
+            Chosen kinds that run before all that are held before ranks before plans.
         """
         found, own = np.unique(at, return_inverse=True)
-        every = [
-            self._firsts_of(place).take(_among(len(self.cuts[place].rows), ranks), axis=-1)
-            for place in found.tolist()
-        ]
-        return np.stack(every, axis=-1)[:, :, ways, :, own].transpose(1, 2, 3, 0)
+        every = np.stack(
+            [
+                self._firsts_of(place).take(_among(len(self.cuts[place].rows), ranks), axis=-1)
+                for place in found.tolist()
+            ],
+            axis=-1,
+        )[kinds]
+        # ways and pipelines in one axis, which plans take the place of
+        flat = np.moveaxis(every, 2, 3).reshape(*every.shape[:2], ranks, -1)
+        return flat.take(ways * len(found) + own, axis=-1)
 
     def _turns_of(self, place: int) -> tuple[Turns, ...]:
         """Return what the distinct ranks of a pipeline hold in each of ``flights.WAYS``."""

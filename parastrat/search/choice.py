@@ -55,7 +55,8 @@ def find_plan(
     unforced = None
     if fixed.strategy is not None:
         unforced = find_plan(facts, replace(fixed, strategy=None), tolerance=tolerance).chosen
-    near, aside = ((), None) if chosen else nearest_fits(judged.space, model_at)
+    misfits = [standing.nearest for standing in standings.values() if standing.nearest]
+    near, aside = ((), None) if chosen else nearest_fits(judged.space, model_at, misfits)
     return SearchResult(
         facts=facts,
         chosen=chosen,
