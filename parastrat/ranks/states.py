@@ -91,9 +91,8 @@ def _under(precision: Precision, own: int | None, usual: int) -> int:
 @derived_with
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
     """Return the dense and the expert parameters that tp and ep leave on one rank; 0 if there are none."""
-    if not (has_any(totals.replicated) or has_any(totals.tensor)):
-        return 0, 0
-    dense = totals.replicated + totals.tensor / c.tp
+    some = has_any(totals.replicated) or has_any(totals.tensor)
+    dense = totals.replicated + totals.tensor / c.tp if some else 0
     if has_any(totals.vocabulary):
         dense = dense + totals.vocabulary / vocabulary_tp(c)
     return dense, totals.expert / _expert_divisor(c) if has_any(totals.expert) else 0
