@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.ranks import RankLoad
-    from parastrat.ranks.pipelines import Kinds
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.states import ElementBytes
     from parastrat.units import Bytes
 

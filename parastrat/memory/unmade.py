@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.ranks import ParameterTotals, RankLoad
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.moments import Moments
-    from parastrat.ranks.pipelines import Kinds
     from parastrat.units import Bytes
 
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
     from parastrat.ranks.flights import Turns
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.moments import Moments
-from parastrat.ranks.pipelines import Kinds, RankTable
+    from parastrat.ranks.pipelines import RankTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import numpy as np
 from parastrat.choices import is_any_of
 from parastrat.model import Split
 from parastrat.ranks.flights import Turns, first_backwards, stacked, turns
+from parastrat.ranks.kinds import Kinds, kinds_of, weights_of
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain, loads_of
 from parastrat.remembered import remembered
@@ -17,7 +18,7 @@ from parastrat.schedules import V_SHAPED
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
-    from parastrat.model import Block, ModelSpec
+    from parastrat.model import ModelSpec
     from parastrat.ranks.moments import Moments
 
 #: the totals of a rank, each by what divides it
@@ -29,21 +30,6 @@ _COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXP
 #: a pipeline: its ranks, the virtual stages of each, and whether the chain runs up again
 Shape: TypeAlias = tuple[int, int, bool]
 _BENT = tuple(sorted(V_SHAPED))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kinds:
-    """The kinds of a model's blocks: units that are equal, repeats and name aside, are of one kind."""
-
-    #: one block of each kind
-    blocks: tuple[Block, ...]
-    #: the kind of each block of the model
-    of: tuple[int, ...]
-
-    @property
-    def units(self) -> tuple[bool, ...]:
-        """Which kinds are FSDP units."""
-        return tuple(block.unit for block in self.blocks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,11 +272,11 @@ def pipelines_of(model: ModelSpec) -> Pipelines:
                 parts[place] += own
             else:
                 ties.setdefault(group.tie_group, []).append((place, own))
-    kinds, tied = _kinds_of(model), sum(own for group in ties.values() for _, own in group)
+    kinds, tied = kinds_of(model), sum(own for group in ties.values() for _, own in group)
     return Pipelines(
         model=model,
         kinds=kinds,
-        weights=_weights(kinds.blocks),
+        weights=weights_of(kinds.blocks),
         chain=np.repeat(np.arange(len(model.blocks)), [block.repeat for block in model.blocks]),
         of_kind=np.equal.outer(np.array(kinds.of), np.arange(len(kinds.blocks))),
         parts=parts,
@@ -305,31 +291,3 @@ def _stated(parts: Any) -> tuple[bool, ...]:
     some[:, :2] |= some.any(axis=1, keepdims=True)
     some[TOTALS.index("trainable"), :2] = True
     return tuple(some.ravel().tolist())
-
-
-def _weights(blocks: tuple[Block, ...]) -> Any:
-    """Return by what moments are told from one another: bytes as if nothing divided them."""
-    none, full, awaited = (
-        np.array([saved.total for saved in every], dtype=float)
-        for every in (
-            [block.activations.none for block in blocks],
-            [block.activations.full for block in blocks],
-            [block.awaited for block in blocks],
-        )
-    )
-    return np.stack([np.concatenate([none, awaited]), np.concatenate([full, awaited + none - full])])
-
-
-def _kinds_of(model: ModelSpec) -> Kinds:
-    alike: list[Block] = []
-    of: list[int] = []
-    # a unit that stands several times in the chain is compared once
-    met: dict[int, int] = {}
-    for block in model.blocks:
-        if id(block) not in met or not block.unit:
-            plain = replace(block, name="", repeat=1)
-            if not block.unit or plain not in alike:
-                alike.append(plain)
-            met[id(block)] = len(alike) - 1 if not block.unit else alike.index(plain)
-        of.append(met[id(block)])
-    return Kinds(blocks=tuple(alike), of=tuple(of))

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.model import Block, ModelSpec
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.load import RankLoad
-    from parastrat.ranks.pipelines import Kinds
     from parastrat.stack import Stack
     from parastrat.units import Numbers
 
