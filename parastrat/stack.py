@@ -73,6 +73,11 @@ class Unstated:
     #: presets whose names begin so, where any are named
     compiles_loss_since: str | None = None
     compiled_loss_models: tuple[str, ...] = ()
+    #: the day, YYYY-MM-DD, until which its own training script held the logits that a model returned, in
+    #: fp32, while backward ran; None: never
+    holds_fp32_logits_until: str | None = None
+    #: the day, YYYY-MM-DD, since which its runs' AdamW is one kernel; None: as the stack's
+    one_kernel_steps_since: str | None = None
     #: whether what sequence parallelism divides crosses between pipeline stages as it is; None: as the
     #: stack's
     crosses_divided: bool | None = None
@@ -165,6 +170,11 @@ class Stack:
     #: whether sharded parameters are gathered, and their gradients reduced, in streams of their own, whose
     #: memory serves nothing else
     gathers_aside: bool = True
+    #: whether its AdamW is one kernel, which makes no temporary copy of what it updates
+    steps_in_one_kernel: bool = False
+    #: whether gradients are copied to fp32 weight by weight, to be added to those of micro-batches before;
+    #: not under fp16-mixed where ``fp16_gradient_bytes`` says that those are not kept in fp32
+    copies_gradients: bool = False
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together
     parallel_loss_tensors: int = 1
     #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.case import Facts
 from parastrat.errors import ProfileError
+from parastrat.measured.forms import FINE_TUNING, form_of
 from parastrat.measured.models import source_of
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.measured.stacks import (
@@ -23,8 +24,6 @@ from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recom
 from parastrat.profiles import load_hardware
 from parastrat.profiles.nodes import with_ranks
 from parastrat.rules.backend import decide_backend
-from parastrat.sources.adapters import with_adapters
-from parastrat.sources.packed import with_packed
 from parastrat.sources.training import default_optimizer
 from parastrat.workload import Precision, Workload
 
@@ -56,12 +55,7 @@ _PRECISIONS = {
 #: devices of a node where a row states neither a machine nor the number
 _USUAL_NODE = 8
 
-_FINE_TUNING = ("sft", "lora")
-_TASKS = (None, "pretrain", *_FINE_TUNING)
-#: of adapters where a table says no more than that there are some: Megatron-Bridge's default, whose recipes
-#: for performance put them beside queries, keys and values (NVIDIA-NeMo/Megatron-Bridge @067f987,
-#: src/megatron/bridge/peft/lora.py, perf_recipes/llama)
-_USUAL_RANK = 32
+_TASKS = (None, "pretrain", *FINE_TUNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +112,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         precision=precision,
         assumed=("optimizer",),
     )
-    model = source.at(length, precision, stack.kernels)
-    if row.task == "lora":
-        model = with_adapters(model, _USUAL_RANK)
-    if row.task in _FINE_TUNING and length is not None and stack.unstated.packed_tokens is not None:
-        model = with_packed(model, min(1.0, stack.unstated.packed_tokens / length))
+    model = form_of(row, source.at(length, precision, stack.kernels), stack)
     return MeasuredJob(
         facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan=plan
     )

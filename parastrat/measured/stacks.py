@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from parastrat.model import ModelSource
     from parastrat.stack import Stack, Unstated
 
+#: what the runs of a stack may do otherwise than ours, which plans of ours have
+_UNLIKE_OURS = ("parallel_loss_tensors", "mixed_gradient_bytes", "crosses_divided")
+#: how the names of published files say the month that they tell of
+_MONTH = re.compile(r"_(20\d\d)(\d\d)[_.]")
 #: runs as fp8 does, its products at the rate of four bits
 FOUR_BITS = "nvfp4"
 #: torchao's recipe of fp8 with a scale for each row
@@ -44,14 +48,20 @@ def stack_of(row: MeasuredRow) -> Stack:
         stack = load_stack(row.stack)
     except ProfileError as error:
         raise CannotPredictError(error.message) from error
-    loss = stack.unstated.parallel_loss_tensors
-    if loss is not None:
-        stack = replace(stack, parallel_loss_tensors=loss)
-    if stack.unstated.mixed_gradient_bytes is not None:
-        stack = replace(stack, mixed_gradient_bytes=stack.unstated.mixed_gradient_bytes)
-    if stack.unstated.crosses_divided is not None:
-        stack = replace(stack, crosses_divided=stack.unstated.crosses_divided)
-    return replace(stack, casts_four_bits=has_four_bits(row), scales_rows=_ROWS in format_of(row))
+    own = {name: getattr(stack.unstated, name) for name in _UNLIKE_OURS}
+    fused = _is_since(row, stack.unstated.one_kernel_steps_since)
+    return replace(
+        stack,
+        **{name: value for name, value in own.items() if value is not None},
+        steps_in_one_kernel=stack.steps_in_one_kernel or fused,
+        casts_four_bits=has_four_bits(row),
+        scales_rows=_ROWS in format_of(row),
+    )
+
+
+def _is_since(row: MeasuredRow, day: str | None) -> bool:
+    """Return whether a run can have been on a day or later; never where that is None."""
+    return day is not None and lasted_until(row) >= day
 
 
 def kernels_of(row: MeasuredRow, stack: Stack, source: ModelSource) -> Kernels:
@@ -120,8 +130,11 @@ def _release(row: MeasuredRow) -> str | None:
 
 
 def lasted_until(row: MeasuredRow) -> str:
-    """Return the last day on which a run can have been, of which a row may state the year alone."""
-    return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
+    """Return the last day on which a run can have been, of which a row may state month or year alone."""
+    month = _MONTH.search(row.source or "")
+    if row.date or month is None:
+        return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
+    return f"{month[1]}-{month[2]}-31"
 
 
 def format_of(row: MeasuredRow) -> str:

@@ -21,7 +21,7 @@ from parastrat.memory.gathered import (
     shards_parameters,
     waiting_bytes,
 )
-from parastrat.memory.pools import gathering_pool, pooled
+from parastrat.memory.pools import idle_pool, pooled
 from parastrat.memory.running import running_bytes
 from parastrat.memory.unmade import early, leaves_free, unmade_of
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
@@ -167,7 +167,7 @@ def _held(facts: Facts, columns: Columns, share: float) -> _Held:
     held, at = standing(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
     ranks = ranks_of(model, held)
     every, first = ranks.every, ranks.foremost(_FOREMOST)
-    pool = gathering_pool(kinds, every, held, element) * pooled(facts)
+    pool = idle_pool(facts, every, held)
     states = state_bytes(every, held, element)
     stepping = sum(states.values()) + stepping_bytes(every, held, element) + pool
     states = {name: part[:_FOREMOST] for name, part in states.items()}

@@ -35,7 +35,7 @@ from parastrat.memory.gathered import (
     shards_parameters,
     waiting_bytes,
 )
-from parastrat.memory.pools import gathering_pool, pooled
+from parastrat.memory.pools import idle_pool
 from parastrat.memory.running import adding_bytes, freed_bytes, loss_bytes, running_bytes
 from parastrat.memory.unmade import Unmade, early, makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
@@ -67,7 +67,7 @@ class RanksHeld:
     #: bytes that stay, by ``held_at``
     states: dict[str, Any]
     optimizer_step: Any
-    #: what the allocator holds for gathering, by ``held_at``
+    #: what the allocator holds and nothing uses, by ``held_at``
     pool: Any
     #: of a micro-batch's gradients what waits while the next one runs, by ``held_at``
     waiting: Any
@@ -172,7 +172,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         holding=of_held,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
-        pool=gathering_pool(kinds, load, held, element) * pooled(facts),
+        pool=idle_pool(facts, load, held),
         waiting=waiting_bytes(facts, load, held, element),
         gathered=tuple(gathering.at(when, held.reshard_after_forward) for when in ways),
         mattering=mattering,

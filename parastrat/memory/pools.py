@@ -1,20 +1,22 @@
 """Memory that an allocator holds and nothing uses: torch's caches blocks by the stream that made them.
 
 FSDP2 gathers in a stream of its own, and its reduced gradients come from another; what is freed there does
-not serve the activations. Sources: https://docs.pytorch.org/docs/stable/notes/cuda.html (memory
-management); torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``foreach_all_gather``,
-``foreach_reduce``).
+not serve the activations. Nor do they fill what one weight's gradient was copied to. Sources:
+https://docs.pytorch.org/docs/stable/notes/cuda.html (memory management);
+torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``foreach_all_gather``, ``foreach_reduce``).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parastrat.hardware import DeviceType
+from parastrat.memory.activations import activation_table
 from parastrat.memory.gathered import gathers, unit_parameters
-from parastrat.ranks.states import local_total
+from parastrat.ranks import block_kinds
+from parastrat.ranks.states import element_bytes, local_total
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -33,6 +35,29 @@ def pooled(facts: Facts) -> bool:
     return facts.stack.gathers_aside and facts.hardware.device.type is not DeviceType.CPU
 
 
+def idle_pool(facts: Facts, load: RankLoad, c: Columns) -> Bytes:
+    """Return what an allocator holds between the moments of a step at which it is used."""
+    kinds, element = block_kinds(facts.model), element_bytes(facts)
+    gathering = gathering_pool(kinds, load, c, element) * pooled(facts)
+    return gathering + (_copying_pool(facts, load, c) if element.copied else 0.0)
+
+
+def _copying_pool(facts: Facts, load: RankLoad, c: Columns) -> Bytes:
+    """Return the copy of a rank's largest gradient, which no tensor of activations is as large as.
+
+    Source: DeepSpeed runtime/bf16_optimizer.py @56c5223, update_hp_grads.
+    """
+    kinds = block_kinds(facts.model)
+    weights = local_total(activation_table(kinds.blocks).added, c)
+    return element_bytes(facts).copied * _largest(weights, load)
+
+
+def _largest(each: Any, load: RankLoad) -> Any:
+    """Return the largest of what each kind of block has, of those that a rank has."""
+    own = each.reshape(len(each), *[1] * (np.ndim(load.rank) - 1), -1)
+    return np.where(np.asarray(load.repeats) > 0, own, 0.0).max(axis=0)
+
+
 def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
     """Return the buffers that all-gathers fill before parameters are copied out of them.
 
@@ -44,7 +69,6 @@ def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementByt
         c: the plans.
         element: bytes of an element.
     """
-    units = unit_parameters(kinds, c).reshape(len(kinds.blocks), *[1] * (np.ndim(load.rank) - 1), -1)
-    largest = np.where(np.asarray(load.repeats) > 0, units, 0.0).max(axis=0)
+    largest = _largest(unit_parameters(kinds, c), load)
     root = local_total(load.root, c)
     return np.where(gathers(c), element.compute * np.maximum(root, 2 * largest), 0.0)

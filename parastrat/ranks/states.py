@@ -45,6 +45,8 @@ class ElementBytes:
     reduce: float
     #: temporaries of a foreach optimizer step
     step: float
+    #: of the copy of a weight's gradient that is added to those of micro-batches before
+    copied: float
     #: short-format copies that autocast keeps until backward, where the weights are not gathered anyway
     cast: float
 
@@ -74,7 +76,8 @@ def element_bytes(facts: Facts) -> ElementBytes:
         optimizer=states + (stack.master_weight_bytes if mixed else 0),
         compute=precision.compute_bytes,
         reduce=_FP32 if mixed else parameter,
-        step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW else 0,
+        step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW and not stack.steps_in_one_kernel else 0,
+        copied=_under(precision, stack.fp16_gradient_bytes and 0, _FP32) * mixed * stack.copies_gradients,
         cast=precision.compute_bytes if mixed and parameter == _FP32 else 0,
     )
 

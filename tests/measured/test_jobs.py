@@ -13,7 +13,9 @@ from parastrat.measured.skipped import CannotPredictError
 from parastrat.model import OperatorKind
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
 from parastrat.profiles import load_stack
+from parastrat.saved import Saved
 from parastrat.stack import Kernels
+from parastrat.stage_load import StageLoad
 from parastrat.workload import Optimizer, Precision
 
 
@@ -212,10 +214,51 @@ def test_megatron_fine_tunes_on_packed_samples_and_sums_gradients_in_bf16() -> N
 
 
 @pytest.mark.parametrize(
-    ("stack", "even"), [("megatron-core", True), ("megatron-deepspeed", True), ("torch", False)]
+    ("stack", "load"),
+    [
+        ("megatron-core", StageLoad.LAYERS),
+        ("megatron-deepspeed", StageLoad.LAYERS),
+        ("torch", StageLoad.FLOPS),
+    ],
 )
-def test_megatrons_pipelines_hold_equally_many_layers_a_stage(stack: str, even: bool) -> None:
-    assert job_of(run(stack=stack, fsdp="none")).facts.model.even_stages is even
+def test_megatrons_pipelines_hold_equally_many_layers_a_stage(stack: str, load: StageLoad) -> None:
+    assert job_of(run(stack=stack, fsdp="none")).facts.model.stage_load is load
+
+
+@pytest.mark.parametrize("regex", ["transformer|embed", "transformer|embedding"])
+def test_a_row_may_say_that_ends_count_as_layers(regex: str) -> None:
+    notes = f"partition_method type:{regex}"
+    job = job_of(run(stack="megatron-deepspeed", fsdp="zero1", notes=notes))
+    assert job.facts.model.stage_load is StageLoad.BLOCKS
+    # torchtitan has no such thing
+    assert job_of(run(notes=notes)).facts.model.stage_load is StageLoad.FLOPS
+
+
+@pytest.mark.parametrize(
+    ("stated", "fused"),
+    [
+        ({"date": "2025-02-24"}, True),
+        ({"date": "2025-02-23"}, False),
+        ({"year": 2024}, False),
+        ({"source": "benchmarks/llama3_h100_202412_torchtitan.md@b5bcd76c Table1", "year": 2025}, False),
+        ({"source": "benchmarks/llama3-8b_h200_202506_trainy.md@b5bcd76c"}, True),
+        ({}, True),
+        ({"stack": "fsdp1"}, False),
+        ({"stack": "megatron-core", "fsdp": "zero1", "year": 2022}, True),
+    ],
+)
+def test_optimizers_step_in_one_kernel_since_a_day(stated: dict[str, Any], fused: bool) -> None:
+    assert job_of(run(**stated)).facts.stack.steps_in_one_kernel is fused
+
+
+@pytest.mark.parametrize(("stack", "element"), [("torch", 2), ("torch-compile", 2)])
+def test_a_training_script_held_logits_in_fp32_until_a_day(stack: str, element: int) -> None:
+    held = {
+        day: job_of(run(stack=stack, date=day)).facts.model.blocks[-1].output
+        for day in ("2024-06-11", "2024-06-12")
+    }
+    assert held["2024-06-12"] == Saved(loss=element * 128256 * 8192)
+    assert held["2024-06-11"] == Saved(loss=(element + 4) * 128256 * 8192)
 
 
 def test_four_bits_are_multiplied_where_eight_are() -> None:

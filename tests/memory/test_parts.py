@@ -105,6 +105,13 @@ def test_a_loss_in_parallel_makes_more_or_less_as_the_stack_does() -> None:
         assert memory(job, **fields, cp=2, loss_parallel=True).transient == made / 2
 
 
+@pytest.mark.parametrize(("fused", "copy"), [(False, 4 * 20), (True, 0)])
+def test_a_stack_may_step_in_one_kernel(fused: bool, copy: int) -> None:
+    layer = keeping(0, 0, parameters=parameters(20))
+    facts = holding(layer, optimizer=Optimizer.ADAMW, stack=BARE | {"steps_in_one_kernel": fused})
+    assert memory(facts).total == 20 * (4 + 4 + 8) + copy
+
+
 def test_an_output_is_held_but_by_pipelines() -> None:
     head = keeping(0, 100, output=Saved(loss=40.0), repeat=2)
     assert memory(holding(head), micro_batch_size=2).transient == 200 + 80

@@ -76,3 +76,27 @@ def test_memory_of_the_last_steps_gradients_is_kept_for_the_next() -> None:
 def test_processors_give_back_what_is_freed() -> None:
     for busy in ("table", "layer", "head"):
         assert memory(chain(busy, **CPU), **SHARDED).overhead == 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "stack", "copy"),
+    [
+        (Precision.BF16_MIXED, {}, 4 * UNIT),
+        (Precision.FP16_MIXED, {}, 4 * UNIT),
+        # whose gradients are not kept in fp32
+        (Precision.FP16_MIXED, {"fp16_gradient_bytes": 2}, 0),
+        (Precision.FP32, {}, 0),
+        (Precision.BF16_MIXED, {"copies_gradients": False}, 0),
+    ],
+)
+def test_a_stack_may_copy_gradients_to_add_them(
+    precision: Precision, stack: dict[str, Any], copy: int
+) -> None:
+    weight, less = parameters(UNIT, Split.TENSOR), parameters(UNIT - 1)
+    layer = keeping(0, 10**6, parameters=weight + less, added=weight[0], repeat=2)
+    head = keeping(0, parameters=less, added=less[0], unit=False)
+    copying = {"fragmentation": 0.0, "context_bytes": 0, "copies_gradients": True} | stack
+    facts = holding(layer, head, stack=copying, precision=precision)
+    assert memory(facts, gradient_accumulation_steps=2).overhead == copy
+    # of the largest share
+    assert memory(facts, tp=2, gradient_accumulation_steps=2).overhead == min(copy, 4 * (UNIT - 1))
