@@ -76,6 +76,14 @@ class Unstated:
     #: the day, YYYY-MM-DD, until which its own training script held the logits that a model returned, in
     #: fp32, while backward ran; None: never
     holds_fp32_logits_until: str | None = None
+    #: the day, YYYY-MM-DD, since which selective recompute of runs that gather in a graph keeps every
+    #: product; None: never
+    graph_keeps_products_since: str | None = None
+    #: the first day, YYYY-MM-DD, on which that kept all that the graph gathered, and the last; None: none
+    graph_keeps_gathered: tuple[str, str] | None = None
+    #: the day, YYYY-MM-DD, since which selective recompute keeps what experts are sent and give back; None:
+    #: never
+    keeps_exchanged_since: str | None = None
     #: the day, YYYY-MM-DD, since which its runs' AdamW is one kernel; None: as the stack's
     one_kernel_steps_since: str | None = None
     #: whether what sequence parallelism divides crosses between pipeline stages as it is; None: as the
@@ -167,9 +175,10 @@ class Stack:
     #: whether what sequence parallelism divides crosses between pipeline stages as it is, and is not put
     #: together for that
     crosses_divided: bool = False
-    #: whether sharded parameters are gathered, and their gradients reduced, in streams of their own, whose
-    #: memory serves nothing else
-    gathers_aside: bool = True
+    #: whether operators of one graph gather sharded parameters and reduce their gradients, in the stream
+    #: that computes: each for what reads it, so that none is there while a loss runs. Else FSDP2 does, the
+    #: memory of whose streams serves nothing else, and whose root stays gathered
+    gathers_in_graph: bool = False
     #: whether its AdamW is one kernel, which makes no temporary copy of what it updates
     steps_in_one_kernel: bool = False
     #: whether gradients are copied to fp32 weight by weight, to be added to those of micro-batches before;

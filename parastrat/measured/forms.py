@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
-from parastrat.measured.stacks import lasted_until
+from parastrat.measured.stacks import (
+    gathers_in_graph,
+    has_four_bits,
+    is_before,
+    is_since,
+    keeps_gathered,
+)
+from parastrat.plan import Recompute
 from parastrat.saved import Saved
 from parastrat.sources.adapters import with_adapters
+from parastrat.sources.kept import with_attended, with_every_product, with_exchanged, with_gathered
 from parastrat.sources.packed import with_packed
 from parastrat.stage_load import StageLoad
 
@@ -26,6 +35,13 @@ _USUAL_RANK = 32
 #: matches (bigscience-workshop/Megatron-DeepSpeed @f4157be, megatron/model/gpt_model.py, GPTModelPipe;
 #: DeepSpeed runtime/pipe/module.py @56c5223, _partition_layers)
 _WITH_ENDS = "type:transformer|embed"
+#: torchao's products of four bits are no operators that selective recompute keeps: torch._scaled_mm_v2 is
+#: not among compute_intensive_ops (torch/_functorch/partitioners.py, get_default_op_list; pytorch/ao
+#: @36027d8, torchao/prototype/moe_training/nvfp4_training/nvfp4_linear.py). Runs of this page have the
+#: last layers in bf16 (pytorch/torchtitan @b5bcd76, torchtitan/models/qwen3/config_registry.py,
+#: _NVFP4_BF16_TAIL_FRACTION)
+_MIXED = "components/quantization/nvfp4.md"
+_BF16_TAIL = 0.15
 
 
 def form_of(row: MeasuredRow, model: ModelSpec, stack: Stack) -> ModelSpec:
@@ -37,14 +53,24 @@ def form_of(row: MeasuredRow, model: ModelSpec, stack: Stack) -> ModelSpec:
         model = with_packed(model, min(1.0, packed / length))
     if model.stage_load is StageLoad.LAYERS and _WITH_ENDS in (row.notes or ""):
         model = replace(model, stage_load=StageLoad.BLOCKS)
-    if _is_before(row, stack.unstated.holds_fp32_logits_until):
+    if is_before(row, stack.unstated.holds_fp32_logits_until):
         model = replace(model, blocks=tuple(_holding_logits(block, model) for block in model.blocks))
+    return _recomputed(row, model, stack) if stack.selective_recompute is Recompute.SELECTIVE else model
+
+
+def _recomputed(row: MeasuredRow, model: ModelSpec, stack: Stack) -> ModelSpec:
+    """Return the model with what a run's selective recompute keeps, by its day and what ran."""
+    unstated = stack.unstated
+    if gathers_in_graph(row) and is_since(row, unstated.graph_keeps_products_since):
+        model = with_every_product(model)
+    if keeps_gathered(row, unstated) and (row.tp or 1) > 1:
+        model = with_gathered(model)
+    if (row.ep or 1) > 1 and is_since(row, unstated.keeps_exchanged_since):
+        model = with_exchanged(model)
+    if has_four_bits(row):
+        in_bf16 = _BF16_TAIL if _MIXED in (row.source or "") else 0.0
+        model = with_attended(model, model.layers - ceil(in_bf16 * model.layers))
     return model
-
-
-def _is_before(row: MeasuredRow, day: str | None) -> bool:
-    """Return whether a run was before a day; never where that is None."""
-    return day is not None and lasted_until(row) < day
 
 
 def _holding_logits(block: Block, model: ModelSpec) -> Block:

@@ -15,6 +15,7 @@ from parastrat.measured.stacks import (
     format_of,
     gathers_in_graph,
     has_four_bits,
+    keeps_gathered,
     kernels_of,
     lasted_until,
     stack_of,
@@ -81,7 +82,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     stack = replace(
         with_exchanges(row, stack, source),
         kernels=kernels_of(row, stack, source),
-        gathers_aside=stack.gathers_aside and not gathers_in_graph(row),
+        gathers_in_graph=gathers_in_graph(row),
     )
     length = row.seq_len if source.has_tokens else None
     if source.has_tokens and length is None:
@@ -104,6 +105,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         compile=Compile.BLOCK if row.compile == "block" else Compile.NONE,
         pp_schedule=_schedule(row, mesh),
         virtual_stages=(row.vpp or 1) if mesh.pp > 1 else 1,
+        reshard_after_forward=not keeps_gathered(row, stack.unstated),
     )
     workload = Workload(
         global_batch_size=plan.global_batch_size,

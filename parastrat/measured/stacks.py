@@ -26,6 +26,9 @@ FOUR_BITS = "nvfp4"
 _ROWS = "rowwise"
 #: how tables call the sharding whose collectives are operators of a graph
 _IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
+#: of such graphs what fuses marked regions alone, such as flex attention; eager kernels run the rest
+#: (torchtitan/experiments/graph_trainer/configs.py @a364b4b, inductor_compilation)
+_REGIONAL = "regional inductor"
 
 #: of ways to experts and back, whether one copy of a row goes to each domain and rank, and whether that
 #: puts rows in the experts' order: DeepEP and HybridEP send once (https://github.com/deepseek-ai/DeepEP),
@@ -49,7 +52,7 @@ def stack_of(row: MeasuredRow) -> Stack:
     except ProfileError as error:
         raise CannotPredictError(error.message) from error
     own = {name: getattr(stack.unstated, name) for name in _UNLIKE_OURS}
-    fused = _is_since(row, stack.unstated.one_kernel_steps_since)
+    fused = is_since(row, stack.unstated.one_kernel_steps_since)
     return replace(
         stack,
         **{name: value for name, value in own.items() if value is not None},
@@ -59,13 +62,28 @@ def stack_of(row: MeasuredRow) -> Stack:
     )
 
 
-def _is_since(row: MeasuredRow, day: str | None) -> bool:
+def is_since(row: MeasuredRow, day: str | None) -> bool:
     """Return whether a run can have been on a day or later; never where that is None."""
     return day is not None and lasted_until(row) >= day
 
 
+def is_before(row: MeasuredRow, day: str | None) -> bool:
+    """Return whether a run was before a day; never where that is None."""
+    return day is not None and lasted_until(row) < day
+
+
+def keeps_gathered(row: MeasuredRow, unstated: Unstated) -> bool:
+    """Return whether a run's graph kept what it gathered in its forward: weights, and what tp gathers."""
+    if not gathers_in_graph(row) or unstated.graph_keeps_gathered is None:
+        return False
+    first, last = unstated.graph_keeps_gathered
+    return first <= lasted_until(row) <= last
+
+
 def kernels_of(row: MeasuredRow, stack: Stack, source: ModelSource) -> Kernels:
     """Return a stack's kernels, with the loss compiled where it is so by the day of a run."""
+    if gathers_in_graph(row) and _REGIONAL in _said(row):
+        return Kernels.EAGER
     since, models = stack.unstated.compiles_loss_since, stack.unstated.compiled_loss_models
     if since is None or lasted_until(row) < since or not source.ref.startswith(models or ""):
         return stack.kernels
@@ -81,8 +99,11 @@ def gathers_in_graph(row: MeasuredRow) -> bool:
     Parameters are gathered by operators of the graph, in the stream that computes
     (pytorch/torchtitan torchtitan/experiments/graph_trainer/simple_fsdp.py @fca8ab7).
     """
-    said = f"{row.notes} {row.source}".lower()
-    return any(name in said for name in _IN_GRAPH)
+    return any(name in _said(row) for name in _IN_GRAPH)
+
+
+def _said(row: MeasuredRow) -> str:
+    return f"{row.notes} {row.source}".lower()
 
 
 def with_exchanges(row: MeasuredRow, stack: Stack, source: ModelSource) -> Stack:

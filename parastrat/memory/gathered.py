@@ -124,7 +124,7 @@ class Gathering:
 
 
 def gathering_of(
-    kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes, moments: Moments
+    kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes, moments: Moments, *, in_graph: bool
 ) -> Gathering:
     """Return what is gathered, whatever units reshard.
 
@@ -134,9 +134,12 @@ def gathering_of(
         c: the plans.
         element: bytes of an element.
         moments: when blocks run backward, of each plan's ranks.
+        in_graph: whether each parameter is gathered for what reads it, and no root stays gathered.
     """
     everything = local_total(load.trainable, c) + local_total(load.frozen, c)
     root = local_total(load.root, c)
+    if in_graph:
+        return _in_graph(kinds, c, element, moments, everything - root)
     alone, units = c.pp == 1, unit_parameters(kinds, c)
     own, of_unit = units[moments.kinds][:, None], np.array(kinds.units)[moments.kinds][:, None, None]
     ended = ~of_unit & moments.last & ~moments.first
@@ -159,6 +162,38 @@ def gathering_of(
         first=element.reduce * np.where(alone, found, everything),
         copied=element.reduce * np.where(alone, reduced, everything),
         alone=alone,
+        gathers=gathers(c),
+    )
+
+
+def _in_graph(kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments, units: Any) -> Gathering:
+    """Return what operators of a graph gather: for a unit that runs its own and the next, else nothing.
+
+    Gradients are reduced as they are made. A loss runs behind what is gathered for the forward and before
+    what is for backward; an embedding's backward reads no table.
+    Source: pytorch/torchtitan torchtitan/experiments/graph_trainer/reshard_after_forward.py @fca8ab7.
+
+    Args:
+        kinds: the model's kinds of block.
+        c: the plans.
+        element: bytes of an element.
+        moments: when blocks run backward, of each plan's ranks.
+        units: parameters of all units of a rank.
+    """
+    each, outside = unit_parameters(kinds, c), local_total(root_totals(kinds), c)
+    own, ran = each[moments.kinds][:, None], _that_ran(kinds.units, each, moments)
+    # a head holds most at its loss, which has no gradients of weights yet
+    made = own + np.where(moments.first, 0.0, outside[moments.kinds][:, None])
+    found = np.where((own > 0) & (ran == 0), 0.0, made)
+    return Gathering(
+        kept=element.compute * made,
+        compute=element.compute,
+        ahead=2 * own,
+        left=units - ran,
+        running=own,
+        first=element.reduce * found,
+        copied=element.reduce * made,
+        alone=c.pp == 1,
         gathers=gathers(c),
     )
 

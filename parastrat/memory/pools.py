@@ -32,7 +32,7 @@ def pooled(facts: Facts) -> bool:
 
     A stack that gathers and reduces in the stream that computes leaves nothing behind.
     """
-    return facts.stack.gathers_aside and facts.hardware.device.type is not DeviceType.CPU
+    return not facts.stack.gathers_in_graph and facts.hardware.device.type is not DeviceType.CPU
 
 
 def idle_pool(facts: Facts, load: RankLoad, c: Columns) -> Bytes:

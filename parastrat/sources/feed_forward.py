@@ -49,6 +49,7 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
         ),
         saved=Saved(tensor=b * count * ffn * tokens),
         selective=selective,
+        products=Saved(tensor=b * inner * tokens),
     )
 
 
@@ -127,6 +128,7 @@ def mixture(setting: Setting) -> Part:
         parameters=(Parameters(trainable=_router_parameters(a.hidden, experts)),),
         operators=(matmul(tokens, experts.count, a.hidden, ""),),
         saved=Saved(sequence=(4 * 2 * experts.count + copied) * tokens),
+        products=Saved(sequence=b * experts.count * tokens),
     )
     own = Part(
         parameters=(
@@ -172,6 +174,7 @@ def _latent(setting: Setting, width: int) -> Part:
         ),
         # what the experts are given of, and what they gave back
         saved=Saved(sequence=2 * setting.element * width * tokens),
+        products=Saved(sequence=setting.element * width * tokens),
     )
 
 

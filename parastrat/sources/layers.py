@@ -59,6 +59,9 @@ class Part:
     selective: Saved = field(default_factory=Saved)
     #: freed when the attention core is computed again
     core: Saved = field(default_factory=Saved)
+    #: what of it is attention's output, and what its products of weights give that backward reads
+    attended: Saved = field(default_factory=Saved)
+    products: Saved = field(default_factory=Saved)
 
 
 def joined(*parts: Part) -> Part:
@@ -69,6 +72,8 @@ def joined(*parts: Part) -> Part:
         saved=sum((part.saved for part in parts), Saved()),
         selective=sum((part.selective for part in parts), Saved()),
         core=sum((part.core for part in parts), Saved()),
+        attended=sum((part.attended for part in parts), Saved()),
+        products=sum((part.products for part in parts), Saved()),
     )
 
 
@@ -78,7 +83,15 @@ def activations(part: Part, input_bytes: float) -> Activations:
     without_core = part.saved + part.core.times(-1)
     # a policy keeps nothing that would not be kept without it
     selective = min(kept + part.selective, without_core, key=lambda saved: saved.total)
-    return Activations(none=part.saved, attention=without_core, selective=selective, full=kept)
+    attended = kept + part.attended
+    return Activations(
+        none=part.saved,
+        attention=without_core,
+        selective=selective,
+        full=kept,
+        attended=attended,
+        products=attended + part.products,
+    )
 
 
 def matmul(tokens: int, n: int, k: int, side: str, *, count: int = 1) -> Operator:
@@ -179,6 +192,8 @@ def undivided(part: Part, *, weights: bool) -> Part:
         saved=whole(part.saved),
         selective=whole(part.selective),
         core=whole(part.core),
+        attended=whole(part.attended),
+        products=whole(part.products),
     )
 
 

@@ -276,6 +276,27 @@ def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduce
     assert memory(mixed, **fields).transient - 10**6 == 2 * elements + 4 * reduced
 
 
+@pytest.mark.parametrize(
+    ("busy", "reshard", "elements", "reduced"),
+    [
+        # the second unit and the next one, with its gradients and copied those of the first
+        ("layer", True, 2 * UNIT + UNIT, UNIT),
+        ("layer", False, 2 * UNIT + UNIT, UNIT),
+        # a loss runs behind all that is gathered for the forward, and before all that is for backward
+        ("head", True, 0, 0),
+        ("head", False, 3 * UNIT, 0),
+        # the table's gradients: no product reads it
+        ("table", True, 100, 100),
+        ("table", False, 100, 100),
+    ],
+)
+def test_what_a_graph_has_gathered(busy: str, reshard: bool, elements: int, reduced: int) -> None:
+    facts = chain(busy, stack=BARE | {"gathers_in_graph": True}, precision=Precision.BF16_MIXED)
+    found = memory(facts, **SHARDED, reshard_after_forward=reshard)
+    assert found.transient - 10**6 == 2 * elements + 4 * reduced
+    assert found.overhead == 0
+
+
 def test_the_roots_gradients_wait_while_another_micro_batch_runs() -> None:
     once, more = (
         memory(chain("head"), **SHARDED, gradient_accumulation_steps=steps).transient for steps in (1, 2)

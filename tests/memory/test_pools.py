@@ -41,7 +41,7 @@ def test_a_rank_gathers_only_units_that_it_has() -> None:
 
 
 def test_what_the_computing_stream_gathers_leaves_nothing_behind() -> None:
-    stack = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0, "gathers_aside": False}
+    stack = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0, "gathers_in_graph": True}
     assert memory(chain("table", stack=stack), **SHARDED).overhead == 0
 
 

@@ -87,6 +87,13 @@ def test_selective_recompute_keeps_every_second_product() -> None:
     assert feed_forward(setting(Kernels.COMPILED)).selective == Saved(tensor=2 * FFN * T)
 
 
+@pytest.mark.parametrize(("changes", "inner"), [({}, 2), (PLAIN, 1)])
+def test_of_every_product_backward_reads_all_but_the_last(changes: dict[str, Any], inner: int) -> None:
+    assert feed_forward(setting(**changes)).products == Saved(tensor=2 * inner * FFN * T)
+    # of a mixture the router's; no list names grouped ones
+    assert mixed().products == Saved(sequence=2 * 6 * T)
+
+
 def mixed(kernels: Kernels = Kernels.EAGER, shared: int = 0, **changes: Any) -> Part:
     """Return 6 experts of inner width 5, 2 for each token."""
     experts = Experts(count=6, top_k=2, ffn=5, shared_ffn=shared)
