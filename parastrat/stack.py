@@ -84,6 +84,8 @@ class Unstated:
     #: the day, YYYY-MM-DD, since which selective recompute keeps what experts are sent and give back; None:
     #: never
     keeps_exchanged_since: str | None = None
+    #: the day, YYYY-MM-DD, since which embedding and head are FSDP2 units of their own; None: never
+    ends_apart_since: str | None = None
     #: the day, YYYY-MM-DD, since which its runs' AdamW is one kernel; None: as the stack's
     one_kernel_steps_since: str | None = None
     #: whether what sequence parallelism divides crosses between pipeline stages as it is; None: as the
@@ -184,6 +186,10 @@ class Stack:
     #: whether gradients are copied to fp32 weight by weight, to be added to those of micro-batches before;
     #: not under fp16-mixed where ``fp16_gradient_bytes`` says that those are not kept in fp32
     copies_gradients: bool = False
+    #: whether embedding and head are FSDP2 units of their own, and nothing is the root's
+    ends_apart: bool = False
+    #: whether a stream of its own casts a unit's gradients to the format of their reduction, as of FSDP1
+    casts_gradients_aside: bool = False
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together
     parallel_loss_tensors: int = 1
     #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all

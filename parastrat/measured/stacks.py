@@ -26,6 +26,8 @@ FOUR_BITS = "nvfp4"
 _ROWS = "rowwise"
 #: how tables call the sharding whose collectives are operators of a graph
 _IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
+#: torch's earlier FullyShardedDataParallel
+_FSDP1 = re.compile(r"\bfsdp1\b")
 #: of such graphs what fuses marked regions alone, such as flex attention; eager kernels run the rest
 #: (torchtitan/experiments/graph_trainer/configs.py @a364b4b, inductor_compilation)
 _REGIONAL = "regional inductor"
@@ -56,6 +58,8 @@ def stack_of(row: MeasuredRow) -> Stack:
     return replace(
         stack,
         **{name: value for name, value in own.items() if value is not None},
+        ends_apart=is_since(row, stack.unstated.ends_apart_since) and not gathers_in_graph(row),
+        casts_gradients_aside=stack.casts_gradients_aside or _FSDP1.search(_said(row)) is not None,
         steps_in_one_kernel=stack.steps_in_one_kernel or fused,
         casts_four_bits=has_four_bits(row),
         scales_rows=_ROWS in format_of(row),

@@ -171,8 +171,8 @@ def _held(facts: Facts, columns: Columns, share: float) -> _Held:
     states = state_bytes(every, held, element)
     stepping = sum(states.values()) + stepping_bytes(every, held, element) + pool
     states = {name: part[:_FOREMOST] for name, part in states.items()}
-    moments, in_graph = ranks.foremost_moments(_FOREMOST), facts.stack.gathers_in_graph
-    gathered = gathering_of(kinds, first, held, element, moments, in_graph=in_graph).least()
+    moments = ranks.foremost_moments(_FOREMOST)
+    gathered = gathering_of(kinds, first, held, element, moments, facts.stack).least()
     bytes_ = states["parameters"] + states["optimizer"] + states["gradients"] + pool[:_FOREMOST]
     if np.any(leaves_free(facts, held)):
         # gradients may not be there yet, but the memory of those before may be kept

@@ -1,11 +1,14 @@
 """Parameters that FSDP2 has gathered while blocks run backward, and gradients that wait, DDP's among them.
 
-Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+A graph that gathers does so for each operator: a loss runs behind what is gathered for the forward and
+before what is for backward, and an embedding's backward reads no table.
+Sources: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html; pytorch/torchtitan
+torchtitan/experiments/graph_trainer/reshard_after_forward.py @fca8ab7.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.moments import Moments
     from parastrat.ranks.states import ElementBytes
+    from parastrat.stack import Stack
     from parastrat.units import Bytes
 
 #: what decides the states of a rank and what FSDP2 gathers of them
@@ -124,7 +128,7 @@ class Gathering:
 
 
 def gathering_of(
-    kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes, moments: Moments, *, in_graph: bool
+    kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes, moments: Moments, stack: Stack
 ) -> Gathering:
     """Return what is gathered, whatever units reshard.
 
@@ -134,12 +138,35 @@ def gathering_of(
         c: the plans.
         element: bytes of an element.
         moments: when blocks run backward, of each plan's ranks.
-        in_graph: whether each parameter is gathered for what reads it, and no root stays gathered.
+        stack: whose root there is, or none.
     """
-    everything = local_total(load.trainable, c) + local_total(load.frozen, c)
-    root = local_total(load.root, c)
-    if in_graph:
-        return _in_graph(kinds, c, element, moments, everything - root)
+    root, outside = local_total(load.root, c), local_total(root_totals(kinds), c)
+    units = local_total(load.trainable, c) + local_total(load.frozen, c) - root
+    if stack.gathers_in_graph:
+        return _one_by_one(kinds, c, element, moments, (units, np.zeros_like(outside)))
+    rooted = _around_root(kinds, c, element, moments, (units, root))
+    if not stack.ends_apart:
+        return rooted
+    apart = _one_by_one(kinds, c, element, moments, (units, outside))
+    changing = ("kept", "ahead", "left", "running", "first", "copied")
+    ways = ((name, getattr(apart, name), getattr(rooted, name)) for name in changing)
+    return replace(rooted, **{name: np.where(c.pp == 1, one, other) for name, one, other in ways})
+
+
+def _around_root(
+    kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments, held: tuple[Any, Any]
+) -> Gathering:
+    """Return what is gathered where the blocks outside units are FSDP2's root.
+
+    Args:
+        kinds: the model's kinds of block.
+        c: the plans.
+        element: bytes of an element.
+        moments: when blocks run backward, of each plan's ranks.
+        held: a rank's parameters of units, and of the root.
+    """
+    in_units, root = held
+    everything = in_units + root
     alone, units = c.pp == 1, unit_parameters(kinds, c)
     own, of_unit = units[moments.kinds][:, None], np.array(kinds.units)[moments.kinds][:, None, None]
     ended = ~of_unit & moments.last & ~moments.first
@@ -157,7 +184,7 @@ def gathering_of(
         kept=element.compute * gathered,
         compute=element.compute,
         ahead=np.where(of_unit, 2 * own, behind),
-        left=everything - root - alone * ran,
+        left=in_units - alone * ran,
         running=np.where(of_unit, own, 0.0),
         first=element.reduce * np.where(alone, found, everything),
         copied=element.reduce * np.where(alone, reduced, everything),
@@ -166,27 +193,29 @@ def gathering_of(
     )
 
 
-def _in_graph(kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments, units: Any) -> Gathering:
-    """Return what operators of a graph gather: for a unit that runs its own and the next, else nothing.
+def _one_by_one(
+    kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments, held: tuple[Any, Any]
+) -> Gathering:
+    """Return what is gathered where each block is for itself, and no root stays so.
 
-    Gradients are reduced as they are made. A loss runs behind what is gathered for the forward and before
-    what is for backward; an embedding's backward reads no table.
-    Source: pytorch/torchtitan torchtitan/experiments/graph_trainer/reshard_after_forward.py @fca8ab7.
+    Of a unit that runs its own and the next are there; gradients are reduced as they are made. A head holds
+    most at its loss, when it has no gradients of weights yet.
 
     Args:
         kinds: the model's kinds of block.
         c: the plans.
         element: bytes of an element.
         moments: when blocks run backward, of each plan's ranks.
-        units: parameters of all units of a rank.
+        held: a rank's parameters of units, and those of each kind of block outside units that are gathered
+            as it holds most.
     """
+    units, stays = held
     each, outside = unit_parameters(kinds, c), local_total(root_totals(kinds), c)
     own, ran = each[moments.kinds][:, None], _that_ran(kinds.units, each, moments)
-    # a head holds most at its loss, which has no gradients of weights yet
     made = own + np.where(moments.first, 0.0, outside[moments.kinds][:, None])
     found = np.where((own > 0) & (ran == 0), 0.0, made)
     return Gathering(
-        kept=element.compute * made,
+        kept=element.compute * (made + stays[moments.kinds][:, None]),
         compute=element.compute,
         ahead=2 * own,
         left=units - ran,

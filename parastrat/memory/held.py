@@ -134,7 +134,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     soon = bool(np.any(early(columns, in_flight(columns, np.zeros_like(columns.pp)))))
     mattering = _mattering(facts, held, soon=soon)
     own, ways = of_held.moments, WAYS if mattering[-1].any() else WAYS[:2]
-    gathering = gathering_of(kinds, load, held, element, own, in_graph=facts.stack.gathers_in_graph)
+    gathering = gathering_of(kinds, load, held, element, own, facts.stack)
     moments = of_saved.moments
     everything = everything_bytes(facts, kept, saved)
     by_kind = running_bytes(facts, kept, everything, saved)

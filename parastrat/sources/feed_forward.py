@@ -88,14 +88,13 @@ def largest_weight(setting: Setting, *, mixed: bool) -> tuple[Parameters, Saved]
 def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
     """Return how many tensors of the inner width backward reads.
 
-    Eager: gate, its activation, up, their product; or input and output of the activation.
+    Eager: gate, its activation, up, their product; or input and output of the activation. Where kernels are
+    fused, the activation alone is computed again.
     """
     if a.rectified:
         return 1
     if kernels.eager:
         return 4 if a.gated else 1 + (_COMPOSITE if a.composite_activation else 1)
-    if kernels.compiled:
-        return 2 if a.gated else 1
     return 3 if a.gated else 2
 
 

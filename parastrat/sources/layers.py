@@ -2,7 +2,8 @@
 
 Bytes are those of one sample. ``b`` is the bytes of an activation element; eager kernels compute norms in
 fp32 and keep each intermediate, compiled ones keep the inputs of matrix multiplies and of norms and compute
-the elementwise rest again, fused ones are Megatron-Core's.
+the elementwise rest again (torch/_functorch/config.py, ban_recompute_materialized_backward), fused ones
+are Megatron-Core's.
 
 Sources: Korthikanti et al., arXiv:2205.05198, section 4.1 (34 s b h of a fused GPT layer, which the FUSED
 form reproduces without dropout's masks); the eager form was derived from Hugging Face's modules and is
@@ -145,7 +146,7 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
             # T5 multiplies the input itself, not its fp32 copy
             kept += b * a.hidden
     elif setting.kernels.compiled:
-        kept = b * a.hidden + _FP32
+        kept = b * a.hidden + _FP32 + made
     elif setting.kernels.eager and a.norm is Norm.BARE and a.family is Family.DECODER:
         # an fp32 copy of its input (OLMo)
         kept = _FP32 * a.hidden + 2 * _FP32 + made

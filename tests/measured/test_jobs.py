@@ -132,6 +132,32 @@ def test_a_row_may_say_that_its_graph_gathers(fields: dict[str, Any], in_graph: 
     assert job_of(run(**fields)).facts.stack.gathers_in_graph is in_graph
 
 
+@pytest.mark.parametrize(
+    ("stated", "apart"),
+    [
+        ({"date": "2025-07-28"}, True),
+        ({"date": "2025-07-27"}, False),
+        ({"date": "2025-07-28", "notes": "SimpleFSDP aot_eager"}, False),
+        ({"date": "2025-07-28", "stack": "fsdp1"}, False),
+    ],
+)
+def test_ends_are_units_since_a_day(stated: dict[str, Any], apart: bool) -> None:
+    assert job_of(run(**stated)).facts.stack.ends_apart is apart
+
+
+@pytest.mark.parametrize(
+    ("stated", "casts"),
+    [
+        ({"notes": "FSDP1; fp32 reduce-scatter; eager"}, True),
+        ({"stack": "fsdp1"}, True),
+        ({"notes": "fsdp16 x tp2; eager"}, False),
+        ({"notes": "FSDP2"}, False),
+    ],
+)
+def test_a_row_may_say_that_it_ran_fsdp1(stated: dict[str, Any], casts: bool) -> None:
+    assert job_of(run(**stated)).facts.stack.casts_gradients_aside is casts
+
+
 def test_a_graph_fuses_all_or_marked_regions() -> None:
     fields = {"stack": "torch-compile", "source": "torchtitan commit a364b4b4f (graph_trainer)"}
     kernels = {

@@ -297,6 +297,30 @@ def test_what_a_graph_has_gathered(busy: str, reshard: bool, elements: int, redu
     assert found.overhead == 0
 
 
+@pytest.mark.parametrize(
+    ("busy", "elements", "reduced"),
+    [
+        ("layer", 2 * UNIT + UNIT, UNIT),
+        # the head stays gathered from the forward on
+        ("head", HEAD, 0),
+        # the table is gathered as its gradients are made
+        ("table", 100 + 100, 100),
+    ],
+)
+def test_what_fsdp2_has_gathered_of_ends_that_are_units(busy: str, elements: int, reduced: int) -> None:
+    facts = chain(busy, stack=BARE | {"ends_apart": True}, precision=Precision.BF16_MIXED)
+    assert memory(facts, **SHARDED).transient - 10**6 == 2 * elements + 4 * reduced
+
+
+def test_ends_that_are_units_stay_gathered_in_a_pipeline_as_a_root_does() -> None:
+    fields = {**SHARDED, "pp": 2, "pp_schedule": PipelineSchedule.GPIPE, "gradient_accumulation_steps": 4}
+    apart, rooted = (
+        memory(chain("layer", stack=BARE | {"ends_apart": own}), **fields).transient
+        for own in (True, False)
+    )
+    assert apart == rooted
+
+
 def test_the_roots_gradients_wait_while_another_micro_batch_runs() -> None:
     once, more = (
         memory(chain("head"), **SHARDED, gradient_accumulation_steps=steps).transient for steps in (1, 2)

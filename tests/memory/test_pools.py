@@ -79,6 +79,46 @@ def test_processors_give_back_what_is_freed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("head", "most"),
+    [
+        # two layers, or the last one and the head
+        (UNIT // 2, 2 * UNIT),
+        (3 * UNIT, 3 * UNIT + UNIT),
+    ],
+)
+def test_of_ends_that_are_units_two_blocks_that_follow_each_other_are_on_their_way(
+    head: int, most: int
+) -> None:
+    # the table and the head do not
+    blocks = (
+        keeping(0, 10**6 * (repeat > 1), parameters=parameters(count), repeat=repeat, unit=unit)
+        for count, repeat, unit in ((UNIT - 1, 1, False), (UNIT, 2, True), (head, 1, False))
+    )
+    stack = {"fragmentation": 0.0, "context_bytes": 0, "ends_apart": True}
+    facts = holding(*blocks, stack=stack)
+    # all gradients are there in a second micro-batch
+    assert memory(facts, **SHARDED, gradient_accumulation_steps=2).overhead == 4 * most
+
+
+@pytest.mark.parametrize(("head", "largest"), [(UNIT // 2, UNIT), (3 * UNIT, 3 * UNIT)])
+def test_fsdp1_casts_gradients_in_a_stream_of_its_own(head: int, largest: int) -> None:
+    layer = keeping(0, 0, parameters=parameters(UNIT), repeat=2)
+    last = keeping(0, 10**6, parameters=parameters(head), unit=False)
+    plain, casting = (
+        holding(
+            layer,
+            last,
+            precision=Precision.BF16_MIXED,
+            stack={"fragmentation": 0.0, "context_bytes": 0, "casts_gradients_aside": casts},
+        )
+        for casts in (False, True)
+    )
+    more = memory(casting, **SHARDED).overhead - memory(plain, **SHARDED).overhead
+    assert more == 4 * largest
+    assert memory(casting).overhead == memory(plain).overhead
+
+
+@pytest.mark.parametrize(
     ("precision", "stack", "copy"),
     [
         (Precision.BF16_MIXED, {}, 4 * UNIT),

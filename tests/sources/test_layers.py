@@ -69,9 +69,9 @@ def test_elementwise_kernels_only_move() -> None:
         # the residual's fp32 copy, the normalised input and the next input; 1/rms in fp32
         (Norm.RMS, Kernels.EAGER, 2, (4 + 2 + 2) * 8 + 4),
         (Norm.RMS, Kernels.EAGER, 4, (4 + 4 + 4) * 8 + 4),
-        # the input, and 1/rms
-        (Norm.RMS, Kernels.COMPILED, 2, 2 * 8 + 4),
-        (Norm.LAYER, Kernels.COMPILED, 2, 2 * 8 + 4),
+        # the input, the next one, and 1/rms
+        (Norm.RMS, Kernels.COMPILED, 2, 2 * 2 * 8 + 4),
+        (Norm.LAYER, Kernels.COMPILED, 2, 2 * 2 * 8 + 4),
         # input and output; mean and 1/deviation
         (Norm.RMS, Kernels.FUSED, 2, 2 * 2 * 8 + 2 * 4),
         (Norm.LAYER, Kernels.EAGER, 2, 2 * 2 * 8 + 2 * 4),
