@@ -61,11 +61,11 @@ def _more(block: Block, saved: Saved) -> Saved:
 
 
 def _keeping(model: ModelSpec, kept: Callable[[Block], Saved | None]) -> ModelSpec:
-    """Return the model with what selective recompute keeps of each unit; as it is where that is unknown."""
+    """Return the model with what selective recompute keeps of each block; as it is where that is unknown."""
     return replace(model, blocks=tuple(_selective(block, kept(block)) for block in model.blocks))
 
 
 def _selective(block: Block, kept: Saved | None) -> Block:
-    if kept is None or not block.unit:
+    if kept is None:
         return block
     return replace(block, activations=replace(block.activations, selective=kept))
