@@ -61,7 +61,7 @@ def _more(block: Block, saved: Saved) -> Saved:
 
 
 def _keeping(model: ModelSpec, kept: Callable[[Block], Saved | None]) -> ModelSpec:
-    """Return the model with what selective recompute keeps of each block; as it is where that is unknown."""
+    """Return the model with what selective recompute keeps of each block, where that is known."""
     return replace(model, blocks=tuple(_selective(block, kept(block)) for block in model.blocks))
 
 
