@@ -32,6 +32,7 @@ from parastrat.ranks.states import (
     state_bytes,
     stepping_bytes,
 )
+from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,9 +84,11 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         of_kind.reshape(shape).take(at, axis=-1)[:, :, None] for of_kind in (kept, every, running)
     )
     peak = np.full((len(codes), *rank.shape), -np.inf)
-    freed = _freed_at(ranks, saved, moments, kept)
+    freed, apart = _freed_at(ranks, saved, moments, kept), splits(saved) & takes_turns(saved)
     for place, kind in enumerate(moments.kinds):
-        passing = share * (running[kind] - freed[place])
+        # what is made again may be among what waits beside it, which is not counted
+        own = running[kind] - apart * (every[kind] - kept[kind]) if apart.any() else running[kind]
+        passing = share * (own - freed[place])
         # later moments may hold more, not less
         never = share * np.minimum(states.reducing[place], every[kind].take(saved_at, axis=-1))
         np.maximum(peak, states.beside[place] + passing.take(saved_at, axis=-1) - never, out=peak)

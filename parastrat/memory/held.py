@@ -40,6 +40,7 @@ from parastrat.memory.running import adding_bytes, freed_bytes, loss_bytes, runn
 from parastrat.memory.unmade import Unmade, early, makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
+from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -137,7 +138,9 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     gathering = gathering_of(kinds, load, held, element, own, facts.stack)
     moments = of_saved.moments
     everything = everything_bytes(facts, kept, saved)
-    by_kind = running_bytes(facts, kept, everything, saved)
+    # what is made again for a block that runs may be among what waits for the gradients of weights
+    there = np.where(splits(saved) & takes_turns(saved), kept, everything)
+    by_kind = running_bytes(facts, kept, there, saved)
     running = by_kind[moments.kinds][:, None]
     if np.any(casts):
         # at the end of a forward its context still remembers the casts of all that is made again
@@ -147,7 +150,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         running = np.where(moments.first & (every > 0), np.maximum(running, ended), running)
     adding = None
     if adds.any():
-        added = adding_bytes(facts, kept, everything, saved)[moments.kinds][:, None]
+        added = adding_bytes(facts, kept, there, saved)[moments.kinds][:, None]
         adding = np.maximum(added - running, 0.0) * saved.adding
         running, adding = running + adding, np.broadcast_to(adding, moments.present.shape)
     one = of_kinds(kept, same.repeats)

@@ -162,7 +162,7 @@ def turns(
 ) -> tuple[Turns, ...]:
     """Return what ranks hold at the moments of most, in each of ``WAYS``.
 
-    The chunk that runs waits but for the block that runs.
+    The chunk that runs waits as well: as the last of its blocks runs the others do, and that one begins to.
 
     Args:
         held: repeats of each block, virtual stages of a rank before ranks before blocks.
@@ -185,7 +185,7 @@ def turns(
     every = np.concatenate(
         [
             flown.alive @ counts[ranks[:, 0]],
-            flown.awaited @ waiting + np.maximum(waiting[running] - 1, 0),
+            flown.awaited @ waiting + waiting[running],
         ],
         axis=-1,
     )

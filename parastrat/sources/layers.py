@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Activations, Saved
-from parastrat.sources.architecture import Norm
+from parastrat.sources.architecture import Norm, QkNorm
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -222,9 +222,15 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
         if each.n and each.weighted:
             divided = each.split if each.split_side == "n" else Split.REPLICATED
             sizes[divided] += setting.element * each.m * each.n * each.count
+    a = setting.architecture
+    if a.qk_norm is not None:
+        whole = a.qk_norm is QkNorm.WIDTH and not setting.kernels.fused
+        of_norms = setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
+        sizes[Split.REPLICATED if whole else Split.TENSOR] += of_norms
     return Saved(
         tensor=sizes[Split.TENSOR],
         replicated=sizes[Split.REPLICATED],
         expert=sizes[Split.EXPERT],
-        sequence=norms * setting.stream * setting.tokens * setting.architecture.hidden,
+        # norms without weights leave nothing to wait for
+        sequence=min(a.norm.weights, 1) * norms * setting.stream * setting.tokens * a.hidden,
     )

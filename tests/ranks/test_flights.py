@@ -100,9 +100,9 @@ def test_the_most_of_equal_ranks_is_told() -> None:
     one = np.ones((1, 1), dtype=bool)
     _, alone, *_ = turns(held, one, ways, [[rank] for rank in range(4)], is_bent=False)
     _, both, *_ = turns(held, one, ways, [[0, 1, 2, 3]], is_bent=False)
-    # all have as many alive; for weights waits one chunk of each rank before
-    assert alone.at_kinds[0, 0].tolist() == [[8, 8, 8, 8], [0, 1, 2, 3]]
-    assert both.at_kinds[0, 0].tolist() == [[8], [3]]
+    # all have as many alive; for weights waits one chunk of each rank before, and the one that runs
+    assert alone.at_kinds[0, 0].tolist() == [[8, 8, 8, 8], [1, 2, 3, 4]]
+    assert both.at_kinds[0, 0].tolist() == [[8], [4]]
 
 
 @pytest.mark.parametrize(("pp", "chunks"), [(4, 3), (7, 2), (2, 5)])

@@ -26,7 +26,9 @@ from parastrat.sources.layers import (
     matmul,
     norm,
 )
+from parastrat.sources.presets import load_preset
 from parastrat.stack import Kernels
+from parastrat.workload import Precision
 
 Q, KV, T = 12, 6, 10
 #: flash attention's fp32 log-sum-exp of each head and token
@@ -347,3 +349,17 @@ def test_policies_keep_the_input_and_what_they_name() -> None:
     assert kept.full == Saved(sequence=2)
     assert kept.attended == Saved(tensor=40, sequence=2)
     assert kept.products == Saved(tensor=40 + 7, sequence=2 + 1)
+
+
+def test_gradients_wait_of_norms_that_have_weights_alone() -> None:
+    def waiting(name: str) -> float:
+        source = load_preset(name)
+        assert source is not None
+        layers = (block for block in source.at(64, Precision.BF16, Kernels.EAGER).blocks if block.unit)
+        return next(layers).awaited.total
+
+    # OLMo's have none: of seven products the outputs, in two bytes
+    assert waiting("olmo-1b") == 2 * 64 * (5 * 2048 + 2 * 8192)
+    # two norms of the width, and those of queries and keys
+    products = 4096 + 2 * 1024 + 2560 + 2 * 9728 + 2560
+    assert waiting("qwen3-4b") == 2 * 64 * (products + 2 * 2560 + 4096 + 1024)
