@@ -227,6 +227,10 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
         whole = a.qk_norm is QkNorm.WIDTH and not setting.kernels.fused
         of_norms = setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
         sizes[Split.REPLICATED if whole else Split.TENSOR] += of_norms
+    if a.sinks and not setting.kernels.fused:
+        # each head's sink stands beside its scores
+        of_scores = FP32_BYTES if setting.autocast else setting.element
+        sizes[Split.REPLICATED] += of_scores * a.heads * setting.tokens**2
     return Saved(
         tensor=sizes[Split.TENSOR],
         replicated=sizes[Split.REPLICATED],
