@@ -34,7 +34,7 @@ from parastrat.assess import assess_all, columns_of
 from parastrat.case import Case
 from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
-from parastrat.comparison import ranking_of
+from parastrat.comparison import Rival, ranking_of
 from parastrat.errors import ParastratError
 from parastrat.finding import Severity
 from parastrat.plan import Plan, Recompute
@@ -239,7 +239,10 @@ def told(name: str, job: Job, found: Sequence[tuple[float | None, str]]) -> tupl
         )
     best = min(spent for _, spent in ran)
     own = found[job.chosen][0]
-    ranking = ranking_of([[(case.estimate.time.step, spent) for case, spent in ran]])
+    rivals = [
+        Rival(predicted=case.estimate.time.step, measured=spent, rung=case.plan.rung) for case, spent in ran
+    ]
+    ranking = ranking_of([rivals])
     if own is None or ranking is None:
         raise ValueError(f"the plan recommended for {name} did not run: {found[job.chosen][1]}")
     print(

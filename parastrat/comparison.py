@@ -11,9 +11,10 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from parastrat.estimate import Verdict
+from parastrat.rungs import lowest_near
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 #: so many rows are told as the worst
@@ -98,6 +99,19 @@ class Ranking:
     regret: float
     #: the same of the fastest among the three that are predicted fastest
     regret_of_three: float
+    #: the same of the run that the ladder takes with its usual tolerance
+    regret_of_ladder: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """One of several runs that differ in their parallelism alone."""
+
+    #: seconds of a step
+    predicted: float
+    measured: float
+    #: of the ladder, which its strategy stands on
+    rung: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,25 +158,40 @@ def verdicts_told(rows: Sequence[Compared]) -> str:
     return ", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict])
 
 
-def ranking_of(groups: Sequence[Sequence[tuple[float, float]]]) -> Ranking | None:
-    """Return how predictions order groups of (predicted, measured) pairs, those of three and more."""
+def ranking_of(groups: Sequence[Sequence[Rival]]) -> Ranking | None:
+    """Return how predictions order groups of runs, those of three and more."""
     large = [group for group in groups if len(group) >= _LEAST_RANKED]
     if not large:
         return None
-    ordered = [[measured for _, measured in sorted(group)] for group in large]
+    ordered = [sorted(group, key=lambda rival: (rival.predicted, rival.measured)) for group in large]
+
+    def regret(taken: Callable[[Sequence[Rival]], float]) -> float:
+        return statistics.fmean(
+            taken(group) / min(rival.measured for rival in group) - 1 for group in ordered
+        )
+
     return Ranking(
         groups=len(large),
         tau=statistics.fmean(map(_tau, large)),
-        regret=statistics.fmean(group[0] / min(group) - 1 for group in ordered),
-        regret_of_three=statistics.fmean(min(group[:3]) / min(group) - 1 for group in ordered),
+        regret=regret(lambda group: group[0].measured),
+        regret_of_three=regret(lambda group: min(rival.measured for rival in group[:3])),
+        regret_of_ladder=regret(lambda group: _by_ladder(group).measured),
     )
 
 
-def _tau(group: Sequence[tuple[float, float]]) -> float:
+def _by_ladder(ordered: Sequence[Rival]) -> Rival:
+    """Return the run that the ladder takes, of runs from the one that is predicted fastest on."""
+    best: dict[int, Rival] = {}
+    for rival in ordered:
+        best.setdefault(rival.rung, rival)
+    return best[lowest_near({rung: rival.predicted for rung, rival in best.items()})]
+
+
+def _tau(group: Sequence[Rival]) -> float:
     signs = [
-        math.copysign(1, (one[0] - other[0]) * (one[1] - other[1]))
+        math.copysign(1, (one.predicted - other.predicted) * (one.measured - other.measured))
         for one, other in combinations(group, 2)
-        if one[0] != other[0] and one[1] != other[1]
+        if one.predicted != other.predicted and one.measured != other.measured
     ]
     return statistics.fmean(signs) if signs else 0.0
 

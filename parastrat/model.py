@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from parastrat.saved import Activations, Saved
+from parastrat.stage_load import StageLoad
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -231,9 +232,8 @@ class ModelSpec:
     drops: bool | None = None
     #: None: no layer scans
     scans: Scans | None = None
-    #: pipeline stages hold equally many repeated blocks where those divide, whatever the ends weigh, as
-    #: Megatron cuts; else stages are alike in FLOPs
-    even_stages: bool = False
+    #: what pipeline stages hold equally much of; Megatron's hold equally many layers
+    stage_load: StageLoad = StageLoad.FLOPS
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False
     #: where architecture and parameter count come from

@@ -44,6 +44,9 @@ class Activations:
     attention: Saved
     selective: Saved
     full: Saved
+    #: where attention's output is kept, and where every product's is as well; None: not known
+    attended: Saved | None = None
+    products: Saved | None = None
 
     def under(self, policy: Recompute) -> Saved:
         """Return what is kept under one policy."""

@@ -91,6 +91,21 @@ class Unstated:
     #: presets whose names begin so, where any are named
     compiles_loss_since: str | None = None
     compiled_loss_models: tuple[str, ...] = ()
+    #: the day, YYYY-MM-DD, until which its own training script held the logits that a model returned, in
+    #: fp32, while backward ran; None: never
+    holds_fp32_logits_until: str | None = None
+    #: the day, YYYY-MM-DD, since which selective recompute of runs that gather in a graph keeps every
+    #: product; None: never
+    graph_keeps_products_since: str | None = None
+    #: the first day, YYYY-MM-DD, on which that kept all that the graph gathered, and the last; None: none
+    graph_keeps_gathered: tuple[str, str] | None = None
+    #: the day, YYYY-MM-DD, since which selective recompute keeps what experts are sent and give back; None:
+    #: never
+    keeps_exchanged_since: str | None = None
+    #: the day, YYYY-MM-DD, since which embedding and head are FSDP2 units of their own; None: never
+    ends_apart_since: str | None = None
+    #: the day, YYYY-MM-DD, since which its runs' AdamW is one kernel; None: as the stack's
+    one_kernel_steps_since: str | None = None
     #: whether what sequence parallelism divides crosses between pipeline stages as it is; None: as the
     #: stack's
     crosses_divided: bool | None = None
@@ -195,9 +210,19 @@ class Stack:
     #: whether what sequence parallelism divides crosses between pipeline stages as it is, and is not put
     #: together for that
     crosses_divided: bool = False
-    #: whether sharded parameters are gathered, and their gradients reduced, in streams of their own, whose
-    #: memory serves nothing else
-    gathers_aside: bool = True
+    #: whether operators of one graph gather sharded parameters and reduce their gradients, in the stream
+    #: that computes: each for what reads it, so that none is there while a loss runs. Else FSDP2 does, the
+    #: memory of whose streams serves nothing else, and whose root stays gathered
+    gathers_in_graph: bool = False
+    #: whether its AdamW is one kernel, which makes no temporary copy of what it updates
+    steps_in_one_kernel: bool = False
+    #: whether gradients are copied to fp32 weight by weight, to be added to those of micro-batches before;
+    #: not under fp16-mixed where ``fp16_gradient_bytes`` says that those are not kept in fp32
+    copies_gradients: bool = False
+    #: whether embedding and head are FSDP2 units of their own, and nothing is the root's
+    ends_apart: bool = False
+    #: whether a stream of its own casts a unit's gradients to the format of their reduction, as of FSDP1
+    casts_gradients_aside: bool = False
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together
     parallel_loss_tensors: int = 1
     #: kernels launched for each grouped product and expert that a rank holds, forward; 0: one for all

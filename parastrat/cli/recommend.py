@@ -10,6 +10,7 @@ import typer
 
 from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
 from parastrat.errors import UsageError
+from parastrat.rungs import TOLERANCE
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -39,7 +40,7 @@ def recommend(
     job: JobFlags,
     fixed: FixedFlags,
     output: OutputFlags,
-    tolerance: Tolerance = 0.05,
+    tolerance: Tolerance = TOLERANCE,
     *,
     applied: Applied = False,
     front: Front = False,

@@ -10,13 +10,16 @@ import typer
 from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
 from parastrat.cli.recommend import Tolerance, check_tolerance, constraints_of
 from parastrat.errors import UsageError
+from parastrat.rungs import TOLERANCE
 
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.cli.facts import Job
 
 
-def why_not(job: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: Tolerance = 0.05) -> None:
+def why_not(
+    job: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: Tolerance = TOLERANCE
+) -> None:
     """Show the best plan with the given axes beside the recommended one, and what speaks against it."""
     from parastrat.assess import columns_of
     from parastrat.cli.facts import resolved

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from parastrat.assess import assess
-from parastrat.comparison import Compared, Comparison, Quantity, Skipped, ranking_of
+from parastrat.comparison import Compared, Comparison, Quantity, Rival, Skipped, ranking_of
 from parastrat.errors import ParastratError
 from parastrat.measured.jobs import job_of
 from parastrat.measured.rates import unknown_rate
@@ -56,7 +56,7 @@ def compared(table: Table) -> Comparison:
             skipped.append(Skipped(id=row.id, reason=error.message))
         else:
             rows += found
-            spreads.add(row, found)
+            spreads.add(row, found, job.plan.rung)
             if not found:
                 reason = unknown_rate(row) if _is_timed(table.columns) else None
                 skipped.append(Skipped(id=row.id, reason=reason or "what was measured is not stated"))
@@ -73,10 +73,12 @@ class _Spreads:
 
     def __init__(self) -> None:
         self._alike: dict[tuple[object, ...], list[float]] = defaultdict(list)
-        #: by what was trained on what: predicted step times by parallelism, with where they are measured
-        self._rivals: dict[tuple[object, ...], dict[tuple[object, ...], float]] = defaultdict(dict)
+        #: by what was trained on what: by parallelism, predicted step times and rungs of the ladder
+        self._rivals: dict[tuple[object, ...], dict[tuple[object, ...], tuple[float, int]]] = defaultdict(
+            dict
+        )
 
-    def add(self, row: MeasuredRow, found: Iterable[Compared]) -> None:
+    def add(self, row: MeasuredRow, found: Iterable[Compared], rung: int) -> None:
         named = {
             field.name: getattr(row, field.name) for field in fields(row) if field.name not in _NOT_SETTINGS
         }
@@ -87,12 +89,15 @@ class _Spreads:
                 own = each.quantity, *settings
                 self._alike[own].append(each.measured)
                 if each.quantity is Quantity.STEP_TIME:
-                    self._rivals[job][own] = each.predicted
+                    self._rivals[job][own] = each.predicted, rung
 
-    def rivals(self) -> list[list[tuple[float, float]]]:
-        """Return runs that differ in parallelism alone, by job: predicted and mean measured seconds."""
+    def rivals(self) -> list[list[Rival]]:
+        """Return runs that differ in parallelism alone, by job, with their mean measured times."""
         return [
-            [(predicted, fmean(self._alike[own])) for own, predicted in group.items()]
+            [
+                Rival(predicted=predicted, measured=fmean(self._alike[own]), rung=rung)
+                for own, (predicted, rung) in group.items()
+            ]
             for group in self._rivals.values()
         ]
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.case import Facts
 from parastrat.errors import ProfileError
+from parastrat.measured.forms import FINE_TUNING, form_of
 from parastrat.measured.models import source_of
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.measured.stacks import (
@@ -15,6 +16,7 @@ from parastrat.measured.stacks import (
     format_of,
     gathers_in_graph,
     has_four_bits,
+    keeps_gathered,
     kernels_of,
     lasted_until,
     repeated_keys,
@@ -26,8 +28,6 @@ from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recom
 from parastrat.profiles import load_hardware
 from parastrat.profiles.nodes import with_ranks
 from parastrat.rules.backend import decide_backend
-from parastrat.sources.adapters import with_adapters
-from parastrat.sources.packed import with_packed
 from parastrat.sources.repeated import with_repeated_keys
 from parastrat.sources.training import default_optimizer
 from parastrat.workload import Precision, Workload
@@ -60,12 +60,7 @@ _PRECISIONS = {
 #: devices of a node where a row states neither a machine nor the number
 _USUAL_NODE = 8
 
-_FINE_TUNING = ("sft", "lora")
-_TASKS = (None, "pretrain", *_FINE_TUNING)
-#: of adapters where a table says no more than that there are some: Megatron-Bridge's default, whose recipes
-#: for performance put them beside queries, keys and values (NVIDIA-NeMo/Megatron-Bridge @067f987,
-#: src/megatron/bridge/peft/lora.py, perf_recipes/llama)
-_USUAL_RANK = 32
+_TASKS = (None, "pretrain", *FINE_TUNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +86,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
     stack = replace(
         with_exchanges(row, stack, source),
         kernels=kernels_of(row, stack, source),
-        gathers_aside=stack.gathers_aside and not gathers_in_graph(row),
+        gathers_in_graph=gathers_in_graph(row),
         attention=attention_of(stack, source),
     )
     length = row.seq_len if source.has_tokens else None
@@ -115,6 +110,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         compile=Compile.BLOCK if row.compile == "block" else Compile.NONE,
         pp_schedule=_schedule(row, mesh),
         virtual_stages=(row.vpp or 1) if mesh.pp > 1 else 1,
+        reshard_after_forward=not keeps_gathered(row, stack.unstated),
     )
     workload = Workload(
         global_batch_size=plan.global_batch_size,
@@ -124,12 +120,9 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         assumed=("optimizer",),
     )
     model = source.at(length, precision, stack.kernels)
-    if row.task == "lora":
-        model = with_adapters(model, _USUAL_RANK)
-    if row.task in _FINE_TUNING and length is not None and stack.unstated.packed_tokens is not None:
-        model = with_packed(model, min(1.0, stack.unstated.packed_tokens / length))
     if mesh.cp > 1:
         model = with_repeated_keys(model, repeated_keys(row, stack, source))
+    model = form_of(row, model, stack)
     return MeasuredJob(
         facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan=plan
     )

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from parastrat.model import ModelSource
     from parastrat.stack import Stack, Unstated
 
+#: what the runs of a stack may do otherwise than ours, which plans of ours have
+_UNLIKE_OURS = ("parallel_loss_tensors", "mixed_gradient_bytes", "crosses_divided")
+#: how the names of published files say the month that they tell of
+_MONTH = re.compile(r"_(20\d\d)(\d\d)[_.]")
 #: runs as fp8 does, its products at the rate of four bits
 FOUR_BITS = "nvfp4"
 _FP8 = "fp8"
@@ -26,6 +30,11 @@ _ROWS = "rowwise"
 _INTERLEAVED = re.compile(r"(?<!non-)\binterleaved ?1f1b", re.IGNORECASE)
 #: how tables call the sharding whose collectives are operators of a graph
 _IN_GRAPH = ("simplefsdp", "simple_fsdp", "graph_trainer", "graphtrainer")
+#: torch's earlier FullyShardedDataParallel
+_FSDP1 = re.compile(r"\bfsdp1\b")
+#: of such graphs what fuses marked regions alone, such as flex attention; eager kernels run the rest
+#: (torchtitan/experiments/graph_trainer/configs.py @a364b4b, inductor_compilation)
+_REGIONAL = "regional inductor"
 
 #: of ways to experts and back, whether one copy of a row goes to each domain and rank, and whether that
 #: puts rows in the experts' order: DeepEP and HybridEP send once (https://github.com/deepseek-ai/DeepEP),
@@ -51,15 +60,36 @@ def stack_of(row: MeasuredRow) -> Stack:
     except ProfileError as error:
         raise CannotPredictError(error.message) from error
     narrow = stack.unstated.gathers_fp8 and format_of(row).startswith(_FP8) and _ROWS not in format_of(row)
-    stack = replace(stack, gathers_fp8=stack.gathers_fp8 or narrow)
-    loss = stack.unstated.parallel_loss_tensors
-    if loss is not None:
-        stack = replace(stack, parallel_loss_tensors=loss)
-    if stack.unstated.mixed_gradient_bytes is not None:
-        stack = replace(stack, mixed_gradient_bytes=stack.unstated.mixed_gradient_bytes)
-    if stack.unstated.crosses_divided is not None:
-        stack = replace(stack, crosses_divided=stack.unstated.crosses_divided)
-    return replace(stack, casts_four_bits=has_four_bits(row), scales_rows=_ROWS in format_of(row))
+    own = {name: getattr(stack.unstated, name) for name in _UNLIKE_OURS}
+    fused = is_since(row, stack.unstated.one_kernel_steps_since)
+    return replace(
+        stack,
+        **{name: value for name, value in own.items() if value is not None},
+        ends_apart=is_since(row, stack.unstated.ends_apart_since) and not gathers_in_graph(row),
+        casts_gradients_aside=stack.casts_gradients_aside or _FSDP1.search(_said(row)) is not None,
+        steps_in_one_kernel=stack.steps_in_one_kernel or fused,
+        gathers_fp8=stack.gathers_fp8 or narrow,
+        casts_four_bits=has_four_bits(row),
+        scales_rows=_ROWS in format_of(row),
+    )
+
+
+def is_since(row: MeasuredRow, day: str | None) -> bool:
+    """Return whether a run can have been on a day or later; never where that is None."""
+    return day is not None and lasted_until(row) >= day
+
+
+def is_before(row: MeasuredRow, day: str | None) -> bool:
+    """Return whether a run was before a day; never where that is None."""
+    return day is not None and lasted_until(row) < day
+
+
+def keeps_gathered(row: MeasuredRow, unstated: Unstated) -> bool:
+    """Return whether a run's graph kept what it gathered in its forward: weights, and what tp gathers."""
+    if not gathers_in_graph(row) or unstated.graph_keeps_gathered is None:
+        return False
+    first, last = unstated.graph_keeps_gathered
+    return first <= lasted_until(row) <= last
 
 
 def _is_own(row: MeasuredRow) -> bool:
@@ -69,6 +99,8 @@ def _is_own(row: MeasuredRow) -> bool:
 
 def kernels_of(row: MeasuredRow, stack: Stack, source: ModelSource) -> Kernels:
     """Return a stack's kernels, with the loss compiled where it is so by the day of a run."""
+    if gathers_in_graph(row) and _REGIONAL in _said(row):
+        return Kernels.EAGER
     since, models = stack.unstated.compiles_loss_since, stack.unstated.compiled_loss_models
     if since is None or lasted_until(row) < since or not source.ref.startswith(models or ""):
         return stack.kernels
@@ -84,8 +116,11 @@ def gathers_in_graph(row: MeasuredRow) -> bool:
     Parameters are gathered by operators of the graph, in the stream that computes
     (pytorch/torchtitan torchtitan/experiments/graph_trainer/simple_fsdp.py @fca8ab7).
     """
-    said = f"{row.notes} {row.source}".lower()
-    return any(name in said for name in _IN_GRAPH)
+    return any(name in _said(row) for name in _IN_GRAPH)
+
+
+def _said(row: MeasuredRow) -> str:
+    return f"{row.notes} {row.source}".lower()
 
 
 def with_stages(row: MeasuredRow, stack: Stack) -> MeasuredRow:
@@ -104,8 +139,8 @@ def attention_of(stack: Stack, source: ModelSource) -> Attention:
 
 def repeated_keys(row: MeasuredRow, stack: Stack, source: ModelSource) -> int:
     """Return how often a run's model has each key and value, of heads that share them."""
-    until = stack.unstated.repeats_keys_until
-    if until is None or lasted_until(row) >= until or not isinstance(source, TransformerSource):
+    repeats = is_before(row, stack.unstated.repeats_keys_until)
+    if not repeats or not isinstance(source, TransformerSource):
         return 1
     return source.architecture.heads // source.architecture.kv_heads
 
@@ -155,8 +190,11 @@ def _release(row: MeasuredRow) -> str | None:
 
 
 def lasted_until(row: MeasuredRow) -> str:
-    """Return the last day on which a run can have been, of which a row may state the year alone."""
-    return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
+    """Return the last day on which a run can have been, of which a row may state month or year alone."""
+    month = _MONTH.search(row.source or "")
+    if row.date or month is None:
+        return row.date or (f"{row.year}-12-31" if row.year else "9999-12-31")
+    return f"{month[1]}-{month[2]}-31"
 
 
 def format_of(row: MeasuredRow) -> str:

@@ -60,11 +60,13 @@ def crossing_bytes(facts: Facts, c: Columns, rank: Numbers, held: Numbers) -> tu
     if facts.stack.crossing is Crossing.SENT:
         return 0.0, held * sending * width
     buffers = c.gradient_accumulation_steps * (receiving + sending) * width
-    # a backward of inputs alone leaves their gradients in what was received
+    # a backward of inputs alone leaves their gradients in what was received; where a bent chain turns they
+    # are what the stage before is given back
     split = is_any_of(c.pp_schedule, SPLIT_ALWAYS)
     if split.any():
-        left = np.maximum(c.gradient_accumulation_steps - held, 0)
-        buffers += np.where(split, left * receiving * width, 0.0)
+        left = np.maximum(c.gradient_accumulation_steps - held, 0) * receiving
+        same = c.gradient_accumulation_steps * (bent & (rank == c.pp - 1))
+        buffers += np.where(split, (left - same) * width, 0.0)
     in_buffers = autocasts(c) | is_any_of(c.recompute, _KEEPING_INPUTS)
     return buffers, held * (sending * width - receiving * (in_buffers & ~divided) * given)
 

@@ -21,7 +21,7 @@ from parastrat.memory.gathered import (
     shards_parameters,
     waiting_bytes,
 )
-from parastrat.memory.pools import gathering_pool, pooled
+from parastrat.memory.pools import idle_pool, pooled
 from parastrat.memory.running import running_bytes
 from parastrat.memory.unmade import early, leaves_free, unmade_of
 from parastrat.ranks import block_kinds, mean_ranks, ranks_of
@@ -32,6 +32,7 @@ from parastrat.ranks.states import (
     state_bytes,
     stepping_bytes,
 )
+from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +40,12 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.plan import Recompute
+    from parastrat.ranks import Ranks
+    from parastrat.ranks.moments import Moments
     from parastrat.units import Bytes
+
+#: bytes of each kind under each policy, so many of each on each rank at each moment, added up
+_EACH_KIND = "kcn,pkrn->pcrn"
 
 #: ranks whose backward is looked at: the first has most in flight, of those behind it the next
 _FOREMOST = 2
@@ -78,17 +84,11 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
         of_kind.reshape(shape).take(at, axis=-1)[:, :, None] for of_kind in (kept, every, running)
     )
     peak = np.full((len(codes), *rank.shape), -np.inf)
-    turns, turning = takes_turns(saved), ranks.foremost_turning(_FOREMOST, ways_of_turns(saved))
+    freed, apart = _freed_at(ranks, saved, moments, kept), splits(saved) & takes_turns(saved)
     for place, kind in enumerate(moments.kinds):
-        counts = moments.freed[place]
-        if turning is not None and turns.any():
-            # at one of the moments of most, whatever waits beside it
-            counts = np.where(turns, -turning.at_kinds[0, kind, : len(blocks)], counts)
-        freed = of_kinds(kept, counts)
-        if saved.few_steps.any():
-            least = of_kinds(kept, moments.freed[place] - saved.few_steps * np.array(first.repeats))
-            freed = np.where(saved.few_steps > 0, np.maximum(freed, least), freed)
-        passing = share * (running[kind] - freed)
+        # what is made again may be among what waits beside it, which is not counted
+        own = running[kind] - apart * (every[kind] - kept[kind]) if apart.any() else running[kind]
+        passing = share * (own - freed[place])
         # later moments may hold more, not less
         never = share * np.minimum(states.reducing[place], every[kind].take(saved_at, axis=-1))
         np.maximum(peak, states.beside[place] + passing.take(saved_at, axis=-1) - never, out=peak)
@@ -102,6 +102,35 @@ def memory_floor(facts: Facts, columns: Columns, policies: Sequence[Recompute]) 
     buffers, sent = crossing_bytes(facts, several, rank, flying)
     peak += share * (buffers + sent)
     return np.maximum(states.stepping, peak.max(axis=1)) + context_bytes(facts)
+
+
+def _freed_at(ranks: Ranks, c: Columns, moments: Moments, kept: Bytes) -> Bytes:
+    """Return what was freed before each moment, of all that is in flight; what takes turns holds, below 0.
+
+    Args:
+        ranks: of the plans' pipelines.
+        c: the plans.
+        moments: of their foremost ranks.
+        kept: by one repeat of each kind of block under each policy, before an axis of ranks and plans.
+
+    Returns:
+        Moments before policies before ranks before plans.
+    """
+    counts, each = moments.freed, kept[:, :, 0]
+    turning = np.flatnonzero(takes_turns(c))
+    if turning.size:
+        own = c.at(turning)
+        # at the first of the moments of most, whatever waits beside it
+        begun = ranks.among(turning).first_backwards(_FOREMOST, ways_of_turns(own), moments.kinds)
+        counts = counts.copy()
+        counts[..., turning] = -begun
+    freed: Bytes = np.einsum(_EACH_KIND, each, counts)
+    few = np.flatnonzero(c.few_steps)
+    if few.size:
+        one = of_kinds(kept[..., few], ranks.among(few).foremost(_FOREMOST).repeats)
+        least = np.einsum(_EACH_KIND, each[..., few], moments.freed[..., few]) - c.few_steps[few] * one
+        freed[..., few] = np.maximum(freed[..., few], least)
+    return freed
 
 
 def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
@@ -141,12 +170,12 @@ def _held(facts: Facts, columns: Columns, share: float) -> _Held:
     held, at = standing(columns, tuple(name for name in HELD_BY if name != "reshard_after_forward"))
     ranks = ranks_of(model, held)
     every, first = ranks.every, ranks.foremost(_FOREMOST)
-    pool = gathering_pool(kinds, every, held, element) * pooled(facts)
+    pool = idle_pool(facts, every, held)
     states = state_bytes(every, held, element)
     stepping = sum(states.values()) + stepping_bytes(every, held, element) + pool
     states = {name: part[:_FOREMOST] for name, part in states.items()}
     moments = ranks.foremost_moments(_FOREMOST)
-    gathered = gathering_of(kinds, first, held, element, moments).least()
+    gathered = gathering_of(kinds, first, held, element, moments, facts.stack).least()
     bytes_ = states["parameters"] + states["optimizer"] + states["gradients"] + pool[:_FOREMOST]
     if np.any(leaves_free(facts, held)):
         # gradients may not be there yet, but the memory of those before may be kept

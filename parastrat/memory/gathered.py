@@ -1,11 +1,14 @@
 """Parameters that FSDP2 has gathered while blocks run backward, and gradients that wait, DDP's among them.
 
-Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+A graph that gathers does so for each operator: a loss runs behind what is gathered for the forward and
+before what is for backward, and an embedding's backward reads no table.
+Sources: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html; pytorch/torchtitan
+torchtitan/experiments/graph_trainer/reshard_after_forward.py @fca8ab7.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +24,10 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.ranks import RankLoad
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.moments import Moments
-    from parastrat.ranks.pipelines import Kinds
     from parastrat.ranks.states import ElementBytes
+    from parastrat.stack import Stack
     from parastrat.units import Bytes
 
 #: what decides the states of a rank and what FSDP2 gathers of them
@@ -42,6 +46,9 @@ HELD_BY = (
     "offload",
 )
 
+
+#: what blocks of each kind have, of those that ran before each moment, added up
+RAN = "pkrn,kn->prn"
 
 #: of a unit's gradients those that come late, where nobody knows
 _UNKNOWN = 0.5
@@ -121,7 +128,7 @@ class Gathering:
 
 
 def gathering_of(
-    kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes, moments: Moments
+    kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes, moments: Moments, stack: Stack
 ) -> Gathering:
     """Return what is gathered, whatever units reshard.
 
@@ -131,9 +138,35 @@ def gathering_of(
         c: the plans.
         element: bytes of an element.
         moments: when blocks run backward, of each plan's ranks.
+        stack: whose root there is, or none.
     """
-    everything = local_total(load.trainable, c) + local_total(load.frozen, c)
-    root = local_total(load.root, c)
+    root, outside = local_total(load.root, c), local_total(root_totals(kinds), c)
+    units = local_total(load.trainable, c) + local_total(load.frozen, c) - root
+    if stack.gathers_in_graph:
+        return _one_by_one(kinds, c, element, moments, (units, np.zeros_like(outside)))
+    rooted = _around_root(kinds, c, element, moments, (units, root))
+    if not stack.ends_apart:
+        return rooted
+    apart = _one_by_one(kinds, c, element, moments, (units, outside))
+    changing = ("kept", "ahead", "left", "running", "first", "copied")
+    ways = ((name, getattr(apart, name), getattr(rooted, name)) for name in changing)
+    return replace(rooted, **{name: np.where(c.pp == 1, one, other) for name, one, other in ways})
+
+
+def _around_root(
+    kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments, held: tuple[Any, Any]
+) -> Gathering:
+    """Return what is gathered where the blocks outside units are FSDP2's root.
+
+    Args:
+        kinds: the model's kinds of block.
+        c: the plans.
+        element: bytes of an element.
+        moments: when blocks run backward, of each plan's ranks.
+        held: a rank's parameters of units, and of the root.
+    """
+    in_units, root = held
+    everything = in_units + root
     alone, units = c.pp == 1, unit_parameters(kinds, c)
     own, of_unit = units[moments.kinds][:, None], np.array(kinds.units)[moments.kinds][:, None, None]
     ended = ~of_unit & moments.last & ~moments.first
@@ -151,11 +184,45 @@ def gathering_of(
         kept=element.compute * gathered,
         compute=element.compute,
         ahead=np.where(of_unit, 2 * own, behind),
-        left=everything - root - alone * ran,
+        left=in_units - alone * ran,
         running=np.where(of_unit, own, 0.0),
         first=element.reduce * np.where(alone, found, everything),
         copied=element.reduce * np.where(alone, reduced, everything),
         alone=alone,
+        gathers=gathers(c),
+    )
+
+
+def _one_by_one(
+    kinds: Kinds, c: Columns, element: ElementBytes, moments: Moments, held: tuple[Any, Any]
+) -> Gathering:
+    """Return what is gathered where each block is for itself, and no root stays so.
+
+    Of a unit that runs its own and the next are there; gradients are reduced as they are made. A head holds
+    most at its loss, when it has no gradients of weights yet.
+
+    Args:
+        kinds: the model's kinds of block.
+        c: the plans.
+        element: bytes of an element.
+        moments: when blocks run backward, of each plan's ranks.
+        held: a rank's parameters of units, and those of each kind of block outside units that are gathered
+            as it holds most.
+    """
+    units, stays = held
+    each, outside = unit_parameters(kinds, c), local_total(root_totals(kinds), c)
+    own, ran = each[moments.kinds][:, None], _that_ran(kinds.units, each, moments)
+    made = own + np.where(moments.first, 0.0, outside[moments.kinds][:, None])
+    found = np.where((own > 0) & (ran == 0), 0.0, made)
+    return Gathering(
+        kept=element.compute * (made + stays[moments.kinds][:, None]),
+        compute=element.compute,
+        ahead=2 * own,
+        left=units - ran,
+        running=own,
+        first=element.reduce * found,
+        copied=element.reduce * made,
+        alone=c.pp == 1,
         gathers=gathers(c),
     )
 
@@ -192,11 +259,8 @@ def never_met_bytes(late: Bytes, later: Bytes, freed: Bytes, read: Bytes) -> Byt
 
 def _that_ran(chosen: Sequence[bool], parameters: Any, moments: Moments) -> Any:
     """Return the parameters of the chosen kinds' blocks that ran backward before each moment."""
-    found: Any = np.zeros(())
-    for kind, wanted in enumerate(chosen):
-        if wanted:
-            found = found + moments.freed[:, kind] * parameters[kind]
-    return found
+    wanted = np.flatnonzero(chosen)
+    return np.einsum(RAN, moments.freed[:, wanted], parameters[wanted])
 
 
 def waiting_bytes(facts: Facts, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:

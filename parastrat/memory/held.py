@@ -35,11 +35,12 @@ from parastrat.memory.gathered import (
     shards_parameters,
     waiting_bytes,
 )
-from parastrat.memory.pools import gathering_pool, pooled
+from parastrat.memory.pools import idle_pool
 from parastrat.memory.running import adding_bytes, freed_bytes, loss_bytes, running_bytes
 from parastrat.memory.unmade import Unmade, early, makes_gradients, unmade_of
 from parastrat.ranks import RankLoad, Ranks, block_kinds, ranks_of
 from parastrat.ranks.states import element_bytes, state_bytes, stepping_bytes
+from parastrat.schedules import splits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +68,7 @@ class RanksHeld:
     #: bytes that stay, by ``held_at``
     states: dict[str, Any]
     optimizer_step: Any
-    #: what the allocator holds for gathering, by ``held_at``
+    #: what the allocator holds and nothing uses, by ``held_at``
     pool: Any
     #: of a micro-batch's gradients what waits while the next one runs, by ``held_at``
     waiting: Any
@@ -134,10 +135,12 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
     soon = bool(np.any(early(columns, in_flight(columns, np.zeros_like(columns.pp)))))
     mattering = _mattering(facts, held, soon=soon)
     own, ways = of_held.moments, WAYS if mattering[-1].any() else WAYS[:2]
-    gathering = gathering_of(kinds, load, held, element, own)
+    gathering = gathering_of(kinds, load, held, element, own, facts.stack)
     moments = of_saved.moments
     everything = everything_bytes(facts, kept, saved)
-    by_kind = running_bytes(facts, kept, everything, saved)
+    # what is made again for a block that runs may be among what waits for the gradients of weights
+    there = np.where(splits(saved) & takes_turns(saved), kept, everything)
+    by_kind = running_bytes(facts, kept, there, saved)
     running = by_kind[moments.kinds][:, None]
     if np.any(casts):
         # at the end of a forward its context still remembers the casts of all that is made again
@@ -147,7 +150,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         running = np.where(moments.first & (every > 0), np.maximum(running, ended), running)
     adding = None
     if adds.any():
-        added = adding_bytes(facts, kept, everything, saved)[moments.kinds][:, None]
+        added = adding_bytes(facts, kept, there, saved)[moments.kinds][:, None]
         adding = np.maximum(added - running, 0.0) * saved.adding
         running, adding = running + adding, np.broadcast_to(adding, moments.present.shape)
     one = of_kinds(kept, same.repeats)
@@ -172,7 +175,7 @@ def ranks_held(facts: Facts, columns: Columns) -> RanksHeld:
         holding=of_held,
         states=state_bytes(load, held, element),
         optimizer_step=stepping_bytes(load, held, element),
-        pool=gathering_pool(kinds, load, held, element) * pooled(facts),
+        pool=idle_pool(facts, load, held),
         waiting=waiting_bytes(facts, load, held, element),
         gathered=tuple(gathering.at(when, held.reshard_after_forward) for when in ways),
         mattering=mattering,
@@ -199,8 +202,6 @@ def _in_turn(facts: Facts, c: Columns, ranks: Ranks, everything: Bytes) -> tuple
         everything: of each kind of block what is kept and what is made again.
     """
     kept, held = kept_bytes(facts, c), ranks.turning(ways_of_turns(c))
-    if held is None:
-        raise ValueError("these plans have no virtual stages")
     each = np.concatenate([kept, awaited_bytes(facts, c, everything - kept)])
     at_moments = held.at_kinds[:, ranks.moments.kinds]
     return tuple(

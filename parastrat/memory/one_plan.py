@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from parastrat.memory.peaks import MomentHeld
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
-    from parastrat.ranks.pipelines import Kinds
+    from parastrat.ranks.kinds import Kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

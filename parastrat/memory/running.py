@@ -14,7 +14,7 @@ from parastrat.ranks.states import element_bytes, local_total, trainable_totals,
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.ranks.pipelines import Kinds
+    from parastrat.ranks.kinds import Kinds
     from parastrat.units import Bytes
 
 #: of a weight that tp ranks gather along its columns: as it comes, and put together

@@ -8,19 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.memory.gathered import When, gathers
+from parastrat.memory.gathered import RAN, When, gathers
 from parastrat.memory.pools import pooled
 from parastrat.memory.running import soonest
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import element_bytes, local, local_total, shard_ranks, trainable_totals
+from parastrat.ranks.states import (
+    divided_over,
+    element_bytes,
+    local,
+    local_total,
+    shard_ranks,
+    trainable_totals,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.ranks import ParameterTotals, RankLoad
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.moments import Moments
-    from parastrat.ranks.pipelines import Kinds
     from parastrat.units import Bytes
 
 
@@ -60,7 +69,7 @@ class Unmade:
     #: of one block of each kind; which are units, and how many of each a rank has
     own: Any
     units: tuple[bool, ...]
-    repeats: tuple[Any, ...]
+    repeats: Sequence[Any]
     moments: Moments
     #: of all, and where none comes before a step's end
     everything: Any
@@ -117,13 +126,13 @@ def unmade_of(facts: Facts, load: RankLoad, c: Columns, moments: Moments) -> Unm
     everything, own = (_held(totals, c) for totals in (load.trainable, trainable_totals(kinds)))
     counted = own * (np.array(kinds.units)[:, None] | ~sharded)
     running = counted[moments.kinds][:, None]
-    ran = sum((moments.freed[:, kind] * each for kind, each in enumerate(counted)), np.zeros(()))
+    ran = np.einsum(RAN, moments.freed, counted)
     left = everything - ran
     if any(block.meanwhile for block in kinds.blocks):
         left = left - running * ~sharded * soonest(kinds)[moments.kinds][:, None]
     late, element = sharded & (c.pp > 1), element_bytes(facts)
     whole, of_kinds = (local_total(each, c) for each in (load.trainable, trainable_totals(kinds)))
-    had = sum((moments.freed[:, kind] * each for kind, each in enumerate(of_kinds)), np.zeros(()))
+    had = np.einsum(RAN, moments.freed, of_kinds)
     here = (makes_gradients(facts, c) | sharded) & (c.offload != code_of(Offload.PARAMETERS))
     return Unmade(
         left=left,
@@ -155,8 +164,7 @@ def _makes_all(kinds: Kinds, load: RankLoad, moments: Moments) -> Any:
 
 
 def _held(totals: ParameterTotals, c: Columns) -> Any:
-    sharded, parts = gathers(c), zip(local(totals, c), shard_ranks(c), strict=True)
-    return sum(part / np.where(sharded, over, 1) for part, over in parts)
+    return divided_over(local(totals, c), shard_ranks(c), gathers(c))
 
 
 def lacking_bytes(unmade: Bytes, one: Bytes, held: Any, c: Columns) -> Bytes:

@@ -111,7 +111,8 @@ class Turns:
     First come ways to weigh the kinds, each of which tells of all moments the one of most.
     """
 
-    #: as a block of each kind runs backward, and none behind it in its stage is kept; kinds before groups
+    #: as a block of each kind runs backward, and none behind it in its stage is kept; kinds before groups.
+    #: Behind the ways also what is alive as the group's first rank begins its first backward
     at_kinds: Any
     #: as the first stage of a rank is through
     ending: Any
@@ -120,27 +121,40 @@ class Turns:
         """Return those of some ranks, by their places in the last axis."""
         return Turns(at_kinds=self.at_kinds.take(places, axis=-1), ending=self.ending.take(places, axis=-1))
 
-    def foremost(self, most: int) -> Turns:
-        """Return those of the first ranks of every pipeline, where pipelines have the last axis."""
-        return Turns(at_kinds=self.at_kinds[..., :most, :], ending=self.ending[..., :most, :])
 
-    def weighed(self, way: int) -> Turns:
-        """Return those by one way to weigh kinds."""
-        return Turns(at_kinds=self.at_kinds[way : way + 1], ending=self.ending[way : way + 1])
-
-    def nothing(self, ranks: int) -> Turns:
-        """Return for so many ranks what stands where there is one virtual stage."""
-        shapes = ([*column.shape[:-1], ranks] for column in (self.at_kinds, self.ending))
-        at_kinds, ending = (np.zeros(shape) for shape in shapes)
-        return Turns(at_kinds=at_kinds, ending=ending)
-
-
-def joined(several: Sequence[Turns]) -> Turns:
-    """Return those of all ranks."""
+def stacked(several: Sequence[Turns]) -> Turns:
+    """Return those of several pipelines with as many ranks, which then have the last axis."""
     return Turns(
-        at_kinds=np.concatenate([each.at_kinds for each in several], axis=-1),
-        ending=np.concatenate([each.ending for each in several], axis=-1),
+        at_kinds=np.stack([each.at_kinds for each in several], axis=-1),
+        ending=np.stack([each.ending for each in several], axis=-1),
     )
+
+
+def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool) -> Any:
+    """Return what is alive on ranks as each begins its first backward, but for what ran before a block.
+
+    Of the moments of ``turns`` it is the one that is found without the others: nothing where a kind is not
+    in the stage that runs then.
+
+    Args:
+        held: repeats of each block, virtual stages of a rank before ranks before blocks.
+        of_kind: where a block, in the first axis, is of a kind.
+        ranks: which are looked at.
+        is_bent: the chain runs down the ranks and up again.
+
+    Returns:
+        Repeats of each kind; kinds that run before these before ``WAYS`` before ranks.
+    """
+    (chunks, pp), many = held.shape[:2], len(WAYS)
+    flown, _ = flights(pp, chunks, is_bent=is_bent)
+    alive, running = (
+        each.reshape(many, pp, *each.shape[1:])[:, ranks, 0] for each in (flown.alive, flown.running)
+    )
+    own = held[:, ranks]
+    has, behind = _behind(own[running, np.arange(len(ranks))].reshape(many * len(ranks), -1), of_kind)
+    counts = np.einsum("wrc,crk->wrk", alive, own @ of_kind).reshape(many * len(ranks), 1, -1)
+    found = np.where(has[..., None], counts - behind, 0.0)
+    return found.transpose(1, 2, 0).reshape(*found.shape[1:], many, len(ranks))
 
 
 def turns(
@@ -148,13 +162,13 @@ def turns(
 ) -> tuple[Turns, ...]:
     """Return what ranks hold at the moments of most, in each of ``WAYS``.
 
-    The chunk that runs waits but for the block that runs.
+    The chunk that runs waits as well: as the last of its blocks runs the others do, and that one begins to.
 
     Args:
         held: repeats of each block, virtual stages of a rank before ranks before blocks.
         of_kind: where a block, in the first axis, is of a kind.
         weights: what a repeat of each kind keeps alive, and then what it waits with; a row for each way.
-        groups: ranks that are not told apart.
+        groups: ranks that are not told apart, each from its first.
         is_bent: the chain runs down the ranks and up again.
     """
     (chunks, pp), kinds = held.shape[:2], of_kind.shape[1]
@@ -165,64 +179,67 @@ def turns(
     at = np.array([places.setdefault(own.tobytes(), len(places)) for own in flat]).reshape(pp, chunks)
     stages = np.frombuffer(b"".join(places), dtype=flat.dtype).reshape(len(places), -1)
     counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in _behind(stages, of_kind))
-    ways = range(len(WAYS))
     ranks = np.tile(np.arange(pp), len(WAYS))[:, None]
     waiting = counts[ranks[:, 0]] * waits[..., None]
     running = np.arange(len(ranks))[:, None], flown.running
     every = np.concatenate(
         [
             flown.alive @ counts[ranks[:, 0]],
-            flown.awaited @ waiting + np.maximum(waiting[running] - 1, 0),
+            flown.awaited @ waiting + waiting[running],
         ],
         axis=-1,
     )
     worth = every @ weights.T
     less = (behind @ weights[:, :kinds].T)[ranks, flown.running]
     score = np.where(has[ranks, flown.running][..., None], worth[:, :, None] - less, -np.inf)
-    every_group = [[pp * way + rank for rank in group] for way in ways for group in groups]
-    rank, moment, found = _best(score, every_group)
+    rank, moment, found = _best(score, groups)
     at_kinds = every[rank, moment]
     at_kinds[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
     at_kinds[np.isinf(found)] = 0
     filled: Any = stages.any(axis=1)
     first = np.tile(filled[at].argmax(axis=1), len(WAYS))
     score = np.where((flown.running == first[:, None])[..., None], worth, -np.inf)
-    rank, moment, _ = _best(score, every_group)
+    rank, moment, _ = _best(score, groups)
     ending = every[rank, moment]
     ending[..., :kinds] -= counts[rank % pp, first[rank]]
+    begun = first_backwards(held, of_kind, [group[0] for group in groups], is_bent=is_bent)
+    at_kinds = np.concatenate([at_kinds, np.zeros_like(at_kinds[:, :, :1])], axis=2)
+    at_kinds[:, :, -1, :kinds] = begun.reshape(kinds, kinds, -1).transpose(2, 0, 1)
     # ways before kinds that run before kinds that are held before groups
     found = Turns(at_kinds=np.transpose(at_kinds, (2, 1, 3, 0)), ending=np.transpose(ending, (1, 2, 0)))
-    return tuple(found.at(np.arange(len(groups)) + len(groups) * way) for way in ways)
+    every_group = np.arange(len(groups) * len(WAYS)).reshape(len(WAYS), len(groups))
+    return tuple(found.at(own) for own in every_group)
 
 
 def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:
     """Return which kinds each virtual stage has, and the repeats behind the last block of each."""
-    there = (stages > 0)[..., None] & of_kind
-    place = (there * np.arange(len(of_kind))[:, None]).max(axis=1)
-    counted = stages[..., None] * of_kind
-    behind = counted[:, ::-1].cumsum(axis=1)[:, ::-1] - counted
-    return there.any(axis=1), behind[np.arange(len(stages))[:, None], place]
+    places = np.arange(1, len(of_kind) + 1, dtype=np.int16)
+    present = np.where(stages > 0, places, np.int16(0))
+    last = np.stack([present[:, own].max(axis=1, initial=0) for own in of_kind.T], axis=1)
+    behind = np.where(places > last[..., None], stages[:, None], 0.0) @ of_kind
+    return last > 0, behind
 
 
 def _best(score: Any, groups: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
     """Return the rank of each group and its moment that score highest, and the score.
 
     Args:
-        score: ranks before moments before whatever is told apart.
-        groups: of the ranks.
+        score: ranks in each of ``WAYS`` before moments before whatever is told apart.
+        groups: of the ranks; their first one counts of equals.
     """
     moments = score.argmax(axis=1)
-    best = score.max(axis=1)
-    rank = np.stack(
-        [group[0] + 0 * moments[0] if len(group) == 1 else _of(group, best) for group in groups]
-    )
+    best = np.take_along_axis(score, moments[:, None], axis=1)[:, 0]
+    sizes = np.tile([len(group) for group in groups], len(WAYS))
+    order = np.concatenate([[*group] for group in groups])
+    order = (order + len(score) // len(WAYS) * np.arange(len(WAYS))[:, None]).ravel()
+    starts = np.cumsum(sizes) - sizes
+    among = best[order]
+    most = np.maximum.reduceat(among, starts, axis=0)
+    places = np.arange(len(order)).reshape(-1, *[1] * (best.ndim - 1))
+    first = np.where(among == most.repeat(sizes, axis=0), places, len(order))
+    rank = order[np.minimum.reduceat(first, starts, axis=0)]
     others = np.ogrid[tuple(slice(size) for size in rank.shape)][1:]
-    return rank, moments[rank, *others], best[rank, *others]
-
-
-def _of(group: Sequence[int], best: Any) -> Any:
-    own = np.array(group)
-    return own[best[own].argmax(axis=0)]
+    return rank, moments[rank, *others], most
 
 
 def _of_chunks(count: Any, pp: int, chunks: int) -> Any:

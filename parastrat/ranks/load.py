@@ -14,18 +14,21 @@ from parastrat.remembered import remembered
 from parastrat.units import Numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
     from parastrat.ranks.flights import Turns
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.moments import Moments
-from parastrat.ranks.pipelines import Kinds, RankTable
+    from parastrat.ranks.pipelines import RankTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTotals:
     """Parameters of one pipeline rank by what divides them, ties on the rank counted once.
 
-    Numbers for one rank, arrays for a rank of many plans.
+    Numbers for one rank, arrays for a rank of many plans; 0 of what a model has none of.
     """
 
     replicated: Numbers = 0
@@ -39,12 +42,16 @@ class ParameterTotals:
 
     def of(self, share: Any) -> ParameterTotals:
         """Return a share of each."""
-        return ParameterTotals(
-            replicated=self.replicated * share,
-            tensor=self.tensor * share,
-            expert=self.expert * share,
-            vocabulary=self.vocabulary * share,
+        shares = (
+            part * share if has_any(part) else 0
+            for part in (self.replicated, self.tensor, self.expert, self.vocabulary)
         )
+        return ParameterTotals(**dict(zip(DIVIDED, shares, strict=True)))
+
+
+def has_any(parameters: Numbers) -> bool:
+    """Return whether a model may have any of some parameters."""
+    return not (isinstance(parameters, int) and parameters == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +60,7 @@ class RankLoad:
 
     rank: Numbers
     #: repeats of each kind of block on this rank, over all its virtual stages
-    repeats: tuple[Numbers, ...]
+    repeats: Sequence[Numbers]
     trainable: ParameterTotals
     frozen: ParameterTotals
     #: parameters outside repeated blocks, which FSDP2 keeps in the root unit
@@ -72,7 +79,7 @@ def pipeline_ranks(
         bent: the chain runs down the ranks and up again, as under the V schedules.
     """
     ranks = pipelines_of(model).ranks_of((pp, virtual_stages, bent))
-    return tuple(_load(model, row) for row in ranks.tolist())
+    return tuple(_load(model, tuple(row)) for row in ranks.tolist())
 
 
 @remembered
@@ -113,19 +120,27 @@ class Ranks:
         """Return what the first ranks of each pipeline hold, which have most micro-batches in flight."""
         return _load(self.model, self.table.numbers[:, :most].take(self.at, axis=2))
 
-    def turning(self, ways: Any) -> Turns | None:
-        """Return what ranks hold whose virtual stages take turns; None where there are none.
+    def turning(self, ways: Any) -> Turns:
+        """Return what ranks hold of plans all of whose virtual stages take turns.
 
         Args:
             ways: the place of each plan's way among ``flights.WAYS``.
         """
-        own, pipelines = self.table.turning, len(self.table.counts)
-        return own and own.at(self.at + pipelines * ways)
+        return pipelines_of(self.model).turning(self.at, ways, self.table.numbers.shape[1])
 
-    def foremost_turning(self, most: int, ways: Any) -> Turns | None:
-        """Return of the first ranks of each pipeline what they hold at one of the moments of most."""
-        own, pipelines = self.table.turning, len(self.table.counts)
-        return own and own.weighed(0).foremost(most).at(self.at + pipelines * ways)
+    def first_backwards(self, most: int, ways: Any, kinds: Any) -> Any:
+        """Return what the first ranks of such plans hold as they begin their first backward.
+
+        Args:
+            most: of the ranks.
+            ways: as of ``turning``.
+            kinds: that run then.
+
+        Returns:
+            These kinds before all that are held before ranks before plans.
+        """
+        most = min(most, self.table.numbers.shape[1])
+        return pipelines_of(self.model).first_backwards(self.at, ways, most, kinds)
 
     def among(self, rows: Any) -> Ranks:
         """Return those of some plans."""
@@ -170,14 +185,16 @@ def mean_ranks(model: ModelSpec, c: Columns) -> RankLoad:
 
 def _load(model: ModelSpec, numbers: Any) -> RankLoad:
     """Return a rank by its numbers: its place, the repeats of every kind of block, and its totals."""
-    many, width = len(block_kinds(model).blocks), len(DIVIDED)
+    pipelines = pipelines_of(model)
+    many, width = len(pipelines.kinds.blocks), len(DIVIDED)
     rank, repeats, totals = numbers[0], numbers[1 : 1 + many], numbers[1 + many :]
+    own = [part if stated else 0 for part, stated in zip(totals, pipelines.stated, strict=True)]
     return RankLoad(
         rank=rank,
-        repeats=tuple(repeats),
+        repeats=repeats,
         **{
             part: ParameterTotals(
-                **dict(zip(DIVIDED, totals[place * width : (place + 1) * width], strict=True))
+                **dict(zip(DIVIDED, own[place * width : (place + 1) * width], strict=True))
             )
             for place, part in enumerate(TOTALS)
         },

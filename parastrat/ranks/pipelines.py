@@ -9,7 +9,8 @@ import numpy as np
 
 from parastrat.choices import is_any_of
 from parastrat.model import Split
-from parastrat.ranks.flights import Turns, joined, turns
+from parastrat.ranks.flights import Turns, first_backwards, stacked, turns
+from parastrat.ranks.kinds import Kinds, kinds_of, weights_of
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain, loads_of
 from parastrat.remembered import remembered
@@ -17,7 +18,7 @@ from parastrat.schedules import V_SHAPED
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
-    from parastrat.model import Block, ModelSpec
+    from parastrat.model import ModelSpec
     from parastrat.ranks.moments import Moments
 
 #: the totals of a rank, each by what divides it
@@ -32,21 +33,6 @@ _BENT = tuple(sorted(V_SHAPED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kinds:
-    """The kinds of a model's blocks: units that are equal, repeats and name aside, are of one kind."""
-
-    #: one block of each kind
-    blocks: tuple[Block, ...]
-    #: the kind of each block of the model
-    of: tuple[int, ...]
-
-    @property
-    def units(self) -> tuple[bool, ...]:
-        """Which kinds are FSDP units."""
-        return tuple(block.unit for block in self.blocks)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTable:
     """The distinct ranks of several pipelines, in arrays with ranks before pipelines.
 
@@ -56,8 +42,6 @@ class RankTable:
     #: place in the pipeline, repeats of every kind of block, and the totals
     numbers: Any
     moments: Moments
-    #: of every pipeline in each of ``flights.WAYS``; None where none has virtual stages
-    turning: Turns | None
     #: distinct ranks of each pipeline
     counts: Any
 
@@ -69,7 +53,6 @@ class RankTable:
             self,
             numbers=self.numbers[:, :most],
             moments=self.moments.ranks(most),
-            turning=self.turning and self.turning.foremost(most),
         )
 
 
@@ -79,8 +62,10 @@ class Cut:
 
     #: place in the pipeline, repeats of every block, and the totals
     rows: Any
-    #: in each of ``flights.WAYS``; none where each rank has one virtual stage
-    turning: tuple[Turns, ...]
+    #: repeats of each block, virtual stages of a rank before all ranks before blocks
+    held: Any
+    #: whether the chain runs down the ranks and up again
+    is_bent: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +78,12 @@ class Pipelines:
     weights: Any
     #: which block each repeat of each block is
     chain: Any
+    #: where a block, in the first axis, is of a kind
+    of_kind: Any
     #: the totals of one repeat of each block, without parameters that are tied
     parts: Any
+    #: which of these totals are told; the others are of what the model has none of
+    stated: tuple[bool, ...]
     #: for each group of tied parameters the blocks that have it, with its totals
     ties: tuple[tuple[tuple[int, Any], ...], ...]
     #: the places of pipelines in the lists and tables below
@@ -102,6 +91,9 @@ class Pipelines:
     #: by number of stages, the stage of each repeat of each block
     stages: dict[int, list[int]] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
+    #: of those of them whose ranks have several virtual stages and that were asked for, what these hold
+    turns: dict[int, tuple[Turns, ...]] = field(default_factory=dict)
+    firsts: dict[int, Any] = field(default_factory=dict)
     #: all of these, in the last entry
     tables: list[RankTable] = field(default_factory=list)
 
@@ -139,9 +131,8 @@ class Pipelines:
     def _numbers(self, rows: Any) -> Any:
         """Return ranks with the repeats of every kind of block for those of every block."""
         blocks = len(self.kinds.of)
-        of_kind = np.equal.outer(np.array(self.kinds.of), np.arange(len(self.kinds.blocks)))
         return np.concatenate(
-            [rows[..., :1], rows[..., 1 : 1 + blocks] @ of_kind, rows[..., 1 + blocks :]], axis=-1
+            [rows[..., :1], rows[..., 1 : 1 + blocks] @ self.of_kind, rows[..., 1 + blocks :]], axis=-1
         )
 
     def _table(self) -> RankTable:
@@ -156,17 +147,59 @@ class Pipelines:
         return RankTable(
             numbers=self._numbers(rows).T.take(places, axis=-1),
             moments=moments_of(rows[:, 1 : 1 + blocks], self.kinds.of, self.kinds.units).at(places),
-            turning=self._turning(places),
             counts=counts,
         )
 
-    def _turning(self, places: Any) -> Turns | None:
-        """Return what virtual stages hold on ranks at some places; None where no pipeline has several."""
-        some = next((cut.turning for cut in self.cuts if cut.turning), None)
-        if some is None:
-            return None
-        every = [cut.turning or [way.nothing(len(cut.rows)) for way in some] for cut in self.cuts]
-        return joined([joined(way).at(places) for way in zip(*every, strict=True)])
+    def turning(self, at: Any, ways: Any, ranks: int) -> Turns:
+        """Return what virtual stages hold at the moments of most, on so many ranks before plans.
+
+        Args:
+            at: the places of the plans' pipelines.
+            ways: the places of their ways among ``flights.WAYS``.
+            ranks: of each plan; what the last one of a pipeline with fewer holds stands again.
+        """
+        found, own = np.unique(at, return_inverse=True)
+        every = [
+            [way.at(_among(len(self.cuts[place].rows), ranks)) for way in self._turns_of(place)]
+            for place in found.tolist()
+        ]
+        return stacked([each for way in zip(*every, strict=True) for each in way]).at(
+            own + len(found) * ways
+        )
+
+    def first_backwards(self, at: Any, ways: Any, ranks: int, kinds: Any) -> Any:
+        """Return what virtual stages hold as ranks begin their first backward; arguments as of ``turning``.
+
+        Returns:
+            Chosen kinds that run before all that are held before ranks before plans.
+        """
+        found, own = np.unique(at, return_inverse=True)
+        every = np.stack(
+            [
+                self._firsts_of(place).take(_among(len(self.cuts[place].rows), ranks), axis=-1)
+                for place in found.tolist()
+            ],
+            axis=-1,
+        )[kinds]
+        # ways and pipelines in one axis, which plans take the place of
+        flat = np.moveaxis(every, 2, 3).reshape(*every.shape[:2], ranks, -1)
+        return flat.take(ways * len(found) + own, axis=-1)
+
+    def _turns_of(self, place: int) -> tuple[Turns, ...]:
+        """Return what the distinct ranks of a pipeline hold in each of ``flights.WAYS``."""
+        if place not in self.turns:
+            cut = self.cuts[place]
+            self.turns[place] = turns(
+                cut.held, self.of_kind, self.weights, self._alike(cut), is_bent=cut.is_bent
+            )
+        return self.turns[place]
+
+    def _firsts_of(self, place: int) -> Any:
+        if place not in self.firsts:
+            cut = self.cuts[place]
+            ranks = cut.rows[:, 0].astype(np.int64)
+            self.firsts[place] = first_backwards(cut.held, self.of_kind, ranks, is_bent=cut.is_bent)
+        return self.firsts[place]
 
     def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Cut:
         """Return the distinct ranks of a pipeline.
@@ -200,22 +233,23 @@ class Pipelines:
                 has = missing & (kept[:, place] > 0)
                 totals[has] += parts
                 missing &= ~has
-        return Cut(
-            rows=np.column_stack([ranks, kept, totals]),
-            turning=self._taking_turns(held, ranks, bent) if virtual_stages > 1 else (),
-        )
+        return Cut(rows=np.column_stack([ranks, kept, totals]), held=held, is_bent=bent)
 
-    def _taking_turns(self, held: Any, ranks: list[int], bent: bool) -> tuple[Turns, ...]:
-        """Return what virtual stages of some ranks, or of ranks equal to them, hold at most."""
-        of_kind = np.equal.outer(np.array(self.kinds.of), np.arange(len(self.kinds.blocks)))
+    def _alike(self, cut: Cut) -> list[list[int]]:
+        """Return for each distinct rank of a pipeline all that are equal to it, from the first."""
         told: dict[bytes, tuple[bytes, bytes]] = {}
         alike: dict[tuple[bytes, bytes], list[int]] = {}
-        for rank, own in enumerate(held.sum(axis=0)):
+        for rank, own in enumerate(cut.held.sum(axis=0)):
             same = own.tobytes()
             told[same] = told.get(same) or _told(own, np.array(self.kinds.of))
             alike.setdefault(told[same], []).append(rank)
         groups = {own[0]: own for own in alike.values()}
-        return turns(held, of_kind, self.weights, [groups[rank] for rank in ranks], is_bent=bent)
+        return [groups[rank] for rank in cut.rows[:, 0].astype(int).tolist()]
+
+
+def _among(many: int, ranks: int) -> Any:
+    """Return which of a pipeline's distinct ranks each of so many is: behind the last one that again."""
+    return np.minimum(np.arange(ranks), many - 1)
 
 
 def _told(repeats: Any, kinds: Any) -> tuple[bytes, bytes]:
@@ -238,40 +272,22 @@ def pipelines_of(model: ModelSpec) -> Pipelines:
                 parts[place] += own
             else:
                 ties.setdefault(group.tie_group, []).append((place, own))
-    kinds = _kinds_of(model)
+    kinds, tied = kinds_of(model), sum(own for group in ties.values() for _, own in group)
     return Pipelines(
         model=model,
         kinds=kinds,
-        weights=_weights(kinds.blocks),
+        weights=weights_of(kinds.blocks),
         chain=np.repeat(np.arange(len(model.blocks)), [block.repeat for block in model.blocks]),
+        of_kind=np.equal.outer(np.array(kinds.of), np.arange(len(kinds.blocks))),
         parts=parts,
+        stated=_stated(parts + tied),
         ties=tuple(tuple(group) for group in ties.values()),
     )
 
 
-def _weights(blocks: tuple[Block, ...]) -> Any:
-    """Return by what moments are told from one another: bytes as if nothing divided them."""
-    none, full, awaited = (
-        np.array([saved.total for saved in every], dtype=float)
-        for every in (
-            [block.activations.none for block in blocks],
-            [block.activations.full for block in blocks],
-            [block.awaited for block in blocks],
-        )
-    )
-    return np.stack([np.concatenate([none, awaited]), np.concatenate([full, awaited + none - full])])
-
-
-def _kinds_of(model: ModelSpec) -> Kinds:
-    alike: list[Block] = []
-    of: list[int] = []
-    # a unit that stands several times in the chain is compared once
-    met: dict[int, int] = {}
-    for block in model.blocks:
-        if id(block) not in met or not block.unit:
-            plain = replace(block, name="", repeat=1)
-            if not block.unit or plain not in alike:
-                alike.append(plain)
-            met[id(block)] = len(alike) - 1 if not block.unit else alike.index(plain)
-        of.append(met[id(block)])
-    return Kinds(blocks=tuple(alike), of=tuple(of))
+def _stated(parts: Any) -> tuple[bool, ...]:
+    """Return which totals of parts are told: of trainable parameters at least what is whole and divided."""
+    some = parts.any(axis=0).reshape(len(TOTALS), len(DIVIDED))
+    some[:, :2] |= some.any(axis=1, keepdims=True)
+    some[TOTALS.index("trainable"), :2] = True
+    return tuple(some.ravel().tolist())

@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from parastrat.remembered import remembered
+from parastrat.stage_load import StageLoad
 
 if TYPE_CHECKING:
     from parastrat.model import ModelSpec
@@ -21,11 +22,13 @@ def loads_of(model: ModelSpec, stages: int) -> list[float]:
     That is its FLOPs, or one for a layer and nothing for the ends where stages are even: Megatron-LM
     divides its layers by the stages, with logits on the last beside as many layers as on any (@d98e8a6,
     megatron/core/transformer/transformer_block.py, get_num_layers_to_build), and Megatron-DeepSpeed's
-    pipeline counts them by type:transformer (@f4157be, megatron/model/gpt_model.py, GPTModelPipe). Layers
-    that do not divide need a layout of the user's own, which is taken to be alike in FLOPs.
+    pipeline counts them by type:transformer, or with both ends as layers by type:transformer|embedding
+    (@f4157be, megatron/model/gpt_model.py, GPTModelPipe). Layers that do not divide need a layout of the
+    user's own, which is taken to be alike in FLOPs.
     """
-    if model.even_stages:
-        counted = [float(block.unit) for block in model.blocks for _ in range(block.repeat)]
+    if model.stage_load is not StageLoad.FLOPS:
+        ends = float(model.stage_load is StageLoad.BLOCKS)
+        counted = [1.0 if block.unit else ends for block in model.blocks for _ in range(block.repeat)]
         if sum(counted) % stages == 0:
             return counted
     return _flops_of(model)

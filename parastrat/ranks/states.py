@@ -10,7 +10,8 @@ import numpy as np
 from parastrat.columns import code_of, derived, derived_with
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
-from parastrat.ranks.load import ParameterTotals
+from parastrat.ranks.load import ParameterTotals, has_any
+from parastrat.ranks.pipelines import DIVIDED
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.model import Block, ModelSpec
+    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.load import RankLoad
-    from parastrat.ranks.pipelines import Kinds
     from parastrat.stack import Stack
     from parastrat.units import Numbers
 
@@ -44,6 +45,8 @@ class ElementBytes:
     reduce: float
     #: temporaries of a foreach optimizer step
     step: float
+    #: of the copy of a weight's gradient that is added to those of micro-batches before
+    copied: float
     #: short-format copies that autocast keeps until backward, where the weights are not gathered anyway
     cast: float
 
@@ -73,7 +76,8 @@ def element_bytes(facts: Facts) -> ElementBytes:
         optimizer=states + (stack.master_weight_bytes if mixed else 0),
         compute=precision.compute_bytes,
         reduce=_FP32 if mixed else parameter,
-        step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW else 0,
+        step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW and not stack.steps_in_one_kernel else 0,
+        copied=_under(precision, stack.fp16_gradient_bytes and 0, _FP32) * mixed * stack.copies_gradients,
         cast=precision.compute_bytes if mixed and parameter == _FP32 else 0,
     )
 
@@ -89,9 +93,12 @@ def _under(precision: Precision, own: int | None, usual: int) -> int:
 
 @derived_with
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
-    """Return the dense and the expert parameters that tp and ep leave on one rank."""
-    dense = totals.replicated + totals.tensor / c.tp + totals.vocabulary / vocabulary_tp(c)
-    return dense, totals.expert / _expert_divisor(c)
+    """Return the dense and the expert parameters that tp and ep leave on one rank; 0 if there are none."""
+    some = has_any(totals.replicated) or has_any(totals.tensor)
+    dense = totals.replicated + totals.tensor / c.tp if some else 0
+    if has_any(totals.vocabulary):
+        dense = dense + totals.vocabulary / vocabulary_tp(c)
+    return dense, totals.expert / _expert_divisor(c) if has_any(totals.expert) else 0
 
 
 @derived_with
@@ -134,13 +141,20 @@ def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
     return dense, np.where(c.ep > 1, dense * c.tp / c.ep, dense)
 
 
+def divided_over(parts: tuple[Numbers, Numbers], ranks: tuple[Numbers, Numbers], sharded: Any) -> Numbers:
+    """Return dense and expert parameters, divided over their ranks where they are sharded."""
+    own = [
+        part / np.where(sharded, over, 1) for part, over in zip(parts, ranks, strict=True) if has_any(part)
+    ]
+    return sum(own[1:], own[0]) if own else 0
+
+
 def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, Any]:
     """Return the bytes that stay from step to step; what is offloaded is on the host."""
     ranks, own = shard_ranks(c), local(load.trainable, c)
 
     def divided(parts: tuple[Numbers, Numbers], least: Shard) -> Numbers:
-        sharded = c.shard >= code_of(least)
-        return sum(part / np.where(sharded, over, 1) for part, over in zip(parts, ranks, strict=True))
+        return divided_over(parts, ranks, c.shard >= code_of(least))
 
     whole = divided(own, Shard.PARAMETERS)
     trainable = dict.fromkeys((Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER), whole)
@@ -158,11 +172,7 @@ def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, 
 
 def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
     """Return the parameters that one rank's optimizer updates."""
-    sharded = c.shard >= code_of(Shard.OPTIMIZER)
-    return sum(
-        part / np.where(sharded, over, 1)
-        for part, over in zip(local(load.trainable, c), shard_ranks(c), strict=True)
-    )
+    return divided_over(local(load.trainable, c), shard_ranks(c), c.shard >= code_of(Shard.OPTIMIZER))
 
 
 def stepping_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Numbers:
@@ -225,8 +235,10 @@ def totals_table(several: Sequence[ParameterTotals]) -> ParameterTotals:
     table = np.array(
         [(each.replicated, each.tensor, each.expert, each.vocabulary) for each in several], dtype=float
     )
-    replicated, tensor, expert, vocabulary = table.T[..., None]
-    return ParameterTotals(replicated=replicated, tensor=tensor, expert=expert, vocabulary=vocabulary)
+    totals = dict(zip(DIVIDED, table.T[..., None], strict=True))
+    # tables have a row for each block, whatever it has
+    rarely = {name: 0 for name in ("expert", "vocabulary") if not totals[name].any()}
+    return ParameterTotals(**{**totals, **rarely})
 
 
 def least_bytes(facts: Facts, offload: Offload) -> float:

@@ -107,11 +107,12 @@ def _quantity_lines(comparison: Comparison, quantity: Quantity, paper: Paper) ->
 
 def ranking_told(ranking: Ranking) -> str:
     """Return how well runs are ordered, in a sentence."""
-    first, three = 100 * ranking.regret, 100 * ranking.regret_of_three
+    regrets = ranking.regret, ranking.regret_of_three, ranking.regret_of_ladder
+    first, three, ladder = (100 * regret for regret in regrets)
     return (
         f"{ranking.groups} groups of runs differ in their parallelism alone: Kendall's tau is "
         f"{ranking.tau:.2f}, the run predicted fastest is {first:.1f} % slower than the fastest, "
-        f"the best of the first three {three:.1f} % (means)"
+        f"the best of the first three {three:.1f} %, the run that the ladder takes {ladder:.1f} % (means)"
     )
 
 

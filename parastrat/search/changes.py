@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     ModelAt: TypeAlias = Callable[[int | None, Precision], ModelSpec]
 
 _HALVINGS = 6
-_DOUBLINGS = 10
 #: more than any cluster has
 _MOST_DEVICES = 2**18
 
@@ -99,9 +98,10 @@ def more_nodes(job: Changed) -> Iterator[Changed]:
     hardware = job.facts.hardware
     if hardware.scale_out is None:
         return
-    for doubling in range(1, _DOUBLINGS + 1):
-        if hardware.world_size * 2**doubling <= _MOST_DEVICES:
-            yield _on_nodes(job, hardware.num_nodes * 2**doubling)
+    nodes = 2 * hardware.num_nodes
+    while nodes * hardware.devices_per_node <= _MOST_DEVICES:
+        yield _on_nodes(job, nodes)
+        nodes *= 2
 
 
 def fewer_nodes(job: Changed) -> Iterator[Changed]:

@@ -12,6 +12,7 @@ from parastrat.assess import assess_all, columns_of
 from parastrat.collection import without_collection
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
+from parastrat.rungs import TOLERANCE
 from parastrat.search.alone import assessed_with_one_device
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
@@ -34,7 +35,7 @@ def find_plan(
     facts: Facts,
     fixed: Constraints | None = None,
     *,
-    tolerance: float = 0.05,
+    tolerance: float = TOLERANCE,
     model_at: ModelAt | None = None,
 ) -> SearchResult:
     """Return the recommendation for a job, with every rung that was climbed for it.
@@ -55,7 +56,8 @@ def find_plan(
     unforced = None
     if fixed.strategy is not None:
         unforced = find_plan(facts, replace(fixed, strategy=None), tolerance=tolerance).chosen
-    near, aside = ((), None) if chosen else nearest_fits(judged.space, model_at)
+    misfits = [standing.nearest for standing in standings.values() if standing.nearest]
+    near, aside = ((), None) if chosen else nearest_fits(judged.space, model_at, misfits)
     return SearchResult(
         facts=facts,
         chosen=chosen,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.estimate import Verdict
 from parastrat.result import Rung, RungStatus
+from parastrat.rungs import lowest_near
 from parastrat.units import GIB
 
 if TYPE_CHECKING:
@@ -44,21 +45,9 @@ def eligible(standings: Mapping[int, Standing]) -> dict[int, Case]:
 
 
 def choose_rung(standings: Mapping[int, Standing], tolerance: float) -> int | None:
-    """Return the rung to stand on; None when nothing fits.
-
-    One device of several is taken only where it is faster than all of them together.
-    """
-    cases = eligible(standings)
-    if not cases:
-        return None
-    fastest = min(case.estimate.time.step for case in cases.values())
-    for rung in sorted(cases):
-        step = cases[rung].estimate.time.step
-        if rung == 0 and step > fastest:
-            continue
-        if step <= (1 + tolerance) * fastest:
-            return rung
-    raise AssertionError("the fastest rung is within any tolerance of itself")
+    """Return the rung to stand on; None when nothing fits."""
+    steps = {rung: case.estimate.time.step for rung, case in eligible(standings).items()}
+    return lowest_near(steps, tolerance) if steps else None
 
 
 def rung_reports(

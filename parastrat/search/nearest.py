@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import ceil, log2
 from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 _MOST = 5
 #: of them, from where an even share of the states fits
 _FURTHER = 4
+#: more halvings than are tried
+_OFTEN = 99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,9 @@ class _Fit(Changed):
     plan: Plan
 
 
-def nearest_fits(space: Searched, model_at: ModelAt | None) -> tuple[tuple[NearestFit, ...], Case | None]:
+def nearest_fits(
+    space: Searched, model_at: ModelAt | None, misfits: Sequence[Case] = ()
+) -> tuple[tuple[NearestFit, ...], Case | None]:
     """Return up to five plans that fit after a change, those that cost least speed first.
 
     Where none alone is enough, states in 8 bits, shorter sequences and more nodes are tried together.
@@ -62,8 +67,10 @@ def nearest_fits(space: Searched, model_at: ModelAt | None) -> tuple[tuple[Neare
     Args:
         space: what was searched. A change that alters memory alone leaves its meshes and what they take.
         model_at: the model at another sequence length, in another number format.
+        misfits: plans that come near to fitting. How far they are from it tells which lengths to try first.
     """
-    fits = [fit for fit in _ways(space, model_at) if fit is not None][:_MOST]
+    times = _halvings_to_fit(space.facts, misfits)
+    fits = [fit for fit in _ways(space, model_at, times) if fit is not None][:_MOST]
     if not fits:
         fits = [fit for fit in (_together(space, model_at),) if fit is not None]
     aside = _memory_aside(space) if fits else None
@@ -105,7 +112,7 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
             yield fit.changes, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
-def _ways(space: Searched, model_at: ModelAt | None) -> Iterator[_Fit | None]:
+def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fit | None]:
     facts, fixed = space.facts, space.fixed
     for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
         if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
@@ -130,7 +137,7 @@ def _ways(space: Searched, model_at: ModelAt | None) -> Iterator[_Fit | None]:
         usual = None if model_at is None else usual_format(asked, model_at)
         yield None if usual is None else _fitting(usual, fixed)
     # states do not hang on sequences
-    yield _longest(asked, model_at, fixed) if _may_fit(facts, fixed) else None
+    yield _longest(asked, model_at, fixed, times) if _may_fit(facts, fixed) else None
     yield _fewest_nodes(asked, fixed)
 
 
@@ -152,24 +159,47 @@ def _together(space: Searched, model_at: ModelAt | None) -> _Fit | None:
     return _fewest_nodes(shortest, fixed) or _fewest_nodes(asked, fixed, None)
 
 
-def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints) -> _Fit | None:
+def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints, times: int = 1) -> _Fit | None:
     """Return the fastest plan at the longest of the halves of a sequence that one fits.
 
     What fits a sequence fits its half: there is the same plan, with the same micro-batch of shorter
-    sequences. So most lengths between one that fits and one that does not are never searched.
+    sequences. So most lengths beside one that fits and one that does not are never searched.
+
+    Args:
+        job: what is changed.
+        model_at: the model at another length.
+        fixed: what the user settled.
+        times: how often the sequence is halved that is tried first.
     """
-    least, most = 1, halvings(job, model_at)
+    most = halvings(job, model_at)
     if model_at is None or not most:
         return None
-    found = _fitting(halved(job, model_at, least), fixed)
-    if found is not None or most == least:
-        return found
-    found = _fitting(halved(job, model_at, most), fixed)
-    while found is not None and most - least > 1:
-        middle = (least + most) // 2
-        longer = _fitting(halved(job, model_at, middle), fixed)
-        least, most, found = (middle, most, found) if longer is None else (least, middle, longer)
+    # what is longer is known not to fit, and what is shorter to fit
+    longer, shorter, found = 0, most + 1, None
+    # where the shortest does not fit, none does
+    first = iter((min(times, most), times + 1, most))
+    while shorter - longer > 1:
+        now = next(first) if found is None else shorter - 1
+        fit = _fitting(halved(job, model_at, now), fixed)
+        if fit is None:
+            longer = now
+        else:
+            shorter, found = now, fit
     return found
+
+
+def _halvings_to_fit(facts: Facts, misfits: Sequence[Case]) -> int:
+    """Return how often to halve a sequence until one of some plans fits, if all but its states halved.
+
+    Once where there are no plans; and often where their states alone do not fit.
+    """
+    capacity = facts.hardware.device.usable_memory_bytes
+    times = []
+    for memory in (case.estimate.memory for case in misfits):
+        states = memory.parameters + memory.gradients + memory.optimizer
+        room = capacity - memory.margin - states
+        times.append(ceil(log2(max((memory.total - states) / room, 2))) if room > 0 else _OFTEN)
+    return min(times, default=1)
 
 
 def _fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _FURTHER) -> _Fit | None:

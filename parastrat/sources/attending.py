@@ -66,6 +66,8 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         saved=Saved(tensor=kept),
         selective=Saved(tensor=selective + statistics),
         core=Saved(tensor=statistics - given if flash else 0),
+        attended=Saved(tensor=b * q * tokens + statistics),
+        products=Saved(tensor=b * (q * tokens + 2 * kv * keys), sequence=b * a.hidden * tokens),
     )
     every = own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
     return undivided(every, weights=a.sinks) if attends_whole(setting) else every
@@ -225,4 +227,10 @@ def _latent_attention(setting: Setting) -> Part:
         saved=Saved(replicated=low_rank * tokens, tensor=kept),
         selective=Saved(tensor=b * (qk + v) * tokens + statistics, replicated=b * latent.q_rank * tokens),
         core=Saved(tensor=statistics),
+        attended=Saved(tensor=b * v * tokens + statistics),
+        products=Saved(
+            tensor=b * (qk + keys_values) * tokens,
+            replicated=b * (latent.q_rank + latent.kv_rank + latent.rope_dim) * tokens,
+            sequence=b * a.hidden * tokens,
+        ),
     )

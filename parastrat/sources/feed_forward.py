@@ -49,6 +49,7 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
         ),
         saved=Saved(tensor=b * count * ffn * tokens),
         selective=selective,
+        products=Saved(tensor=b * inner * tokens),
     )
 
 
@@ -87,14 +88,13 @@ def largest_weight(setting: Setting, *, mixed: bool) -> tuple[Parameters, Saved]
 def _kept_tensors(a: Architecture, kernels: Kernels) -> int:
     """Return how many tensors of the inner width backward reads.
 
-    Eager: gate, its activation, up, their product; or input and output of the activation.
+    Eager: gate, its activation, up, their product; or input and output of the activation. Where kernels are
+    fused, the activation alone is computed again.
     """
     if a.rectified:
         return 1
     if kernels.eager:
         return 4 if a.gated else 1 + (_COMPOSITE if a.composite_activation else 1)
-    if kernels.compiled:
-        return 2 if a.gated else 1
     return 3 if a.gated else 2
 
 
@@ -127,6 +127,7 @@ def mixture(setting: Setting) -> Part:
         parameters=(Parameters(trainable=_router_parameters(a.hidden, experts)),),
         operators=(matmul(tokens, experts.count, a.hidden, ""),),
         saved=Saved(sequence=(4 * 2 * experts.count + copied) * tokens),
+        products=Saved(sequence=b * experts.count * tokens),
     )
     own = Part(
         parameters=(
@@ -172,6 +173,7 @@ def _latent(setting: Setting, width: int) -> Part:
         ),
         # what the experts are given of, and what they gave back
         saved=Saved(sequence=2 * setting.element * width * tokens),
+        products=Saved(sequence=setting.element * width * tokens),
     )
 
 

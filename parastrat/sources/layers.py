@@ -2,7 +2,8 @@
 
 Bytes are those of one sample. ``b`` is the bytes of an activation element; eager kernels compute norms in
 fp32 and keep each intermediate, compiled ones keep the inputs of matrix multiplies and of norms and compute
-the elementwise rest again, fused ones are Megatron-Core's.
+the elementwise rest again (torch/_functorch/config.py, ban_recompute_materialized_backward), fused ones
+are Megatron-Core's.
 
 Sources: Korthikanti et al., arXiv:2205.05198, section 4.1 (34 s b h of a fused GPT layer, which the FUSED
 form reproduces without dropout's masks); the eager form was derived from Hugging Face's modules and is
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Activations, Saved
-from parastrat.sources.architecture import Norm
+from parastrat.sources.architecture import Norm, QkNorm
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Part:
     selective: Saved = field(default_factory=Saved)
     #: freed when the attention core is computed again
     core: Saved = field(default_factory=Saved)
+    #: what of it is attention's output, and what its products of weights give that backward reads
+    attended: Saved = field(default_factory=Saved)
+    products: Saved = field(default_factory=Saved)
 
 
 def joined(*parts: Part) -> Part:
@@ -69,6 +73,8 @@ def joined(*parts: Part) -> Part:
         saved=sum((part.saved for part in parts), Saved()),
         selective=sum((part.selective for part in parts), Saved()),
         core=sum((part.core for part in parts), Saved()),
+        attended=sum((part.attended for part in parts), Saved()),
+        products=sum((part.products for part in parts), Saved()),
     )
 
 
@@ -78,7 +84,15 @@ def activations(part: Part, input_bytes: float) -> Activations:
     without_core = part.saved + part.core.times(-1)
     # a policy keeps nothing that would not be kept without it
     selective = min(kept + part.selective, without_core, key=lambda saved: saved.total)
-    return Activations(none=part.saved, attention=without_core, selective=selective, full=kept)
+    attended = kept + part.attended
+    return Activations(
+        none=part.saved,
+        attention=without_core,
+        selective=selective,
+        full=kept,
+        attended=attended,
+        products=attended + part.products,
+    )
 
 
 def matmul(tokens: int, n: int, k: int, side: str, *, count: int = 1) -> Operator:
@@ -138,7 +152,7 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
             # T5 multiplies the input itself, not its fp32 copy
             kept += b * a.hidden
     elif setting.kernels.compiled:
-        kept = b * a.hidden + _FP32
+        kept = b * a.hidden + _FP32 + made
     elif setting.kernels.eager and a.norm is Norm.BARE and a.family is Family.DECODER:
         # an fp32 copy of its input (OLMo)
         kept = _FP32 * a.hidden + 2 * _FP32 + made
@@ -184,6 +198,8 @@ def undivided(part: Part, *, weights: bool) -> Part:
         saved=whole(part.saved),
         selective=whole(part.selective),
         core=whole(part.core),
+        attended=whole(part.attended),
+        products=whole(part.products),
     )
 
 
@@ -211,9 +227,19 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
         if each.n and each.weighted:
             divided = each.split if each.split_side == "n" else Split.REPLICATED
             sizes[divided] += setting.element * each.m * each.n * each.count
+    a = setting.architecture
+    if a.qk_norm is not None:
+        whole = a.qk_norm is QkNorm.WIDTH and not setting.kernels.fused
+        of_norms = setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
+        sizes[Split.REPLICATED if whole else Split.TENSOR] += of_norms
+    if a.sinks and not setting.kernels.fused:
+        # each head's sink stands beside its scores
+        of_scores = FP32_BYTES if setting.autocast else setting.element
+        sizes[Split.REPLICATED] += of_scores * a.heads * setting.tokens**2
     return Saved(
         tensor=sizes[Split.TENSOR],
         replicated=sizes[Split.REPLICATED],
         expert=sizes[Split.EXPERT],
-        sequence=norms * setting.stream * setting.tokens * setting.architecture.hidden,
+        # norms without weights leave nothing to wait for
+        sequence=min(a.norm.weights, 1) * norms * setting.stream * setting.tokens * a.hidden,
     )

@@ -42,6 +42,7 @@ def state_space(setting: Setting) -> Part:
             saved=Saved(tensor=_kept(setting, s)),
             # what the scan is computed from again: the first of two products
             selective=Saved(tensor=b * s.projected * tokens),
+            products=Saved(tensor=b * s.projected * tokens),
         ),
     )
     return part if divides_scans(setting) else undivided(part, weights=True)

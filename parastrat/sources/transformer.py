@@ -30,6 +30,7 @@ from parastrat.sources.layers import (
     norm,
 )
 from parastrat.stack import Kernels
+from parastrat.stage_load import StageLoad
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def transformer(
         routed=architecture.experts is not None,
         drops=architecture.dropout,
         scans=scans_of(setting),
-        even_stages=kernels.fused,
+        stage_load=StageLoad.LAYERS if kernels.fused else StageLoad.FLOPS,
         source=architecture.source,
         caveats=_caveats(architecture),
     )

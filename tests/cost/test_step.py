@@ -21,6 +21,7 @@ from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
 from parastrat.model import Block, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.stage_load import StageLoad
 from parastrat.tables import facts_columns
 from parastrat.units import MIB
 from parastrat.workload import Optimizer, Precision
@@ -545,7 +546,7 @@ def test_the_slowest_rank_decides() -> None:
 def test_the_slowest_rank_waits_for_one_micro_batch_of_all_others() -> None:
     # a head of 5 seconds forward beside one of four layers on the last rank; backward takes twice that
     head = block(matmul(5 * TERA), name="head", unit=False)
-    facts = job(layer(repeat=4), head, model={"even_stages": True})
+    facts = job(layer(repeat=4), head, model={"stage_load": StageLoad.LAYERS})
     found = step(facts, pp=4, gradient_accumulation_steps=8, **ONE_F_ONE_B)
     assert found.compute == pytest.approx(8 * (3 + 15))
     assert found.pp_bubble == pytest.approx(3 * 3)

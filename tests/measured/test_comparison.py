@@ -10,7 +10,7 @@ import pytest
 from measured.rows import run
 
 from parastrat.assess import assess
-from parastrat.comparison import Compared, Quantity, Ranking, ranking_of, summary_of
+from parastrat.comparison import Compared, Quantity, Ranking, Rival, ranking_of, summary_of
 from parastrat.estimate import Verdict
 from parastrat.measured import MeasuredRow, Table, compared, runs_of
 from parastrat.measured.jobs import job_of
@@ -140,21 +140,41 @@ def test_runs_are_ranked_where_parallelism_alone_differs() -> None:
     assert found.ranking.regret == pytest.approx(measured[first] / 2.0 - 1)
 
 
+def rivals(*pairs: tuple[float, float], rungs: tuple[int, ...] = ()) -> list[Rival]:
+    return [
+        Rival(predicted=predicted, measured=measured, rung=rung)
+        for (predicted, measured), rung in zip(pairs, rungs or (2,) * len(pairs), strict=True)
+    ]
+
+
 def test_ranking_by_hand() -> None:
     # of six pairs five are in order; the first of the predicted is the second of the measured
-    swapped = [(1.0, 2.2), (2.0, 2.0), (3.0, 3.0), (4.0, 4.0)]
+    swapped = rivals((1.0, 2.2), (2.0, 2.0), (3.0, 3.0), (4.0, 4.0))
     # wholly the wrong way round, and the fastest is the last of four
-    reverse = [(1.0, 8.0), (2.0, 6.0), (3.0, 5.0), (4.0, 4.0)]
-    found = ranking_of([swapped, reverse, [(1.0, 9.0), (2.0, 1.0)]])
+    reverse = rivals((1.0, 8.0), (2.0, 6.0), (3.0, 5.0), (4.0, 4.0))
+    found = ranking_of([swapped, reverse, rivals((1.0, 9.0), (2.0, 1.0))])
     assert found == Ranking(
         groups=2,
         tau=pytest.approx((4 / 6 - 1) / 2),
         regret=pytest.approx((0.1 + 1.0) / 2),
         regret_of_three=pytest.approx((0 + 0.25) / 2),
+        regret_of_ladder=pytest.approx((0.1 + 1.0) / 2),
     )
     # equal predictions tell no order
-    assert ranking_of([[(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)]]).tau == 0  # type: ignore[union-attr]
+    assert ranking_of([rivals((1.0, 1.0), (1.0, 2.0), (1.0, 3.0))]).tau == 0  # type: ignore[union-attr]
     assert ranking_of([]) is None
+
+
+def test_the_ladder_takes_the_best_of_the_lowest_rung_that_is_near() -> None:
+    pairs = (1.0, 1.0), (1.04, 1.2), (1.03, 1.1), (1.06, 1.5)
+    found = ranking_of([rivals(*pairs, rungs=(5, 3, 3, 2))])
+    # the lowest is 6 % slower than the fastest; of the next one the faster is taken
+    assert found is not None
+    assert found.regret_of_ladder == pytest.approx(0.1)
+    # one device of several only where none is faster
+    alone = ranking_of([rivals(*pairs, rungs=(5, 0, 3, 2))])
+    assert alone is not None
+    assert alone.regret_of_ladder == pytest.approx(0.1)
 
 
 def test_summaries_by_hand() -> None:

@@ -13,7 +13,9 @@ from parastrat.measured.skipped import CannotPredictError
 from parastrat.model import OperatorKind
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
 from parastrat.profiles import load_stack
+from parastrat.saved import Saved
 from parastrat.stack import Attention, Kernels
+from parastrat.stage_load import StageLoad
 from parastrat.workload import Optimizer, Precision
 
 
@@ -118,16 +120,120 @@ def test_settings_of_some_models_compile_the_loss_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "aside"),
+    ("fields", "in_graph"),
     [
-        ({}, True),
-        ({"notes": "FSDP2 eager"}, True),
-        ({"notes": "SimpleFSDP aot_eager; eager"}, False),
-        ({"source": "pytorch/torchtitan commit fca8ab7be (graph_trainer)"}, False),
+        ({}, False),
+        ({"notes": "FSDP2 eager"}, False),
+        ({"notes": "SimpleFSDP aot_eager; eager"}, True),
+        ({"source": "pytorch/torchtitan commit fca8ab7be (graph_trainer)"}, True),
     ],
 )
-def test_a_row_may_say_that_its_graph_gathers(fields: dict[str, Any], aside: bool) -> None:
-    assert job_of(run(**fields)).facts.stack.gathers_aside is aside
+def test_a_row_may_say_that_its_graph_gathers(fields: dict[str, Any], in_graph: bool) -> None:
+    assert job_of(run(**fields)).facts.stack.gathers_in_graph is in_graph
+
+
+@pytest.mark.parametrize(
+    ("stated", "apart"),
+    [
+        ({"date": "2025-07-28"}, True),
+        ({"date": "2025-07-27"}, False),
+        ({"date": "2025-07-28", "notes": "SimpleFSDP aot_eager"}, False),
+        ({"date": "2025-07-28", "stack": "fsdp1"}, False),
+    ],
+)
+def test_ends_are_units_since_a_day(stated: dict[str, Any], apart: bool) -> None:
+    assert job_of(run(**stated)).facts.stack.ends_apart is apart
+
+
+@pytest.mark.parametrize(
+    ("stated", "casts"),
+    [
+        ({"notes": "FSDP1; fp32 reduce-scatter; eager"}, True),
+        ({"stack": "fsdp1"}, True),
+        ({"notes": "fsdp16 x tp2; eager"}, False),
+        ({"notes": "FSDP2"}, False),
+    ],
+)
+def test_a_row_may_say_that_it_ran_fsdp1(stated: dict[str, Any], casts: bool) -> None:
+    assert job_of(run(**stated)).facts.stack.casts_gradients_aside is casts
+
+
+def test_a_graph_fuses_all_or_marked_regions() -> None:
+    fields = {"stack": "torch-compile", "source": "torchtitan commit a364b4b4f (graph_trainer)"}
+    kernels = {
+        notes: job_of(run(notes=notes, **fields)).facts.stack.kernels
+        for notes in ("regional inductor; FSDP4 TP2", "full inductor; FSDP4 TP2")
+    }
+    assert list(kernels.values()) == [Kernels.EAGER, Kernels.COMPILED_LOSS]
+    # of other software nothing is known
+    other = run(stack="torch-compile", notes="regional inductor")
+    assert job_of(other).facts.stack.kernels is Kernels.COMPILED_LOSS
+
+
+def kept(**fields: Any) -> Saved:
+    """Return what selective recompute keeps of the last layer of a run."""
+    facts = job_of(run(act_ckpt="selective", **fields)).facts
+    return [block for block in facts.model.blocks if block.unit][-1].activations.selective
+
+
+#: Llama 3 8B's products and attention's output in one sample, in units of its width
+_OF_TOKENS = 2 * 4096 * 8192
+_STATISTICS = 4 * 32 * 8192
+_EVERY = Saved(tensor=(1 + 0.5 + 1 + 7) * _OF_TOKENS + _STATISTICS, sequence=2 * _OF_TOKENS)
+_GATHERED = Saved(replicated=2 * _OF_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("day", "tp", "reshards", "more"),
+    [
+        ("2026-04-22", 2, True, Saved()),
+        ("2026-04-23", 2, False, _GATHERED),
+        ("2026-04-28", 2, False, _GATHERED),
+        # nothing is gathered along sequences
+        ("2026-04-28", 1, False, Saved()),
+        ("2026-04-29", 2, True, Saved()),
+    ],
+)
+def test_what_a_graphs_default_policy_keeps(day: str, tp: int, reshards: bool, more: Saved) -> None:
+    fields: dict[str, Any] = {"date": day, "tp": tp, "source": "commit a364b4b4f (graph_trainer)"}
+    assert kept(**fields) == _EVERY + more
+    assert job_of(run(**fields)).plan.reshard_after_forward is reshards
+
+
+def test_before_that_and_elsewhere_every_second_product_is_kept() -> None:
+    graph = "commit fca8ab7be (graph_trainer)"
+    usual = kept(date="2026-04-28")
+    assert usual != _EVERY
+    assert kept(date="2026-04-21", source=graph) == usual
+    assert job_of(run(date="2026-04-28")).plan.reshard_after_forward
+
+
+def test_what_experts_exchange_is_kept_since_a_day() -> None:
+    fields: dict[str, Any] = {"model": "deepseek-v2-lite-16b", "seq_len": 4096}
+    before, after, alone = (
+        kept(**fields, date=day, ep=ep)
+        for day, ep in (("2025-09-05", 8), ("2025-09-06", 8), ("2025-09-06", 1))
+    )
+    # six rows of each token, to experts and back
+    assert after == before + Saved(expert=2 * 6 * 2 * 2048 * 4096)
+    assert alone == before
+
+
+@pytest.mark.parametrize(
+    ("stated", "layers"),
+    [
+        ({"source": "torchtitan/components/quantization/nvfp4.md@b5bcd76c"}, 27),
+        ({"source": "pytorch/torchtitan commit bcc09297a"}, 32),
+    ],
+)
+def test_products_of_four_bits_are_not_kept(stated: dict[str, Any], layers: int) -> None:
+    fields: dict[str, Any] = {"hardware": "gb200-nvl72", "gpus": 4, "precision": "nvfp4", **stated}
+    model = job_of(run(stack="torch-compile", act_ckpt="selective", **fields)).facts.model
+    first, *rest = (block for block in model.blocks if block.unit)
+    assert (first.repeat, sum(block.repeat for block in rest)) == (layers, 32 - layers)
+    attended = Saved(tensor=_OF_TOKENS + _STATISTICS, sequence=_OF_TOKENS)
+    assert first.activations.selective == attended
+    assert {block.activations.selective == attended for block in rest} <= {False}
 
 
 def test_the_runs_stages_may_hand_on_what_ours_put_together() -> None:
@@ -256,10 +362,51 @@ def test_megatron_fine_tunes_on_packed_samples_and_sums_gradients_in_bf16() -> N
 
 
 @pytest.mark.parametrize(
-    ("stack", "even"), [("megatron-core", True), ("megatron-deepspeed", True), ("torch", False)]
+    ("stack", "load"),
+    [
+        ("megatron-core", StageLoad.LAYERS),
+        ("megatron-deepspeed", StageLoad.LAYERS),
+        ("torch", StageLoad.FLOPS),
+    ],
 )
-def test_megatrons_pipelines_hold_equally_many_layers_a_stage(stack: str, even: bool) -> None:
-    assert job_of(run(stack=stack, fsdp="none")).facts.model.even_stages is even
+def test_megatrons_pipelines_hold_equally_many_layers_a_stage(stack: str, load: StageLoad) -> None:
+    assert job_of(run(stack=stack, fsdp="none")).facts.model.stage_load is load
+
+
+@pytest.mark.parametrize("regex", ["transformer|embed", "transformer|embedding"])
+def test_a_row_may_say_that_ends_count_as_layers(regex: str) -> None:
+    notes = f"partition_method type:{regex}"
+    job = job_of(run(stack="megatron-deepspeed", fsdp="zero1", notes=notes))
+    assert job.facts.model.stage_load is StageLoad.BLOCKS
+    # torchtitan has no such thing
+    assert job_of(run(notes=notes)).facts.model.stage_load is StageLoad.FLOPS
+
+
+@pytest.mark.parametrize(
+    ("stated", "fused"),
+    [
+        ({"date": "2025-02-24"}, True),
+        ({"date": "2025-02-23"}, False),
+        ({"year": 2024}, False),
+        ({"source": "benchmarks/llama3_h100_202412_torchtitan.md@b5bcd76c Table1", "year": 2025}, False),
+        ({"source": "benchmarks/llama3-8b_h200_202506_trainy.md@b5bcd76c"}, True),
+        ({}, True),
+        ({"stack": "fsdp1"}, False),
+        ({"stack": "megatron-core", "fsdp": "zero1", "year": 2022}, True),
+    ],
+)
+def test_optimizers_step_in_one_kernel_since_a_day(stated: dict[str, Any], fused: bool) -> None:
+    assert job_of(run(**stated)).facts.stack.steps_in_one_kernel is fused
+
+
+@pytest.mark.parametrize(("stack", "element"), [("torch", 2), ("torch-compile", 2)])
+def test_a_training_script_held_logits_in_fp32_until_a_day(stack: str, element: int) -> None:
+    held = {
+        day: job_of(run(stack=stack, date=day)).facts.model.blocks[-1].output
+        for day in ("2024-06-11", "2024-06-12")
+    }
+    assert held["2024-06-12"] == Saved(loss=element * 128256 * 8192)
+    assert held["2024-06-11"] == Saved(loss=(element + 4) * 128256 * 8192)
 
 
 def test_four_bits_are_multiplied_where_eight_are() -> None:

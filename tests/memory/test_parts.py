@@ -105,6 +105,13 @@ def test_a_loss_in_parallel_makes_more_or_less_as_the_stack_does() -> None:
         assert memory(job, **fields, cp=2, loss_parallel=True).transient == made / 2
 
 
+@pytest.mark.parametrize(("fused", "copy"), [(False, 4 * 20), (True, 0)])
+def test_a_stack_may_step_in_one_kernel(fused: bool, copy: int) -> None:
+    layer = keeping(0, 0, parameters=parameters(20))
+    facts = holding(layer, optimizer=Optimizer.ADAMW, stack=BARE | {"steps_in_one_kernel": fused})
+    assert memory(facts).total == 20 * (4 + 4 + 8) + copy
+
+
 def test_an_output_is_held_but_by_pipelines() -> None:
     head = keeping(0, 100, output=Saved(loss=40.0), repeat=2)
     assert memory(holding(head), micro_batch_size=2).transient == 200 + 80
@@ -267,6 +274,51 @@ def test_what_fsdp2_has_gathered(busy: str, reshard: bool, elements: int, reduce
     # 2 and 4 bytes in bf16-mixed
     mixed = chain(busy, precision=Precision.BF16_MIXED)
     assert memory(mixed, **fields).transient - 10**6 == 2 * elements + 4 * reduced
+
+
+@pytest.mark.parametrize(
+    ("busy", "reshard", "elements", "reduced"),
+    [
+        # the second unit and the next one, with its gradients and copied those of the first
+        ("layer", True, 2 * UNIT + UNIT, UNIT),
+        ("layer", False, 2 * UNIT + UNIT, UNIT),
+        # a loss runs behind all that is gathered for the forward, and before all that is for backward
+        ("head", True, 0, 0),
+        ("head", False, 3 * UNIT, 0),
+        # the table's gradients: no product reads it
+        ("table", True, 100, 100),
+        ("table", False, 100, 100),
+    ],
+)
+def test_what_a_graph_has_gathered(busy: str, reshard: bool, elements: int, reduced: int) -> None:
+    facts = chain(busy, stack=BARE | {"gathers_in_graph": True}, precision=Precision.BF16_MIXED)
+    found = memory(facts, **SHARDED, reshard_after_forward=reshard)
+    assert found.transient - 10**6 == 2 * elements + 4 * reduced
+    assert found.overhead == 0
+
+
+@pytest.mark.parametrize(
+    ("busy", "elements", "reduced"),
+    [
+        ("layer", 2 * UNIT + UNIT, UNIT),
+        # the head stays gathered from the forward on
+        ("head", HEAD, 0),
+        # the table is gathered as its gradients are made
+        ("table", 100 + 100, 100),
+    ],
+)
+def test_what_fsdp2_has_gathered_of_ends_that_are_units(busy: str, elements: int, reduced: int) -> None:
+    facts = chain(busy, stack=BARE | {"ends_apart": True}, precision=Precision.BF16_MIXED)
+    assert memory(facts, **SHARDED).transient - 10**6 == 2 * elements + 4 * reduced
+
+
+def test_ends_that_are_units_stay_gathered_in_a_pipeline_as_a_root_does() -> None:
+    fields = {**SHARDED, "pp": 2, "pp_schedule": PipelineSchedule.GPIPE, "gradient_accumulation_steps": 4}
+    apart, rooted = (
+        memory(chain("layer", stack=BARE | {"ends_apart": own}), **fields).transient
+        for own in (True, False)
+    )
+    assert apart == rooted
 
 
 def test_the_roots_gradients_wait_while_another_micro_batch_runs() -> None:

@@ -41,7 +41,7 @@ def test_a_rank_gathers_only_units_that_it_has() -> None:
 
 
 def test_what_the_computing_stream_gathers_leaves_nothing_behind() -> None:
-    stack = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0, "gathers_aside": False}
+    stack = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0, "gathers_in_graph": True}
     assert memory(chain("table", stack=stack), **SHARDED).overhead == 0
 
 
@@ -76,3 +76,67 @@ def test_memory_of_the_last_steps_gradients_is_kept_for_the_next() -> None:
 def test_processors_give_back_what_is_freed() -> None:
     for busy in ("table", "layer", "head"):
         assert memory(chain(busy, **CPU), **SHARDED).overhead == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "most"),
+    [
+        # two layers, or the last one and the head
+        (UNIT // 2, 2 * UNIT),
+        (3 * UNIT, 3 * UNIT + UNIT),
+    ],
+)
+def test_of_ends_that_are_units_two_blocks_that_follow_each_other_are_on_their_way(
+    head: int, most: int
+) -> None:
+    # the table and the head do not
+    blocks = (
+        keeping(0, 10**6 * (repeat > 1), parameters=parameters(count), repeat=repeat, unit=unit)
+        for count, repeat, unit in ((UNIT - 1, 1, False), (UNIT, 2, True), (head, 1, False))
+    )
+    stack = {"fragmentation": 0.0, "context_bytes": 0, "ends_apart": True}
+    facts = holding(*blocks, stack=stack)
+    # all gradients are there in a second micro-batch
+    assert memory(facts, **SHARDED, gradient_accumulation_steps=2).overhead == 4 * most
+
+
+@pytest.mark.parametrize(("head", "largest"), [(UNIT // 2, UNIT), (3 * UNIT, 3 * UNIT)])
+def test_fsdp1_casts_gradients_in_a_stream_of_its_own(head: int, largest: int) -> None:
+    layer = keeping(0, 0, parameters=parameters(UNIT), repeat=2)
+    last = keeping(0, 10**6, parameters=parameters(head), unit=False)
+    plain, casting = (
+        holding(
+            layer,
+            last,
+            precision=Precision.BF16_MIXED,
+            stack={"fragmentation": 0.0, "context_bytes": 0, "casts_gradients_aside": casts},
+        )
+        for casts in (False, True)
+    )
+    more = memory(casting, **SHARDED).overhead - memory(plain, **SHARDED).overhead
+    assert more == 4 * largest
+    assert memory(casting).overhead == memory(plain).overhead
+
+
+@pytest.mark.parametrize(
+    ("precision", "stack", "copy"),
+    [
+        (Precision.BF16_MIXED, {}, 4 * UNIT),
+        (Precision.FP16_MIXED, {}, 4 * UNIT),
+        # whose gradients are not kept in fp32
+        (Precision.FP16_MIXED, {"fp16_gradient_bytes": 2}, 0),
+        (Precision.FP32, {}, 0),
+        (Precision.BF16_MIXED, {"copies_gradients": False}, 0),
+    ],
+)
+def test_a_stack_may_copy_gradients_to_add_them(
+    precision: Precision, stack: dict[str, Any], copy: int
+) -> None:
+    weight, less = parameters(UNIT, Split.TENSOR), parameters(UNIT - 1)
+    layer = keeping(0, 10**6, parameters=weight + less, added=weight[0], repeat=2)
+    head = keeping(0, parameters=less, added=less[0], unit=False)
+    copying = {"fragmentation": 0.0, "context_bytes": 0, "copies_gradients": True} | stack
+    facts = holding(layer, head, stack=copying, precision=precision)
+    assert memory(facts, gradient_accumulation_steps=2).overhead == copy
+    # of the largest share
+    assert memory(facts, tp=2, gradient_accumulation_steps=2).overhead == min(copy, 4 * (UNIT - 1))

@@ -81,7 +81,7 @@ def test_kinds_are_held_as_often_as_their_chunks() -> None:
     found, *_ = turns(held, np.eye(3, dtype=bool), ways, [[0], [1]], is_bent=False)
     # as the second chunk runs backward, three of the first and two of it: seven layers; as many are there
     # as the first one does, but for the one that then ran
-    (embedding, layer, head), (_, other, _) = found.at_kinds[..., :3, :].tolist()
+    (embedding, layer, head), (_, other, _), first = found.at_kinds[..., :3, :].tolist()
     assert [row[0] for row in layer] == [3, 7, 0]
     assert [row[0] for row in embedding] == [3, 6, 0]
     # on the last rank the head is gone when its layer runs, beside two of the first chunk
@@ -89,6 +89,8 @@ def test_kinds_are_held_as_often_as_their_chunks() -> None:
     assert [row[1] for row in head] == [0, 3, 1]
     # an embedding that weighs more than layers has four, when there are fewer layers
     assert [row[0] for row in other] == [4, 6, 0]
+    # as the first backward begins, which is of the second chunk, that has no embedding
+    assert [[row[0] for row in kind] for kind in first] == [[0, 0, 0], [3, 7, 0], [0, 0, 0]]
     # behind the first chunk's backward
     assert found.ending[0, :3, 0].tolist() == [2, 6, 0]
 
@@ -98,9 +100,9 @@ def test_the_most_of_equal_ranks_is_told() -> None:
     one = np.ones((1, 1), dtype=bool)
     _, alone, *_ = turns(held, one, ways, [[rank] for rank in range(4)], is_bent=False)
     _, both, *_ = turns(held, one, ways, [[0, 1, 2, 3]], is_bent=False)
-    # all have as many alive; for weights waits one chunk of each rank before
-    assert alone.at_kinds[0, 0].tolist() == [[8, 8, 8, 8], [0, 1, 2, 3]]
-    assert both.at_kinds[0, 0].tolist() == [[8], [3]]
+    # all have as many alive; for weights waits one chunk of each rank before, and the one that runs
+    assert alone.at_kinds[0, 0].tolist() == [[8, 8, 8, 8], [1, 2, 3, 4]]
+    assert both.at_kinds[0, 0].tolist() == [[8], [4]]
 
 
 @pytest.mark.parametrize(("pp", "chunks"), [(4, 3), (7, 2), (2, 5)])

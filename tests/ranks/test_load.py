@@ -116,7 +116,8 @@ def test_ranks_of_many_plans_are_each_plans_own() -> None:
 def numbers_of(load: RankLoad, plan: tuple[int, ...]) -> list[float]:
     totals = [getattr(load, part) for part in ("trainable", "frozen", "root")]
     columns = [load.rank, *load.repeats, *(getattr(each, by) for each in totals for by in DIVIDED)]
-    return [float(np.asarray(column)[plan]) for column in columns]
+    # what a model has none of is one number
+    return [float(column if np.ndim(column) == 0 else np.asarray(column)[plan]) for column in columns]
 
 
 def test_no_plans_have_no_ranks() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parastrat.ranks.stages import cut, cut_chain
+from parastrat.stage_load import StageLoad
 
 
 def test_equal_layers_are_cut_evenly() -> None:
@@ -33,11 +34,17 @@ def test_a_heavy_head_gets_fewer_layers_beside_it() -> None:
 
 def test_megatron_puts_equally_many_layers_on_each_stage_where_they_divide() -> None:
     # whatever the head weighs: get_num_layers_to_build divides layers by stages
-    model = replace(decoder(32, 2.0), even_stages=True)
+    model = replace(decoder(32, 2.0), stage_load=StageLoad.LAYERS)
     assert cut(model, 4) == ((1, 8, 0), (0, 8, 0), (0, 8, 0), (0, 8, 1))
     # 126 layers on 16 stages need a layout of the user's own, which is alike in FLOPs
     other = decoder(126, 0.66)
-    assert cut(replace(other, even_stages=True), 16) == cut(other, 16)
+    assert cut(replace(other, stage_load=StageLoad.LAYERS), 16) == cut(other, 16)
+
+
+def test_ends_may_count_as_layers() -> None:
+    # 70 layers on 12 stages do not divide, with both ends they do: bigscience train/tr11-176B-ml
+    model = replace(decoder(70, 2.0), stage_load=StageLoad.BLOCKS)
+    assert cut(model, 12) == ((1, 5, 0), *((0, 6, 0),) * 10, (0, 5, 1))
 
 
 @given(st.integers(1, 60), st.floats(0, 5), st.integers(1, 70))

@@ -64,10 +64,9 @@ def test_products_and_traffic() -> None:
         (Kernels.EAGER, PLAIN, 2),
         # the tanh GELU keeps its input, half of it, the tanh, and one plus it, beside the output
         (Kernels.EAGER, {"composite_activation": True, **PLAIN}, 1 + 4),
-        # the inputs of what is computed again
-        (Kernels.COMPILED, {}, 2),
-        (Kernels.COMPILED, PLAIN, 1),
-        # and the next product's input
+        # the input of what is computed again, and the next product's
+        (Kernels.COMPILED, {}, 3),
+        (Kernels.COMPILED, PLAIN, 2),
         (Kernels.FUSED, {}, 3),
         (Kernels.FUSED, PLAIN, 2),
         # a ReLU's output tells its own gradient
@@ -85,6 +84,13 @@ def test_selective_recompute_keeps_every_second_product() -> None:
     assert feed_forward(setting(**PLAIN)).selective == Saved(tensor=2 * FFN * T)
     # nothing in backward reads the last one's output, and a compiler leaves it out
     assert feed_forward(setting(Kernels.COMPILED)).selective == Saved(tensor=2 * FFN * T)
+
+
+@pytest.mark.parametrize(("changes", "inner"), [({}, 2), (PLAIN, 1)])
+def test_of_every_product_backward_reads_all_but_the_last(changes: dict[str, Any], inner: int) -> None:
+    assert feed_forward(setting(**changes)).products == Saved(tensor=2 * inner * FFN * T)
+    # of a mixture the router's; no list names grouped ones
+    assert mixed().products == Saved(sequence=2 * 6 * T)
 
 
 def mixed(kernels: Kernels = Kernels.EAGER, shared: int = 0, **changes: Any) -> Part:
@@ -139,7 +145,7 @@ def test_a_mixtures_traffic() -> None:
 def test_what_a_mixture_keeps() -> None:
     # the router's fp32 logits and probabilities; tokens in expert order before and after; inner tensors
     assert mixed().saved == Saved(sequence=4 * 2 * 6 * T, expert=ROUTED * 2 * (2 * 8 + 4 * 5))
-    assert mixed(Kernels.COMPILED).saved.expert == ROUTED * 2 * (2 * 8 + 2 * 5)
+    assert mixed(Kernels.COMPILED).saved.expert == ROUTED * 2 * (2 * 8 + 3 * 5)
     # grouped products are all computed again
     assert mixed().selective == Saved()
 

@@ -26,7 +26,9 @@ from parastrat.sources.layers import (
     matmul,
     norm,
 )
+from parastrat.sources.presets import load_preset
 from parastrat.stack import Kernels
+from parastrat.workload import Precision
 
 Q, KV, T = 12, 6, 10
 #: flash attention's fp32 log-sum-exp of each head and token
@@ -69,9 +71,9 @@ def test_elementwise_kernels_only_move() -> None:
         # the residual's fp32 copy, the normalised input and the next input; 1/rms in fp32
         (Norm.RMS, Kernels.EAGER, 2, (4 + 2 + 2) * 8 + 4),
         (Norm.RMS, Kernels.EAGER, 4, (4 + 4 + 4) * 8 + 4),
-        # the input, and 1/rms
-        (Norm.RMS, Kernels.COMPILED, 2, 2 * 8 + 4),
-        (Norm.LAYER, Kernels.COMPILED, 2, 2 * 8 + 4),
+        # the input, the next one, and 1/rms
+        (Norm.RMS, Kernels.COMPILED, 2, 2 * 2 * 8 + 4),
+        (Norm.LAYER, Kernels.COMPILED, 2, 2 * 2 * 8 + 4),
         # input and output; mean and 1/deviation
         (Norm.RMS, Kernels.FUSED, 2, 2 * 2 * 8 + 2 * 4),
         (Norm.LAYER, Kernels.EAGER, 2, 2 * 2 * 8 + 2 * 4),
@@ -312,6 +314,17 @@ def test_what_latent_attention_keeps() -> None:
     assert latent().core == Saved(tensor=STATISTICS)
 
 
+def test_what_every_product_gives_and_attention() -> None:
+    made = attention(setting(), causal=True)
+    assert made.attended == Saved(tensor=2 * Q * T + STATISTICS)
+    # queries, keys and values, and the output behind them, which is reduced along the sequence
+    assert made.products == Saved(tensor=2 * (Q + 2 * KV) * T, sequence=2 * 8 * T)
+    assert latent().attended == Saved(tensor=2 * V * T + STATISTICS)
+    assert latent().products == Saved(
+        tensor=2 * (QK + 4 * (3 + 4)) * T, replicated=2 * (16 + 11 + 2) * T, sequence=2 * 8 * T
+    )
+
+
 def test_dropout_keeps_a_byte_an_element_of_both_branches() -> None:
     assert dropout_masks(setting()) == Part()
     assert dropout_masks(setting(dropout=True)).saved == Saved(sequence=2 * 8 * T)
@@ -324,11 +337,14 @@ def test_parts_in_sequence_add_up() -> None:
         saved=Saved(tensor=1),
         selective=Saved(sequence=2),
         core=Saved(replicated=3),
+        attended=Saved(tensor=4),
+        products=Saved(tensor=5),
     )
     both = joined(one, one)
     assert (both.parameters, both.operators) == (one.parameters * 2, one.operators * 2)
     assert (both.saved, both.selective) == (Saved(tensor=2), Saved(sequence=4))
     assert both.core == Saved(replicated=6)
+    assert (both.attended, both.products) == (Saved(tensor=8), Saved(tensor=10))
 
 
 def test_policies_keep_the_input_and_what_they_name() -> None:
@@ -336,9 +352,27 @@ def test_policies_keep_the_input_and_what_they_name() -> None:
         saved=Saved(replicated=5, tensor=70, sequence=11),
         selective=Saved(tensor=20, sequence=3),
         core=Saved(tensor=30),
+        attended=Saved(tensor=40),
+        products=Saved(tensor=7, sequence=1),
     )
     kept = activations(part, 2.0)
     assert kept.none == part.saved
     assert kept.attention == Saved(replicated=5, tensor=70 - 30, sequence=11)
     assert kept.selective == Saved(tensor=20, sequence=3 + 2)
     assert kept.full == Saved(sequence=2)
+    assert kept.attended == Saved(tensor=40, sequence=2)
+    assert kept.products == Saved(tensor=40 + 7, sequence=2 + 1)
+
+
+def test_gradients_wait_of_norms_that_have_weights_alone() -> None:
+    def waiting(name: str) -> float:
+        source = load_preset(name)
+        assert source is not None
+        layers = (block for block in source.at(64, Precision.BF16, Kernels.EAGER).blocks if block.unit)
+        return next(layers).awaited.total
+
+    # OLMo's have none: of seven products the outputs, in two bytes
+    assert waiting("olmo-1b") == 2 * 64 * (5 * 2048 + 2 * 8192)
+    # two norms of the width, and those of queries and keys
+    products = 4096 + 2 * 1024 + 2560 + 2 * 9728 + 2560
+    assert waiting("qwen3-4b") == 2 * 64 * (products + 2 * 2560 + 4096 + 1024)

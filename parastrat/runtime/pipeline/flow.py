@@ -60,6 +60,8 @@ class Held:
     storage: torch.UntypedStorage
     number: int
     sources: frozenset[Source] = frozenset()
+    #: outputs that are in it, where ``sources`` are what it was computed from
+    returned: set[Source] = field(default_factory=set)
     #: operators that had run when it was first seen
     born: int = 0
 
@@ -160,7 +162,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         return visit
 
     def _overwrite(self, held: Held, number: int, sources: frozenset[Source]) -> None:
-        self.changed |= {source for source in held.sources if source.kind is Kind.OUTPUT}
+        self.changed |= held.returned
         held.number, held.sources = number, held.sources | sources
         if self.visit is not None:
             self.visit.touched[id(held)] = held

@@ -160,7 +160,9 @@ class Trace:
         known: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                self.flow.held(leaf).sources = frozenset({Source.output(index, place)})
+                held, source = self.flow.held(leaf), Source.output(index, place)
+                held.sources = frozenset({source})
+                held.returned.add(source)
                 known.append(
                     TensorShape(shape=leaf.shape, dtype=leaf.dtype, requires_grad=leaf.requires_grad)
                 )

@@ -208,3 +208,25 @@ def test_places_of_stages() -> None:
     for chosen in (loop, v_shaped):
         for rank in range(2):
             assert {rank_of_stage(chosen, stage) for stage in stages_of_rank(chosen, rank)} == {rank}
+
+
+class InPlace(nn.Module):
+    """Adds in place: inside of a layer to what it computed, or to what the layer before returned."""
+
+    def __init__(self, *, to_input: bool) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.to_input = to_input
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        own: torch.Tensor = x if self.to_input else self.left(x)
+        own += self.right(x)
+        return own
+
+
+@pytest.mark.parametrize("to_input", [True, False])
+def test_an_output_is_changed_by_who_writes_to_it_and_not_to_what_came_of_it(*, to_input: bool) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), *(InPlace(to_input=to_input) for _ in range(3)))
+    way = route_of(module, torch.zeros(2, 8), FP32)
+    changed = [shape.changed for event in way.events for shape in event.tensors]
+    assert changed == [to_input] * 3 + [False]
