@@ -29,7 +29,7 @@ from neutral import neutral
 
 from parastrat.correction import StackFit
 from parastrat.measured import read_rows
-from parastrat.measured.comparison import step_time
+from parastrat.measured.comparison import is_timed
 from parastrat.measured.constants import EVERY_CONSTANT, constants_of
 from parastrat.measured.fitting import Run, fitted, predicted, run_of, unsureness
 from parastrat.measured.models import has_experts
@@ -110,8 +110,8 @@ def published() -> tuple[list[Published], dict[str, dict[bool, int]]]:
     found: list[Published] = []
     all_of: dict[str, dict[bool, int]] = defaultdict(lambda: {False: 0, True: 0})
     for row in read_rows(TABLE).rows:
-        source, seconds = row.id.partition("-")[0], step_time(row)
-        if row.stack in _OTHERS or (row.status or "ok").lower() != "ok" or seconds is None:
+        source = row.id.partition("-")[0]
+        if row.stack in _OTHERS or (row.status or "ok").lower() != "ok" or not is_timed(row):
             continue
         experts = has_experts(row)
         all_of[source][experts] += 1

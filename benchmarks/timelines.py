@@ -79,7 +79,6 @@ def of_published() -> None:
     errors: dict[str, list[tuple[float, float]]] = defaultdict(list)
     left_out = 0
     for row in read_rows(PUBLISHED).rows:
-        measured = step_time(row)
         try:
             job = job_of(row)
             case = assess(job.facts, job.plan)
@@ -87,6 +86,7 @@ def of_published() -> None:
         except (CannotPredictError, ParastratError):
             left_out += 1
             continue
+        measured = step_time(row, job.plan.global_batch_size)
         if measured is None or step is None:
             left_out += 1
             continue

@@ -75,6 +75,8 @@ class Operator:
     m: int = 0
     n: int = 0
     k: int = 0
+    #: of a convolution, how often it reads an element of its image: places of its filter over its strides
+    reuse: float = 1.0
     split: Split = Split.REPLICATED
     #: the side that a tensor split divides: "n" is column parallel, "k" row parallel
     split_side: str = ""

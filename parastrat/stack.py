@@ -78,6 +78,9 @@ class Unstated:
     shard: Shard
     #: where there is tensor parallelism
     sequence_parallel: bool
+    #: samples of each data rank's step, in short formats and in fp32; None: they have to be stated
+    samples_of_rank: int | None = None
+    samples_of_rank_in_fp32: int | None = None
     #: without a pipeline; None: it has to be stated
     gradient_accumulation_steps: int | None = None
     #: the day, YYYY-MM-DD, since which micro-batches of a pipeline have one sample; before it there were as
@@ -155,6 +158,8 @@ class Stack:
     network_efficiency: float
     #: traffic of elementwise kernels over the least possible
     elementwise_factor: float
+    #: the same of operators that torch dispatches, of which traced blocks consist and whose own is counted
+    dispatched_factor: float
     #: kernels launched per operator of a block in closed form, which stands for several of torch's, forward
     launches_per_operator: float
     #: kernels launched per operator that torch dispatches, of which traced blocks consist, forward
@@ -245,6 +250,8 @@ class Stack:
     #: whether gradients of keys and values go around the ranks of context parallelism in fp32, one after
     #: the other, where others reduce-scatter them
     passes_gradients: bool = False
+    #: whether convolutional networks have their channels last under mixed precision
+    channels_last: bool = False
     #: rate of products grouped by experts over that of others
     grouped_factor: float = 1.0
     #: rate of its matrix products, and of its attention kernels, over the device's

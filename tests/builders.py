@@ -261,6 +261,7 @@ STACK = Stack(
     pp_overlap=0.0,
     network_efficiency=0.8,
     elementwise_factor=1.3,
+    dispatched_factor=1.11,
     launches_per_operator=1.2,
     launches_per_dispatch=0.3,
     fp8_cast_bytes=0.0,

@@ -33,6 +33,7 @@ NO_COST = {
     "fsdp_overlap": 0.0,
     "network_efficiency": 1.0,
     "elementwise_factor": 1.0,
+    "dispatched_factor": 1.0,
     "launches_per_operator": 1.0,
     "launches_per_dispatch": 1.0,
     "step_constant_s": 0.0,

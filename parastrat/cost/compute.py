@@ -39,6 +39,11 @@ _SCAN_BACKWARD = 3.0
 #: rate. That is the best of kernels tuned for it; mamba-ssm's are what it is compared with
 _SCAN_TRAFFIC = 2.4
 
+#: traffic of backward over that of forward, operator by operator, over ResNet-50: a batch norm reads two
+#: tensors twice and writes one, where it reads one twice forward (5 over 3); a ReLU reads two (3 over 2);
+#: the gradients of a sum's two readers are added (3 over 3)
+_DISPATCHED_BACKWARD = 1.6
+
 #: how often routed rows are read or written to be put in the order of experts and back, forward; the closed
 #: form of a mixture counts that (``sources.feed_forward.mixture``)
 _PERMUTED = 4
@@ -58,6 +63,8 @@ class BlockTimes:
     attention_backward: Seconds
     scan_forward: Seconds
     traffic_forward: Seconds
+    #: backward's traffic over forward's
+    traffic_again: float
     launch_forward: Seconds
 
     @cached_property
@@ -67,7 +74,7 @@ class BlockTimes:
 
     @cached_property
     def backward(self) -> Seconds:
-        """Without recompute: twice the matmuls, the traffic and the launches."""
+        """Without recompute: about twice the matmuls, the traffic and the launches."""
         return joined(self.backward_kernels, self.launch_backward)
 
     @property
@@ -86,7 +93,7 @@ class BlockTimes:
             self.matmul_backward
             + self.attention_backward
             + _SCAN_BACKWARD * self.scan_forward
-            + 2 * self.traffic_forward
+            + self.traffic_again * self.traffic_forward
         )
 
     def recomputed(self, policy: Recompute) -> Seconds:
@@ -120,12 +127,13 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     All operators are rows of one array: one by one they would take ten times as long.
     """
     device, stack = facts.hardware.device, facts.stack
-    each = stack.launches_per_dispatch if facts.model.dispatched else stack.launches_per_operator
+    dispatched = facts.model.dispatched
+    each = stack.launches_per_dispatch if dispatched else stack.launches_per_operator
     table, shares = operator_table(blocks), _shares(c)
     forward, backward, of_weights = products_s(facts, table.products, shares, c)
     attention = attention_times(facts, table, shares)
     byte_s = 1 / device.memory_bytes_per_s
-    moved_s = stack.elementwise_factor * byte_s
+    moved_s = (stack.dispatched_factor if dispatched else stack.elementwise_factor) * byte_s
     launches = beside(table.launches, c) * each
     if stack.launches_per_expert and facts.model.experts:
         held = facts.model.experts / c.ep
@@ -142,6 +150,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         attention_backward=attention.backward,
         scan_forward=_divided(table.scans, shares) * _SCAN_TRAFFIC * byte_s if table.scans.any() else 0.0,
         traffic_forward=_traffic_bytes(facts, blocks, shares, c) * moved_s,
+        traffic_again=_DISPATCHED_BACKWARD if dispatched else 2.0,
         launch_forward=launches * (0.0 if stack.captured else device.launch_s),
     )
 

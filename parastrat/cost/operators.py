@@ -37,6 +37,9 @@ class Products:
     weighted: Any
     #: one for each expert
     grouped: Any
+    convolution: Any
+    #: how often a convolution reads an element of its image; 1 of others
+    reuse: Any
     #: in one of the model's repeated blocks
     repeated: Any
     #: the blocks that have products, with the first of each
@@ -139,6 +142,8 @@ def _products(several: list[tuple[int, Operator]], blocks: tuple[Block, ...]) ->
         divides_k=np.array([operator.split_side == "k" for operator in operators]),
         weighted=np.array([operator.weighted for operator in operators]),
         grouped=np.array([operator.kind is OperatorKind.GROUPED_MATMUL for operator in operators]),
+        convolution=np.array([operator.kind is OperatorKind.CONVOLUTION for operator in operators]),
+        reuse=np.array([operator.reuse for operator in operators], dtype=float),
         repeated=np.array([blocks[place].unit for place in owners]),
         blocks=np.array(having, dtype=np.int64),
         starts=np.array([owners.index(place) for place in having], dtype=np.int64),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.cost.convolutions import rate_of_convolutions, relaid_elements, transformed
 from parastrat.cost.operators import SPLITS
 from parastrat.cost.rates import sustained_flops_per_s
 from parastrat.model import Split
@@ -34,27 +35,57 @@ def products_s(
     curve = facts.hardware.device.matmul
     m, n, k = _sides(products, c, facts.model.experts)
     flops = beside(products.flops, c) * shares[products.split]
-    ideal = flops / beside(_fastest(facts, products), c)
+    ideal = flops / beside(_fastest(facts, products) * transformed(facts, products), c)
 
-    def reached(rows: Numbers, columns: Numbers, depth: Numbers) -> Numbers:
-        return rows / (rows + curve.m_half) * (columns / (columns + curve.n_half)) * depth
-
+    shorter = beside(_shorter_halves(facts, products), c)
+    m_half, n_half = shorter * curve.m_half, shorter * curve.n_half
+    k_half = beside(_k_half(facts, products), c) * shorter
+    # a half is the length that takes as long to move as to multiply: convolutions move their image once
+    once = beside(np.maximum(products.reuse, 1.0), c)
     # the input's and the output's products have k inside or outside
-    k_half = beside(_k_half(facts, products), c)
-    forward = ideal / reached(m, n, k / (k + k_half))
+    forward = ideal * (1 + m_half / m) * (1 + n_half / once / n) * (1 + k_half / k)
     of_weights = beside(products.weighted, c) * (
-        ideal / reached(n, k, m / (m + beside(_added(facts, products), c) * k_half))
+        ideal
+        * (1 + m_half / once / n)
+        * (1 + n_half / k)
+        * (1 + beside(_added(facts, products), c) * k_half / m)
     )
     if facts.stack.adds_gradients:
         # an element of the weights stands in m products
         of_weights = of_weights + _accumulated_s(facts, products, c) * flops / 2 / m
-    backward = ideal / reached(m, k, n / (n + k_half)) + of_weights
+    backward = ideal * (1 + m_half / m) * (1 + n_half / k) * (1 + k_half / once / n) + of_weights
+    if products.convolution.any():
+        relaid = _relaid_s(facts, products, c)
+        forward, backward, of_weights = forward + relaid, backward + 2 * relaid, of_weights + relaid
     if facts.workload.precision is not Precision.FP8:
         return forward, backward, of_weights
     cast_s = _cast_s(facts, products, c) * flops / 2
     # an element of the input stands in n products, one of the weights in m, one of the output in k
     of_weight = 0.0 if facts.stack.casts_weights_once else cast_s / m
     return forward + cast_s / n + of_weight, backward + cast_s / k, of_weights
+
+
+def _shorter_halves(facts: Facts, products: Products) -> Any:
+    """Return the halves of each product in fp32 over those in 16 bits, which curves are of.
+
+    A half is the length that takes as long to move as to multiply: of twice the bytes, at a lower rate.
+    """
+    device = facts.hardware.device
+    if facts.workload.precision is not Precision.FP32:
+        return np.ones(len(products.m))
+    rates = np.where(
+        products.convolution,
+        rate_of_convolutions(device, Precision.FP32),
+        sustained_flops_per_s(device, Precision.FP32),
+    )
+    return np.minimum(2 * rates / sustained_flops_per_s(device, Precision.BF16_MIXED), 1.0)
+
+
+def _relaid_s(facts: Facts, products: Products, c: Columns) -> Seconds:
+    """Return the seconds that each convolution's forward takes to have its channels last."""
+    moved = facts.workload.precision.compute_bytes * relaid_elements(facts, products)
+    rate = facts.hardware.device.memory_bytes_per_s / facts.stack.dispatched_factor
+    return beside(moved / rate, c) * c.micro_batch_size
 
 
 def _k_half(facts: Facts, products: Products) -> Any:
@@ -88,7 +119,11 @@ def _fastest(facts: Facts, products: Products) -> Any:
     """
     device, precision = facts.hardware.device, facts.workload.precision
     outside = Precision.BF16_MIXED if precision is Precision.FP8 else precision
-    inside, ends = (sustained_flops_per_s(device, own) for own in (precision, outside))
+    inside: Any = sustained_flops_per_s(device, precision)
+    ends: Any = sustained_flops_per_s(device, outside)
+    if products.convolution.any():
+        ends = np.where(products.convolution, rate_of_convolutions(device, outside), ends)
+        inside = np.where(products.convolution, rate_of_convolutions(device, precision), inside)
     if precision is Precision.FP8 and facts.stack.scales_rows:
         inside *= facts.stack.scaled_rows_factor
     reached = device.matmul.ceiling * facts.stack.matmul_factor * facts.stack.rate_on(device.name)

@@ -58,7 +58,7 @@ def compared(table: Table) -> Comparison:
             rows += found
             spreads.add(row, found, job.plan.rung)
             if not found:
-                reason = unknown_rate(row) if _is_timed(table.columns) else None
+                reason = unknown_rate(row) if _has_times(table.columns) else None
                 skipped.append(Skipped(id=row.id, reason=reason or "what was measured is not stated"))
     return Comparison(
         rows=tuple(rows),
@@ -115,12 +115,12 @@ class _Spreads:
 def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterator[Compared]:
     estimate = case.estimate
     out_of_memory = ran_out_of_memory(row)
-    if _is_timed(columns) and unknown_rate(row) is None:
+    if _has_times(columns) and unknown_rate(row) is None:
         yield Compared(
             id=row.id,
             stack=case.stack.name,
             quantity=Quantity.STEP_TIME,
-            measured=None if out_of_memory else step_time(row),
+            measured=None if out_of_memory else step_time(row, case.plan.global_batch_size),
             predicted=estimate.time.step,
             low=estimate.time.step_low,
             high=estimate.time.step_high,
@@ -142,7 +142,7 @@ def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterato
         )
 
 
-def _is_timed(columns: Iterable[str]) -> bool:
+def _has_times(columns: Iterable[str]) -> bool:
     return any(name in columns for name in THROUGHPUT)
 
 
@@ -151,15 +151,25 @@ def ran_out_of_memory(row: MeasuredRow) -> bool:
     return (row.status or "").lower() == _OUT_OF_MEMORY
 
 
-def step_time(row: MeasuredRow) -> float | None:
-    """Return the seconds of an optimizer step, from throughput where no time is stated."""
+def step_time(row: MeasuredRow, samples: int | None) -> float | None:
+    """Return the seconds of an optimizer step, from throughput where no time is stated.
+
+    ``samples`` are those of the step that is predicted: of a row that states no batch its throughput is
+    known, but no step of another size.
+    """
     if row.step_time_s:
         return row.step_time_s
-    if row.tokens_per_s_per_gpu and row.global_batch and row.seq_len:
-        return row.global_batch * row.seq_len / row.gpus / row.tokens_per_s_per_gpu
-    if row.samples_per_s and row.global_batch:
-        return row.global_batch / row.samples_per_s
+    samples = row.global_batch or samples
+    if row.tokens_per_s_per_gpu and samples and row.seq_len:
+        return samples * row.seq_len / row.gpus / row.tokens_per_s_per_gpu
+    if row.samples_per_s and samples:
+        return samples / row.samples_per_s
     return None
+
+
+def is_timed(row: MeasuredRow) -> bool:
+    """Return whether a run's source says how fast it was."""
+    return any(getattr(row, name) for name in THROUGHPUT)
 
 
 def _in_metric(case: Case, metric: str) -> float:

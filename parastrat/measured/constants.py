@@ -53,7 +53,7 @@ class Constant:
 CONSTANTS = (
     Constant(name="matmul_factor", fields=("matmul_factor",), sigma=0.03),
     Constant(name="attention_factor", fields=("attention_factor",), sigma=0.1),
-    Constant(name="elementwise_factor", fields=("elementwise_factor",), sigma=0.2),
+    Constant(name="elementwise_factor", fields=("elementwise_factor", "dispatched_factor"), sigma=0.2),
     Constant(
         name="launches_per_operator", fields=("launches_per_operator", "launches_per_dispatch"), sigma=0.24
     ),

@@ -20,7 +20,7 @@ from parastrat.columns import Columns
 from parastrat.correction import Corrected, StackFit
 from parastrat.cost import step_s
 from parastrat.errors import ParastratError
-from parastrat.measured.comparison import ran_out_of_memory, step_time
+from parastrat.measured.comparison import is_timed, ran_out_of_memory, step_time
 from parastrat.measured.constants import CONSTANTS, EVERY_CONSTANT, rate_of
 from parastrat.measured.jobs import job_of
 from parastrat.measured.rates import unknown_rate
@@ -69,12 +69,14 @@ def runs_of(rows: Iterable[MeasuredRow]) -> tuple[Run, ...]:
 
 def run_of(row: MeasuredRow) -> Run | None:
     """Return a run as if its device had its profile's rates; None as ``runs_of`` leaves out others."""
-    seconds = step_time(row)
-    if seconds is None or ran_out_of_memory(row) or row.stack is None:
+    if not is_timed(row) or ran_out_of_memory(row) or row.stack is None:
         return None
     try:
         job = job_of(row)
     except (CannotPredictError, ParastratError):
+        return None
+    seconds = step_time(row, job.plan.global_batch_size)
+    if seconds is None:
         return None
     table = row.id.partition("-")[0]
     return Run(table=table, stack=job.facts.stack.name, job=job, seconds=seconds)

@@ -48,11 +48,14 @@ _SHARDS = {
 }
 _HSDP = "hsdp"
 
+_TF32 = "tf32"
 #: number formats by how their names begin; mxfp8 is fp8 with scales of its own
 _PRECISIONS = {
     "bf16": Precision.BF16_MIXED,
     "fp16": Precision.FP16_MIXED,
     "fp32": Precision.FP32,
+    # fp32 whose products read ten bits less
+    _TF32: Precision.FP32,
     "fp8": Precision.FP8,
     "mxfp8": Precision.FP8,
 }
@@ -94,7 +97,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         raise CannotPredictError("seq_len is not stated")
     row = with_stages(_as_published(row, source), stack)
     mesh, shard = _mesh(row, stack, hardware)
-    micro_batch, steps = _batch(row, stack, mesh)
+    micro_batch, steps = _batch(_with_usual_batch(row, stack, mesh), stack, mesh)
     plan = Plan(
         mesh=mesh,
         micro_batch_size=micro_batch,
@@ -151,18 +154,23 @@ def _hardware(row: MeasuredRow) -> Hardware:
     if row.gpus % per_node:
         raise CannotPredictError(f"{row.gpus} devices are no whole nodes of {per_node}")
     if has_four_bits(row):
-        hardware = replace(hardware, device=_of_four_bits(hardware.device))
+        hardware = replace(hardware, device=_multiplying(hardware.device, FOUR_BITS, "fp4", "fp8"))
+    if format_of(row) == _TF32:
+        hardware = replace(hardware, device=_multiplying(hardware.device, _TF32, _TF32, "fp32"))
     nodes = row.gpus // per_node
     return replace(hardware, num_nodes=nodes, name=name if nodes == 1 else f"{name}:{nodes}")
 
 
-def _of_four_bits(device: Device) -> Device:
-    """Return a device that multiplies four bits where it is asked for eight."""
+def _multiplying(device: Device, name: str, at: str, instead: str) -> Device:
+    """Return a device that multiplies at the rate of one format where it is asked for another's."""
     peak, sustained = device.peak, device.sustained
-    if peak.fp4 is None or sustained.fp4 is None:
-        raise CannotPredictError(f"the rate of {device.name} for {FOUR_BITS} is unknown")
+    rates = getattr(peak, at), getattr(sustained, at)
+    if None in rates:
+        raise CannotPredictError(f"the rate of {device.name} for {name} is unknown")
     return replace(
-        device, peak=replace(peak, fp8=peak.fp4), sustained=replace(sustained, fp8=sustained.fp4)
+        device,
+        peak=replace(peak, **{instead: rates[0]}),
+        sustained=replace(sustained, **{instead: rates[1]}),
     )
 
 
@@ -204,6 +212,16 @@ def _mesh(row: MeasuredRow, stack: Stack, hardware: Hardware) -> tuple[Mesh, Sha
     if (mesh.dp_shard * mesh.cp * mesh.tp) % mesh.ep and shard is not Shard.NONE:
         raise CannotPredictError(f"ep {mesh.ep} does not divide dp_shard x cp x tp")
     return mesh, shard
+
+
+def _with_usual_batch(row: MeasuredRow, stack: Stack, mesh: Mesh) -> MeasuredRow:
+    """Return a run with the batch of its stack's recipes where none is stated."""
+    unstated = stack.unstated
+    in_fp32 = _precision(row) is Precision.FP32
+    samples = unstated.samples_of_rank_in_fp32 if in_fp32 else unstated.samples_of_rank
+    if row.global_batch is not None or samples is None:
+        return row
+    return replace(row, micro_batch=samples, global_batch=samples * mesh.dp)
 
 
 def _batch(row: MeasuredRow, stack: Stack, mesh: Mesh) -> tuple[int, int]:

@@ -20,6 +20,7 @@ SHARES = ("dp_overlap", "zero_overlap", "fsdp_overlap", "tp_overlap", "async_tp_
 _POSITIVE = (
     "network_efficiency",
     "elementwise_factor",
+    "dispatched_factor",
     "matmul_factor",
     "attention_factor",
     "launches_per_operator",

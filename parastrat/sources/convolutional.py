@@ -60,7 +60,13 @@ class _Convolution:
     def operator(self) -> Operator:
         m, k = self.side**2, self.inputs * self.kernel**2
         return Operator(
-            kind=OperatorKind.CONVOLUTION, flops=2 * m * self.outputs * k, bytes=0, m=m, n=self.outputs, k=k
+            kind=OperatorKind.CONVOLUTION,
+            flops=2 * m * self.outputs * k,
+            bytes=0,
+            m=m,
+            n=self.outputs,
+            k=k,
+            reuse=(self.kernel * self.side / self.input_side) ** 2,
         )
 
     @property

@@ -384,6 +384,7 @@ def test_the_longer_of_kernels_and_launches_hides_most_of_the_other() -> None:
         attention_forward=2.0,
         attention_backward=6.0,
         traffic_forward=1.0,
+        traffic_again=2.0,
         launch_forward=3.0,
     )
     q = 2.3

@@ -66,11 +66,18 @@ def test_what_only_one_constant_explains_is_found(name: str, value: float) -> No
     assert sum(map(abs, fit.after)) < 0.1 * sum(map(abs, fit.before))
 
 
-@pytest.mark.parametrize(("name", "value"), [("matmul_factor", 0.9), ("elementwise_factor", 1.9)])
-def test_what_others_explain_too_is_found_where_they_are_known(name: str, value: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("matmul_factor", {"matmul_factor": 0.9}),
+        # what torch dispatches moves with what closed forms count
+        ("elementwise_factor", {"elementwise_factor": 1.95, "dispatched_factor": 1.665}),
+    ],
+)
+def test_what_others_explain_too_is_found_where_they_are_known(name: str, values: dict[str, float]) -> None:
     constant = next(each for each in CONSTANTS if each.name == name)
-    fit = fitted(on(replace(STACK, **{name: value}), times=8), STACK, [constant])
-    assert fit.changes == {name: pytest.approx(value, rel=0.01)}
+    fit = fitted(on(replace(STACK, **values), times=8), STACK, [constant])
+    assert fit.changes == {field: pytest.approx(value, rel=0.01) for field, value in values.items()}
 
 
 def test_one_run_moves_constants_less_than_many() -> None:

@@ -282,6 +282,7 @@ def _operators(calls: list[Call]) -> tuple[Operator, ...]:
                 m=call.m,
                 n=call.n,
                 k=call.k,
+                reuse=call.reuse,
                 split=call.split,
                 split_side=call.split_side,
                 count=count,

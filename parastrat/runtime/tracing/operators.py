@@ -64,6 +64,8 @@ class Call:
     m: int = 0
     n: int = 0
     k: int = 0
+    #: of a convolution, how often it reads an element of its image
+    reuse: float = 1.0
     weighted: bool = False
     causal: bool = False
     #: what tensor parallelism divides of it, and which side of a product
@@ -171,13 +173,21 @@ def _attention(func: Any, args: tuple[Any, ...], moved: float) -> Call:
 
 def _convolution(args: tuple[Any, ...], output: torch.Tensor, moved: float) -> Call:
     """Return a convolution as the product it amounts to: positions by output by input channels."""
-    weight, transposed = args[1], args[6]
+    weight, strides, transposed = args[1], args[3], args[6]
     # a transposed one's weight is (in, out / groups, ...) and is applied at every input position
     positions = args[0] if transposed else output
     m = positions.numel() // positions.shape[1]
     n, k = weight.shape[0], prod(weight.shape[1:])
     return Call(
-        kind=OperatorKind.CONVOLUTION, flops=2.0 * m * n * k, bytes=moved, m=m, n=n, k=k, weighted=True
+        kind=OperatorKind.CONVOLUTION,
+        flops=2.0 * m * n * k,
+        bytes=moved,
+        m=m,
+        n=n,
+        k=k,
+        # a transposed one writes so often what others read
+        reuse=prod(weight.shape[2:]) / prod(strides),
+        weighted=True,
     )
 
 
