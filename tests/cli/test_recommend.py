@@ -36,8 +36,8 @@ def test_the_front_falls_in_memory_and_rises_in_time(capsys: pytest.CaptureFixtu
     ("on", "said"),
     [
         (
-            "dgx-h100:16",
-            "at half of it HSDP + CP (dp_replicate 16 x dp_shard 4 x cp 2) would be taken (4.30 s,",
+            "dgx-h100:4",
+            "at half of it HSDP + CP (dp_replicate 4 x dp_shard 4 x cp 2) would be taken (18.3 s,",
         ),
         ("dgx-a100:2", "at half and double of it the recommendation stands"),
     ],
