@@ -138,13 +138,17 @@ def _products(several: list[tuple[int, Operator]], blocks: tuple[Block, ...]) ->
         n=np.array([operator.n for operator in operators], dtype=float),
         k=np.array([operator.k for operator in operators], dtype=float),
         split=np.array([SPLITS.index(operator.split) for operator in operators], dtype=np.int64),
-        divides_n=np.array([operator.split_side == "n" for operator in operators]),
-        divides_k=np.array([operator.split_side == "k" for operator in operators]),
-        weighted=np.array([operator.weighted for operator in operators]),
-        grouped=np.array([operator.kind is OperatorKind.GROUPED_MATMUL for operator in operators]),
-        convolution=np.array([operator.kind is OperatorKind.CONVOLUTION for operator in operators]),
+        divides_n=np.array([operator.split_side == "n" for operator in operators], dtype=bool),
+        divides_k=np.array([operator.split_side == "k" for operator in operators], dtype=bool),
+        weighted=np.array([operator.weighted for operator in operators], dtype=bool),
+        grouped=np.array(
+            [operator.kind is OperatorKind.GROUPED_MATMUL for operator in operators], dtype=bool
+        ),
+        convolution=np.array(
+            [operator.kind is OperatorKind.CONVOLUTION for operator in operators], dtype=bool
+        ),
         reuse=np.array([operator.reuse for operator in operators], dtype=float),
-        repeated=np.array([blocks[place].unit for place in owners]),
+        repeated=np.array([blocks[place].unit for place in owners], dtype=bool),
         blocks=np.array(having, dtype=np.int64),
         starts=np.array([owners.index(place) for place in having], dtype=np.int64),
     )
