@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from parastrat.errors import UnknownFactError
@@ -19,13 +19,21 @@ Made = TypeVar("Made")
 
 def code_of(choice: StrEnum) -> int:
     """Return a choice's position in its enumeration, as columns hold it."""
-    return _positions(type(choice))[choice]
+    position = _POSITIONS.get(id(choice))
+    return _position_of(choice) if position is None else position
 
 
-@cache
-def _positions(enumeration: type[StrEnum]) -> dict[StrEnum, int]:
-    # by enumeration: members of two that share a value are equal
-    return {choice: position for position, choice in enumerate(enumeration)}
+#: by identity: members of two enumerations that share a value are equal, and slow to hash
+_POSITIONS: dict[int, int] = {}
+#: whose members these are, so that none goes and leaves its identity to another
+_KNOWN: list[type[StrEnum]] = []
+
+
+def _position_of(choice: StrEnum) -> int:
+    """Return a choice's position, and know those of all its enumeration from now on."""
+    _KNOWN.append(type(choice))
+    _POSITIONS.update((id(each), position) for position, each in enumerate(type(choice)))
+    return _POSITIONS[id(choice)]
 
 
 class Columns:
@@ -109,6 +117,13 @@ class Columns:
     def __init__(self, known: Mapping[str, Any]) -> None:
         self.__dict__.update(_tables=[(known, None)], _derived={})
 
+    @classmethod
+    def all_read(cls, known: Mapping[str, Any]) -> Columns:
+        """Return columns of which all are known, and found without a call as if they had been read."""
+        columns = cls.__new__(cls)
+        columns.__dict__.update(known, _tables=[(known, None)], _derived={})
+        return columns
+
     def __getattr__(self, name: str) -> Any:
         for table, rows in self._tables:
             value = table.get(name)
@@ -144,7 +159,7 @@ class Columns:
 
     def has(self, name: str) -> bool:
         """Return whether a column is known."""
-        return any(table.get(name) is not None for table, _ in self._tables)
+        return name in self.__dict__ or any(table.get(name) is not None for table, _ in self._tables)
 
     def was_read(self, name: str) -> bool:
         """Return whether a column was read, of rows that were taken with ``at``."""

@@ -83,16 +83,28 @@ def stack_columns(stack: Stack) -> dict[str, Any]:
 
 def plan_columns(plan: Plan) -> dict[str, Any]:
     """Return one plan's columns as plain numbers."""
+    return {
+        **sized_columns(plan),
+        "dp_replicate": plan.mesh.dp_replicate,
+        "world_size": plan.mesh.world_size,
+        "async_tp": plan.async_tp,
+        "cp_method": code_of(plan.cp_method),
+        "precision": code_of(plan.precision),
+        "compile": code_of(plan.compile),
+        "backend": code_of(plan.backend),
+    }
+
+
+def sized_columns(plan: Plan) -> dict[str, Any]:
+    """Return those of one plan's columns that memory hangs on."""
     mesh = plan.mesh
     return {
         "pp": mesh.pp,
-        "dp_replicate": mesh.dp_replicate,
         "dp_shard": mesh.dp_shard,
         "cp": mesh.cp,
         "tp": mesh.tp,
         "ep": mesh.ep,
         "dp": mesh.dp,
-        "world_size": mesh.world_size,
         "micro_batch_size": plan.micro_batch_size,
         "gradient_accumulation_steps": plan.gradient_accumulation_steps,
         "virtual_stages": plan.virtual_stages,
@@ -100,12 +112,7 @@ def plan_columns(plan: Plan) -> dict[str, Any]:
         "reshard_after_forward": plan.reshard_after_forward,
         "sequence_parallel": plan.sequence_parallel,
         "loss_parallel": plan.loss_parallel,
-        "async_tp": plan.async_tp,
-        "cp_method": code_of(plan.cp_method),
         "recompute": code_of(plan.recompute),
         "offload": code_of(plan.offload),
-        "precision": code_of(plan.precision),
-        "compile": code_of(plan.compile),
         "pp_schedule": -1 if plan.pp_schedule is None else code_of(plan.pp_schedule),
-        "backend": code_of(plan.backend),
     }

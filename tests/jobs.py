@@ -16,6 +16,8 @@ from parastrat.case import Facts
 from parastrat.columns import Columns
 from parastrat.cost.communication import Fabric
 from parastrat.hardware import Link, MatmulCurve, Rates
+from parastrat.memory.alike import JobFlags, alike_of, code_of_plans
+from parastrat.memory.flying import in_flight
 from parastrat.model import Block, Operator, OperatorKind
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.saved import Activations, Saved
@@ -104,6 +106,12 @@ def plan(**changes: Any) -> Plan:
         "backend": Backend.NCCL,
     }
     return Plan(**(default | changes))
+
+
+def flying(c: Columns, rank: int) -> float:
+    """Return the micro-batches that a rank of one plan has in flight."""
+    alike = alike_of(JobFlags(fused=False, pooled=True, casts=False), int(code_of_plans(c)))
+    return float(in_flight(alike, c, rank))
 
 
 def row(**changes: Any) -> Columns:

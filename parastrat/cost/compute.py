@@ -13,7 +13,7 @@ from parastrat.cost.operators import SPLITS, operator_table
 from parastrat.cost.products import beside, products_s
 from parastrat.model import Split
 from parastrat.plan import Recompute
-from parastrat.ranks.states import expert_tp
+from parastrat.ranks.division import expert_tp
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,8 @@ from parastrat.columns import code_of, derived_with
 from parastrat.cost.communication import Group, all_reduce_s, ring_of
 from parastrat.hardware import DeviceType
 from parastrat.plan import Shard
-from parastrat.ranks.states import element_bytes, local, shard_ranks
+from parastrat.ranks.division import local, shard_ranks
+from parastrat.ranks.states import element_bytes
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

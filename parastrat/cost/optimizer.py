@@ -9,7 +9,8 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import block_kinds
-from parastrat.ranks.states import element_bytes, local_total, unit_totals, updated_parameters
+from parastrat.ranks.division import local_total
+from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

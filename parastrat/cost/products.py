@@ -10,7 +10,8 @@ from parastrat.cost.convolutions import rate_of_convolutions, relaid_elements, t
 from parastrat.cost.operators import SPLITS
 from parastrat.cost.rates import sustained_flops_per_s
 from parastrat.model import Split
-from parastrat.ranks.states import element_bytes, expert_tp
+from parastrat.ranks.division import expert_tp
+from parastrat.ranks.states import element_bytes
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""What activations take on a rank: what is kept for backward, and what exists while a block runs."""
+"""What activations of each kind of block take on a rank: what is kept, and what exists while one runs.
+
+Formulas take numbers of one kind and one plan, or columns of all kinds beside arrays of plans.
+"""
 
 from __future__ import annotations
 
@@ -7,276 +10,265 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.choices import is_any_of
-from parastrat.columns import code_of, derived, derived_with
-from parastrat.memory.gathered import shards_parameters
-from parastrat.model import Busy, OperatorKind
-from parastrat.plan import Recompute
-from parastrat.ranks import block_kinds
-from parastrat.ranks.load import ParameterTotals
-from parastrat.ranks.states import (
-    added_totals,
-    cast_totals,
-    element_bytes,
-    expert_tp,
-    local_total,
-    totals_table,
-    vocabulary_tp,
-)
-from parastrat.remembered import remembered
-from parastrat.saved import Saved
+from parastrat.columns import code_of
+from parastrat.elementwise import ByKind, larger, smaller, some, where
+from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.variants import under
+from parastrat.plan import Offload, Recompute
+from parastrat.ranks.division import divided, divided_total, sharded_total
+from parastrat.ranks.load import has_any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from parastrat.case import Facts
-    from parastrat.columns import Columns
-    from parastrat.model import Autocast, Block
+    from parastrat.memory.kinds import Kind, Shared
+    from parastrat.memory.plans import Plans
     from parastrat.units import Bytes, Numbers
 
-#: what decides the activations of one micro-batch on a rank
-SAVED_BY = (
-    "pp",
-    "virtual_stages",
-    # where it bends the chain
-    "pp_schedule",
-    "micro_batch_size",
-    "cp",
-    "tp",
-    # casts of experts' weights
-    "ep",
-    "sequence_parallel",
-    "loss_parallel",
-    "recompute",
-    "shard",
-)
-_POLICIES = len(Recompute)
-#: fields of ``Saved``
-_WAYS = ("replicated", "tensor", "sequence", "expert", "loss", "fixed")
-#: under which autograd keeps what autocast makes of weights
-_KEEPING_CASTS = Recompute.NONE, Recompute.ATTENTION
-#: operators whose weights autocast casts
-_PRODUCTS = (
-    OperatorKind.MATMUL,
-    OperatorKind.GROUPED_MATMUL,
-    OperatorKind.CONVOLUTION,
-    OperatorKind.RECURRENT,
-)
+_AWAY = code_of(Offload.PARAMETERS)
+_NOTHING_AGAIN, _ATTENTION_AGAIN = code_of(Recompute.NONE), code_of(Recompute.ATTENTION)
+#: axes of kinds beside plans; policies come before these
+_KINDS = 2
+#: of a weight that tp ranks gather along its columns: as it comes, and put together
+_GATHERED_COPIES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SavedTable:
-    """Bytes for one sample by what divides them, as ``Saved``, with a row for each of several blocks.
+@dataclass(slots=True)
+class KindBytes:
+    """Bytes of one repeat of each kind of block: numbers one after another, or arrays with kinds first."""
 
-    None of what no block has.
+    #: gradients that come as it runs; None where that does not matter
+    coming: Coming | None
+    #: for backward of one micro-batch
+    kept: Any
+    #: what exists while it runs
+    running: Any
+    #: what a split backward leaves to that of the weights: gradients of products, and what was made again
+    awaited: Any
+    #: what exists as its largest gradient is added to that of a micro-batch before
+    adding: Any
+    #: casts that a context still remembers at the end of a forward, and of a head what is there then
+    casts: Any
+    ended: Any
+    #: by how much less a unit's gradients and what its backward reads are than both
+    never: Any
+    #: parameters on a rank: of a unit, of another block, and of the largest weight if gradients are copied
+    unit: Any
+    root: Any
+    added: Any
+
+
+@dataclass(slots=True)
+class Coming:
+    """Gradients that come as one repeat of each kind of block runs, as far as they stay on the rank."""
+
+    own: Any
+    #: of these a unit's, such as are there whenever it may hold most, and all where it is unknown when
+    of_unit: Any
+    soon: Any
+    unknown: Any
+
+
+def kinds_bytes(plans: Plans) -> KindBytes:
+    """Return the bytes of all kinds of block."""
+    coming = None if plans.alike.frees is False else coming_gradients(plans)
+    if plans.alone:
+        kinds = plans.kinds.each[plans.alike.variant]
+        every: Any = zip(*[_of_kind(plans, kind) for kind in kinds])  # noqa: B905 - alike
+    else:
+        found = _of_kind(plans, under(plans.kinds, plans.alike.variant))
+        every = [ByKind(_beside(each, plans)) for each in found]
+    return KindBytes(coming, *every)
+
+
+def _beside(each: Bytes, plans: Plans) -> Bytes:
+    """Return columns of kinds beside those of plans, of which they may not depend; kinds come first."""
+    if type(each) is not np.ndarray:
+        return each
+    if each.shape[-1] != len(plans.c.pp):
+        each = np.repeat(each, len(plans.c.pp), axis=-1)
+    return each if each.ndim == _KINDS else each.swapaxes(0, 1)
+
+
+def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
+    """Return the bytes of a kind of block, or of all kinds, as ``KindBytes`` has them.
+
+    Under autocast what is kept is also the short copies of weights, one for each micro-batch, unless they
+    are made again with the block: the casts that a context remembers end with the forward.
     """
-
-    replicated: Any
-    tensor: Any = None
-    sequence: Any = None
-    expert: Any = None
-    loss: Any = None
-    fixed: Any = None
-
-
-def saved_table(ways: Sequence[Sequence[Saved]]) -> SavedTable:
-    """Return several blocks' bytes in each of some ways, as columns beside those of plans."""
-    table = np.array(
-        [[[getattr(saved, name) for saved in way] for way in ways] for name in _WAYS], dtype=float
-    )
-    named = zip(_WAYS, table.transpose(0, 2, 1), strict=True)
-    return SavedTable(**{name: own for name, own in named if name == "replicated" or own.any()})
-
-
-def saved_bytes(saved: Saved | SavedTable, c: Columns, facts: Facts | None = None) -> Bytes:
-    """Return one micro-batch's bytes on one rank of activations given for one sample.
-
-    ``facts``: of the job whose kinds of block these are; None where sequence parallelism divides any.
-    """
-    per_sample: Any = saved.replicated
-    if saved.tensor is not None:
-        per_sample = per_sample + (saved.tensor / c.tp + _of_experts(saved, c))
-    elif saved.expert is not None:
-        per_sample = per_sample + _of_experts(saved, c)
-    if saved.sequence is not None:
-        per_sample = per_sample + saved.sequence / _sequence_ranks(facts, c)
-    if saved.loss is not None:
-        per_sample = per_sample + saved.loss / _loss_ranks(c)
-    bytes_: Bytes = per_sample * c.micro_batch_size / c.cp
-    return bytes_ if saved.fixed is None else bytes_ + saved.fixed
-
-
-def _of_experts(saved: Saved | SavedTable, c: Columns) -> Bytes:
-    return 0 if saved.expert is None else saved.expert / expert_tp(c)
-
-
-@derived_with
-def _sequence_ranks(facts: Facts | None, c: Columns) -> Numbers:
-    """Return over how many ranks sequence parallelism divides, of each kind of block if there is a job."""
-    divided = np.equal(c.sequence_parallel, 1)
-    return np.where(divided if facts is None else divided & ~sees_whole(facts, c), c.tp, 1)
-
-
-@derived
-def _loss_ranks(c: Columns) -> Numbers:
-    # without tp the vocabulary need not be known
-    return np.where(c.loss_parallel, vocabulary_tp(c), 1) if np.any(c.loss_parallel) else 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivationTable:
-    """What each of several blocks keeps for backward, and what exists while that runs, for one sample."""
-
-    #: by recompute policy, in the last axis; all of them again under autocast
-    kept: SavedTable
-    #: without and under autocast, in the last axis
-    working: SavedTable
-    #: in place of the former at each of several moments of a block, with the share of its gradients; both
-    #: without and under autocast, and none where no block has several
-    busy: tuple[tuple[SavedTable, Any], ...]
-    #: without and under autocast as well; what a backward of inputs alone leaves to that of the weights
-    awaited: SavedTable
-    #: weights whose gradients are added up, and what lies beside a new one, in two formats as well
-    added: ParameterTotals
-    beside_added: SavedTable
-    #: where such a weight is a later block's as well
-    tied: Any
-    #: what is gone halfway through a unit's backward
-    freed: SavedTable
-    #: of the model's output what a training script holds
-    output: SavedTable
-    #: one more tensor of a parallel loss, by what tp divides
-    of_loss: Any
-    #: parameters that tp ranks gather
-    regathered: Any
-    #: parameters that autocast casts, of one repeat
-    cast: ParameterTotals
-    #: which blocks a recompute policy is for
-    units: Any
-
-
-@remembered
-def activation_table(blocks: tuple[Block, ...]) -> ActivationTable:
-    """Return the activations of some blocks."""
-    ways: tuple[list[Block | Autocast], ...] = list(blocks), [block.autocast or block for block in blocks]
-    multiply = [any(each.kind in _PRODUCTS for each in block.operators) for block in blocks]
-    return ActivationTable(
-        kept=saved_table(
-            [[each.activations.under(policy) for each in way] for way in ways for policy in Recompute]
-        ),
-        working=saved_table([[each.working for each in way] for way in ways]),
-        busy=_busy_tables(blocks),
-        awaited=saved_table([[each.awaited for each in way] for way in ways]),
-        added=totals_table([added_totals(block) for block in blocks]),
-        beside_added=saved_table([[each.beside_added for each in way] for way in ways]),
-        tied=np.array([[_is_tied(block, blocks[place + 1 :])] for place, block in enumerate(blocks)]),
-        freed=saved_table([[block.halfway.freed if block.halfway else Saved() for block in blocks]]),
-        output=saved_table([[block.output for block in blocks]]),
-        of_loss=np.array([[block.loss_parallel_bytes] for block in blocks]),
-        regathered=np.array([[block.regathered] for block in blocks]),
-        cast=totals_table(
-            [
-                cast_totals(block) if own else ParameterTotals()
-                for block, own in zip(blocks, multiply, strict=True)
-            ]
-        ),
-        units=np.array([[block.unit] for block in blocks]),
+    alike, shares, division, policy = plans.alike, plans.shares, plans.division, plans.policy
+    own = _kept(plans, kind, policy)
+    kept = everything = shared_bytes(own, shares)
+    # policies do nothing to some kinds, but for casts
+    again = plans.again
+    if plans.alone and alike.casts is False:
+        again = own is not kind.kept[_NOTHING_AGAIN]
+    if again:
+        everything = shared_bytes(_kept(plans, kind, _NOTHING_AGAIN), shares)
+    casts: Bytes = 0.0
+    if alike.casts is not False:
+        cast = where(alike.casts, plans.job.element.cast * divided_total(kind.cast, division), 0.0)
+        # what is no unit no policy makes again
+        keeps = (kind.of_unit == 0) | (policy <= _ATTENTION_AGAIN)
+        casts = where(keeps, 0.0, cast)
+        kept, everything = kept + where(keeps, cast, 0.0), everything + cast
+    made: Bytes = 0.0
+    if again:
+        # a policy may keep more than what backward reads
+        everything = larger(everything, kept)
+        made = everything - kept
+    # of a block that runs
+    beside = where(alike.remade_waits, 0.0, made)
+    running = _running_bytes(plans, kind, beside)
+    unit = root = never = added = 0.0
+    if alike.gathers is not False:
+        unit = where(alike.gathers, divided_total(kind.unit, division), 0.0)
+        never = _never_met_bytes(plans, kind, unit, everything)
+        if alike.piped is not True or plans.job.rootless:
+            root = divided_total(kind.root, division)
+    if plans.job.element.copied:
+        added = divided_total(kind.added, division)
+    return (
+        kept,
+        running,
+        shared_bytes(kind.awaited, shares) + made if alike.splits is not False else 0.0,
+        _adding_bytes(plans, kind, new=1) + beside if alike.adds is not False else 0.0,
+        casts,
+        _ended_bytes(plans, kind, running) if alike.casts is not False else 0.0,
+        never,
+        unit,
+        root,
+        added,
     )
 
 
-def _busy_tables(blocks: Sequence[Block]) -> tuple[tuple[SavedTable, Any], ...]:
-    """Return the moments of blocks; one with fewer than another has its last one several times."""
-    if not has_moments(blocks):
-        return ()
-    ways = [block.moments for block in blocks], [cast_moments(block) for block in blocks]
-    many = max(len(own) for way in ways for own in way)
-    several = [[[own[min(place, len(own) - 1)] for own in way] for way in ways] for place in range(many)]
-    return tuple(
-        (
-            saved_table([[moment.working for moment in way] for way in moments]),
-            np.array([[moment.meanwhile for moment in way] for way in moments]).T,
+def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
+    """Return what is kept under a policy, or under each plan's."""
+    return kind.kept[policy] if plans.alone else plans.kinds.kept(plans.alike.variant, policy)
+
+
+def _running_bytes(plans: Plans, kind: Kind, again: Bytes) -> Bytes:
+    """Return what exists while one repeat's backward runs: working tensors and what was computed again.
+
+    And the model's output, as long as backward takes, of which Megatron's keeps none (``Saved()`` in its
+    blocks).
+    """
+    alike, made = plans.alike, _working_bytes(plans, kind) + again
+    if kind.regathered is not None and alike.shards is not True:
+        # where attention runs, what stands behind it is gone; of units its gradients are there
+        made = made + where(alike.shards, 0.0, larger(-_freed_bytes(plans, kind), 0.0))
+    if alike.sums is not False and some(kind.tied):
+        sums = _adding_bytes(plans, kind, new=0) + again
+        made = where(alike.sums & kind.tied, larger(made, sums), made)
+    made = made + plans.output
+    return made if kind.of_loss is None else made + kind.of_loss * plans.loss
+
+
+def _working_bytes(plans: Plans, kind: Kind) -> Bytes:
+    """Return what exists while one repeat runs, at its moment of most.
+
+    Where gradients come one by one, with those that are there by then and not at all such moments.
+    """
+    most = shared_bytes(kind.moments[0].working, plans.shares)
+    if not plans.kinds.busy:
+        return most
+    first, *others = kind.moments
+    coming: Bytes = 0.0
+    if plans.alike.one_by_one is not False:
+        alone = where(plans.alike.one_by_one & (plans.c.gradient_accumulation_steps == 1), 1.0, 0.0)
+        gradients = plans.job.element.gradient * divided_total(kind.trainable, plans.division)
+        coming = gradients * alone
+    most = most + first.sooner * coming
+    for moment in others:
+        most = larger(most, shared_bytes(moment.working, plans.shares) + moment.sooner * coming)
+    return most
+
+
+def _adding_bytes(plans: Plans, kind: Kind, *, new: int) -> Bytes:
+    """Return what exists as the largest gradient of one repeat is added to that of a micro-batch before.
+
+    Beside what was made again. Where autocast made the weight a short copy, that one's gradient has taken
+    its place. Of a tied weight two more are there: the later block's waits for the earlier one's, and their
+    sum is one more. A first micro-batch adds no ``new`` one.
+    """
+    several = where(plans.alike.piped, new, new + 2 * kind.tied)
+    gradients = several * plans.job.element.gradient * divided_total(kind.added, plans.division)
+    return gradients + shared_bytes(kind.beside_added, plans.shares)
+
+
+def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
+    """Return what is gone halfway through the backward of one repeat.
+
+    Less what tp ranks gather then, of weights that are stored across the stretches that each of them takes.
+    """
+    freed = shared_bytes(kind.freed, plans.shares)
+    if kind.regathered is None:
+        return freed
+    element = plans.job.element
+    of_weight = where(plans.alike.shards, element.compute, element.parameter)
+    return freed - where(plans.c.tp > 1, _GATHERED_COPIES * of_weight * kind.regathered, 0.0)
+
+
+def _never_met_bytes(plans: Plans, kind: Kind, unit: Numbers, everything: Bytes) -> Bytes:
+    """Return what a unit's gradients and what its backward reads are less than both, where they are most.
+
+    The ones come while the other goes. Most is there as it begins to run, halfway, or when all gradients
+    are. They count in the compute format, and all of them in what is gathered.
+    """
+    if not has_any(unit):
+        return 0.0
+    whole, freed = plans.job.element.compute * unit, _freed_bytes(plans, kind)
+    late, later = kind.late * whole, kind.later * whole
+    return where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
+
+
+def _ended_bytes(plans: Plans, kind: Kind, running: Bytes) -> Bytes:
+    """Return what of running bytes is there when a forward ends: of a head the loss.
+
+    One tensor fewer than backward makes; in parallel as many. Models that are given their targets compute
+    the loss in their forward.
+    """
+    if kind.of_loss is None:
+        return 0.0
+    ended = running - where(plans.c.loss_parallel, 0.0, kind.of_loss * plans.shares.replicated)
+    if plans.alike.piped is not False:
+        # what a stage returned is there up to its loss
+        ended = ended + where(plans.alike.piped, shared_bytes(kind.output, plans.shares), 0.0)
+    return where(kind.head, ended, 0.0)
+
+
+def trained_parameters(plans: Plans) -> Any:
+    """Return the parameters of each kind of block that are trained on a rank, as ``KindBytes`` has them."""
+    kinds, division = plans.kinds, plans.division
+    if plans.alone:
+        return [divided_total(kind.trainable, division) for kind in kinds.each[plans.alike.variant]]
+    return ByKind(_beside(divided_total(kinds.columns[0].trainable, division), plans))
+
+
+def coming_gradients(plans: Plans) -> Coming:
+    """Return the gradients that come as blocks of each kind run."""
+    if plans.alone:
+        kinds = plans.kinds.each[plans.alike.variant]
+        return Coming(*zip(*[_own_gradients(plans, kind) for kind in kinds]))  # noqa: B905 - alike
+    columns = _own_gradients(plans, plans.kinds.columns[0])
+    return Coming(*(ByKind(_beside(each, plans)) for each in columns))
+
+
+def _own_gradients(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
+    """Return the gradients that come as one repeat of a kind runs, as ``Coming`` has them.
+
+    What the root unit gathers comes at the end; what is offloaded is on the host.
+    """
+    gathers = plans.alike.gathers
+    if gathers is True and kind.of_unit is False:
+        return 0.0, 0.0, 0.0, 0.0
+    here = sharded_total(divided(kind.trainable, plans.division), plans.division, gathers)
+    own = plans.job.element.gradient * (plans.alike.offload != _AWAY) * here
+    of_unit = where(kind.of_unit, own, 0.0)
+    if gathers is True:
+        return of_unit, of_unit, 0.0, 0.0
+    soon, unknown = own * kind.soonest, where(kind.unknown, own, 0.0)
+    if gathers is not False:
+        own, soon, unknown = (
+            where(gathers, of_gathering, of_others)
+            for of_gathering, of_others in ((of_unit, own), (0.0, soon), (0.0, unknown))
         )
-        for moments in several
-    )
-
-
-def cast_moments(block: Block) -> tuple[Busy, ...]:
-    """Return the moments at which a block may hold most under autocast."""
-    own = block.autocast or block
-    return own.busy or (Busy(working=own.working, meanwhile=block.meanwhile or 0.0),)
-
-
-def has_moments(blocks: Sequence[Block]) -> bool:
-    """Return whether any block holds most at several moments, in one format or under autocast."""
-    return any(block.busy or (block.autocast and block.autocast.busy) for block in blocks)
-
-
-def _is_tied(block: Block, others: Sequence[Block]) -> bool:
-    tie = None if block.added is None else block.added.tie_group
-    return tie is not None and any(group.tie_group == tie for each in others for group in each.parameters)
-
-
-@derived
-def autocasts(c: Columns) -> Any:
-    """Return where autocast casts what products read; FSDP2 casts weights as it gathers them."""
-    return ~np.atleast_1d(shards_parameters(c))
-
-
-@derived_with
-def cast_bytes(facts: Facts, c: Columns) -> Bytes:
-    """Return the short copies that autocast makes of one repeat's weights, of each kind of block."""
-    of_element = element_bytes(facts).cast
-    if not of_element:
-        return np.zeros((len(block_kinds(facts.model).blocks), 1))
-    casts = local_total(activation_table(block_kinds(facts.model).blocks).cast, c)
-    return np.where(autocasts(c), of_element * casts, 0.0)
-
-
-def kept_bytes(facts: Facts, c: Columns) -> Bytes:
-    """Return what one repeat of each kind of block keeps for backward under each plan's recompute policy.
-
-    Under autocast that is also the short copies of its weights, one for each micro-batch, unless they are
-    made again with the block: the casts that a context remembers end with the forward.
-    """
-    table = activation_table(block_kinds(facts.model).blocks)
-    own = np.atleast_1d(c.recompute) + _POLICIES * autocasts(c)
-    kept = saved_bytes(under(table.kept, own), c, facts)
-    return kept + keeps_casts(facts, c) * cast_bytes(facts, c)
-
-
-@derived_with
-def keeps_casts(facts: Facts, c: Columns) -> Any:
-    """Return which kinds of block keep the casts of their weights, as no policy makes them again."""
-    units = activation_table(block_kinds(facts.model).blocks).units
-    return ~units | is_any_of(c.recompute, _KEEPING_CASTS)
-
-
-def under(table: SavedTable, own: Any) -> SavedTable:
-    """Return the bytes at the chosen places of the last axis, one for each plan."""
-    ways = ((name, getattr(table, name)) for name in _WAYS)
-    return SavedTable(**{name: bytes_.take(own, axis=1) for name, bytes_ in ways if bytes_ is not None})
-
-
-@derived_with
-def sees_whole(facts: Facts, c: Columns) -> Any:
-    """Return which kinds of block see whole sequences: tensors cross whole between stages of our pipelines.
-
-    Only inside of units are they divided then; and nowhere in a model with dropout, which would have to
-    differ along the sequence. Megatron's stages send shares, and it draws for each; so do torchtitan's.
-    """
-    units = activation_table(block_kinds(facts.model).blocks).units
-    crosses_whole = (c.pp > 1) & (not facts.stack.crosses_divided)
-    return (~units & crosses_whole | bool(facts.model.drops)) & (not facts.stack.kernels.fused)
-
-
-def everything_bytes(facts: Facts, kept: Bytes, c: Columns) -> Bytes:
-    """Return what backward reads of one repeat of each kind of block, kept or made again."""
-    table = activation_table(block_kinds(facts.model).blocks)
-    every = under(table.kept, code_of(Recompute.NONE) + _POLICIES * autocasts(c))
-    return np.maximum(saved_bytes(every, c, facts) + cast_bytes(facts, c), kept)
-
-
-def heads(facts: Facts) -> Any:
-    """Return which kinds of block are heads of a closed form; a trace does not tell them apart."""
-    of_loss = activation_table(block_kinds(facts.model).blocks).of_loss
-    return (of_loss > 0) & (not facts.model.dispatched)
+    return own, of_unit, soon, unknown

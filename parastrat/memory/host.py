@@ -24,7 +24,8 @@ from parastrat.hardware import DeviceType
 from parastrat.model import Split
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import rank_columns
-from parastrat.ranks.states import element_bytes, state_bytes
+from parastrat.ranks.division import division
+from parastrat.ranks.states import element_bytes, of_elements, state_bytes
 from parastrat.tables import facts_columns, plan_columns
 
 if TYPE_CHECKING:
@@ -115,8 +116,12 @@ def _states(facts: Facts, plan: Plan) -> dict[str, float]:
     """Return the states that the fullest rank has on its device."""
     of_plan = {name: np.array([value]) for name, value in plan_columns(plan).items()}
     columns = Columns({**facts_columns(facts), **of_plan})
-    states = state_bytes(rank_columns(facts.model, columns), columns, element_bytes(facts))
-    return {name: float(np.max(part)) for name, part in states.items()}
+    load = rank_columns(facts.model, columns)
+    states = state_bytes(
+        load, division(columns), columns.shard, of_elements(columns.offload, element_bytes(facts))
+    )
+    named = ((name, getattr(states, name)) for name in ("parameters", "gradients", "optimizer"))
+    return {name: float(np.max(part)) for name, part in named}
 
 
 def _largest_group(facts: Facts, tp: int) -> float:

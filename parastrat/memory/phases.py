@@ -11,23 +11,15 @@ from enum import StrEnum
 from math import ceil
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from parastrat.memory.flying import in_flight, takes_turns
-from parastrat.memory.gathered import When, gathers, shards_parameters
-from parastrat.memory.one_plan import number_of, one_plan
-from parastrat.memory.peaks import PARTS
-from parastrat.memory.pools import pooled
-from parastrat.memory.unmade import early
-from parastrat.ranks import ranks_of
-from parastrat.ranks.states import context_bytes, element_bytes, local
+from parastrat.memory.gathered import When
+from parastrat.memory.one_plan import one_plan
+from parastrat.memory.parts import PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parastrat.case import Facts
-    from parastrat.memory.one_plan import OnePlan
-    from parastrat.memory.peaks import MomentHeld
+    from parastrat.memory.one_plan import MomentHeld, OnePlan, OneRank
     from parastrat.plan import Plan
 
 
@@ -83,34 +75,32 @@ class RankMemory:
 def memory_by_phase(facts: Facts, plan: Plan) -> tuple[RankMemory, ...]:
     """Return what each distinct pipeline rank of a plan holds through a step."""
     job = one_plan(facts, plan)
-    return tuple(_rank_memory(job, place) for place in range(len(job.held.load.rank)))
+    return tuple(_rank_memory(job, rank) for rank in job.ranks)
 
 
-def _rank_memory(job: OnePlan, place: int) -> RankMemory:
-    counts, rank = job.counts(place), round(number_of(job.held.load.rank, place))
+def _rank_memory(job: OnePlan, rank: OneRank) -> RankMemory:
     return RankMemory(
-        rank=rank,
-        blocks={name: count for name, count in zip(job.names, counts, strict=True) if count},
-        in_flight=float(np.max(in_flight(job.c, rank))),
+        rank=round(rank.rank.load.rank),
+        blocks={name: count for name, count in zip(job.names, rank.counts, strict=True) if count},
+        in_flight=float(rank.held.flying),
         kept={name: ceil(kept) for name, kept in zip(job.names, job.kept, strict=True)},
         phases=(
-            *_forward(job, place),
-            *_backward(job, place),
-            _reduction(job, place),
-            _phase(Stage.STEP, job.moments[0], place),
+            *_forward(job, rank),
+            *_backward(job, rank),
+            _reduction(job, rank),
+            _phase(Stage.STEP, rank.moments[0]),
         ),
     )
 
 
-def _phase(stage: Stage, moment: MomentHeld, place: int, block: str = "", repeat: str = "") -> Phase:
-    own = {name: ceil(number_of(part, place)) for name, part in moment.parts.items()}
+def _phase(stage: Stage, moment: MomentHeld, block: str = "", repeat: str = "") -> Phase:
     return Phase(
         stage=stage,
         block=block,
         repeat=repeat,
-        parts={part: own[part] for part in PARTS},
-        gathered=own.get("gathered", 0),
-        running=own.get("running", 0),
+        parts={part: ceil(size) for part, size in moment.parts.items()},
+        gathered=ceil(moment.gathered),
+        running=ceil(moment.running),
     )
 
 
@@ -123,86 +113,83 @@ class _Moving:
     gathered: float = 0.0
 
 
-def _between(job: OnePlan, place: int, moving: _Moving, stage: Stage, block: str = "") -> Phase:
+def _between(job: OnePlan, rank: OneRank, moving: _Moving, stage: Stage, block: str = "") -> Phase:
     """Return a phase at which no rank peaks, put together as those at which one may."""
-    states = {name: number_of(part, place) for name, part in job.held.states.items()}
-    sharded = shards_parameters(job.c).all()
-    idle = (states["gradients"] - moving.gradients) * pooled(job.facts) if sharded else 0.0
-    transient = moving.gathered + job.buffers(place)
+    constants, held = job.plans.job, rank.held
+    states = {name: getattr(held.states, name) for name in ("parameters", "gradients", "optimizer")}
+    sharded = job.plans.alike.shards
+    idle = (states["gradients"] - moving.gradients) * constants.flags.pooled if sharded else 0.0
+    transient = moving.gathered + held.buffers
     lost = job.facts.stack.fragmentation * (moving.activations + transient)
     parts = {
         **states,
         "gradients": moving.gradients,
         "activations": moving.activations,
         "transient": transient,
-        "overhead": context_bytes(job.facts) + number_of(job.held.pool, place) + idle + lost,
+        "overhead": constants.context + held.pool + idle + lost,
     }
     own = {part: ceil(parts[part]) for part in PARTS}
     return Phase(stage=stage, block=block, parts=own, gathered=ceil(moving.gathered))
 
 
-def _forward(job: OnePlan, place: int) -> Iterator[Phase]:
+def _forward(job: OnePlan, rank: OneRank) -> Iterator[Phase]:
     """Yield what is held between steps, and behind the forward of each kind of block."""
-    counts, gradients = job.counts(place), number_of(job.moments[1].parts["gradients"], place)
-    gradients = min(gradients, *(number_of(each.parts["gradients"], place) for each in job.moments[1:]))
+    counts = rank.counts
+    # a rank of more stages than there are blocks may have none of these
+    standing, backward = rank.held.states.gradients, rank.moments[1:]
+    gradients = min((moment.parts["gradients"] for moment in backward), default=standing)
     # sharded gradients are freed behind the optimizer, those of DDP are views of its buckets
-    at_rest = 0.0 if shards_parameters(job.c).all() else gradients
-    yield _between(job, place, _Moving(gradients=at_rest), Stage.REST)
-    flying = float(np.max(in_flight(job.c, number_of(job.held.load.rank, place))))
+    at_rest = 0.0 if job.plans.alike.shards else gradients
+    yield _between(job, rank, _Moving(gradients=at_rest), Stage.REST)
     one = sum(kept * count for kept, count in zip(job.kept, counts, strict=True))
-    before = flying * one - one
-    if takes_turns(job.c).all():
-        present = [moment for moment in job.moments[1:] if number_of(moment.present, place)]
-        before = max(number_of(moment.parts["activations"], place) for moment in present) - one
+    before = rank.held.flying * one - one
+    if job.plans.alike.turns:
+        before = max((moment.parts["activations"] for moment in backward), default=0.0) - one
     kept, ran = max(before, 0.0), [0] * len(counts)
     for kind in dict.fromkeys(job.kinds.of):
         if counts[kind]:
             ran[kind] = counts[kind]
             kept += job.kept[kind] * counts[kind]
-            gathered = _gathered(job, place, ran, kind)
+            gathered = _gathered(job, rank, ran, kind)
             moving = _Moving(gradients=gradients, activations=kept, gathered=gathered)
-            yield _between(job, place, moving, Stage.FORWARD, job.names[kind])
+            yield _between(job, rank, moving, Stage.FORWARD, job.names[kind])
 
 
-def _gathered(job: OnePlan, place: int, ran: list[int], kind: int) -> float:
+def _gathered(job: OnePlan, rank: OneRank, ran: list[int], kind: int) -> float:
     """Return the gathered parameters and waiting gradients behind a forward."""
-    c, element, everything = job.c, element_bytes(job.facts), job.parameters(place)
-    units = job.units
-    if not gathers(c).all():
+    alike, element, everything = job.plans.alike, job.plans.job.element, job.parameters(rank)
+    units, at = job.units, rank.held
+    if not alike.gathers:
         return 0.0
-    root = sum(number_of(part, place) for part in local(job.held.load.root, c))
-    alone, resharded = (c.pp == 1).all(), np.all(c.reshard_after_forward)
     through = 2 * units[kind]
-    if not resharded:
+    if not job.plans.reshards:
         through = sum(units[each] * count for each, count in enumerate(ran))
-        through = through if alone else everything
-    waiting = number_of(job.held.waiting, place) if np.all(c.gradient_accumulation_steps > 1) else 0.0
-    flying = in_flight(c, number_of(job.held.load.rank, place))
-    unreduced = 0.0 if alone or np.all(early(c, flying)) else element.reduce * everything
-    return element.compute * (root + min(through, everything - root)) + unreduced + waiting
+        through = everything if alike.piped else through
+    unreduced = element.reduce * everything if alike.piped and not at.early else 0.0
+    gathered = element.compute * (at.root + min(through, everything - at.root))
+    return float(gathered + unreduced + at.waiting)
 
 
-def _backward(job: OnePlan, place: int) -> tuple[Phase, ...]:
+def _backward(job: OnePlan, rank: OneRank) -> tuple[Phase, ...]:
     """Return the moments of backward in their order: of each kind the first repeats and the last."""
-    ranks = ranks_of(job.facts.model, job.c)
-    starts, counts = ranks.moments, job.counts(place)
-    present = [moment for moment in job.moments[1:] if number_of(moment.present, place)]
-    most = max((number_of(moment.parts["total"], place) for moment in present), default=0.0)
+    counts, present = rank.counts, rank.moments[1:]
+    most = max((moment.total for moment in present), default=0.0)
     found: list[tuple[float, Phase]] = []
     second: dict[int, tuple[float, int, Phase]] = {}
     for moment in present:
-        kind, freed = int(starts.kinds[moment.moment]), starts.freed[moment.moment, :, place, 0]
-        nth, ran = round(float(freed[kind])) + 1, float(freed.sum())
-        ends = moment.when is When.END and bool(starts.last[moment.moment, place, 0])
+        freed = [count or 0 for count in moment.start.freed]
+        kind, ran = moment.start.place, float(sum(freed))
+        nth = round(freed[kind]) + 1
+        ends = moment.when is When.END and moment.start.last
         repeat = _repeat(moment.when, nth, counts[kind])
-        phase = _phase(Stage.BACKWARD, moment, place, job.names[kind], repeat)
+        phase = _phase(Stage.BACKWARD, moment, job.names[kind], repeat)
         if moment.when is When.COPIED:
             ran += 1
             second[kind] = ran, counts[kind] - nth - 1, phase
         # what is no repeat of its own is told only where the rank peaks
         if moment.when is When.FIRST or ends or repeat[:1].isdigit() or phase.total >= most:
             found.append((sum(counts) if moment.when is When.END else ran, phase))
-    unit_by_unit = (gathers(job.c) & (job.c.pp == 1)).all()
+    unit_by_unit = job.plans.alike.gathers and not job.plans.alike.piped
     if unit_by_unit or not any(moment.when is When.END for moment in present):
         found += [
             (ran + left, _last(job, kind, left, phase))
@@ -223,10 +210,10 @@ def _repeat(when: When, nth: int, many: int) -> str:
 
 def _last(job: OnePlan, kind: int, left: int, second: Phase) -> Phase:
     """Return the last repeat of a kind, so many repeats behind a second one."""
-    freed = job.kept[kind] * left
+    freed, alike = job.kept[kind] * left, job.plans.alike
     gathered = 0.0
-    if gathers(job.c).all() and not np.any(job.c.reshard_after_forward | (job.c.pp > 1)):
-        gathered = element_bytes(job.facts).compute * job.units[kind] * left
+    if alike.gathers and not (job.plans.reshards or alike.piped):
+        gathered = job.plans.job.element.compute * job.units[kind] * left
     lost = job.facts.stack.fragmentation * (freed + gathered)
     less = {"activations": freed, "transient": gathered, "overhead": lost}
     return replace(
@@ -237,15 +224,13 @@ def _last(job: OnePlan, kind: int, left: int, second: Phase) -> Phase:
     )
 
 
-def _reduction(job: OnePlan, place: int) -> Phase:
+def _reduction(job: OnePlan, rank: OneRank) -> Phase:
     """Return the end of backward, at which FSDP2 reduces what is left: the root, under a pipeline all."""
-    c, element = job.c, element_bytes(job.facts)
-    gradients = number_of(job.held.states["gradients"], place)
-    if not gathers(c).all():
-        return _between(job, place, _Moving(gradients=gradients), Stage.REDUCTION)
-    if (c.pp > 1).all():
-        whole = (element.compute + element.reduce) * job.parameters(place)
-        return _between(job, place, _Moving(gradients=0.0, gathered=whole), Stage.REDUCTION)
-    root = sum(number_of(part, place) for part in local(job.held.load.root, c))
-    whole = (element.compute + element.reduce) * root
-    return _between(job, place, _Moving(gradients=gradients, gathered=whole), Stage.REDUCTION)
+    alike, element, gradients = job.plans.alike, job.plans.job.element, rank.held.states.gradients
+    if not alike.gathers:
+        return _between(job, rank, _Moving(gradients=gradients), Stage.REDUCTION)
+    if alike.piped:
+        whole = (element.compute + element.reduce) * job.parameters(rank)
+        return _between(job, rank, _Moving(gradients=0.0, gathered=whole), Stage.REDUCTION)
+    whole = (element.compute + element.reduce) * rank.held.root
+    return _between(job, rank, _Moving(gradients=gradients, gathered=whole), Stage.REDUCTION)

@@ -1,31 +1,28 @@
 """Memory that an allocator holds and nothing uses: torch's caches blocks by the stream that made them.
 
-FSDP2 gathers in a stream of its own, and its reduced gradients come from another; what is freed there does
-not serve the activations. Nor do they fill what one weight's gradient was copied to. Sources:
-https://docs.pytorch.org/docs/stable/notes/cuda.html (memory management);
-torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``foreach_all_gather``, ``foreach_reduce``).
+FSDP2 gathers in a stream of its own, and its reduced gradients come from another, as FSDP1's casts of them
+do; what is freed there does not serve the activations. Nor do they fill what one weight's gradient was
+copied to. Sources: https://docs.pytorch.org/docs/stable/notes/cuda.html (memory management);
+torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py (``foreach_all_gather``, ``foreach_reduce``);
+torch/distributed/fsdp/_runtime_utils.py (``_post_backward_hook``).
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from parastrat.elementwise import larger, taken, where
 from parastrat.hardware import DeviceType
-from parastrat.memory.activations import activation_table
-from parastrat.memory.gathered import gathers, unit_parameters
-from parastrat.ranks import block_kinds
-from parastrat.ranks.states import element_bytes, local_total, root_totals
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from parastrat.case import Facts
-    from parastrat.columns import Columns
-    from parastrat.ranks import RankLoad
-    from parastrat.ranks.kinds import Kinds
-    from parastrat.ranks.states import ElementBytes
-    from parastrat.units import Bytes
+    from parastrat.memory.activations import KindBytes
+    from parastrat.memory.plans import Plans
+    from parastrat.ranks.spread import Rank
+    from parastrat.units import Bytes, Mask, Numbers
 
 
 def pooled(facts: Facts) -> bool:
@@ -36,61 +33,59 @@ def pooled(facts: Facts) -> bool:
     return not facts.stack.gathers_in_graph and facts.hardware.device.type is not DeviceType.CPU
 
 
-def idle_pool(facts: Facts, load: RankLoad, c: Columns) -> Bytes:
-    """Return what an allocator holds between the moments of a step at which it is used."""
-    kinds, element = block_kinds(facts.model), element_bytes(facts)
-    way = _pool_apart if facts.stack.ends_apart else gathering_pool
-    gathering = way(kinds, load, c, element) * pooled(facts)
-    if facts.stack.casts_gradients_aside:
-        gathering = gathering + _casting_pool(kinds, load, c, element) * pooled(facts)
-    return gathering + (_copying_pool(facts, load, c) if element.copied else 0.0)
-
-
-def _copying_pool(facts: Facts, load: RankLoad, c: Columns) -> Bytes:
-    """Return the copy of a rank's largest gradient, which no tensor of activations is as large as.
-
-    Source: DeepSpeed runtime/bf16_optimizer.py @56c5223, update_hp_grads.
-    """
-    kinds = block_kinds(facts.model)
-    weights = local_total(activation_table(kinds.blocks).added, c)
-    return element_bytes(facts).copied * _largest(weights, load)
-
-
-def _largest(each: Any, load: RankLoad) -> Any:
-    """Return the largest of what each kind of block has, of those that a rank has."""
-    own = each.reshape(len(each), *[1] * (np.ndim(load.rank) - 1), -1)
-    return np.where(np.asarray(load.repeats) > 0, own, 0.0).max(axis=0)
-
-
-def _casting_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
-    """Return the gradients of the largest unit in the format that they are reduced in, as FSDP1 casts them.
-
-    Source: torch/distributed/fsdp/_runtime_utils.py, _post_backward_hook.
-    """
-    largest = np.maximum(_largest(unit_parameters(kinds, c), load), local_total(load.root, c))
-    return np.where(gathers(c), element.reduce * largest, 0.0)
-
-
-def _pool_apart(kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
-    """Return the same where no block belongs to a root: two that follow each other are on their way."""
-    each = unit_parameters(kinds, c) + local_total(root_totals(kinds), c)
-    present = [own * (count > 0) for own, count in zip(each, load.repeats, strict=True)]
-    pairs = [present[first] + present[second] for first, second in pairwise(kinds.of)]
-    pairs += [2 * own * (count > 1) for own, count in zip(present, load.repeats, strict=True)]
-    return np.where(gathers(c), element.compute * np.maximum.reduce([*present, *pairs]), 0.0)
-
-
-def gathering_pool(kinds: Kinds, load: RankLoad, c: Columns, element: ElementBytes) -> Bytes:
-    """Return the buffers that all-gathers fill before parameters are copied out of them.
-
-    Two units are on their way at once, the running one's and the prefetched next; the root goes alone.
+def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers: Mask) -> Bytes:
+    """Return what an allocator holds between the moments of a step at which it is used.
 
     Args:
-        kinds: the model's kinds of block.
-        load: what a pipeline rank holds.
-        c: the plans.
-        element: bytes of an element.
+        plans: the plans.
+        kinds: of one repeat of each kind of block.
+        rank: the blocks of the rank, or of all ranks.
+        root: the parameters of its root.
+        gathers: where parameters are gathered, which leaves most of it.
     """
-    largest = _largest(unit_parameters(kinds, c), load)
-    root = local_total(load.root, c)
-    return np.where(gathers(c), element.compute * np.maximum(root, 2 * largest), 0.0)
+    job, pool = plans.job, 0.0
+    if job.flags.pooled and gathers is not False:
+        largest = _largest_unit(plans, kinds, rank)
+        # two units are on their way at once, the running one's and the prefetched next; the root goes alone
+        elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, 2 * largest)
+        pool = job.element.compute * elements
+        if job.stack.casts_gradients_aside:
+            pool = pool + job.element.reduce * larger(root, largest)
+        pool = where(gathers, pool, 0.0)
+    if job.element.copied:
+        # of the largest gradient, which no tensor of activations is as large as (DeepSpeed
+        # runtime/bf16_optimizer.py @56c5223, update_hp_grads)
+        pool = pool + job.element.copied * _largest(_present(kinds.added, rank.load.repeats, rank.rows))
+    return pool
+
+
+def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
+    """Return the elements that are on their way at once where no block belongs to a root.
+
+    Those of two blocks that follow each other.
+    """
+    repeats = rank.load.repeats
+    units, roots = (_present(each, repeats, rank.rows) for each in (kinds.unit, kinds.root))
+    present = [unit + root for unit, root in zip(units, roots, strict=True)]
+    pairs = (present[first] + present[second] for first, second in pairwise(plans.job.pipelines.kinds.of))
+    several = (own * (1 + (count > 1)) for own, count in zip(present, repeats, strict=True))
+    return _largest((*pairs, *several))
+
+
+def _largest_unit(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
+    """Return the parameters of the largest unit that a rank has."""
+    units = plans.job.pipelines.kinds.units
+    return _largest(_present(compress(kinds.unit, units), compress(rank.load.repeats, units), rank.rows))
+
+
+def _present(each: Any, repeats: Iterable[Numbers], rows: Any) -> Iterator[Numbers]:
+    """Yield what a repeat of each kind of block has, 0 of those that a rank has none of."""
+    for own, count in zip(each, repeats):  # noqa: B905 - what is 0 of all kinds is so without end
+        yield (own if count else 0.0) if rows is None else where(count > 0, taken(own, rows), 0.0)
+
+
+def _largest(several: Iterable[Numbers]) -> Numbers:
+    most: Numbers = 0.0
+    for own in several:
+        most = larger(most, own)
+    return most

@@ -3,23 +3,19 @@
 from parastrat.ranks.load import (
     ParameterTotals,
     RankLoad,
-    Ranks,
     block_kinds,
     mean_ranks,
     pipeline_ranks,
     rank_columns,
-    ranks_of,
     whole_model,
 )
 
 __all__ = [
     "ParameterTotals",
     "RankLoad",
-    "Ranks",
     "block_kinds",
     "mean_ranks",
     "pipeline_ranks",
     "rank_columns",
-    "ranks_of",
     "whole_model",
 ]

@@ -122,14 +122,6 @@ class Turns:
         return Turns(at_kinds=self.at_kinds.take(places, axis=-1), ending=self.ending.take(places, axis=-1))
 
 
-def stacked(several: Sequence[Turns]) -> Turns:
-    """Return those of several pipelines with as many ranks, which then have the last axis."""
-    return Turns(
-        at_kinds=np.stack([each.at_kinds for each in several], axis=-1),
-        ending=np.stack([each.ending for each in several], axis=-1),
-    )
-
-
 def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool) -> Any:
     """Return what is alive on ranks as each begins its first backward, but for what ran before a block.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +17,11 @@ if TYPE_CHECKING:
 
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
-    from parastrat.ranks.flights import Turns
     from parastrat.ranks.kinds import Kinds
-    from parastrat.ranks.moments import Moments
-    from parastrat.ranks.pipelines import RankTable
+    from parastrat.ranks.pipelines import Pipelines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ParameterTotals:
     """Parameters of one pipeline rank by what divides them, ties on the rank counted once.
 
@@ -46,12 +43,16 @@ class ParameterTotals:
             part * share if has_any(part) else 0
             for part in (self.replicated, self.tensor, self.expert, self.vocabulary)
         )
-        return ParameterTotals(**dict(zip(DIVIDED, shares, strict=True)))
+        return ParameterTotals(*shares)
 
 
 def has_any(parameters: Numbers) -> bool:
     """Return whether a model may have any of some parameters."""
-    return not (isinstance(parameters, int) and parameters == 0)
+    return type(parameters) is not int or parameters != 0
+
+
+#: what holds none
+NO_PARAMETERS = ParameterTotals()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ def pipeline_ranks(
         bent: the chain runs down the ranks and up again, as under the V schedules.
     """
     ranks = pipelines_of(model).ranks_of((pp, virtual_stages, bent))
-    return tuple(_load(model, tuple(row)) for row in ranks.tolist())
+    return tuple(load_of(pipelines_of(model), tuple(row)) for row in ranks.tolist())
 
 
 @remembered
@@ -94,78 +95,16 @@ def block_kinds(model: ModelSpec) -> Kinds:
     return pipelines_of(model).kinds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ranks:
-    """The distinct pipeline ranks of many plans.
+@derived_with
+def rank_columns(model: ModelSpec, c: Columns) -> RankLoad:
+    """Return what the distinct pipeline ranks of many plans hold, as arrays with ranks before plans.
 
     A plan with fewer distinct ranks than another has its last one several times.
     """
-
-    model: ModelSpec
-    table: RankTable
-    #: which of the table's pipelines each plan has
-    at: Any
-
-    @cached_property
-    def every(self) -> RankLoad:
-        """What they hold, as arrays with ranks before plans."""
-        return _load(self.model, self.table.numbers.take(self.at, axis=2))
-
-    @property
-    def counts(self) -> Any:
-        """How many each plan has."""
-        return self.table.counts[self.at]
-
-    def foremost(self, most: int) -> RankLoad:
-        """Return what the first ranks of each pipeline hold, which have most micro-batches in flight."""
-        return _load(self.model, self.table.numbers[:, :most].take(self.at, axis=2))
-
-    def turning(self, ways: Any) -> Turns:
-        """Return what ranks hold of plans all of whose virtual stages take turns.
-
-        Args:
-            ways: the place of each plan's way among ``flights.WAYS``.
-        """
-        return pipelines_of(self.model).turning(self.at, ways, self.table.numbers.shape[1])
-
-    def first_backwards(self, most: int, ways: Any, kinds: Any) -> Any:
-        """Return what the first ranks of such plans hold as they begin their first backward.
-
-        Args:
-            most: of the ranks.
-            ways: as of ``turning``.
-            kinds: that run then.
-
-        Returns:
-            These kinds before all that are held before ranks before plans.
-        """
-        most = min(most, self.table.numbers.shape[1])
-        return pipelines_of(self.model).first_backwards(self.at, ways, most, kinds)
-
-    def among(self, rows: Any) -> Ranks:
-        """Return those of some plans."""
-        return Ranks(model=self.model, table=self.table, at=self.at[rows])
-
-    @cached_property
-    def moments(self) -> Moments:
-        """When they may peak, in arrays with ranks before plans."""
-        return self.table.moments.at(self.at)
-
-    def foremost_moments(self, most: int) -> Moments:
-        """Return when the first ranks of each pipeline may, for each kind of block the first time alone."""
-        return self.table.moments.foremost().ranks(most).at(self.at)
-
-
-@derived_with
-def ranks_of(model: ModelSpec, c: Columns) -> Ranks:
-    """Return the distinct pipeline ranks of many plans."""
-    table, at = pipelines_of(model).table(c)
-    return Ranks(model=model, table=table, at=at)
-
-
-def rank_columns(model: ModelSpec, c: Columns) -> RankLoad:
-    """Return what the distinct pipeline ranks of many plans hold, as arrays with ranks before plans."""
-    return ranks_of(model, c).every
+    pipelines = pipelines_of(model)
+    table, at = pipelines.table(c)
+    deepest = int(table.counts[at].max(initial=1))
+    return load_of(pipelines, table.padded[:, :deepest].take(at, axis=2))
 
 
 def mean_ranks(model: ModelSpec, c: Columns) -> RankLoad:
@@ -183,19 +122,11 @@ def mean_ranks(model: ModelSpec, c: Columns) -> RankLoad:
     )
 
 
-def _load(model: ModelSpec, numbers: Any) -> RankLoad:
+def load_of(pipelines: Pipelines, numbers: Any) -> RankLoad:
     """Return a rank by its numbers: its place, the repeats of every kind of block, and its totals."""
-    pipelines = pipelines_of(model)
     many, width = len(pipelines.kinds.blocks), len(DIVIDED)
     rank, repeats, totals = numbers[0], numbers[1 : 1 + many], numbers[1 + many :]
     own = [part if stated else 0 for part, stated in zip(totals, pipelines.stated, strict=True)]
-    return RankLoad(
-        rank=rank,
-        repeats=repeats,
-        **{
-            part: ParameterTotals(
-                **dict(zip(DIVIDED, own[place * width : (place + 1) * width], strict=True))
-            )
-            for place, part in enumerate(TOTALS)
-        },
-    )
+    parts = (own[place * width : (place + 1) * width] for place in range(len(TOTALS)))
+    found = (ParameterTotals(*part) if any(map(has_any, part)) else NO_PARAMETERS for part in parts)
+    return RankLoad(rank=rank, repeats=repeats, **dict(zip(TOTALS, found, strict=True)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,29 +25,6 @@ class Moments:
     behind: Any
     #: where nothing is left to run backward
     last: Any
-
-    def at(self, places: Any) -> Moments:
-        """Return the moments at some places of the last axis."""
-        return self._each(lambda column: column.take(places, axis=-1))
-
-    def ranks(self, most: int) -> Moments:
-        """Return the moments of the first ranks of every pipeline."""
-        return self._each(lambda column: column[..., :most, :])
-
-    def foremost(self) -> Moments:
-        """Return of each kind of block the first of its moments alone."""
-        places = np.sort(np.unique(self.kinds, return_index=True)[1])
-        return replace(self._each(lambda column: column[places]), kinds=self.kinds[places])
-
-    def _each(self, chosen: Callable[[Any], Any]) -> Moments:
-        return Moments(
-            kinds=self.kinds,
-            present=chosen(self.present),
-            first=chosen(self.first),
-            freed=chosen(self.freed),
-            behind=chosen(self.behind),
-            last=chosen(self.last),
-        )
 
 
 def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> Moments:

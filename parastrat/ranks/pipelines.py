@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from parastrat.choices import is_any_of
 from parastrat.model import Split
-from parastrat.ranks.flights import Turns, first_backwards, stacked, turns
+from parastrat.ranks.flights import Turns, first_backwards, turns
 from parastrat.ranks.kinds import Kinds, kinds_of, weights_of
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.stages import cut_chain, loads_of
+from parastrat.ranks.starts import Starts, starts_of
 from parastrat.remembered import remembered
 from parastrat.schedules import V_SHAPED
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.model import ModelSpec
-    from parastrat.ranks.moments import Moments
 
 #: the totals of a rank, each by what divides it
 TOTALS = ("trainable", "frozen", "root")
@@ -31,29 +32,32 @@ _COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXP
 Shape: TypeAlias = tuple[int, int, bool]
 _BENT = tuple(sorted(V_SHAPED))
 
+#: ranks whose backward floors look at: the first has most in flight, of those behind it the next
+FOREMOST = 2
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)
 class RankTable:
-    """The distinct ranks of several pipelines, in arrays with ranks before pipelines.
+    """The distinct ranks of several pipelines in arrays, one pipeline behind another."""
 
-    A pipeline with fewer distinct ranks than another has its last one several times.
-    """
-
-    #: place in the pipeline, repeats of every kind of block, and the totals
+    #: place in the pipeline, repeats of every kind of block, and the totals; ranks in the last axis
     numbers: Any
-    moments: Moments
-    #: distinct ranks of each pipeline
+    #: the blocks that start backward on them
+    starts: Starts
+    #: distinct ranks of each pipeline, and the place of its first one
     counts: Any
+    firsts: Any
 
-    def ranks(self, most: int) -> RankTable:
-        """Return the first ranks of every pipeline."""
-        if most == self.numbers.shape[1]:
-            return self
-        return replace(
-            self,
-            numbers=self.numbers[:, :most],
-            moments=self.moments.ranks(most),
-        )
+    @cached_property
+    def padded(self) -> Any:
+        """The numbers with ranks before pipelines; one with fewer than another has its last again."""
+        among = np.minimum(np.arange(self.counts.max(initial=1))[:, None], self.counts - 1)
+        return self.numbers.take(among + self.firsts, axis=-1)
+
+    @cached_property
+    def foremost(self) -> Starts:
+        """Of the starts those of the first ranks, of each kind of block the first one."""
+        return self.starts.foremost(FOREMOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +97,14 @@ class Pipelines:
     cuts: list[Cut] = field(default_factory=list)
     #: of those of them whose ranks have several virtual stages and that were asked for, what these hold
     turns: dict[int, tuple[Turns, ...]] = field(default_factory=dict)
-    firsts: dict[int, Any] = field(default_factory=dict)
+    firsts: dict[int, tuple[Turns, ...]] = field(default_factory=dict)
+    told_turns: dict[tuple[int, int], Any] = field(default_factory=dict)
+    told_ranks: dict[Shape, Any] = field(default_factory=dict)
     #: all of these, in the last entry
     tables: list[RankTable] = field(default_factory=list)
 
     def table(self, c: Columns) -> tuple[RankTable, Any]:
-        """Return the ranks of many plans' pipelines, and which of the pipelines each plan has."""
+        """Return the ranks of pipelines, and which of these each of many plans has."""
         many = int(np.max(c.virtual_stages, initial=0)) + 1
         bent = is_any_of(c.pp_schedule, _BENT)
         shapes = (c.pp * many + c.virtual_stages) * 2 + bent
@@ -111,17 +117,21 @@ class Pipelines:
 
     def table_of(self, *shapes: Shape) -> tuple[RankTable, Any]:
         """Return a table with some pipelines, and their places there."""
-        places = [self._cut(shape) for shape in shapes]
-        if not self.tables or self.tables[-1].numbers.shape[2] < len(self.cuts):
+        places = [self.place_of(shape) for shape in shapes]
+        if not self.tables or len(self.tables[-1].counts) < len(self.cuts):
             self.tables[:] = [self._table()]
-        most = max((len(self.cuts[place].rows) for place in set(places)), default=1)
-        return self.tables[-1].ranks(most), np.array(places, dtype=np.int64)
+        return self.tables[-1], np.array(places, dtype=np.int64)
+
+    @property
+    def starts_of_plan(self) -> float:
+        """How many blocks start backward on the ranks of a pipeline, in the mean of those so far."""
+        return float(self.tables[-1].starts.counts.mean()) if self.tables else 1.0
 
     def ranks_of(self, shape: Shape) -> Any:
         """Return the distinct ranks of one pipeline as rows of numbers."""
-        return self._numbers(self.cuts[self._cut(shape)].rows)
+        return self._numbers(self.cuts[self.place_of(shape)].rows)
 
-    def _cut(self, shape: Shape) -> int:
+    def place_of(self, shape: Shape) -> int:
         """Return the place of a pipeline, which is cut if it was not."""
         if shape not in self.known:
             self.known[shape] = len(self.cuts)
@@ -139,53 +149,24 @@ class Pipelines:
         blocks = len(self.kinds.of)
         counts = np.array([len(cut.rows) for cut in self.cuts], dtype=np.int64)
         rows = np.concatenate(
-            [np.empty((0, 1 + blocks + self.parts.shape[1])), *(c.rows for c in self.cuts)]
+            [np.empty((0, 1 + blocks + self.parts.shape[1])), *(cut.rows for cut in self.cuts)]
         )
-        # after the last rank of a pipeline it stands again
-        among = np.minimum(np.arange(counts.max(initial=1))[:, None], counts - 1)
-        places = among + np.cumsum(counts) - counts
+        numbers = np.ascontiguousarray(self._numbers(rows).T)
+        units = self.kinds.units
         return RankTable(
-            numbers=self._numbers(rows).T.take(places, axis=-1),
-            moments=moments_of(rows[:, 1 : 1 + blocks], self.kinds.of, self.kinds.units).at(places),
+            numbers=numbers,
+            starts=starts_of(
+                moments_of(rows[:, 1 : 1 + blocks], self.kinds.of, units),
+                numbers[1 : 1 + len(units)],
+                units,
+                [block.unit and block.parameter_count > 0 for block in self.kinds.blocks],
+                counts,
+            ),
             counts=counts,
+            firsts=np.cumsum(counts) - counts,
         )
 
-    def turning(self, at: Any, ways: Any, ranks: int) -> Turns:
-        """Return what virtual stages hold at the moments of most, on so many ranks before plans.
-
-        Args:
-            at: the places of the plans' pipelines.
-            ways: the places of their ways among ``flights.WAYS``.
-            ranks: of each plan; what the last one of a pipeline with fewer holds stands again.
-        """
-        found, own = np.unique(at, return_inverse=True)
-        every = [
-            [way.at(_among(len(self.cuts[place].rows), ranks)) for way in self._turns_of(place)]
-            for place in found.tolist()
-        ]
-        return stacked([each for way in zip(*every, strict=True) for each in way]).at(
-            own + len(found) * ways
-        )
-
-    def first_backwards(self, at: Any, ways: Any, ranks: int, kinds: Any) -> Any:
-        """Return what virtual stages hold as ranks begin their first backward; arguments as of ``turning``.
-
-        Returns:
-            Chosen kinds that run before all that are held before ranks before plans.
-        """
-        found, own = np.unique(at, return_inverse=True)
-        every = np.stack(
-            [
-                self._firsts_of(place).take(_among(len(self.cuts[place].rows), ranks), axis=-1)
-                for place in found.tolist()
-            ],
-            axis=-1,
-        )[kinds]
-        # ways and pipelines in one axis, which plans take the place of
-        flat = np.moveaxis(every, 2, 3).reshape(*every.shape[:2], ranks, -1)
-        return flat.take(ways * len(found) + own, axis=-1)
-
-    def _turns_of(self, place: int) -> tuple[Turns, ...]:
+    def turns_of(self, place: int) -> tuple[Turns, ...]:
         """Return what the distinct ranks of a pipeline hold in each of ``flights.WAYS``."""
         if place not in self.turns:
             cut = self.cuts[place]
@@ -194,11 +175,16 @@ class Pipelines:
             )
         return self.turns[place]
 
-    def _firsts_of(self, place: int) -> Any:
+    def firsts_of(self, place: int) -> tuple[Turns, ...]:
+        """Return what its foremost ranks hold as they begin their first backward."""
         if place not in self.firsts:
             cut = self.cuts[place]
-            ranks = cut.rows[:, 0].astype(np.int64)
-            self.firsts[place] = first_backwards(cut.held, self.of_kind, ranks, is_bent=cut.is_bent)
+            ranks = cut.rows[:FOREMOST, 0].astype(np.int64)
+            found = first_backwards(cut.held, self.of_kind, ranks, is_bent=cut.is_bent)
+            self.firsts[place] = tuple(
+                Turns(at_kinds=found[None, :, :, way], ending=np.zeros((1, found.shape[1], len(ranks))))
+                for way in range(found.shape[2])
+            )
         return self.firsts[place]
 
     def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Cut:
@@ -245,11 +231,6 @@ class Pipelines:
             alike.setdefault(told[same], []).append(rank)
         groups = {own[0]: own for own in alike.values()}
         return [groups[rank] for rank in cut.rows[:, 0].astype(int).tolist()]
-
-
-def _among(many: int, ranks: int) -> Any:
-    """Return which of a pipeline's distinct ranks each of so many is: behind the last one that again."""
-    return np.minimum(np.arange(ranks), many - 1)
 
 
 def _told(repeats: Any, kinds: Any) -> tuple[bytes, bytes]:

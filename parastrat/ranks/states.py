@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from parastrat.columns import code_of, derived, derived_with
+from parastrat.columns import code_of
+from parastrat.elementwise import some, taken
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
-from parastrat.ranks.load import ParameterTotals, has_any
+from parastrat.ranks.division import divided, division, local, sharded_total
+from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
 from parastrat.ranks.pipelines import DIVIDED
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
@@ -21,10 +23,15 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.model import Block, ModelSpec
+    from parastrat.ranks.division import Division
     from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.load import RankLoad
     from parastrat.stack import Stack
     from parastrat.units import Numbers
+
+
+_UNSHARDED, _SHARDED = code_of(Shard.NONE), code_of(Shard.PARAMETERS)
+_HERE, _AWAY = code_of(Offload.NONE), code_of(Offload.PARAMETERS)
 
 #: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps
 _FP32 = 4
@@ -91,93 +98,71 @@ def _under(precision: Precision, own: int | None, usual: int) -> int:
     return usual if own is None or precision is not Precision.FP16_MIXED else own
 
 
-@derived_with
-def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
-    """Return the dense and the expert parameters that tp and ep leave on one rank; 0 if there are none."""
-    some = has_any(totals.replicated) or has_any(totals.tensor)
-    dense = totals.replicated + totals.tensor / c.tp if some else 0
-    if has_any(totals.vocabulary):
-        dense = dense + totals.vocabulary / vocabulary_tp(c)
-    return dense, totals.expert / _expert_divisor(c) if has_any(totals.expert) else 0
+@dataclass(slots=True)
+class States:
+    """The bytes that stay on a rank from step to step; what is offloaded is on the host."""
+
+    parameters: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    #: beside these the temporary copy that a foreach optimizer makes while it steps
+    stepping: Numbers
+
+    @property
+    def kept(self) -> Numbers:
+        return self.parameters + self.gradients + self.optimizer
+
+    def at(self, places: Any) -> States:
+        """Return those at some places."""
+        every = self.parameters, self.gradients, self.optimizer, self.stepping
+        return States(*(taken(column, places) for column in every))
 
 
-@derived_with
-def local_total(totals: ParameterTotals, c: Columns) -> Numbers:
-    """Return the parameters that tp and ep leave on one rank, dense and expert."""
-    dense, expert = local(totals, c)
-    return dense + expert
+class OfElements(NamedTuple):
+    """Bytes on the device of an element of each part of ``States``; what is offloaded is on the host."""
+
+    parameter: Numbers
+    gradient: Numbers
+    optimizer: Numbers
+    stepping: Numbers
 
 
-@derived
-def vocabulary_tp(c: Columns) -> Numbers:
-    """Return over how many tp ranks tables and logits are divided; as is usual where nothing is known."""
-    if not (c.has("vocab") and c.has("pads_vocabulary")):
-        return c.tp
-    divides: Numbers = np.where(c.pads_vocabulary | (c.vocab % c.tp == 0), c.tp, 1)
-    return divides
+def of_elements(offload: Numbers, element: ElementBytes) -> OfElements:
+    """Return the bytes of elements under plans' choices of offload."""
+    here, steps_here = offload != _AWAY, offload == _HERE
+    return OfElements(
+        here * element.parameter,
+        here * element.gradient,
+        steps_here * element.optimizer,
+        steps_here * element.step,
+    )
 
 
-@derived
-def _expert_divisor(c: Columns) -> Numbers:
-    divisor: Numbers = np.where(c.ep > 1, c.ep, expert_tp(c))
-    return divisor
+def state_bytes(load: RankLoad, d: Division, shard: Numbers, of: OfElements) -> States:
+    """Return the states of a rank under plans' choices of shards."""
+    return states_of(divided(load.trainable, d), load.frozen, d, shard, of)
 
 
-@derived
-def expert_tp(c: Columns) -> Numbers:
-    """Return over how many tp ranks what experts compute is divided: their width, or under ep their tokens.
-
-    torchtitan splits what it sends over tp (``ReordererSequenceParallel``), and as much comes back from the
-    other ranks. Without ep it is the stack's whether tp divides experts.
-    """
-    divisor: Numbers = np.where((c.ep > 1) | c.divides_experts, c.tp, 1)
-    return divisor
-
-
-@derived
-def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
-    """Return over how many ranks dense and expert parameters are sharded, as torchtitan's meshes do."""
-    dense = c.dp_shard * c.cp
-    return dense, np.where(c.ep > 1, dense * c.tp / c.ep, dense)
-
-
-def divided_over(parts: tuple[Numbers, Numbers], ranks: tuple[Numbers, Numbers], sharded: Any) -> Numbers:
-    """Return dense and expert parameters, divided over their ranks where they are sharded."""
-    own = [
-        part / np.where(sharded, over, 1) for part, over in zip(parts, ranks, strict=True) if has_any(part)
-    ]
-    return sum(own[1:], own[0]) if own else 0
-
-
-def state_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> dict[str, Any]:
-    """Return the bytes that stay from step to step; what is offloaded is on the host."""
-    ranks, own = shard_ranks(c), local(load.trainable, c)
-
-    def divided(parts: tuple[Numbers, Numbers], least: Shard) -> Numbers:
-        return divided_over(parts, ranks, c.shard >= code_of(least))
-
-    whole = divided(own, Shard.PARAMETERS)
-    trainable = dict.fromkeys((Shard.PARAMETERS, Shard.GRADIENTS, Shard.OPTIMIZER), whole)
-    if np.any((c.shard > code_of(Shard.NONE)) & (c.shard < code_of(Shard.PARAMETERS))):
+def states_of(
+    own: tuple[Numbers, Numbers], frozen: ParameterTotals, d: Division, shard: Numbers, of: OfElements
+) -> States:
+    """Return what ``state_bytes`` does of the dense and expert parameters that a rank trains."""
+    parameter, gradient, state, step = of
+    sharded = shard >= _SHARDED
+    parameters = gradients = optimizer = sharded_total(own, d, sharded)
+    if sharded is not True and some((shard > _UNSHARDED) & (shard < _SHARDED)):
         # what is searched shards all or nothing
-        trainable |= {shard: divided(own, shard) for shard in (Shard.GRADIENTS, Shard.OPTIMIZER)}
-    parameters_here = c.offload != code_of(Offload.PARAMETERS)
-    frozen = divided(local(load.frozen, c), Shard.PARAMETERS)
-    return {
-        "parameters": parameters_here * element.parameter * (trainable[Shard.PARAMETERS] + frozen),
-        "gradients": parameters_here * element.gradient * trainable[Shard.GRADIENTS],
-        "optimizer": (c.offload == code_of(Offload.NONE)) * element.optimizer * trainable[Shard.OPTIMIZER],
-    }
+        gradients, optimizer = (
+            sharded_total(own, d, shard >= code_of(least)) for least in (Shard.GRADIENTS, Shard.OPTIMIZER)
+        )
+    if frozen is not NO_PARAMETERS:
+        parameters = parameters + sharded_total(divided(frozen, d), d, sharded)
+    return States(parameter * parameters, gradient * gradients, state * optimizer, step * optimizer)
 
 
 def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
     """Return the parameters that one rank's optimizer updates."""
-    return divided_over(local(load.trainable, c), shard_ranks(c), c.shard >= code_of(Shard.OPTIMIZER))
-
-
-def stepping_bytes(load: RankLoad, c: Columns, element: ElementBytes) -> Numbers:
-    """Return the temporary copy that a foreach optimizer makes on the device while it steps."""
-    return (c.offload == code_of(Offload.NONE)) * element.step * updated_parameters(load, c)
+    return sharded_total(local(load.trainable, c), division(c), c.shard >= code_of(Shard.OPTIMIZER))
 
 
 def context_bytes(facts: Facts) -> int:
@@ -205,7 +190,7 @@ def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> P
     for group in block.parameters if of else ():
         split = "replicated" if group.split.value == "sequence" else group.split.value
         counts[split] += group.trainable if trainable else group.count
-    return ParameterTotals(**counts)
+    return ParameterTotals(**counts) if any(counts.values()) else NO_PARAMETERS
 
 
 @remembered

@@ -15,8 +15,9 @@ from parastrat.cost.data_parallel import data_parallel_s, gather_and_reduce_s, g
 from parastrat.cost.step import exposed_send_s
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds, whole_model
+from parastrat.ranks.division import local_total
 from parastrat.ranks.stages import cut
-from parastrat.ranks.states import local_total, trainable_totals, unit_totals
+from parastrat.ranks.states import trainable_totals, unit_totals
 from parastrat.schedules import rank_of_stage, schedule_of
 from parastrat.tables import facts_columns
 from parastrat.timeline.data_parallel import COMPUTE, GATHER, REDUCE, Unit, works_of

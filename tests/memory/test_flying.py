@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from jobs import block, job, matmul, plan, row
+from jobs import block, flying, job, matmul, plan, row
 
-from parastrat.assess import assess, plans_table
+from parastrat.assess import assess
 from parastrat.case import Facts
-from parastrat.columns import Columns
+from parastrat.memory.alone import plan_alone
 from parastrat.memory.crossing import crossing_bytes
-from parastrat.memory.flying import in_flight
+from parastrat.memory.held import ranks_read
+from parastrat.memory.plans import job_of
 from parastrat.model import Parameters, Split
-from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.plan import PipelineSchedule, Plan, Recompute
 from parastrat.ranks import ParameterTotals
-from parastrat.ranks.states import cast_totals, expert_tp, local
+from parastrat.ranks.division import expert_tp, local
+from parastrat.ranks.states import cast_totals
 from parastrat.saved import Activations, Saved
 from parastrat.stack import Crossing
-from parastrat.tables import facts_columns
 from parastrat.workload import Optimizer, Precision
 
 SPLIT = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
@@ -70,9 +70,15 @@ def test_what_is_made_again_waits_too() -> None:
     assert kept - again == 2 * 4 * 90 - 2 * 90 - 2 * 90
 
 
+def crossing(facts: Facts, chosen: Plan, rank: int) -> tuple[float, float]:
+    """Return the buffers of a rank, and what it holds of what it sent of two micro-batches."""
+    plans = plan_alone(job_of(facts), chosen)
+    return crossing_bytes(facts.stack.crossing, ranks_read(plans, None), rank, 2)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_all_ranks_hold_as_many_without_bubbles(rank: int) -> None:
-    assert in_flight(row(pp_schedule=SPLIT, **PIPED), rank) == 2
+    assert flying(row(pp_schedule=SPLIT, **PIPED), rank) == 2
 
 
 @pytest.mark.parametrize("pp", [2, 8])
@@ -101,8 +107,7 @@ def test_a_split_backward_leaves_gradients_in_what_was_received() -> None:
     facts = replace(facts, stack=replace(facts.stack, crossing=Crossing.BUFFERS))
 
     def buffers(schedule: PipelineSchedule, rank: int) -> float:
-        columns = Columns({**facts_columns(facts), **plans_table([plan(pp_schedule=schedule, **PIPED)])})
-        return float(crossing_bytes(facts, columns, rank, 2)[0][0])
+        return crossing(facts, plan(pp_schedule=schedule, **PIPED), rank)[0]
 
     # of all micro-batches but two in flight; the first rank receives in one of its stages, the last in both
     for rank, receiving in ((0, 1), (1, 2)):
@@ -118,9 +123,7 @@ def test_stages_may_hand_on_what_sequence_parallelism_divides() -> None:
         stack = replace(facts.stack, crossing=Crossing.BUFFERS, crosses_divided=divided)
         facts = replace(facts, stack=stack)
         pipeline = {"pp_schedule": PipelineSchedule.ONE_F_ONE_B, **PIPED, "virtual_stages": 1, **fields}
-        columns = Columns({**facts_columns(facts), **plans_table([plan(**pipeline)])})
-        buffers, sent = crossing_bytes(facts, columns, 0, 2)
-        return float(np.ravel(buffers)[0]), float(np.ravel(sent)[0])
+        return crossing(facts, plan(**pipeline), 0)
 
     sharing = {"tp": 2, "sequence_parallel": True}
     # the first rank of two has buffers of 7 for the gradients of eight micro-batches, and sent two

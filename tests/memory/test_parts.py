@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jobs import block, job, matmul, plan, row
+from jobs import block, flying, job, matmul, plan, row
 
 from parastrat.assess import assess
 from parastrat.case import Facts
@@ -18,12 +18,14 @@ from parastrat.columns import Columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.hardware import DeviceType
 from parastrat.memory import memory_columns, memory_totals
-from parastrat.memory.activations import kept_bytes, saved_bytes
-from parastrat.memory.flying import in_flight
+from parastrat.memory.kinds import Shared, shared_bytes
+from parastrat.memory.one_plan import one_plan
+from parastrat.memory.plans import shares_of
 from parastrat.model import Block, Halfway, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
-from parastrat.ranks.states import block_totals, element_bytes, local, shard_ranks
+from parastrat.ranks.division import division, local, shard_ranks
+from parastrat.ranks.states import block_totals, element_bytes
 from parastrat.saved import Activations, Saved
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
@@ -65,12 +67,17 @@ def parameters(count: int, split: Split = Split.REPLICATED, *, frozen: int = 0) 
     ],
 )
 def test_what_divides_activations(fields: dict[str, Any], size: float) -> None:
-    assert saved_bytes(Saved(replicated=16, tensor=40, sequence=80, loss=160), row(**fields)) == size
+    assert bytes_of(Shared(16, 40, 80, None, 160), **fields) == size
+
+
+def bytes_of(shared: Shared, **fields: Any) -> float:
+    columns = row(**fields)
+    return float(shared_bytes(shared, shares_of(columns, division(columns))))
 
 
 @pytest.mark.parametrize("fields", [{}, {"micro_batch_size": 3}, {"tp": 4, "cp": 2}])
 def test_what_is_as_large_for_any_number_of_samples(fields: dict[str, Any]) -> None:
-    assert saved_bytes(Saved(fixed=16), row(**fields)) == 16
+    assert bytes_of(Shared(0, fixed=16), **fields) == 16
 
 
 @pytest.mark.parametrize(
@@ -125,7 +132,7 @@ def test_each_policy_keeps_its_own_and_makes_the_rest_again_for_one_layer() -> N
     activations = Activations(**{policy.value: Saved(replicated=size) for policy, size in kept.items()})
     layer = block(activations=activations, working=Saved(replicated=7), repeat=3)
     for policy, size in kept.items():
-        assert kept_bytes(holding(layer), row(recompute=policy)).item() == size
+        assert one_plan(holding(layer), plan(recompute=policy)).kept == (size,)
         found = memory(holding(layer), recompute=policy)
         assert (found.activations, found.transient) == (3 * size, 7 + (100 - size))
     # a policy that keeps more than none makes nothing again
@@ -553,15 +560,15 @@ def test_micro_batches_in_flight_of_every_schedule(
     schedule: PipelineSchedule, rank: int, virtual_stages: int, held: float
 ) -> None:
     fields = {"pp": 4, "pp_schedule": schedule, "virtual_stages": virtual_stages}
-    assert in_flight(row(gradient_accumulation_steps=16, **fields), rank) == held
+    assert flying(row(gradient_accumulation_steps=16, **fields), rank) == held
     # never more than there are
-    assert in_flight(row(gradient_accumulation_steps=2, **fields), rank) == min(held, 2)
+    assert flying(row(gradient_accumulation_steps=2, **fields), rank) == min(held, 2)
 
 
 def test_without_a_pipeline_one_micro_batch_is_in_flight() -> None:
-    assert in_flight(row(gradient_accumulation_steps=16), 0) == 1
+    assert flying(row(gradient_accumulation_steps=16), 0) == 1
     two = row(pp=2, gradient_accumulation_steps=16, pp_schedule=PipelineSchedule.GPIPE)
-    assert in_flight(two, 0) == 16
+    assert flying(two, 0) == 16
 
 
 def test_the_worst_rank_is_told() -> None:

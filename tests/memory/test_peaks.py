@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jobs import flying
 
 from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.columns import Columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory import memory_columns, memory_estimate
-from parastrat.memory.flying import in_flight
 from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.ranks.states import element_bytes, least_bytes
@@ -245,7 +245,8 @@ def test_micro_batches_in_flight(
     chosen = plan(
         mesh=Mesh(pp=4), gradient_accumulation_steps=16, pp_schedule=schedule, virtual_stages=virtual_stages
     )
-    assert in_flight(Columns(plan_columns(chosen)), rank) == held
+    columns = Columns({"divides_experts": True, **plan_columns(chosen)})
+    assert flying(columns, rank) == held
 
 
 def test_many_plans_at_once_are_the_plans_one_by_one() -> None:

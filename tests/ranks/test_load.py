@@ -6,7 +6,7 @@ from chains import block, chain, decoder
 
 from parastrat.columns import Columns
 from parastrat.model import Parameters, Split
-from parastrat.ranks import ParameterTotals, RankLoad, mean_ranks, pipeline_ranks, rank_columns, ranks_of
+from parastrat.ranks import ParameterTotals, RankLoad, mean_ranks, pipeline_ranks, rank_columns
 from parastrat.ranks.stages import cut_chain
 from parastrat.sources.presets import load_preset
 from parastrat.stack import Kernels
@@ -110,7 +110,6 @@ def test_ranks_of_many_plans_are_each_plans_own() -> None:
         for place in range(len(ranks.rank)):
             # a plan with fewer distinct ranks has its last one again
             assert numbers_of(ranks, (place, plan)) == numbers_of(loads[min(place, len(loads) - 1)], ())
-        assert numbers_of(ranks_of(model, columns).foremost(1), (0, plan)) == numbers_of(loads[0], ())
 
 
 def numbers_of(load: RankLoad, plan: tuple[int, ...]) -> list[float]:

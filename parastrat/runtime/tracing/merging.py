@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
-from parastrat.memory.activations import cast_moments
+from parastrat.memory.kinds import cast_moments
 from parastrat.model import Block, Busy
 from parastrat.runtime.tracing.moments import most_of
 from parastrat.runtime.tracing.samples import larger_of

@@ -1,0 +1,185 @@
+"""What decides the way that formulas of memory take, as plain values where plans have it in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.elementwise import where
+from parastrat.memory.flying import TAKING_TURNS
+from parastrat.plan import Offload, PipelineSchedule, Shard
+from parastrat.remembered import remembered
+from parastrat.schedules import SPLIT_ALWAYS, V_SHAPED
+
+if TYPE_CHECKING:
+    from parastrat.columns import Columns
+    from parastrat.units import Mask, Numbers
+
+_UNSHARDED, _SHARDED = code_of(Shard.NONE), code_of(Shard.PARAMETERS)
+_SPLIT_ALWAYS = frozenset(code_of(schedule) for schedule in SPLIT_ALWAYS)
+_BENT = frozenset(code_of(schedule) for schedule in V_SHAPED)
+_ONE_F_ONE_B = code_of(PipelineSchedule.ONE_F_ONE_B)
+_INTERLEAVED = code_of(PipelineSchedule.INTERLEAVED)
+_AS_RANKS = _BENT | {code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)}
+_SHARDS, _OFFLOADS, _SCHEDULES = len(Shard), len(Offload), len(PipelineSchedule) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alike:
+    """What some plans have in common; of plans that differ in it ``Unlike`` has arrays instead."""
+
+    #: what is sharded, and what is offloaded, as columns have it
+    shard: Numbers
+    offload: Numbers
+    #: which way blocks hold what they do (``kinds.variant_of``)
+    variant: Any
+    piped: Mask
+    #: a rank's virtual stages have each a number in flight of its own
+    turns: Mask
+    #: micro-batches are in flight by the ranks behind, by chunks, or as many as there are ranks; or all
+    as_behind: Mask
+    as_chunks: Mask
+    as_ranks: Mask
+    #: every backward is split into that of inputs and that of weights
+    splits: Mask
+    #: what is made again for a block may be among what waits for its weights' backward
+    remade_waits: Mask
+    #: the chain of blocks runs down the ranks and up again
+    bent: Mask
+    #: parameters are sharded, over one rank if that is all; and over several, experts' over those of tp too
+    shards: Mask
+    gathers: Mask
+    #: they are gathered under a pipeline, so that no gradients come before the end of a step
+    late: Mask
+    #: gradients come one by one: torch's, which ``zero_grad`` frees, in no buckets of DDP. Pipelines
+    #: average over data ranks at the end of a step, without DDP; Megatron's gradients stand in one buffer
+    one_by_one: Mask
+    #: whole gradients of a micro-batch are added to those of one before, if there is one, as torch does
+    adds: Mask
+    #: those of a tied weight's two blocks are added up
+    sums: Mask
+    #: those of a micro-batch may wait as another one runs: DDP's, whose buckets others than torch's
+    #: accumulate in; and of FSDP2 the root's
+    waits: Mask
+    #: gradients that are not made yet leave memory free: what comes from a stream of its own is kept for
+    #: the next step
+    frees: Mask
+    #: autocast makes short copies of weights
+    casts: Mask
+
+    def at(self, rows: Any) -> Alike:  # noqa: ARG002 - as of ``Unlike``
+        """Return it for some of the plans."""
+        return self
+
+
+class Unlike:
+    """What plans differ in, in arrays: what is read is taken then, or plain where all have it in common."""
+
+    def __init__(self, several: Any, which: Any) -> None:
+        """Set of each plan which of several ``Alike`` it has, told as ``_columns_of`` does."""
+        self.__dict__.update(_several=several, _which=which)
+
+    def __getattr__(self, name: str) -> Any:
+        column = self._several[name]
+        if type(column) is np.ndarray:
+            column = column.take(self._which)
+        self.__dict__[name] = column
+        return column
+
+    def at(self, rows: Any) -> Unlike:
+        """Return it for some of the plans."""
+        return Unlike(self._several, self._which.take(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class JobFlags:
+    """What of a job decides the way as well."""
+
+    #: kernels are fused by hand
+    fused: bool
+    #: what is freed stays with the stream that made it
+    pooled: bool
+    #: autocast makes short copies of weights
+    casts: bool
+
+
+def code_of_plans(c: Columns) -> Numbers:
+    """Return a number for each plan that is the same for plans which are alike."""
+    sharded, piped, over = c.shard == _SHARDED, c.pp > 1, c.dp_shard * c.cp
+    gathers = sharded & (where(c.ep > 1, over * c.tp, over) > 1)
+    flags = piped + 2 * (c.virtual_stages > 1) + 4 * gathers + 8 * (c.dp * c.cp == 1) + 16 * (c.dp == 1)
+    # without a pipeline no schedule counts
+    choices = c.shard + _SHARDS * (c.offload + _OFFLOADS * (c.pp_schedule + 1) * piped)
+    return choices + _SHARDS * _OFFLOADS * _SCHEDULES * flags
+
+
+def alike_of(job: JobFlags, code: int) -> Alike:
+    """Return what plans with this number have in common."""
+    known = _known(job)
+    if code not in known:
+        known[code] = _alike(job, code)
+    return known[code]
+
+
+@remembered
+def _known(job: JobFlags) -> dict[int, Alike]:
+    """Return what plans of a job have in common by their numbers, as far as these were met."""
+    del job
+    return {}
+
+
+def _alike(job: JobFlags, code: int) -> Alike:
+    flags, choices = divmod(code, _SHARDS * _OFFLOADS * _SCHEDULES)
+    scheduled, shard = divmod(choices, _SHARDS)
+    scheduled, offload = divmod(scheduled, _OFFLOADS)
+    schedule = scheduled - 1
+    piped, several, gathers, undivided, alone = (flags >> place & 1 == 1 for place in range(5))
+    shards, whole = shard == _SHARDED, shard != _SHARDED and not job.fused
+    one_by_one = whole and shard == _UNSHARDED and (undivided or piped)
+    turns, splits = piped and several and schedule in TAKING_TURNS, piped and schedule in _SPLIT_ALWAYS
+    return Alike(
+        shard=shard,
+        offload=offload,
+        variant=2 * piped + (not shards),
+        piped=piped,
+        turns=turns,
+        as_behind=schedule == _ONE_F_ONE_B,
+        as_chunks=schedule == _INTERLEAVED,
+        as_ranks=schedule in _AS_RANKS,
+        splits=splits,
+        remade_waits=turns and splits,
+        bent=schedule in _BENT,
+        shards=shards,
+        gathers=gathers,
+        late=gathers and piped,
+        one_by_one=one_by_one,
+        adds=whole and (alone or piped),
+        sums=whole and not piped,
+        waits=not piped and (gathers or (shard == _UNSHARDED and not job.fused and not alone)),
+        frees=one_by_one or (gathers and not job.pooled),
+        casts=job.casts and not shards,
+    )
+
+
+def unlike(job: JobFlags, codes: Any) -> Alike:
+    """Return what plans with these numbers differ in."""
+    found = np.flatnonzero(np.bincount(codes))
+    if len(found) == 1:
+        return alike_of(job, int(found[0]))
+    which = np.zeros(int(found[-1]) + 1, dtype=np.int64)
+    which[found] = np.arange(len(found))
+    made: Any = Unlike(_columns_of(job, tuple(found.tolist())), which[codes])
+    alike: Alike = made
+    return alike
+
+
+@cache
+def _columns_of(job: JobFlags, codes: tuple[int, ...]) -> dict[str, Any]:
+    """Return what plans with some numbers have, as arrays where they differ in it."""
+    several = [alike_of(job, code) for code in codes]
+    columns = {field.name: [getattr(each, field.name) for each in several] for field in fields(Alike)}
+    return {name: own[0] if len(set(own)) == 1 else np.array(own) for name, own in columns.items()}

@@ -1,0 +1,122 @@
+"""One plan, whose numbers are Python's own: its ranks and their moments one after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from parastrat.columns import Columns, code_of
+from parastrat.memory.activations import kinds_bytes
+from parastrat.memory.alike import alike_of, code_of_plans
+from parastrat.memory.backward import moving_of, ways_of
+from parastrat.memory.flying import way_of_turns
+from parastrat.memory.held import rank_held, ranks_read
+from parastrat.memory.parts import backward_parts, lacking_of, step_parts
+from parastrat.memory.plans import plans_of
+from parastrat.ranks.spread import ranks_alone
+from parastrat.ranks.turning import turning_alone
+from parastrat.schedules import V_SHAPED
+from parastrat.tables import sized_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from parastrat.memory.backward import Moving
+    from parastrat.memory.held import RankHeld
+    from parastrat.memory.plans import Job, Plans
+    from parastrat.plan import Plan
+    from parastrat.ranks.spread import Rank
+    from parastrat.ranks.starts import Start
+    from parastrat.ranks.turning import Turning
+    from parastrat.units import Bytes
+
+_BENT = frozenset(code_of(schedule) for schedule in V_SHAPED)
+
+#: columns that formulas of memory read
+READ = (
+    "pp",
+    "dp",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "virtual_stages",
+    "shard",
+    "reshard_after_forward",
+    "sequence_parallel",
+    "loss_parallel",
+    "recompute",
+    "offload",
+    "pp_schedule",
+)
+
+
+class Fullest(NamedTuple):
+    """Where a plan holds most."""
+
+    total: Bytes
+    rank: Rank
+    held: RankHeld
+    #: the block that runs backward, and what is there in one of some ways; None: the optimizer steps
+    start: Start | None = None
+    moving: Moving | None = None
+    way: int = 0
+
+
+def plan_alone(job: Job, plan: Plan) -> Plans:
+    """Return a plan as numbers."""
+    return numbers_alone(job, sized_columns(plan))
+
+
+def row_alone(job: Job, columns: Columns, row: int) -> Plans:
+    """Return one of several plans as numbers."""
+    read = {name: getattr(columns, name) for name in READ}
+    return numbers_alone(
+        job, {name: each.item(row) if getattr(each, "shape", ()) else each for name, each in read.items()}
+    )
+
+
+def numbers_alone(job: Job, numbers: Mapping[str, Any]) -> Plans:
+    """Return a plan by its columns."""
+    c = Columns.all_read({**numbers, **job.columns})
+    return plans_of(job, alike_of(job.flags, code_of_plans(c)), c, alone=True)
+
+
+def ranks_of(plans: Plans) -> tuple[tuple[Rank, ...], Turning | None]:
+    """Return the distinct ranks of a plan's pipeline, and what virtual stages hold that take turns."""
+    c, pipelines = plans.c, plans.job.pipelines
+    shape = c.pp, c.virtual_stages, c.pp_schedule in _BENT
+    turning = None
+    if plans.alike.turns:
+        turning = turning_alone(pipelines, shape, way_of_turns(plans.alike, c))
+    return ranks_alone(pipelines, shape), turning
+
+
+def fullest(plans: Plans) -> Fullest:
+    """Return where one plan holds most: of equal moments the first, on the first of equal ranks."""
+    kinds, of_ranks = kinds_bytes(plans), ranks_read(plans, None)
+    ranks, turning = ranks_of(plans)
+    found: tuple[Any, ...]
+    most, found = -1.0, ()
+    for rank in ranks:
+        held = rank_held(plans, kinds, rank, of_ranks)
+        if held.stepping > most:
+            most, found = held.stepping, (rank, held)
+        ways = ways_of(plans, held)
+        for start in rank.starts:
+            moving = moving_of(plans, kinds, held, start, turning, ways)
+            totals = moving.totals(plans, held)
+            total = max(totals)
+            if total > most:
+                most, found = total, (rank, held, start, moving, totals.index(total))
+    return Fullest(most, *found)
+
+
+def parts_alone(plans: Plans) -> Sequence[Bytes]:
+    """Return ``PARTS`` where one plan holds most, bytes."""
+    _, rank, held, start, moving, way = fullest(plans)
+    if start is None or moving is None:
+        return step_parts(plans, held)
+    lacking = lacking_of(plans, held, rank.load.repeats, start, moving)
+    return backward_parts(plans, held, moving, lacking, way)

@@ -1,0 +1,231 @@
+"""What is there as blocks start backward, beside what their rank holds throughout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.elementwise import chosen, larger, of_kinds, smaller, some, taken, where
+from parastrat.memory.gathered import ENDS, EVERY_WAY, ONCE, by_way, gathered_bytes, of_way
+from parastrat.memory.unmade import early_bytes, lacking_bytes, unmade_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.memory.activations import KindBytes
+    from parastrat.memory.gathered import When
+    from parastrat.memory.held import RankHeld
+    from parastrat.memory.plans import Plans
+    from parastrat.ranks.starts import Start
+    from parastrat.ranks.turning import Turning
+    from parastrat.units import Bytes
+
+
+#: from which on fields of ``Moving`` tell of ways
+_IN_WAYS = 4
+
+
+@dataclass(slots=True)
+class Moving:
+    """What is there as a block runs backward, and what is gone; bytes, some in each of several ways."""
+
+    ways: Sequence[When]
+    #: what exists while the block runs, and of that what only gradients that are added to others make
+    running: Bytes
+    adding: Bytes
+    #: by how much less a unit's gradients and what its backward reads are than both
+    never: Bytes
+    #: of all that is in flight; where virtual stages take turns that is not counted, but less than nothing
+    #: is freed
+    freed: Sequence[Bytes]
+    #: parameters, and gradients that are not reduced
+    gathered: Sequence[Bytes] | None
+    #: gradients of a micro-batch before
+    waiting: Sequence[Bytes] | None
+    #: gradients that are not made yet where that leaves memory free, and what is added of such a one
+    lacking: Sequence[Bytes] | None
+    #: whole gradients that wait for the end of a step, but do not yet
+    not_yet: Sequence[Bytes] | None
+
+    def totals(self, plans: Plans, rank: RankHeld) -> Sequence[Bytes]:
+        """Return all that is there on the rank, with what the allocator loses."""
+        level, share, gathered, lacking = rank.level, plans.job.share, self.gathered, self.lacking
+        running, waiting, not_yet = self.running - self.never, self.waiting, self.not_yet
+        if gathered is None:
+            moving = [running - gone for gone in self.freed]
+        elif waiting is lacking is not_yet:
+            # nothing else
+            return [level + share * (running + gathered[way] - gone) for way, gone in enumerate(self.freed)]
+        else:
+            moving = [running + gathered[way] - gone for way, gone in enumerate(self.freed)]
+        if waiting is not None:
+            moving = [each + waiting[way] for way, each in enumerate(moving)]
+        if not_yet is not None:
+            moving = [each - not_yet[way] for way, each in enumerate(moving)]
+        if lacking is None:
+            return [level + share * each for each in moving]
+        return [level + share * each - lacking[way] for way, each in enumerate(moving)]
+
+    def at(self, places: Any) -> Moving:
+        """Return what is there at some of the blocks."""
+        every = (getattr(self, name) for name in Moving.__slots__[1:])
+        return Moving(self.ways, *(chosen(each, places) for each in every))
+
+    def of_way(self, way: Any) -> Moving:
+        """Return what is there in one way for each block, by its place."""
+        every: Any = (of_way(getattr(self, name), way) for name in Moving.__slots__[_IN_WAYS:])
+        return Moving(self.ways, self.running, self.adding, self.never, *every)
+
+
+def ways_of(plans: Plans, rank: RankHeld) -> Sequence[When]:
+    """Return at which repeats of blocks a rank may hold most.
+
+    What a block's first repeat has made comes beside what others will make only where gradients come with
+    their units: not under a pipeline that reduces once a step, and not in buckets. The end differs where a
+    pipeline gathers unit by unit, and where gradients come one by one, or unit by unit: few ranks' shares
+    of them may be more than activations that are made again. Both may where gradients that wait for the end
+    of a step are not there yet. A graph reduces gradients as they are made, under a pipeline as well.
+    """
+    alike = rank.alike
+    if alike.one_by_one is not False:
+        return EVERY_WAY
+    if alike.gathers is not False and (
+        alike.piped is not True
+        or plans.job.stack.gathers_in_graph
+        or (rank.early is not False and some(rank.early))
+    ):
+        return EVERY_WAY
+    ends = alike.shards is not False and alike.piped is not False and some(plans.reshards)
+    return ENDS if ends else ONCE
+
+
+def moving_of(
+    plans: Plans,
+    kinds: KindBytes,
+    rank: RankHeld,
+    start: Start,
+    turning: Turning | None,
+    ways: Sequence[When],
+) -> Moving:
+    """Return what is there as a block starts, in some ways to meet its repeats.
+
+    Args:
+        plans: the plans.
+        kinds: bytes of one repeat of each kind of block.
+        rank: what the block's rank holds.
+        start: the block.
+        turning: what virtual stages hold; None: they do not take turns.
+        ways: the repeats that are looked at.
+    """
+    alike, kept = rank.alike, kinds.kept[start.place]
+    first = of_kinds(kinds.kept, start.freed, start.rows)
+    at_end = rank.one - kept
+    if turning is not None:
+        at = turning, first, at_end
+        turn = _in_turn if alike.turns is True else _some_in_turn
+        first, at_end = turn(plans, kinds, rank, start, at, ends=ways is not ONCE)
+    freed = by_way(ways, first, first + kept, at_end)
+    running, adding = kinds.running[start.place], 0.0
+    if alike.casts is not False or alike.adds is not False:
+        running, adding = _running_bytes(kinds, rank, start)
+    gathered = waiting = lacking = not_yet = None
+    never: Bytes = 0.0
+    if alike.gathers is not False:
+        never = kinds.never[start.place]
+        gathered = gathered_bytes(plans, kinds, rank, start, ways)
+        if alike.gathers is not True:
+            gathered = [where(alike.gathers, each, 0.0) for each in gathered]
+        if rank.early is not False and some(rank.early):
+            not_yet = early_bytes(plans, rank, start, ways)
+    if alike.waits is not False:
+        waiting = by_way(ways, rank.waiting, 0.0, 0.0)
+    if alike.frees is not False or alike.adds is not False:
+        unmade: Sequence[Bytes] = (0.0,) * len(ways)
+        if alike.frees is not False:
+            unmade = unmade_bytes(kinds.coming, rank, rank.of_units, start, ways)
+            if alike.frees is not True:
+                unmade = [where(alike.frees, each, 0.0) for each in unmade]
+        lacking = lacking_bytes(plans, rank, unmade, adding)
+    return Moving(ways, running, adding, never, freed, gathered, waiting, lacking, not_yet)
+
+
+def _running_bytes(kinds: KindBytes, rank: RankHeld, start: Start) -> tuple[Bytes, Bytes]:
+    """Return what exists while a block runs, and of that what adding its largest gradient makes."""
+    running, adding = kinds.running[start.place], 0.0
+    if rank.alike.casts is not False:
+        # at the end of a forward its context still remembers the casts of all that is made again
+        ended = rank.casts + kinds.ended[start.place]
+        running = where(start.first & (rank.casts > 0), larger(running, ended), running)
+    if rank.alike.adds is not False:
+        more = larger(kinds.adding[start.place] - running, 0.0)
+        adding = where(rank.alike.adds & (rank.steps > 1), more, 0.0)
+        running = running + adding
+    return running, adding
+
+
+def _some_in_turn(
+    plans: Plans,
+    kinds: KindBytes,
+    rank: RankHeld,
+    start: Start,
+    at: tuple[Turning, Bytes, Bytes],
+    *,
+    ends: bool,
+) -> tuple[Bytes, Bytes]:
+    """Return what ``_in_turn`` does where virtual stages take turns, else what was freed."""
+    turning, *freed = at
+    # as of many
+    cells: Any = start
+    some_of = np.flatnonzero(rank.alike.turns)
+    own = (turning, *(column.take(some_of, -1) for column in freed))
+    found = _in_turn(plans, kinds, rank.at(some_of), cells.among(some_of), own, ends=ends)
+    for column, values in zip(freed, found, strict=True):
+        column[..., some_of] = values
+    first, at_end = freed
+    return first, at_end
+
+
+def _in_turn(
+    plans: Plans,
+    kinds: KindBytes,
+    rank: RankHeld,
+    start: Start,
+    at: tuple[Turning, Bytes, Bytes],
+    *,
+    ends: bool,
+) -> tuple[Bytes, Bytes]:
+    """Return less than nothing that was freed where virtual stages take turns: what they hold.
+
+    Args:
+        plans: the plans.
+        kinds: bytes of one repeat of each kind of block.
+        rank: what the block's rank holds.
+        start: the block.
+        at: what virtual stages hold, and what was freed as the block starts and at the end if none did.
+        ends: whether the end is looked at.
+    """
+    turning, first, at_end = at
+    alive = _most(plans, kinds, turning.alive(start), start)
+    if some(rank.few > 0):
+        # a step of few micro-batches has no more in flight than these
+        all_of = rank.one * rank.few
+        alive = where(all_of > 0, smaller(alive, all_of - first), alive)
+    if ends:
+        ended = _most(plans, kinds, turning.ended(start), start) + kinds.kept[start.place]
+        # of other plans nothing differs at the end
+        matters = rank.alike.one_by_one | rank.early
+        if rank.alike.shards is not False:
+            matters = matters | (rank.alike.shards & taken(plans.reshards, start.rows))
+        at_end = where(matters, -ended, np.inf)
+    return -alive, at_end
+
+
+def _most(plans: Plans, kinds: KindBytes, counts: Sequence[Sequence[Bytes]], start: Start) -> Bytes:
+    """Return the most bytes of so many repeats, in some ways to weigh kinds."""
+    each = (*kinds.kept, *kinds.awaited) if plans.alike.splits is not False else kinds.kept
+    most, *others = (of_kinds(each, way, start.rows) for way in counts)
+    for other in others:
+        most = larger(most, other)
+    return most

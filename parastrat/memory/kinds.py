@@ -1,0 +1,189 @@
+"""What a repeat of each kind of block holds: bytes for one sample by what divides them, and parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from parastrat.model import Busy, OperatorKind
+from parastrat.plan import Recompute
+from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
+from parastrat.ranks.states import added_totals, block_totals, cast_totals
+from parastrat.remembered import remembered
+from parastrat.saved import Saved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.model import Block, ModelSpec
+    from parastrat.units import Bytes, Numbers
+
+#: operators whose weights autocast casts
+_PRODUCTS = (
+    OperatorKind.MATMUL,
+    OperatorKind.GROUPED_MATMUL,
+    OperatorKind.CONVOLUTION,
+    OperatorKind.RECURRENT,
+)
+#: of a unit's gradients those that come late, where nobody knows
+_UNKNOWN = 0.5
+
+
+class Shared(NamedTuple):
+    """Bytes for one sample by what divides them, as ``Saved``; None of what there is none of."""
+
+    replicated: Any
+    tensor: Any = None
+    sequence: Any = None
+    expert: Any = None
+    loss: Any = None
+    fixed: Any = None
+
+
+_NOTHING = Shared(0.0)
+
+
+class Shares(NamedTuple):
+    """The samples of a micro-batch whose bytes a rank has, by what divides them; as ``Shared``."""
+
+    replicated: Numbers
+    tensor: Numbers
+    sequence: Numbers
+    expert: Numbers
+    loss: Numbers
+
+
+def shared_bytes(shared: Shared | None, of: Shares) -> Bytes:
+    """Return one micro-batch's bytes on one rank of activations given for one sample."""
+    if shared is None:
+        return 0.0
+    replicated, tensor, sequence, expert, loss, fixed = shared
+    bytes_ = replicated * of[0]
+    if tensor is not None:
+        bytes_ += tensor * of[1]
+    if sequence is not None:
+        bytes_ += sequence * of[2]
+    if expert is not None:
+        bytes_ += expert * of[3]
+    if loss is not None:
+        bytes_ += loss * of[4]
+    return bytes_ if fixed is None else bytes_ + fixed
+
+
+class Moment(NamedTuple):
+    """A moment of a block's backward: what exists then, and the share of gradients that are there."""
+
+    working: Shared
+    #: beyond the least share of all moments
+    sooner: Numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What one repeat of a kind of block holds for one sample; None of what no repeat has."""
+
+    #: for backward, under each recompute policy
+    kept: tuple[Shared, ...]
+    #: at the moments at which it may hold most
+    moments: tuple[Moment, ...]
+    #: what a backward of inputs alone leaves to that of the weights
+    awaited: Shared | None
+    #: what lies beside a new gradient of its largest weight, and whether that is a later block's as well
+    beside_added: Shared | None
+    tied: Any
+    #: what is gone halfway through a unit's backward
+    freed: Shared | None
+    #: of the model's output what a training script holds
+    output: Shared | None
+    #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
+    of_loss: Any
+    head: Any
+    #: parameters that tp ranks gather
+    regathered: Any
+    #: parameters: of units, of others, of both trainable, cast by autocast, and of the largest weight
+    unit: ParameterTotals
+    root: ParameterTotals
+    trainable: ParameterTotals
+    cast: ParameterTotals
+    added: ParameterTotals
+    #: of a unit's gradients the shares that come after it holds most, and after its halfway moment
+    late: Any
+    later: Any
+    #: the share that is there whenever it may hold most, and whether it is unknown when
+    soonest: Any
+    unknown: Any
+    of_unit: Any
+
+
+class Way(NamedTuple):
+    """In which way a model's kinds are asked for."""
+
+    autocast: bool
+    #: the kind sees whole sequences
+    whole: bool
+    #: of any kind it is known what of its gradients is there when it holds most
+    known: bool
+
+
+def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
+    """Return what one repeat of a block of a model holds in one way, tied weights aside."""
+    own = (block.autocast or block) if way.autocast else block
+    multiplies = any(operator.kind in _PRODUCTS for operator in block.operators)
+    soonest = min(moment.meanwhile for moment in block.moments)
+    moments = cast_moments(block) if way.autocast else block.moments
+
+    def shared(saved: Saved) -> Shared | None:
+        return shared_of(saved, whole=way.whole)
+
+    kept = [shared(own.activations.under(policy)) or _NOTHING for policy in Recompute]
+    # what policies do nothing to is told by identity
+    alike: dict[Shared, Shared] = {}
+    return Kind(
+        kept=tuple(alike.setdefault(each, each) for each in kept),
+        moments=tuple(
+            Moment(shared(moment.working) or _NOTHING, moment.meanwhile - soonest) for moment in moments
+        ),
+        awaited=shared(own.awaited),
+        beside_added=shared(own.beside_added),
+        tied=False,
+        freed=shared(block.halfway.freed if block.halfway else Saved()),
+        output=shared_of(block.output),
+        of_loss=block.loss_parallel_bytes or None,
+        head=block.loss_parallel_bytes > 0 and not model.dispatched,
+        regathered=block.regathered if _regathers(model) else None,
+        unit=block_totals(block, of=block.unit),
+        root=block_totals(block, of=not block.unit),
+        trainable=block_totals(block, trainable=True),
+        cast=cast_totals(block) if multiplies else NO_PARAMETERS,
+        added=added_totals(block),
+        late=_UNKNOWN if block.meanwhile is None else 1 - block.meanwhile,
+        later=1.0 if block.halfway is None else 1 - block.halfway.meanwhile,
+        soonest=soonest if way.known else 0.0,
+        unknown=block.meanwhile is None,
+        of_unit=block.unit,
+    )
+
+
+@remembered
+def _regathers(model: ModelSpec) -> bool:
+    return any(block.regathered for block in model.blocks)
+
+
+def cast_moments(block: Block) -> tuple[Busy, ...]:
+    """Return the moments at which a block may hold most under autocast."""
+    own = block.autocast or block
+    return own.busy or (Busy(working=own.working, meanwhile=block.meanwhile or 0.0),)
+
+
+def is_tied(block: Block, others: Sequence[Block]) -> bool:
+    """Return whether the largest weight of a block is one of some others' as well."""
+    tie = None if block.added is None else block.added.tie_group
+    return tie is not None and any(group.tie_group == tie for each in others for group in each.parameters)
+
+
+def shared_of(saved: Saved, *, whole: bool = False) -> Shared | None:
+    """Return bytes by what divides them; along a sequence nothing does in what sees a whole one."""
+    if whole:
+        saved = replace(saved, replicated=saved.replicated + saved.sequence, sequence=0)
+    parts = [getattr(saved, name) for name in Shared._fields]
+    return Shared(parts[0], *(part or None for part in parts[1:])) if any(parts) else None

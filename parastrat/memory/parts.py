@@ -1,0 +1,87 @@
+"""What is held at a moment at which a rank may peak, in the parts of an estimate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.elementwise import larger, of_kinds, some, where
+from parastrat.memory.activations import coming_gradients
+from parastrat.memory.unmade import lacking_bytes, unmade_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.memory.backward import Moving
+    from parastrat.memory.held import RankHeld
+    from parastrat.memory.plans import Plans
+    from parastrat.ranks.starts import Start
+    from parastrat.units import Bytes, Numbers
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
+
+
+def step_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
+    """Return ``PARTS`` of what a rank holds while the optimizer steps, bytes.
+
+    While a foreach optimizer runs there are no activations, but one temporary copy.
+    """
+    states = held.states
+    transient, overhead = states.stepping + held.buffers, plans.job.context + held.pool
+    return states.parameters, states.gradients, states.optimizer, 0.0, transient, overhead
+
+
+def backward_parts(
+    plans: Plans, held: RankHeld, moving: Moving, lacking: Sequence[Bytes] | None, way: int = 0
+) -> Sequence[Bytes]:
+    """Return ``PARTS`` of what a rank holds as a block runs backward in one of some ways, bytes.
+
+    Args:
+        plans: the plans.
+        held: what the rank holds whatever runs.
+        moving: what is there beside.
+        lacking: what ``lacking_of`` tells of it.
+        way: the place among its ways.
+    """
+    job, states, gathers = plans.job, held.states, held.alike.gathers
+    gathered = 0.0 if moving.gathered is None else moving.gathered[way]
+    waiting = 0.0 if moving.waiting is None else moving.waiting[way]
+    lacks = 0.0 if lacking is None else lacking[way]
+    not_yet = 0.0 if moving.not_yet is None else moving.not_yet[way]
+    unmade = larger(lacks - job.share * moving.adding, 0.0)
+    activations = held.held - moving.freed[way]
+    coming = gathered + moving.running + waiting + held.buffers
+    transient = coming - moving.never - (lacks - unmade) / job.share - not_yet
+    overhead = job.context + held.pool
+    if job.flags.pooled and gathers is not False:
+        # those of the step before are freed, and their memory is kept for the next
+        overhead = overhead + where(gathers, lacks, 0.0)
+    overhead = overhead + job.stack.fragmentation * (activations + transient)
+    return states.parameters, states.gradients - unmade, states.optimizer, activations, transient, overhead
+
+
+def lacking_of(
+    plans: Plans, held: RankHeld, repeats: Sequence[Numbers], start: Start, moving: Moving
+) -> Sequence[Bytes] | None:
+    """Return by how much less is there than with all gradients, also where those of a step before are kept.
+
+    Args:
+        plans: the plans.
+        held: what the block's rank holds.
+        repeats: of each kind, those on the rank.
+        start: the block.
+        moving: what is there as it runs.
+    """
+    alike = held.alike
+    if alike.gathers is False or not plans.job.flags.pooled:
+        return moving.lacking
+    if alike.piped is False and alike.gathers is True and not some(held.steps == 1):
+        return None
+    coming, of_units = None, 0.0
+    if alike.late is not True:
+        coming = coming_gradients(plans)
+        of_units = of_kinds(coming.of_unit, repeats, start.rows)
+    unmade = unmade_bytes(coming, held, of_units, start, moving.ways)
+    comes = alike.gathers | alike.frees
+    if comes is not True:
+        unmade = [where(comes, each, 0.0) for each in unmade]
+    return lacking_bytes(plans, held, unmade, moving.adding)

@@ -1,0 +1,144 @@
+"""A job's constants, and plans of it that are alike: one with its numbers, or many with arrays of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.elementwise import where
+from parastrat.memory.alike import JobFlags
+from parastrat.memory.kinds import Shares, shared_bytes
+from parastrat.memory.pools import pooled
+from parastrat.memory.variants import kinds_held
+from parastrat.plan import Recompute
+from parastrat.ranks.division import division_of
+from parastrat.ranks.pipelines import pipelines_of
+from parastrat.ranks.states import context_bytes, element_bytes
+from parastrat.remembered import remembered
+from parastrat.tables import stack_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parastrat.case import Facts
+    from parastrat.columns import Columns
+    from parastrat.memory.alike import Alike
+    from parastrat.memory.variants import KindsOf
+    from parastrat.model import ModelSpec
+    from parastrat.ranks.division import Division
+    from parastrat.ranks.pipelines import Pipelines
+    from parastrat.ranks.states import ElementBytes
+    from parastrat.stack import Stack
+    from parastrat.units import Bytes, Mask, Numbers
+
+
+_NOTHING_AGAIN = code_of(Recompute.NONE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What formulas of memory read of a job."""
+
+    model: ModelSpec
+    stack: Stack
+    element: ElementBytes
+    kinds: KindsOf
+    pipelines: Pipelines
+    #: what a device holds before there is a plan
+    context: int
+    #: bytes that the allocator takes for each one that is asked for
+    share: float
+    flags: JobFlags
+    #: each block outside units is gathered by itself, not as a root's, at least without a pipeline
+    rootless: bool
+    #: of the job's columns those that are read
+    columns: Mapping[str, Any]
+
+
+@remembered
+def job_of(facts: Facts) -> Job:
+    """Return what is read of a job."""
+    element, stack = element_bytes(facts), facts.stack
+    read = {"vocab": facts.model.vocab, **stack_columns(stack)}
+    return Job(
+        model=facts.model,
+        stack=stack,
+        element=element,
+        kinds=kinds_held(facts.model, stack),
+        pipelines=pipelines_of(facts.model),
+        context=context_bytes(facts),
+        share=1 + stack.fragmentation,
+        flags=JobFlags(fused=stack.kernels.fused, pooled=pooled(facts), casts=element.cast > 0),
+        rootless=stack.gathers_in_graph or stack.ends_apart,
+        columns={name: value for name, value in read.items() if value is not None},
+    )
+
+
+@dataclass(slots=True)
+class Plans:
+    """One plan, whose numbers are Python's own, or several with columns of them.
+
+    Not frozen, as what is made for each plan or rank here: that takes three times as long to make.
+    """
+
+    job: Job
+    alike: Alike
+    c: Columns
+    kinds: KindsOf
+    shares: Shares
+    division: Division
+    #: what is there of the model's output while backward runs, and what one tensor of a parallel loss takes
+    #: of each byte for one sample that tp divides; tables that tp does not divide have a whole loss
+    output: Bytes
+    loss: Numbers
+    #: whether units reshard; None: one or the other
+    reshards: Mask | None
+    #: the code of a policy, or of each plan's; of several beside kinds and plans, with policies first
+    recompute: Any
+    policy: Any
+    alone: bool
+    #: something is computed again
+    again: bool
+
+
+def shares_of(c: Columns, d: Division) -> Shares:
+    """Return of how many samples of a micro-batch a rank has the bytes."""
+    samples = c.micro_batch_size / c.cp
+    tensor = samples / c.tp
+    return Shares(
+        samples,
+        tensor,
+        where(c.sequence_parallel, tensor, samples),
+        samples / d.expert_tensor,
+        where(c.loss_parallel, samples / d.vocabulary, samples),
+    )
+
+
+def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policies: Any = None) -> Plans:
+    """Return plans with what divides what they hold.
+
+    Args:
+        job: the job.
+        alike: what they have in common.
+        c: their columns.
+        alone: it is one plan, whose columns are plain numbers.
+        policies: codes of recompute policies of which each is looked at, where neither is chosen yet nor
+            whether units reshard.
+    """
+    kinds, d = job.kinds, division_of(c)
+    shares = shares_of(c, d)
+    output = loss = 0.0
+    if alike.piped is not True and kinds.output is not None:
+        # a pipeline's last stage hands out its loss, and what the model returned is gone then
+        output = where(alike.piped, 0.0, shared_bytes(kinds.output, shares))
+    if kinds.losses:
+        in_parallel = c.loss_parallel & (d.vocabulary >= c.tp)
+        loss = job.stack.parallel_loss_tensors * where(in_parallel, shares.tensor, 0.0)
+    recompute, reshards = (c.recompute, c.reshard_after_forward) if policies is None else (policies, None)
+    several = type(recompute) is np.ndarray
+    policy = recompute[..., None, :] if several else recompute
+    again = several or recompute != _NOTHING_AGAIN
+    return Plans(job, alike, c, kinds, shares, d, output, loss, reshards, recompute, policy, alone, again)

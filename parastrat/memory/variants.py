@@ -1,0 +1,187 @@
+"""The kinds of a model's blocks in the variants in which plans have them, as columns beside plans' own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.memory.kinds import Kind, Shared, Way, is_tied, kind_of, shared_of
+from parastrat.plan import Recompute
+from parastrat.ranks import ParameterTotals, block_kinds
+from parastrat.ranks.pipelines import DIVIDED
+from parastrat.remembered import remembered
+from parastrat.saved import Saved
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.model import ModelSpec
+    from parastrat.stack import Stack
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindsOf:
+    """What the kinds of a model's blocks hold: in each variant one by one, and as columns of all kinds."""
+
+    each: tuple[tuple[Kind, ...], ...]
+    #: of all kinds together, of the model's output
+    output: Shared | None
+    #: whether any has a loss that may be in parallel
+    losses: bool
+    #: whether any holds most at several moments
+    busy: bool
+
+    @cached_property
+    def columns(self) -> tuple[Kind, ...]:
+        """The columns of all kinds in each variant."""
+        most = max(len(kind.moments) for variant in self.each for kind in variant)
+        # one with fewer moments has its last one several times
+        return tuple(
+            _together(
+                [
+                    replace(kind, moments=(kind.moments + kind.moments[-1:] * most)[:most])
+                    for kind in variant
+                ]
+            )
+            for variant in self.each
+        )
+
+    @cached_property
+    def beside(self) -> Kind:
+        """The columns of all variants beside each other."""
+        every: Kind = _beside(self.columns)
+        return every
+
+    @cached_property
+    def _kept(self) -> Shared:
+        """What all kinds keep, policy after policy of each variant beside each other."""
+        every: Shared = _beside([policy for variant in self.columns for policy in variant.kept])
+        return every
+
+    def kept(self, variant: Any, policy: Any) -> Shared:
+        """Return what all kinds keep under some plans' policies, in their variants."""
+        if type(variant) is not np.ndarray and type(policy) is not np.ndarray:
+            own: Shared = self.columns[variant].kept[policy]
+            return own
+        taken: Shared = _taken(self._kept, variant * len(Recompute) + policy)
+        return taken
+
+
+#: without and with a pipeline, each of these without and with autocast
+_VARIANTS = tuple((autocast, piped) for piped in (False, True) for autocast in (False, True))
+
+
+@remembered
+def _known(model: ModelSpec) -> dict[tuple[bool, bool], KindsOf]:
+    """Return the kinds of a model as they were asked for."""
+    del model
+    return {}
+
+
+def kinds_held(model: ModelSpec, stack: Stack) -> KindsOf:
+    """Return what kinds of block hold.
+
+    FSDP2 casts weights as it gathers them, else autocast casts what products read. Tensors cross whole
+    between stages of our pipelines, so that only inside of units they are divided along the sequence; and
+    nowhere in a model with dropout, which would have to differ along it. Megatron's stages send shares, and
+    it draws for each; so do torchtitan's.
+    """
+    fused = stack.kernels.fused
+    known, key = _known(model), (bool(model.drops) and not fused, stack.crosses_divided or fused)
+    if key not in known:
+        known[key] = _made(model, *key)
+    return known[key]
+
+
+def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
+    blocks = block_kinds(model).blocks
+    known = any(block.meanwhile for block in blocks)
+    each = tuple(
+        tuple(
+            kind_of(block, Way(autocast, whole or (piped and not divided and not block.unit), known), model)
+            for block in blocks
+        )
+        for autocast, piped in _VARIANTS
+    )
+    tied = [is_tied(block, blocks[place + 1 :]) for place, block in enumerate(blocks)]
+    each = tuple(
+        tuple(replace(kind, tied=own) for kind, own in zip(kinds, tied, strict=True)) for kinds in each
+    )
+    several = [kind.moments for kinds in each for kind in kinds]
+    return KindsOf(
+        each=each,
+        output=shared_of(sum((block.output for block in blocks), Saved())),
+        losses=any(block.loss_parallel_bytes for block in blocks),
+        busy=any(len(moments) > 1 or moments[0].sooner for moments in several),
+    )
+
+
+def _together(several: Sequence[Any]) -> Any:
+    """Return values of several kinds as one whose numbers are columns; 0 or None where none has any."""
+    first = next((each for each in several if each is not None), None)
+    if first is None:
+        return None
+    if isinstance(first, Kind):
+        names = Kind.__dataclass_fields__
+        return Kind(**{name: _together([getattr(each, name) for each in several]) for name in names})
+    if isinstance(first, ParameterTotals):
+        totals = ([getattr(each, name) for each in several] for name in DIVIDED)
+        return ParameterTotals(*(_together(own) if any(own) else 0 for own in totals))
+    if not isinstance(first, tuple):
+        column = np.array([[0 if each is None else each] for each in several])
+        return column if column.dtype == bool else column.astype(float)
+    blank = (None,) * len(first)
+    parts = [_together(own) for own in zip(*(each or blank for each in several), strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+def _beside(several: Sequence[Any]) -> Any:
+    """Return columns of several variants beside each other; what is the same in all of them stands once."""
+    first = next((each for each in several if each is not None), None)
+    if first is None or isinstance(first, ParameterTotals):
+        return first
+    if isinstance(first, Kind):
+        names = Kind.__dataclass_fields__
+        return Kind(**{name: _beside([getattr(each, name) for each in several]) for name in names})
+    if not isinstance(first, tuple):
+        blank = np.zeros_like(first)
+        return np.concatenate([blank if each is None else each for each in several], axis=1)
+    blank = (None,) * len(first)
+    parts = [_beside(own) for own in zip(*(each or blank for each in several), strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+
+
+def under(kinds: KindsOf, variant: Any) -> Kind:
+    """Return the columns of all kinds beside plans, each in its variant."""
+    found: Any = (
+        kinds.columns[variant] if type(variant) is not np.ndarray else _Chosen(kinds.beside, variant)
+    )
+    own: Kind = found
+    return own
+
+
+class _Chosen:
+    """Columns of all kinds beside plans, which are taken as they are read; as ``Kind``."""
+
+    def __init__(self, every: Kind, variant: Any) -> None:
+        self.__dict__.update(_every=every, _variant=variant)
+
+    def __getattr__(self, name: str) -> Any:
+        column = _taken(getattr(self._every, name), self._variant)
+        self.__dict__[name] = column
+        return column
+
+
+def _taken(value: Any, variant: Any) -> Any:
+    if value is None or isinstance(value, ParameterTotals):
+        return value
+    if isinstance(value, tuple):
+        parts = [_taken(part, variant) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if variant.ndim <= 2:
+        return value.take(variant.ravel() if variant.ndim == 2 else variant, axis=1)
+    # policies before kinds before plans
+    return value.take(variant[:, 0], axis=1).swapaxes(0, 1)

@@ -1,0 +1,110 @@
+"""What tp, ep and shards leave of parameters on one rank: numbers for one plan, arrays for many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from parastrat.columns import derived, derived_with
+from parastrat.elementwise import where
+from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals, has_any
+
+if TYPE_CHECKING:
+    from parastrat.columns import Columns
+    from parastrat.units import Mask, Numbers
+
+
+class Division(NamedTuple):
+    """Over how many ranks parameters are divided, and over how many these are sharded."""
+
+    tensor: Numbers
+    vocabulary: Numbers
+    experts: Numbers
+    #: what experts compute: their width, or under ep their tokens
+    expert_tensor: Numbers
+    dense_shards: Numbers
+    expert_shards: Numbers
+
+
+def division_of(c: Columns) -> Division:
+    """Return what divides the parameters of plans, shards as torchtitan's meshes do.
+
+    Vocabularies that tp does not divide are whole, unless they are padded; as is usual where nothing is
+    known. torchtitan splits what it sends to experts over tp (``ReordererSequenceParallel``), and as much
+    comes back from the other ranks. Without ep it is the stack's whether tp divides experts.
+    """
+    tp, ep, dense = c.tp, c.ep, c.dp_shard * c.cp
+    vocabulary, tokens = tp, where((ep > 1) | c.divides_experts, tp, 1)
+    if c.has("vocab") and c.has("pads_vocabulary"):
+        vocabulary = where(c.pads_vocabulary | (c.vocab % tp == 0), tp, 1)
+    return Division(
+        tp,
+        vocabulary,
+        where(ep > 1, ep, tokens),
+        tokens,
+        dense,
+        where(ep > 1, dense * tp / ep, dense),
+    )
+
+
+@derived
+def division(c: Columns) -> Division:
+    """Return what ``division_of`` does, of the same columns at once."""
+    return division_of(c)
+
+
+def vocabulary_tp(c: Columns) -> Numbers:
+    """Return over how many tp ranks tables and logits are divided."""
+    return division(c).vocabulary
+
+
+def expert_tp(c: Columns) -> Numbers:
+    """Return over how many tp ranks what experts compute is divided."""
+    return division(c).expert_tensor
+
+
+def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
+    """Return over how many ranks dense and expert parameters are sharded."""
+    return division(c)[-2:]
+
+
+def divided(totals: ParameterTotals, d: Division) -> tuple[Numbers, Numbers]:
+    """Return the dense and the expert parameters that tp and ep leave on one rank; 0 if there are none."""
+    if totals is NO_PARAMETERS:
+        return 0, 0
+    dense, tensor, expert, vocabulary = totals.replicated, totals.tensor, totals.expert, totals.vocabulary
+    # as ``has_any``, which would take longer to call
+    if type(tensor) is not int or tensor:
+        dense = dense + tensor / d[0]
+    if type(vocabulary) is not int or vocabulary:
+        dense = dense + vocabulary / d[1]
+    if type(expert) is not int or expert:
+        expert = expert / d[2]
+    return dense, expert
+
+
+def divided_total(totals: ParameterTotals, d: Division) -> Numbers:
+    """Return the parameters that tp and ep leave on one rank, dense and expert."""
+    dense, expert = divided(totals, d)
+    return dense if type(expert) is int and not expert else dense + expert
+
+
+@derived_with
+def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
+    """Return what ``divided`` does of plans."""
+    return divided(totals, division(c))
+
+
+@derived_with
+def local_total(totals: ParameterTotals, c: Columns) -> Numbers:
+    """Return what ``divided_total`` does of plans."""
+    dense, expert = local(totals, c)
+    return dense + expert
+
+
+def sharded_total(parts: tuple[Numbers, Numbers], d: Division, sharded: Mask) -> Numbers:
+    """Return dense and expert parameters together, divided over their ranks where they are sharded."""
+    dense, expert = parts
+    if sharded is False:
+        return dense + expert
+    found = dense / d.dense_shards if sharded is True else where(sharded, dense / d.dense_shards, dense)
+    return found + where(sharded, expert / d.expert_shards, expert) if has_any(expert) else found

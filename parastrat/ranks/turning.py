@@ -1,0 +1,98 @@
+"""What virtual stages of ranks hold that take turns: for one rank as numbers, for many plans' in arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from parastrat.ranks.flights import WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.ranks.flights import Turns
+    from parastrat.ranks.pipelines import Pipelines, Shape
+    from parastrat.ranks.starts import Start
+
+
+class Turning(NamedTuple):
+    """Repeats of each kind that are alive, and then that wait, in each of some ways to weigh them.
+
+    Of one pipeline as lists by place; of many plans in arrays with places in the last axis.
+    """
+
+    #: as blocks run, by ``turn`` of a start
+    at_starts: Any
+    #: as the first stage of a rank is through, by ``rank`` of a start
+    at_ends: Any
+    #: of each plan the first place of its pipeline in either; None: of one pipeline
+    first_starts: Any = None
+    first_ends: Any = None
+
+    def alive(self, start: Start) -> Any:
+        """Return the repeats as a block begins to run backward, in each way."""
+        if start.rows is None:
+            return self.at_starts[start.turn]
+        return self.at_starts.take(self.first_starts.take(start.rows) + start.turn, axis=-1)
+
+    def ended(self, start: Start) -> Any:
+        """Return the repeats as the first stage of the block's rank is through, in each way."""
+        if start.rows is None:
+            return self.at_ends[start.rank]
+        return self.at_ends.take(self.first_ends.take(start.rows) + start.rank, axis=-1)
+
+
+def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
+    """Return what the ranks of one pipeline hold in one of ``flights.WAYS``."""
+    place = pipelines.place_of(shape)
+    known = pipelines.told_turns
+    if (place, way) not in known:
+        at_starts, at_ends = _flat(pipelines.turns_of(place)[way])
+        known[place, way] = Turning(
+            np.moveaxis(at_starts, -1, 0).tolist(), np.moveaxis(at_ends, -1, 0).tolist()
+        )
+    turning: Turning = known[place, way]
+    return turning
+
+
+def turning_of(pipelines: Pipelines, plans: tuple[Any, Any], rows: Any, *, foremost: bool) -> Turning:
+    """Return what the ranks of many plans' pipelines hold.
+
+    Args:
+        pipelines: of the model.
+        plans: the places of their pipelines, and those of their ways among ``flights.WAYS``.
+        rows: the plans whose virtual stages take turns.
+        foremost: of the first ranks alone, as they begin their first backward.
+    """
+    at, ways = plans
+    chosen = (at * len(WAYS) + ways).take(rows)
+    found = np.flatnonzero(np.bincount(chosen))
+    several = [
+        (pipelines.firsts_of if foremost else pipelines.turns_of)(place)[way]
+        for place, way in (divmod(each, len(WAYS)) for each in found.tolist())
+    ]
+    flat = [_flat(each) for each in several]
+    place_of = np.zeros(int(found[-1]) + 1, dtype=np.int64)
+    place_of[found] = np.arange(len(found))
+    own = np.zeros(len(at), dtype=np.int64)
+    own[rows] = place_of[chosen]
+    at_starts, first_starts = _behind([each for each, _ in flat])
+    at_ends, first_ends = _behind([each for _, each in flat])
+    return Turning(at_starts, at_ends, first_starts[own], first_ends[own])
+
+
+def _flat(turns: Turns) -> tuple[Any, Any]:
+    """Return ways before kinds that are held before ranks, of each the kinds that run."""
+    at_kinds = turns.at_kinds.transpose(0, 2, 3, 1)
+    return at_kinds.reshape(*at_kinds.shape[:2], -1), turns.ending
+
+
+def _behind(several: Sequence[Any]) -> tuple[Any, Any]:
+    """Return arrays behind each other in their last axis, without what waits if nothing does, and where."""
+    sizes = np.array([each.shape[-1] for each in several])
+    together = np.concatenate(several, axis=-1)
+    alive = together.shape[1] // 2
+    if not together[:, alive:].any():
+        together = together[:, :alive]
+    return together, np.cumsum(sizes) - sizes
