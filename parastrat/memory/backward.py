@@ -85,16 +85,15 @@ def ways_of(plans: Plans, rank: RankHeld) -> Sequence[When]:
     What a block's first repeat has made comes beside what others will make only where gradients come with
     their units: not under a pipeline that reduces once a step, and not in buckets. The end differs where a
     pipeline gathers unit by unit, and where gradients come one by one, or unit by unit: few ranks' shares
-    of them may be more than activations that are made again. Both may where gradients that wait for the end
-    of a step are not there yet. A graph reduces gradients as they are made, under a pipeline as well.
+    of them may be more than activations that are made again; where later micro-batches find all of them it
+    does only where virtual stages take turns. Both may where gradients that wait for the end of a step are
+    not there yet. A graph reduces gradients as they are made, under a pipeline as well.
     """
     alike = rank.alike
-    if alike.one_by_one is not False:
+    if alike.one_by_one is not False and (alike.turns is not False or some(rank.lacks)):
         return EVERY_WAY
     if alike.gathers is not False and (
-        alike.piped is not True
-        or plans.job.stack.gathers_in_graph
-        or (rank.early is not False and some(rank.early))
+        alike.piped is not True or plans.job.stack.gathers_in_graph or some(rank.early)
     ):
         return EVERY_WAY
     ends = alike.shards is not False and alike.piped is not False and some(plans.reshards)
@@ -137,11 +136,11 @@ def moving_of(
         gathered = gathered_bytes(plans, kinds, rank, start, ways)
         if alike.gathers is not True:
             gathered = [where(alike.gathers, each, 0.0) for each in gathered]
-        if rank.early is not False and some(rank.early):
+        if some(rank.early):
             not_yet = early_bytes(plans, rank, start, ways)
     if alike.waits is not False:
         waiting = by_way(ways, rank.waiting, 0.0, 0.0)
-    if alike.frees is not False or alike.adds is not False:
+    if some(rank.lacks):
         unmade: Sequence[Bytes] = (0.0,) * len(ways)
         if alike.frees is not False:
             unmade = unmade_bytes(kinds.coming, rank, rank.of_units, start, ways)

@@ -54,6 +54,9 @@ class RankHeld:
     #: gradients that wait for the end of a step are not there in the first backward: all micro-batches of
     #: one are in flight then, in a pipeline that gathers parameters
     early: Mask
+    #: gradients are not there at a moment of most: not where later micro-batches, of which as many are in
+    #: flight, find all of them
+    lacks: Mask
     #: gradients of a micro-batch that wait as a later one begins its backward
     waiting: Bytes
     #: parameters that are gathered, of these the root's, and whole ones that are trained
@@ -132,6 +135,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         steps,
         few_steps(c) if alike.turns is not False else 0,
         alike.late & (steps <= flying),
+        _lacking(alike, steps, flying),
         waiting,
         everything,
         root,
@@ -158,6 +162,14 @@ def _parameters(
     if load.frozen is not NO_PARAMETERS:
         everything = trained + divided_total(load.frozen, d)
     return everything, divided_total(load.root, d), trained
+
+
+def _lacking(alike: Alike, steps: Numbers, flying: Numbers) -> Mask:
+    """Return where gradients are not there at some moment of most, as ``RankHeld`` has it."""
+    if alike.frees is False and alike.adds is False:
+        return False
+    as_many = where(alike.gathers, False, steps <= flying)
+    return (alike.frees | alike.adds) & (alike.late | (steps == 1) | as_many)
 
 
 def _waiting_bytes(plans: Plans, alike: Alike, trained: Numbers, root: Numbers) -> Bytes:

@@ -117,8 +117,9 @@ def _names(model: ModelSpec, kinds: Kinds) -> tuple[str, ...]:
 def _held(plans: Plans, kinds: KindBytes, rank: Rank, turning: Turning | None) -> OneRank:
     held = rank_held(plans, kinds, rank, ranks_read(plans, None))
     step = MomentHeld(start=None, when=When.END, parts=_named(step_parts(plans, held)))
-    # the second repeats are told wherever a rank peaks
-    ways = EVERY_WAY[:2] if ways_of(plans, held) is ONCE else EVERY_WAY
+    # the second repeats are told wherever a rank peaks, and the end where gradients come one by one
+    ended = plans.alike.one_by_one or ways_of(plans, held) is not ONCE
+    ways = EVERY_WAY if ended else EVERY_WAY[:2]
     backward = (_moments(plans, kinds, (rank, held), turning, way) for way in ways)
     return OneRank(rank=rank, held=held, moments=(step, *(each for own in backward for each in own)))
 
