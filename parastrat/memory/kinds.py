@@ -135,6 +135,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
     def shared(saved: Saved) -> Shared | None:
         return shared_of(saved, whole=way.whole)
 
+    every = block_totals(block)
     kept = [shared(own.activations.under(policy)) or _NOTHING for policy in Recompute]
     # what policies do nothing to is told by identity
     alike: dict[Shared, Shared] = {}
@@ -151,8 +152,8 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         of_loss=block.loss_parallel_bytes or None,
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
         regathered=block.regathered if _regathers(model) else None,
-        unit=block_totals(block, of=block.unit),
-        root=block_totals(block, of=not block.unit),
+        unit=every if block.unit else NO_PARAMETERS,
+        root=NO_PARAMETERS if block.unit else every,
         trainable=block_totals(block, trainable=True),
         cast=cast_totals(block) if multiplies else NO_PARAMETERS,
         added=added_totals(block),

@@ -9,7 +9,7 @@ torch/distributed/fsdp/_runtime_utils.py (``_post_backward_hook``).
 
 from __future__ import annotations
 
-from itertools import compress, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from parastrat.elementwise import larger, taken, where
@@ -45,7 +45,7 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     """
     job, pool = plans.job, 0.0
     if job.flags.pooled and gathers is not False:
-        largest = _largest_unit(plans, kinds, rank)
+        largest = _largest(_present(kinds.unit, rank))
         # two units are on their way at once, the running one's and the prefetched next; the root goes alone
         elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, 2 * largest)
         pool = job.element.compute * elements
@@ -55,7 +55,7 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     if job.element.copied:
         # of the largest gradient, which no tensor of activations is as large as (DeepSpeed
         # runtime/bf16_optimizer.py @56c5223, update_hp_grads)
-        pool = pool + job.element.copied * _largest(_present(kinds.added, rank.load.repeats, rank.rows))
+        pool = pool + job.element.copied * _largest(_present(kinds.added, rank))
     return pool
 
 
@@ -64,23 +64,17 @@ def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
 
     Those of two blocks that follow each other.
     """
-    repeats = rank.load.repeats
-    units, roots = (_present(each, repeats, rank.rows) for each in (kinds.unit, kinds.root))
+    units, roots = _present(kinds.unit, rank), _present(kinds.root, rank)
     present = [unit + root for unit, root in zip(units, roots, strict=True)]
     pairs = (present[first] + present[second] for first, second in pairwise(plans.job.pipelines.kinds.of))
-    several = (own * (1 + (count > 1)) for own, count in zip(present, repeats, strict=True))
+    several = (own * (1 + (count > 1)) for own, count in zip(present, rank.load.repeats, strict=True))
     return _largest((*pairs, *several))
 
 
-def _largest_unit(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
-    """Return the parameters of the largest unit that a rank has."""
-    units = plans.job.pipelines.kinds.units
-    return _largest(_present(compress(kinds.unit, units), compress(rank.load.repeats, units), rank.rows))
-
-
-def _present(each: Any, repeats: Iterable[Numbers], rows: Any) -> Iterator[Numbers]:
+def _present(each: Any, rank: Rank) -> Iterator[Numbers]:
     """Yield what a repeat of each kind of block has, 0 of those that a rank has none of."""
-    for own, count in zip(each, repeats):  # noqa: B905 - what is 0 of all kinds is so without end
+    rows = rank.rows
+    for own, count in zip(each, rank.load.repeats):  # noqa: B905 - what is 0 of all kinds is so without end
         yield (own if count else 0.0) if rows is None else where(count > 0, taken(own, rows), 0.0)
 
 

@@ -52,11 +52,6 @@ def division(c: Columns) -> Division:
     return division_of(c)
 
 
-def vocabulary_tp(c: Columns) -> Numbers:
-    """Return over how many tp ranks tables and logits are divided."""
-    return division(c).vocabulary
-
-
 def expert_tp(c: Columns) -> Numbers:
     """Return over how many tp ranks what experts compute is divided."""
     return division(c).expert_tensor

@@ -184,10 +184,10 @@ def added_totals(block: Block) -> ParameterTotals:
     return block_totals(replace(block, parameters=() if block.added is None else (block.added,)))
 
 
-def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> ParameterTotals:
-    """Return one repeat's parameters by what divides them, or the trainable alone; without ``of`` none."""
-    counts = {"replicated": 0, "tensor": 0, "expert": 0, "vocabulary": 0}
-    for group in block.parameters if of else ():
+def block_totals(block: Block, *, trainable: bool = False) -> ParameterTotals:
+    """Return one repeat's parameters by what divides them, or the trainable alone."""
+    counts = dict.fromkeys(DIVIDED, 0)
+    for group in block.parameters:
         split = "replicated" if group.split.value == "sequence" else group.split.value
         counts[split] += group.trainable if trainable else group.count
     return ParameterTotals(**counts) if any(counts.values()) else NO_PARAMETERS
@@ -196,23 +196,13 @@ def block_totals(block: Block, *, of: bool = True, trainable: bool = False) -> P
 @remembered
 def unit_totals(kinds: Kinds) -> ParameterTotals:
     """Return one repeat's parameters of each kind of block, beside plans; none of blocks outside units."""
-    return _totals_where(kinds, units=True)
-
-
-@remembered
-def root_totals(kinds: Kinds) -> ParameterTotals:
-    """Return the parameters of each kind of block outside units, beside plans; none of units."""
-    return _totals_where(kinds, units=False)
+    return totals_table([block_totals(block) if block.unit else NO_PARAMETERS for block in kinds.blocks])
 
 
 @remembered
 def trainable_totals(kinds: Kinds) -> ParameterTotals:
     """Return the trainable parameters of one repeat of each kind of block, beside plans."""
     return totals_table([block_totals(block, trainable=True) for block in kinds.blocks])
-
-
-def _totals_where(kinds: Kinds, *, units: bool) -> ParameterTotals:
-    return totals_table([block_totals(block, of=block.unit is units) for block in kinds.blocks])
 
 
 def totals_table(several: Sequence[ParameterTotals]) -> ParameterTotals:
