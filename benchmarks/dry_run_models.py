@@ -44,7 +44,10 @@ def cut(name: str, blocks: int | None = BLOCKS) -> TransformerSource:
         raise TypeError(name)
     if blocks is None:
         return preset
-    return replace(preset, architecture=replace(preset.architecture, layers=blocks))
+    own, window = preset.architecture, preset.architecture.window
+    if window is not None:
+        window = replace(window, layers=min(window.layers, blocks))
+    return replace(preset, architecture=replace(own, layers=blocks, window=window))
 
 
 def __getattr__(attribute: str) -> Callable[[], nn.Module]:
