@@ -230,10 +230,8 @@ class ModelSpec:
     changing_buffers: bool | None = None
     #: tokens choose which of the model's modules run, so that some may see none of a rank's batch
     routed: bool | None = None
-    #: it drops activations at random while it trains
-    drops: bool | None = None
-    #: None: no layer scans
-    scans: Scans | None = None
+    drops: bool | None = None  #: activations at random, while it trains
+    scans: Scans | None = None  #: None: no layer scans
     #: what pipeline stages hold equally much of; Megatron's hold equally many layers
     stage_load: StageLoad = StageLoad.FLOPS
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
