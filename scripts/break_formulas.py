@@ -32,14 +32,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: each module with formulas, and the tests that have to notice, fast ones first
 TESTS: dict[str, tuple[str, ...]] = {
+    "cost/attention": ("cost/test_attention.py",),
     "cost/blocks": ("cost/test_step.py", "search/test_bounds.py"),
     "cost/communication": ("cost/test_communication.py",),
     "cost/compute": ("cost/test_compute.py", "search/test_bounds.py"),
+    "cost/convolutions": ("cost/test_convolutions.py",),
     "cost/data_parallel": ("cost/test_data_parallel.py", "search/test_bounds.py"),
+    "cost/optimizer": ("cost/test_step.py",),
+    "cost/products": ("cost/test_compute.py", "cost/test_convolutions.py", "search/test_bounds.py"),
     "cost/step": ("cost/test_step.py", "search/test_bounds.py"),
     "assess": ("test_assess.py",),
     "ranks/stages": ("ranks/test_stages.py",),
     "memory/peaks": ("memory/test_parts.py", "memory/test_peaks.py", "search/test_bounds.py"),
+    "ranks/division": ("ranks/test_states.py", "memory/test_parts.py"),
     "ranks/load": (
         "ranks/test_load.py",
         "memory/test_parts.py",
@@ -50,7 +55,13 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ranks/moments": ("ranks/test_moments.py", "memory/test_parts.py", "search/test_bounds.py"),
     "ranks/states": ("ranks/test_states.py", "memory/test_parts.py", "memory/test_peaks.py"),
     "memory/activations": ("memory/test_parts.py",),
+    "memory/backward": ("memory/test_parts.py", "memory/test_peaks.py", "memory/test_several.py"),
+    "memory/flying": ("memory/test_flying.py", "memory/test_parts.py"),
     "memory/gathered": ("memory/test_parts.py", "memory/test_peaks.py"),
+    "memory/held": ("memory/test_parts.py", "memory/test_peaks.py"),
+    "memory/kinds": ("memory/test_parts.py", "memory/test_peaks.py"),
+    "memory/pools": ("memory/test_pools.py", "memory/test_parts.py"),
+    "memory/unmade": ("memory/test_parts.py", "memory/test_peaks.py"),
     "cost/operators": ("cost/test_compute.py", "search/test_bounds.py"),
     "sources/architecture": (
         "sources/test_architecture.py",
