@@ -14,7 +14,7 @@ import numpy as np
 from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.columns import Columns
-from parastrat.memory import memory_columns
+from parastrat.memory import memory_columns, plan_memory
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
@@ -71,9 +71,13 @@ def main() -> None:
         )
         of_plan = {key: np.array([value]) for key, value in plan_columns(plan).items()}
         columns = Columns({**facts_columns(facts), **of_plan})
-        memory = microseconds(partial(memory_columns, facts, columns))
+        memory = microseconds(partial(plan_memory, facts, plan))
+        row = microseconds(partial(memory_columns, facts, columns))
         whole = microseconds(partial(assess, facts, plan))
-        print(f"{model} {name}: memory {memory:,.0f} microseconds, assessed {whole:,.0f}")
+        print(
+            f"{model} {name}: memory {memory:,.0f} microseconds, of a table's only row {row:,.0f}; "
+            f"assessed {whole:,.0f}"
+        )
 
 
 if __name__ == "__main__":
