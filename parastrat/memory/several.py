@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 #: these have so many; others are looked at whatever they are, in more steps than each needs
 _MANY, _ALIKE = 30_000, 5000
 #: so many at once, of which the processor's cache holds what is made
-_MOST = 15_000
+_MOST = 25_000
 
 
 def told_apart(job: Job, columns: Columns, policies: Any = None) -> Iterator[tuple[Any, Plans]]:
