@@ -82,7 +82,8 @@ def _processes(
     )
     ranks = hardware.devices_per_node
     processes = "1 CPU process" if ranks == 1 else f"{ranks} CPU processes"
-    described = f"{processes} on {host.cores} cores, {host.memory_bytes / GIB:.1f} GiB"
+    where = f"{'on' if ranks <= host.cores else 'that share'} {host.cores} cores"
+    described = f"{processes} {where}, {host.memory_bytes / GIB:.1f} GiB"
     return replace(hardware, name=_name(described, num_nodes), network=network, host=_host(host))
 
 

@@ -53,19 +53,19 @@ def cpu_hardware(  # noqa: PLR0913 - one host's facts; each caller has exactly t
         cores: physical or logical cores of one host that may be used.
         memory_bytes: of one host.
         numa_nodes: of one host.
-        ranks_per_node: processes on one host; None: one for each NUMA node.
+        ranks_per_node: processes on one host; None: one for each NUMA node. More than cores share them.
         num_nodes: hosts.
         network: between the hosts; None: as the ``cpu`` profile assumes.
         name: of one host, without the number of nodes.
 
     Raises:
-        ProfileError: for more processes than cores, or fewer than one.
+        ProfileError: for fewer processes than one.
     """
     ranks = min(numa_nodes, cores) if ranks_per_node is None else ranks_per_node
-    if not 1 <= ranks <= cores:
+    if ranks < 1:
         raise ProfileError(
-            f"{ranks} processes on {cores} cores: each needs at least one core",
-            hint=f"use --ranks-per-node between 1 and {cores}",
+            f"{ranks} processes on {cores} cores: there is nothing to train on",
+            hint=f"use --ranks-per-node {cores}",
         )
     device, node = _profile("devices"), _profile("nodes")
     share = HostShare(cores=cores, memory_bytes=memory_bytes, numa_nodes=numa_nodes)
@@ -125,7 +125,7 @@ def _profile(folder: str) -> ProfileFile:
 
 def _process(file: ProfileFile, host: HostShare, ranks: int) -> Device:
     """Return one process with its share of a host's cores and memory."""
-    cores = host.cores // ranks
+    cores = host.cores // ranks or host.cores / ranks
     memory_bytes = host.memory_bytes // ranks
     peak = file.number("core.peak_gflops") * GB * cores
     bf16 = peak * file.number("core.bf16_share")

@@ -135,9 +135,11 @@ def test_fewer_ranks_than_gpus_leave_some_idle() -> None:
     assert probed("dgx-h100-ndr", ranks_per_node=4).world_size == 4
 
 
-def test_more_processes_than_cores_are_refused() -> None:
-    with pytest.raises(Exception, match="9 processes on 8 cores"):
-        probed("laptop-nothing", ranks_per_node=9)
+def test_more_processes_than_cores_share_them_and_are_called_so() -> None:
+    assert probed("laptop-nothing", ranks_per_node=8).name.startswith("auto: 8 CPU processes on 8 cores,")
+    shared = probed("laptop-nothing", ranks_per_node=9)
+    assert shared.name.startswith("auto: 9 CPU processes that share 8 cores,")
+    assert shared.world_size == 9
 
 
 def test_amd_accelerators_that_no_profile_describes_are_not_taken_for_a_cpu_host(tmp_path: Path) -> None:

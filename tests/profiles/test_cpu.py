@@ -73,10 +73,17 @@ def test_a_stated_network_is_shared_and_never_beats_loopback() -> None:
     assert fast.scale_out.bytes_per_s == fast.scale_up.bytes_per_s
 
 
-@pytest.mark.parametrize("ranks", [0, -2, 33])
-def test_more_processes_than_cores(ranks: int) -> None:
-    with pytest.raises(ProfileError, match="at least one core"):
+@pytest.mark.parametrize("ranks", [0, -2])
+def test_without_a_process_there_is_nothing_to_train_on(ranks: int) -> None:
+    with pytest.raises(ProfileError, match=f"{ranks} processes on 32 cores"):
         host(ranks)
+
+
+def test_more_processes_than_cores_share_them() -> None:
+    one, half = host(32).device, host(64).device
+    assert half.peak.fp32 == one.peak.fp32 / 2
+    assert half.memory_bytes_per_s == one.memory_bytes_per_s / 2
+    assert half.memory_bytes == one.memory_bytes // 2
 
 
 def test_this_host_honours_the_control_group(tmp_path: Path) -> None:
