@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from parastrat.hardware import AttentionCurve, Device, DeviceType, FigureKind, MatmulCurve, Provenance, Rates, Vendor
+from parastrat.hardware import (
+    AttentionCurve,
+    Device,
+    DeviceType,
+    FigureKind,
+    MatmulCurve,
+    Provenance,
+    Rates,
+    Vendor,
+)
 from parastrat.profiles.files import ProfileFile, read_profile
 from parastrat.units import GB, GIB, MIB, MICRO, TERA
 

@@ -32,7 +32,15 @@ LINK: Fields = {
 }
 #: what the collectives were measured over
 _NVLINKS = (FabricKind.NVSWITCH, FabricKind.NVLINK, FabricKind.NVLINK_DOMAIN)
-_OF_A_CURVE = ("start_us", "hop_us", "ramp_us", "ramp_mb", "share_of_two", "share_of_four", "share_of_eight")
+_OF_A_CURVE = (
+    "start_us",
+    "hop_us",
+    "ramp_us",
+    "ramp_mb",
+    "share_of_two",
+    "share_of_four",
+    "share_of_eight",
+)
 _HOST_COUNTS: Fields = {
     "cores": ("cores", 1),
     "memory_gib": ("memory_bytes", GIB),
@@ -109,7 +117,9 @@ def _curves_of_nccl() -> CollectiveCurves:
     """Return how NCCL's collectives go over NVLink, as ``scripts/fit_collectives.py`` wrote it."""
     file = read_profile("collectives", "nccl")
     if file is None:
-        raise ProfileError("the installation lacks profiles/collectives/nccl.toml", hint="reinstall parastrat")
+        raise ProfileError(
+            "the installation lacks profiles/collectives/nccl.toml", hint="reinstall parastrat"
+        )
     return CollectiveCurves(**{field.name: _curve(file, field.name) for field in fields(CollectiveCurves)})
 
 

@@ -13,7 +13,7 @@ from parastrat.profiles.files import profiles_root, read_format
 
 ROOT = Path(__file__).resolve().parents[2]
 
-CONFIG = '''
+CONFIG = """
 from enum import Enum
 class Zero(Base):
     stage: Stage = 0
@@ -45,12 +45,12 @@ def bf16(param_dict, other):
 def process(table):
     del table["fp16"]
     table.pop("old")
-'''
-LAUNCH = '''
+"""
+LAUNCH = """
 parser.add_argument("--fsdp_offload", default="false", type=str)
 group.add_argument("-x", "--fsdp_size", type=int)
 group.add_argument("--other", action="store_true")
-'''
+"""
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_choices_are_read_from_the_source(made: ModuleType, sources: object) -> 
 def test_a_recipe_that_is_out_of_date_is_told(
     made: ModuleType, sources: object, stated: dict[str, object]
 ) -> None:
-    with pytest.raises(SystemExit, match="out of date about (gone|steps)"):
+    with pytest.raises(SystemExit, match=r"out of date about (gone|steps)"):
         made.keys_of({"read": ["fields config.py:Zero"], **stated}, sources)
 
 

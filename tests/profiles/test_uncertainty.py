@@ -65,10 +65,7 @@ def test_measured_is_what_the_curves_miss() -> None:
         )
         for vendor in ("nvidia", "amd")
     ]
-    + [
-        (NODES, f"{link}.nominal_gb_per_s", f"{link}.gb_per_s")
-        for link in ("scale_up", "scale_out")
-    ],
+    + [(NODES, f"{link}.nominal_gb_per_s", f"{link}.gb_per_s") for link in ("scale_up", "scale_out")],
     ids=["nvidia", "amd", "scale-up", "scale-out"],
 )
 def test_derived_covers_the_shares_that_measured_things_reach(
