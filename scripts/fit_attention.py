@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fit_matmul import PROFILES, Floats, fit, log_rate, percent_error
+from fit_matmul import PROFILES, Floats, cross_validated, fit, log_rate, percent_error
 
 from parastrat.hardware import ATTENTION_KEYS, ATTENTION_ROWS, ATTENTION_WIDTH
 
@@ -62,7 +62,8 @@ SECOND_OF = {"h100-sxm5": "a100-sxm4", "h200-sxm": "a100-sxm4"}
 WIDTHS = (64, 128)
 #: shorter or smaller ones are bound by their launch
 LEAST_TOKENS, LEAST_ROWS = 512, 16384
-FOLDS = 5
+#: of the sides keys and rows, whose kernels stand in one fold
+SEEN = slice(0, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +103,11 @@ def read_kernels(path: Path, gpu: str) -> tuple[Floats, Floats]:
     return np.stack([keys, rows, width], axis=1)[kept], rates[kept]
 
 
-def cross_validated(sides: Floats, rates: Floats) -> float:
-    """Return the MAPE of the time over folds of (keys, rows), in percent."""
-    _, group = np.unique(sides[:, :2], axis=0, return_inverse=True)
-    group = group.reshape(-1)
-    order = np.random.default_rng(0).permutation(group.max() + 1) % FOLDS
-    errors = []
-    for fold in range(FOLDS):
-        held = order[group] == fold
-        errors.append(percent_error(fit(sides[~held], rates[~held]), sides[held], rates[held]))
-    return float(np.concatenate(errors).mean())
-
-
 def fitted(path: Path, gpu: str) -> Curve:
     """Return the curve of a table's kernels."""
     sides, rates = read_kernels(path, gpu)
     parameters = fit(sides, rates)
-    error = cross_validated(sides, rates)
+    error = cross_validated(sides, rates, SEEN)
     keys, rows, width = np.exp(parameters[1:])
     if len(np.unique(sides[:, 2])) == 1:
         width = 0.0

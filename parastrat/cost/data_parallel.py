@@ -85,14 +85,14 @@ def _once_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds
     ring = ring_of(whole, fabric)
     # the root's weights, which tables and norms hold, are gathered as they are
     root: Any = sum(local(load.root, c))
-    weights = gathered_bytes(facts) * (held - root) + element.compute * root
+    weights = gathered_element_bytes(facts) * (held - root) + element.compute * root
     return np.where(zero, ring.of(held * element.gradient) + ring.of(weights), seconds)
 
 
 def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
     """Return one unit's collectives: gathered for forward, after resharding again, and reduce-scattered."""
     again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
-    gather, reduce = gather_and_reduce_s(facts, c, unit, fabric, gathered_bytes(facts))
+    gather, reduce = gather_and_reduce_s(facts, c, unit, fabric, gathered_element_bytes(facts))
     return again * gather + reduce
 
 
@@ -108,7 +108,7 @@ def _expert_ring(fabric: Fabric, c: Columns) -> Ring:
     return ring_of(Group(ranks=shard_ranks(c)[1], stride=np.where(c.ep > 1, c.ep, c.tp)), fabric)
 
 
-def gathered_bytes(facts: Facts) -> float:
+def gathered_element_bytes(facts: Facts) -> float:
     """Return the bytes of one element of blocks' weights as data ranks gather it."""
     fp8 = facts.stack.gathers_fp8 and facts.workload.precision is Precision.FP8
     return 1 if fp8 else element_bytes(facts).compute

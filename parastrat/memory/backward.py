@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes
 
 
-#: from which on fields of ``Moving`` tell of ways
-_IN_WAYS = 4
-
-
 @dataclass(slots=True)
 class Moving:
     """What is there as a block runs backward, and what is gone; bytes, some in each of several ways."""
@@ -75,8 +71,12 @@ class Moving:
 
     def of_way(self, way: Any) -> Moving:
         """Return what is there in one way for each block, by its place."""
-        every: Any = (of_way(getattr(self, name), way) for name in Moving.__slots__[_IN_WAYS:])
+        every: Any = (of_way(getattr(self, name), way) for name in _IN_WAYS)
         return Moving(self.ways, self.running, self.adding, self.never, *every)
+
+
+#: what ``Moving`` tells in each of the ways
+_IN_WAYS = Moving.__slots__[Moving.__slots__.index("freed") :]
 
 
 def ways_of(plans: Plans, rank: RankHeld) -> Sequence[When]:

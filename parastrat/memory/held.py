@@ -186,4 +186,4 @@ def _waiting_bytes(plans: Plans, alike: Alike, trained: Numbers, root: Numbers) 
 
 
 #: what is read of a rank as blocks start
-_AT_STARTS = RankHeld.__slots__[:-5]
+_AT_STARTS = RankHeld.__slots__[: RankHeld.__slots__.index("states")]

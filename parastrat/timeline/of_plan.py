@@ -11,7 +11,7 @@ from parastrat.assess import plans_table
 from parastrat.columns import Columns, code_of
 from parastrat.cost.blocks import block_seconds, forward_s, whole_s
 from parastrat.cost.communication import fabric_of
-from parastrat.cost.data_parallel import data_parallel_s, gather_and_reduce_s, gathered_bytes
+from parastrat.cost.data_parallel import data_parallel_s, gather_and_reduce_s, gathered_element_bytes
 from parastrat.cost.step import exposed_send_s
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds, whole_model
@@ -188,7 +188,7 @@ def _units(facts: Facts, c: Columns, seconds: dict[str, Any]) -> tuple[list[Unit
     once = float(of_model["once"][0])
     gathers = reduces = root_gather = root_reduce = np.zeros((len(forward), 1))
     if fsdp:
-        narrow = gathered_bytes(facts)
+        narrow = gathered_element_bytes(facts)
         gathers, reduces = gather_and_reduce_s(facts, c, unit_totals(kinds), fabric, narrow)
         root_gather, root_reduce = gather_and_reduce_s(facts, c, load.root, fabric)
     share = once / all_trained if all_trained else 0.0

@@ -7,11 +7,12 @@ import pytest
 
 from parastrat.case import Facts
 from parastrat.columns import Columns
-from parastrat.memory import PARTS, memory_columns, memory_totals
+from parastrat.memory import PARTS, memory_columns, memory_estimate, memory_totals, plan_memory
+from parastrat.memory.alone import READ
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
-from parastrat.tables import facts_columns, plan_columns
+from parastrat.tables import facts_columns, plan_columns, sized_columns
 from parastrat.workload import Optimizer, Precision, Workload
 
 
@@ -80,6 +81,8 @@ def test_plans_are_found_alone_as_together_and_with_others_alike(
     columns = Columns({**facts_columns(facts), **table})
     each = [memory_columns(facts, columns.at(np.array([row]))) for row in range(len(given))]
     totals = [memory_totals(facts, columns.at(np.array([row])))[0] for row in range(len(given))]
+    for plan, row in zip(given, each, strict=True):
+        assert plan_memory(facts, plan) == memory_estimate(row, 0)
     for few, many in ((8, 5000), (0, 5000), (0, 20)):
         monkeypatch.setattr("parastrat.memory.peaks._FEW", few)
         monkeypatch.setattr("parastrat.memory.several._MANY", many)
@@ -88,3 +91,7 @@ def test_plans_are_found_alone_as_together_and_with_others_alike(
         for part in PARTS:
             assert together[part].tolist() == [int(own[part][0]) for own in each]
         assert memory_totals(facts, columns).tolist() == totals
+
+
+def test_the_columns_that_are_read_of_a_row_are_those_of_a_plan() -> None:
+    assert sorted(READ) == sorted(sized_columns(plans()[0]))
