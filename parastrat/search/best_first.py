@@ -15,8 +15,8 @@ _FIRST = 200
 _LEAST_OF_EACH = 5
 MOST_OF_EACH = 24
 _GROWTH = 4
-#: so many times the first are visited at once: their floors would take longer to compare
-_FEW = 3
+#: so many are visited at once: their floors would take longer to compare
+_FEW = 600
 
 #: floors are computed in another order than what they bound, so that their last digits may differ
 _ROUNDING = 1 + 1e-9
@@ -48,7 +48,7 @@ def visit(
     present = max(int(np.count_nonzero(np.bincount(groups[left]))), 1)
     of_each = int(np.clip(_FIRST // present, _LEAST_OF_EACH, most))
     while len(left):
-        few = len(left) <= _FEW * of_each * present
+        few = len(left) <= _FEW
         now = np.ones(len(left), dtype=bool) if few else _place_in_group(groups[left]) < of_each
         rows, left = left[now], left[~now]
         np.minimum.at(least, groups[rows], judge(rows))

@@ -1,8 +1,10 @@
 """The plans of a space that may be the best of their groups, found without judging all of it.
 
-Meshes are visited in the order of a floor of their step, and of those their rows, with micro-batch and
-schedule, in the order of a higher one; what has a floor above what was found is left out. So is what has a
-floor of memory that does not fit. Of few meshes all rows are put in order at once.
+Rows, meshes with micro-batch and schedule, are visited in the order of a floor of their step; what has a
+floor above what was found is left out. Their memory is bounded when their turn comes, which takes longer
+than to tell the order: what has a floor that does not fit is left out as well, and others are judged in the
+order of the higher floors of their steps that policies have which may fit. Of many rows the meshes are
+visited so first.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.search.best_first import mattering, visit
+from parastrat.search.best_first import visit
 from parastrat.search.judged import Judged, judge
 from parastrat.search.space import option_counts, policies
 
@@ -23,9 +25,13 @@ if TYPE_CHECKING:
     from parastrat.search.obeying import Rejected
 
 #: of more rows meshes are put in order first
-_MANY = 2500
+_MANY = 12_000
+#: of more rows it is asked first which meshes may fit, where the fastest is wanted alone
+_RAISED = 400
 #: meshes of a group whose rows are put in order first, at most
 _MOST_OF_EACH = 80
+#: rows of a group whose memory is bounded first, at most
+_ROWS_OF_EACH = 80
 #: rows that are judged sooner than put in order
 _FEW = 72
 
@@ -54,8 +60,8 @@ class Visited:
     memory: Any
     #: of each mesh, whether what floors of memory leave out of it was told
     told: Any
-    #: of each mesh, whether all of its rows were bounded; these
-    seen: Any
+    #: of each mesh how many rows were bounded; these
+    bounded: Any
     rows: list[Bounded] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     #: what floors of memory left out
@@ -78,23 +84,34 @@ class Visited:
                 if len(places):
                     self._judge(rows, places)
             return
-        meshes = self._fitting(meshes, wanted)
-        if wanted.alone and self.raised(meshes):
-            meshes = self._fitting(meshes, wanted)
         least = np.full(int(wanted.groups.max(initial=-1)) + 1, np.inf)
+        if not wanted.roomy:
+            self._judge_others(meshes, wanted, least)
+            meshes = meshes[~self.seen[meshes]]
+        meshes = self._fitting(meshes, wanted)
+        if wanted.alone and space.limited and space.allowed.counts[meshes].sum() > _RAISED:
+            self.raised_to_least(meshes)
+            meshes = self._fitting(meshes, wanted)
         if space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
-            return
+        else:
 
-        def of_meshes(some: Any) -> Any:
-            chosen = meshes[some]
-            if self.raised(chosen):
-                chosen = self._fitting(chosen, wanted)
-            self._visit_rows(chosen, wanted, least)
-            return np.full(len(some), np.inf)
+            def of_meshes(some: Any) -> Any:
+                self._visit_rows(meshes[some], wanted, least)
+                return np.full(len(some), np.inf)
 
-        floors = space.steps_of_meshes(meshes)
-        visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, most=_MOST_OF_EACH)
+            floors = space.steps_of_meshes(meshes)
+            visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, most=_MOST_OF_EACH)
+        self.told[meshes] = True
+
+    def _judge_others(self, meshes: Any, wanted: Wanted, least: Any) -> None:
+        """Judge those rows of chosen meshes that were bounded, but not judged as none has its margin."""
+        asked = np.zeros(len(self.told), dtype=bool)
+        asked[meshes] = True
+        for rows in self.rows:
+            alive = asked[rows.columns.mesh]
+            if alive.any():
+                self._judge_best(rows, alive & self._tell(rows), wanted, least)
 
     def _fitting(self, meshes: Any, wanted: Wanted) -> Any:
         """Return those of some meshes that may fit by their floors of memory, and tell the others."""
@@ -113,69 +130,71 @@ class Visited:
         """Return under which policies some meshes may fit by their floors."""
         return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
 
-    def raised(self, meshes: Any) -> bool:
-        """Raise the floors of some meshes if they have many rows; return whether they are."""
-        if not self.space.limited or self.space.allowed.counts[meshes].sum() <= _MANY:
-            return False
-        self.raised_to_least(meshes)
-        return True
-
     def raised_to_least(self, meshes: Any) -> Bounded:
         """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
         rows = self.space.least_rows(meshes)
-        self._raise(rows)
+        # they stand mesh after mesh
+        first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
+        own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
+        self.memory[:, own] = np.maximum(self.memory[:, own], least)
         return rows
 
-    def _raise(self, rows: Bounded) -> None:
-        """Raise the floors of meshes to the least of rows, which stand mesh after mesh."""
-        first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
-        meshes, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
-        self.memory[:, meshes] = np.maximum(self.memory[:, meshes], least)
-
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
+        """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
         if not len(meshes):
             return
         space, columns = self.space, self.space.allowed.rows(meshes)
-        codes = np.array([code_of(policy) for policy in policies(space.fixed)])
-        if np.isfinite(least).any():
-            # each policy computes again what the ones before it do, and more
-            first = codes[self._may_fit(columns.mesh, wanted).argmax(axis=0)]
-            steps = space.steps(columns, first)
-            columns = columns.at(mattering(steps, wanted.groups[columns.mesh], wanted.limits(least)))
-        rows = space.with_floors(columns)
-        mesh = columns.mesh
-        if len(mesh) == space.allowed.counts[meshes].sum():
-            self._raise(rows)
-            self.seen[meshes] = True
+        # each policy computes again what the ones before it do, and more
+        first = self._codes[self._may_fit(columns.mesh, wanted).argmax(axis=0)]
+
+        def of_rows(some: Any) -> Any:
+            rows = space.with_floors(columns.at(some))
             self.rows.append(rows)
-        alive = self._tell(rows, meshes)
+            np.add.at(self.bounded, rows.columns.mesh, 1)
+            self._judge_best(rows, self._tell(rows), wanted, least)
+            return np.full(len(some), np.inf)
+
+        floors = space.steps(columns, first)
+        visit(floors, wanted.groups[columns.mesh], of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
+
+    def _judge_best(self, rows: Bounded, alive: Any, wanted: Wanted, least: Any) -> None:
+        """Judge those of some rows that may be the best of their groups."""
         likely = rows.may_fit(roomy=True)
         places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
         if not len(places):
             return
+        groups = wanted.groups[rows.columns.mesh[places]]
 
         def least_steps(some: Any) -> Any:
             judged = self._judge(rows, places[some])
             return judged.least_steps(len(some), roomy=wanted.roomy)
 
-        if wanted.alone and len(places) <= _FEW:
-            np.minimum.at(least, wanted.groups[mesh[places]], least_steps(np.arange(len(places))))
+        if len(places) <= _FEW:
+            np.minimum.at(least, groups, least_steps(np.arange(len(places))))
             return
         fits = (likely if wanted.roomy else rows.may_fit(roomy=False)).take(places, axis=1)
-        floors = space.steps(columns.at(places), codes[fits.argmax(axis=0)])
-        visit(floors, wanted.groups[mesh[places]], least_steps, wanted.limits, least=least)
+        floors = self.space.steps(rows.columns.at(places), self._codes[fits.argmax(axis=0)])
+        visit(floors, groups, least_steps, wanted.limits, least=least)
 
-    def _tell(self, rows: Bounded, meshes: Any) -> Any:
-        """Return which rows of some meshes may fit, and tell the others."""
-        mesh = rows.columns.mesh
-        alive, told = np.ones(len(mesh), dtype=bool), self.told[mesh]
+    def _tell(self, rows: Bounded) -> Any:
+        """Return which rows may fit, and tell the others if their meshes were not."""
+        alive, told = np.ones(len(rows.columns.mesh), dtype=bool), self.told[rows.columns.mesh]
         for entry in rows.misfits():
             alive[entry.rows] = False
             untold = ~told[entry.rows]
             if untold.any():
                 self.misfits.append(entry.chosen(untold))
-        self.told[meshes] = True
         return alive
+
+    @property
+    def seen(self) -> Any:
+        """Of each mesh, whether all of its rows were bounded."""
+        return self.bounded == self.space.allowed.counts
+
+    @property
+    def _codes(self) -> Any:
+        """The recompute policies that are compared."""
+        return np.array([code_of(policy) for policy in policies(self.space.fixed)])
 
     def _judge(self, rows: Bounded, places: Any) -> Judged:
         self.plans.append(int(option_counts(rows.space.fixed, rows.columns.at(places)).sum()))
@@ -186,5 +205,6 @@ class Visited:
 def nothing_of(space: Searched) -> Visited:
     """Return what is found of a space before it is visited."""
     memory = space.memory_of_meshes()
-    told, seen = np.zeros((2, memory.shape[1]), dtype=bool)
-    return Visited(space=space, memory=memory, told=told, seen=seen)
+    meshes = memory.shape[1]
+    told, bounded = np.zeros(meshes, dtype=bool), np.zeros(meshes, dtype=np.int64)
+    return Visited(space=space, memory=memory, told=told, bounded=bounded)

@@ -202,7 +202,9 @@ def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
     at_once, fastest = find_plan(given), fastest_plan(given, Constraints())
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
     monkeypatch.setattr("parastrat.search.visited._MOST_OF_EACH", 5)
+    monkeypatch.setattr("parastrat.search.visited._ROWS_OF_EACH", 5)
     monkeypatch.setattr("parastrat.search.visited._FEW", 0)
+    monkeypatch.setattr("parastrat.search.best_first._FEW", 0)
     piece_by_piece = find_plan(given)
     assert piece_by_piece.rungs == at_once.rungs
     assert piece_by_piece.alternatives == at_once.alternatives
@@ -219,6 +221,7 @@ def test_meshes_that_do_not_fit_are_left_out_before_their_rows(
     given = replace(given, hardware=replace(given.hardware, device=device))
     row_by_row = find_plan(given)
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
+    monkeypatch.setattr("parastrat.search.visited._RAISED", 8)
     monkeypatch.setattr("parastrat.search.misfits._SEVERAL", 8)
     at_once = find_plan(given)
     assert at_once.rungs == row_by_row.rungs
