@@ -163,6 +163,10 @@ class Device:
     newest_attention: AttentionCurve | None = None
     #: host memory to device, one direction; None where there is no such link or it is unknown
     host_bytes_per_s: float | None = None
+    #: of a processor that several processes share, what one process with all cores does of what they do
+    #: together: of products, and of what is made in memory; None: as much
+    whole_products: float | None = None
+    whole_memory: float | None = None
     compute_capability: str | None = None
     power_w: float | None = None
     provenance: tuple[Provenance, ...] = ()

@@ -59,12 +59,20 @@ class Calibration:
     fits: tuple[Fit, ...]
 
 
-def calibrated(hardware: Hardware, timings: Sequence[Timing], machinery: Machinery) -> Calibration:
+def calibrated(
+    hardware: Hardware, timings: Sequence[Timing], machinery: Machinery, alone: Sequence[Timing] = ()
+) -> Calibration:
     """Return the hardware with the figures that follow from measurements on one of its nodes.
 
     Large products give the sustained rates, others the curve, ``rate = ceiling * sustained * m/(m + m_half)
     * ...``; copies, which read and write each byte, the memory's rate; all-gathers and reduce-scatters the
     link, ``t = (n-1) * latency + (n-1)/n * bytes / rate``; all-reduces what they gain over two of those.
+
+    Args:
+        hardware: the cluster.
+        timings: of ``wanted``, which all processes of the node do at once.
+        machinery: what measured.
+        alone: of ``wanted_alone``, which one process does.
 
     Raises:
         ProbeError: products or copies are missing.
@@ -76,6 +84,9 @@ def calibrated(hardware: Hardware, timings: Sequence[Timing], machinery: Machine
     if missing:
         raise ProbeError(f"no {missing[0]} was measured", hint="see what the processes say above")
     device, fits = _device(hardware.device, of, machinery)
+    if alone:
+        device, more = _with_whole(device, of, alone, machinery)
+        fits += more
     found = replace(hardware, device=device)
     if hardware.scale_up is not None and of[Operation.ALL_GATHER]:
         link, more = _link(hardware.scale_up, of, machinery)
@@ -121,6 +132,21 @@ def _device(
     return measured, [
         _fit("device", device, name, value, error) for name, (value, error) in figures.items()
     ]
+
+
+def _with_whole(
+    device: Device, of: Mapping[Operation, list[Timing]], alone: Sequence[Timing], machinery: Machinery
+) -> tuple[Device, list[Fit]]:
+    """Return a processor with the shares that one process with all cores reaches of what several do."""
+    names = {Operation.MATMUL: "whole_products", Operation.MAKE: "whole_memory"}
+    figures = {}
+    for each in alone:
+        together = of[each.wanted.operation][0]
+        share = together.seconds / each.seconds
+        figures[names[each.wanted.operation]] = min(share, 1.0), max(each.spread, together.spread)
+    values: dict[str, Any] = {name: value for name, (value, _) in figures.items()}
+    found = replace(device, **values, provenance=_provenance(device.provenance, tuple(figures), machinery))
+    return found, [_fit("device", device, name, value, error) for name, (value, error) in figures.items()]
 
 
 def _link(link: Link, of: Mapping[Operation, list[Timing]], machinery: Machinery) -> tuple[Link, list[Fit]]:

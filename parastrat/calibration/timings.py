@@ -19,6 +19,8 @@ _SIDE = {True: 1024, False: 8192}
 _THIN = (64, 16, 4)
 #: bytes of the largest tensor that is copied; several times any cache
 _COPIED = {True: 256 * MIB, False: 1024 * MIB}
+#: bytes of a tensor that is made, of each process; larger than what a heap keeps for the next one
+_MADE = 64 * MIB
 #: bytes of a collective's whole buffer: hops decide the first, links the last
 _BUFFERS = {
     True: tuple(4096 * 8**power for power in range(5)),
@@ -32,6 +34,8 @@ class Operation(StrEnum):
     MATMUL = "matmul"
     #: one tensor to another in the device's memory
     COPY = "copy"
+    #: one tensor from another, in memory that is allocated for it
+    MAKE = "make"
     #: host memory, pinned, to the device
     UPLOAD = "upload"
     #: one operator on one element, of many
@@ -67,7 +71,7 @@ class Wanted:
     precision: Precision = Precision.FP32
     #: m, n and k of a product; tokens of attention
     sides: tuple[int, ...] = ()
-    #: copied, or the whole buffer of a collective
+    #: copied, made, or the whole buffer of a collective
     bytes: int = 0
 
 
@@ -118,11 +122,28 @@ def wanted(hardware: Hardware) -> tuple[Wanted, ...]:
     ]
     if not processor:
         several.append(Wanted(operation=Operation.UPLOAD, bytes=_COPIED[processor] >> 2))
+    if processor and hardware.devices_per_node > 1:
+        several.append(Wanted(operation=Operation.MAKE, bytes=_MADE))
     if hardware.devices_per_node > 1:
         several += [
             Wanted(operation=each, bytes=size) for each in _COLLECTIVES for size in _BUFFERS[processor]
         ]
     return tuple(several)
+
+
+def wanted_alone(hardware: Hardware) -> tuple[Wanted, ...]:
+    """Return what one process with all cores of a host is timed at: the same as all its processes together.
+
+    Nothing where there is one process anyway, or where devices compute.
+    """
+    ranks = hardware.devices_per_node
+    if hardware.device.type is not DeviceType.CPU or ranks == 1:
+        return ()
+    main, side = precisions(hardware.device)[0], _SIDE[True]
+    return (
+        Wanted(operation=Operation.MATMUL, precision=main, sides=(ranks * side, side, side)),
+        Wanted(operation=Operation.MAKE, bytes=ranks * _MADE),
+    )
 
 
 def precisions(device: Device) -> tuple[Precision, ...]:

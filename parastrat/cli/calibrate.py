@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,7 +44,7 @@ def calibrate(
     Takes about a minute. Every device of this host works at once, as in training; each thing is repeated
     until its median is known to 1 %, and what spread is left is shown.
     """
-    from parastrat.calibration import calibrated, wanted
+    from parastrat.calibration import calibrated, wanted, wanted_alone
     from parastrat.cli.facts import hardware_of
     from parastrat.cli.output import paper, show, show_json
     from parastrat.report.calibration import calibration_json, calibration_text
@@ -56,9 +57,11 @@ def calibrate(
     if output is not None:
         check_target(output)
     hardware = hardware_of(on, ranks_per_node)
-    several = wanted(hardware)
-    with _progress(len(several)) as told:
-        found = calibrated(hardware, *measure(hardware, several, told))
+    several, of_one = wanted(hardware), wanted_alone(hardware)
+    with _progress(len(several) + len(of_one)) as told:
+        timings, machinery = measure(hardware, several, told)
+        alone = measure(replace(hardware, devices_per_node=1), of_one, told)[0] if of_one else ()
+        found = calibrated(hardware, timings, machinery, alone)
     if output is not None:
         write_hardware(found.hardware, output)
     if as_json:

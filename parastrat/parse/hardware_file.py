@@ -26,6 +26,8 @@ _POSITIVE = (
     "device.usable_memory_bytes",
     "device.memory_bytes_per_s",
     "device.matmul.ceiling",
+    "device.whole_products",
+    "device.whole_memory",
     "scale_up.bytes_per_s",
     "scale_out.bytes_per_s",
 )

@@ -25,6 +25,8 @@ _TOLD = {
     "device.memory_bytes_per_s": ("memory, read and written", "GB/s", GB),
     "device.launch_s": ("launch of one operator", "us", MICRO),
     "device.attention_efficiency": ("attention over products", "%", 0.01),
+    "device.whole_products": ("products of one process alone", "%", 0.01),
+    "device.whole_memory": ("memory of one process alone", "%", 0.01),
     "device.host_bytes_per_s": ("host memory to device", "GB/s", GB),
     "scale_up.bytes_per_s": ("link, all-gather", "GB/s", GB),
     "scale_up.latency_s": ("link, one hop", "us", MICRO),

@@ -104,16 +104,17 @@ def single_device(hardware: Hardware) -> Hardware:
     device = hardware.device
     if device.type is DeviceType.CPU:
         count = hardware.devices_per_node
+        products, memory = count * (device.whole_products or 1.0), count * (device.whole_memory or 1.0)
         device = replace(
             device,
             memory_bytes=device.memory_bytes * count,
             usable_memory_bytes=device.usable_memory_bytes * count,
-            memory_bytes_per_s=device.memory_bytes_per_s * count,
+            memory_bytes_per_s=device.memory_bytes_per_s * memory,
             peak=_times(device.peak, count),
-            sustained=_times(device.sustained, count),
+            sustained=_times(device.sustained, products),
         )
     return replace(hardware, device=device, devices_per_node=1, num_nodes=1, scale_up_devices=1)
 
 
-def _times(rates: Rates, count: int) -> Rates:
+def _times(rates: Rates, count: float) -> Rates:
     return Rates(**{name: rate * count for name, rate in plain(rates).items() if rate is not None})

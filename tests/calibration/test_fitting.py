@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from parastrat.calibration import Calibration, Machinery, Operation, Timing, Wanted, calibrated, wanted
+from parastrat.calibration import (
+    Calibration,
+    Machinery,
+    Operation,
+    Timing,
+    Wanted,
+    calibrated,
+    wanted,
+    wanted_alone,
+)
 from parastrat.errors import ProbeError
 from parastrat.hardware import FigureKind, Hardware
 from parastrat.profiles import load_hardware
@@ -17,6 +26,7 @@ RANKS = 4
 MACHINERY = Machinery(ranks=RANKS, threads=2, software="torch 2.13.0", date="2026-11-22")
 #: what the made-up host does
 RATE, M_HALF, N_HALF, K_HALF = 50e9, 20.0, 40.0, 80.0
+MAKE_RATE = 1e9
 BF16_RATE, COPY_RATE, LAUNCH_S, ATTENTION = 30e9, 6e9, 4e-6, 0.3
 LINK, HOP_S, GAIN = 2e9, 5e-5, 1.5
 
@@ -30,6 +40,8 @@ def seconds(each: Wanted) -> float:
             reached = m / (m + M_HALF) * n / (n + N_HALF) * k / (k + K_HALF)
             rate = RATE if each.precision is Precision.FP32 else BF16_RATE
             return 2 * m * n * k / (rate * reached)
+        case Operation.MAKE:
+            return each.bytes / MAKE_RATE
         case Operation.COPY:
             return 2 * each.bytes / COPY_RATE
         case Operation.LAUNCH:
@@ -165,3 +177,30 @@ def test_a_gpu_is_measured_in_bf16_with_uploads() -> None:
     assert {each.operation for each in several if each.operation.is_collective} == {
         each for each in Operation if each.is_collective
     }
+
+
+def test_one_process_with_all_cores_is_held_against_all_of_them() -> None:
+    several = wanted_alone(host())
+    # as much as all processes do together, in one and a quarter times as long
+    alone = [
+        Timing(
+            wanted=each,
+            seconds=1.25 * seconds(replace(each, sides=(1024,) * 3, bytes=each.bytes // RANKS)),
+            spread=0.02,
+            repeats=7,
+        )
+        for each in several
+    ]
+    timings = [
+        Timing(wanted=each, seconds=seconds(each), spread=0.01, repeats=7) for each in wanted(host())
+    ]
+    calibration = calibrated(host(), timings, MACHINERY, alone)
+    device = calibration.hardware.device
+    assert device.whole_products == device.whole_memory == pytest.approx(0.8)
+    fits = {fit.field: fit for fit in calibration.fits}
+    assert fits["device.whole_memory"].error == 0.02
+    assert {entry.field: entry.kind for entry in device.provenance}["whole_memory"] is FigureKind.MEASURED
+    # one process alone, and devices that compute, have nothing to be held against
+    assert not wanted_alone(replace(host(), devices_per_node=1))
+    assert not wanted_alone(load_hardware("8x-rtx-4090:1"))
+    assert found().hardware.device.whole_memory is None

@@ -33,9 +33,19 @@ def few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
                 if each.is_collective
                 for size in (4096, 1 << 20)
             ]
+            several.append(Wanted(operation=Operation.MAKE, bytes=1 << 20))
         return tuple(several)
 
+    def alone(hardware: Hardware) -> tuple[Wanted, ...]:
+        if hardware.devices_per_node == 1:
+            return ()
+        return (
+            Wanted(operation=Operation.MATMUL, sides=(192, 96, 96)),
+            Wanted(operation=Operation.MAKE, bytes=2 << 20),
+        )
+
     monkeypatch.setattr(calibration, "wanted", few)
+    monkeypatch.setattr(calibration, "wanted_alone", alone)
 
 
 def ended(*arguments: str) -> int:
@@ -53,11 +63,13 @@ def test_a_plan_rests_on_what_was_measured(tmp_path: Path, capsys: pytest.Captur
         "memory, read and written",
         "link, all-gather",
         "reduce-scatter",
+        "memory of one process alone",
         str(path),
     ):
         assert told in out
     hardware = read_hardware_file(path)
     assert hardware.devices_per_node == 2
+    assert 0 < (hardware.device.whole_memory or 0) <= 1
     assert "parastrat calibrate" in {e.field: e for e in hardware.device.provenance}["matmul"].source
     assert ended("recommend", "gpt2", "--on", str(path), "--json") in (0, 1)
     assert json.loads(capsys.readouterr().out)["hardware"]["device"]["launch_s"] == hardware.device.launch_s

@@ -154,6 +154,16 @@ def test_rung_0_is_what_one_device_would_be_advised(
     assert several == one == assess(alone, one.plan)
 
 
+def test_one_process_with_all_cores_has_the_share_that_was_measured() -> None:
+    hardware = load_hardware("cpu:1", ranks_per_node=4)
+    shares = replace(hardware.device, whole_products=0.9, whole_memory=0.75)
+    alone, before = single_device(replace(hardware, device=shares)).device, hardware.device
+    assert alone.memory_bytes_per_s == pytest.approx(3 * before.memory_bytes_per_s)
+    assert alone.sustained.fp32 == pytest.approx(3.6 * (before.sustained.fp32 or 0))
+    # where it was not measured it has all
+    assert single_device(hardware).device.memory_bytes_per_s == 4 * before.memory_bytes_per_s
+
+
 def test_prime_and_odd_worlds_are_searched() -> None:
     for on, world in (("h100-sxm5x7:1", 7), ("h100-sxm5x3:8", 24)):
         chosen = find_plan(facts("llama-3.1-8b", on, world, 2048)).chosen

@@ -39,6 +39,9 @@ def action_of(wanted: Wanted, device: torch.device) -> Callable[[], object]:
         return lambda: attend(q, k_, v, is_causal=True)
     if wanted.operation is Operation.LAUNCH:
         return _launches(device)
+    if wanted.operation is Operation.MAKE:
+        one = torch.ones(wanted.bytes // 4, device=device)
+        return lambda: one + 1.0
     host = torch.device("cpu") if wanted.operation is Operation.UPLOAD else device
     source = torch.ones(wanted.bytes, dtype=torch.uint8, device=host)
     if wanted.operation is Operation.UPLOAD:

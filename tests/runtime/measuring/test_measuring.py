@@ -22,6 +22,7 @@ def test_everything_is_timed_in_order_on_two_processes() -> None:
         Wanted(operation=Operation.MATMUL, sides=(64, 64, 64)),
         Wanted(operation=Operation.MATMUL, precision=Precision.BF16, sides=(64, 64, 64)),
         Wanted(operation=Operation.COPY, bytes=1 << 20),
+        Wanted(operation=Operation.MAKE, bytes=1 << 20),
         Wanted(operation=Operation.LAUNCH),
         Wanted(operation=Operation.ATTENTION, sides=(64,)),
         *(Wanted(operation=each, bytes=4096) for each in Operation if each.is_collective),
