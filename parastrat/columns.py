@@ -88,6 +88,8 @@ class Columns:
     scan_heads: Numbers
     scan_groups: Numbers
     whole_scans: Numbers
+    #: heads of keys, where whole experts are given a rank's stretch of the sequence if tp divides these
+    token_heads: Numbers
     without_heads: Numbers
     without_experts: Numbers
     # hardware

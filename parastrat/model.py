@@ -213,8 +213,7 @@ class ModelSpec:
     parameters: int
     #: parameters that one token uses; equals ``parameters`` without experts
     active_parameters: int
-    #: tokens of one sample that the blocks hold for; None without tokens
-    sequence_length: int | None
+    sequence_length: int | None  #: tokens of one sample that the blocks hold for; None without
     precision: Precision
     causal: bool
     #: repeated blocks, as the runtime finds them in the module
@@ -232,6 +231,7 @@ class ModelSpec:
     routed: bool | None = None
     drops: bool | None = None  #: activations at random, while it trains
     scans: Scans | None = None  #: None: no layer scans
+    divides_tokens: bool = False  #: whole experts are given a tp rank's stretch, where attention is divided
     #: what pipeline stages hold equally much of; Megatron's hold equally many layers
     stage_load: StageLoad = StageLoad.FLOPS
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several

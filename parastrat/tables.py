@@ -50,6 +50,7 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
         "max_sequence_length": model.max_sequence_length,
         "scan_heads": divided and divided.heads,
         "scan_groups": divided and divided.groups,
+        "token_heads": model.kv_heads if model.divides_tokens else None,
         "whole_scans": scans is not None and not divided,
         # of a module that was traced its data flow tells
         "without_heads": model.heads is None and model.family is not Family.MODULE,

@@ -10,7 +10,7 @@ from parastrat.cost.convolutions import rate_of_convolutions, relaid_elements, t
 from parastrat.cost.operators import SPLITS
 from parastrat.cost.rates import sustained_flops_per_s
 from parastrat.model import Split
-from parastrat.ranks.division import expert_tp
+from parastrat.ranks.division import division
 from parastrat.ranks.states import element_bytes
 from parastrat.workload import Precision
 
@@ -147,13 +147,14 @@ def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
 
 def _sides(products: Products, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
     """Return one rank's m, n and k of products; at least 1, so that unknown shapes stay finite."""
+    d = division(c)
     m = np.maximum(beside(products.m, c) * c.micro_batch_size / c.cp, 1)
     n, k = np.maximum(beside(products.n, c), 1), np.maximum(beside(products.k, c), 1)
     if products.grouped.any():
-        own = np.where(c.ep > 1, c.tp, 1)
+        own = np.where(c.ep > 1, c.tp, d.expert_tensor / d.experts)
         m[products.grouped] = np.maximum(m[products.grouped] * c.ep / own / (experts or 1), 1)
     of_experts = beside(products.split == SPLITS.index(Split.EXPERT), c)
-    divisor = np.where(of_experts, np.where(c.ep > 1, 1, expert_tp(c)), c.tp)
+    divisor = np.where(of_experts, np.where(c.ep > 1, 1, d.experts), c.tp)
     n = n / np.where(beside(products.divides_n, c), divisor, 1)
     k = k / np.where(beside(products.divides_k, c), divisor, 1)
     return m, np.maximum(n, 1), np.maximum(k, 1)

@@ -197,14 +197,21 @@ def _adding_bytes(plans: Plans, kind: Kind, *, new: int) -> Bytes:
 def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
     """Return what is gone halfway through the backward of one repeat.
 
-    Less what tp ranks gather then, of weights that are stored across the stretches that each of them takes.
+    Less what tp ranks gather then, of weights that are stored across the stretches that each of them takes;
+    and less the sum of their gradients of the largest weight of experts, if each has them whole for its own
+    tokens, under a pipeline: without one these are added up when a step ends.
     """
-    freed = shared_bytes(kind.freed, plans.shares)
-    if kind.regathered is None:
+    freed, element, d = shared_bytes(kind.freed, plans.shares), plans.job.element, plans.division
+    sums = plans.alike.piped is not False and plans.c.has("token_heads")
+    if kind.regathered is None and not sums:
         return freed
-    element = plans.job.element
     of_weight = where(plans.alike.shards, element.compute, element.parameter)
-    return freed - where(plans.c.tp > 1, _GATHERED_COPIES * of_weight * kind.regathered, 0.0)
+    if kind.regathered is not None:
+        freed = freed - where(plans.c.tp > 1, _GATHERED_COPIES * of_weight * kind.regathered, 0.0)
+    if sums and has_any(kind.added.expert):
+        own = plans.alike.piped & (d.experts == 1) & (d.expert_tensor > 1)
+        freed = freed - where(own, of_weight * kind.added.expert, 0.0)
+    return freed
 
 
 def _never_met_bytes(plans: Plans, kind: Kind, unit: Numbers, everything: Bytes) -> Bytes:

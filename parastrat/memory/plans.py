@@ -18,7 +18,7 @@ from parastrat.ranks.division import division_of
 from parastrat.ranks.pipelines import pipelines_of
 from parastrat.ranks.states import context_bytes, element_bytes
 from parastrat.remembered import remembered
-from parastrat.tables import stack_columns
+from parastrat.tables import model_columns, stack_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,8 @@ class Job:
 def job_of(facts: Facts) -> Job:
     """Return what is read of a job."""
     element, stack = element_bytes(facts), facts.stack
-    read = {"vocab": facts.model.vocab, **stack_columns(stack)}
+    own = model_columns(facts.model)
+    read = {"vocab": own["vocab"], "token_heads": own["token_heads"], **stack_columns(stack)}
     return Job(
         model=facts.model,
         stack=stack,

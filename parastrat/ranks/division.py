@@ -19,7 +19,7 @@ class Division(NamedTuple):
     tensor: Numbers
     vocabulary: Numbers
     experts: Numbers
-    #: what experts compute: their width, or under ep their tokens
+    #: what experts compute: their width, or under ep or where they are whole their tokens
     expert_tensor: Numbers
     dense_shards: Numbers
     expert_shards: Numbers
@@ -30,16 +30,20 @@ def division_of(c: Columns) -> Division:
 
     Vocabularies that tp does not divide are whole, unless they are padded; as is usual where nothing is
     known. torchtitan splits what it sends to experts over tp (``ReordererSequenceParallel``), and as much
-    comes back from the other ranks. Without ep it is the stack's whether tp divides experts.
+    comes back from the other ranks. Without ep it is the stack's whether tp divides experts; whole ones may
+    be given the stretch of the sequence that a rank has.
     """
     tp, ep, dense = c.tp, c.ep, c.dp_shard * c.cp
-    vocabulary, tokens = tp, where((ep > 1) | c.divides_experts, tp, 1)
+    vocabulary, width = tp, where((ep > 1) | c.divides_experts, tp, 1)
+    tokens = width
+    if c.has("token_heads"):
+        tokens = where(c.sequence_parallel & (c.token_heads % tp == 0), tp, width)
     if c.has("vocab") and c.has("pads_vocabulary"):
         vocabulary = where(c.pads_vocabulary | (c.vocab % tp == 0), tp, 1)
     return Division(
         tp,
         vocabulary,
-        where(ep > 1, ep, tokens),
+        where(ep > 1, ep, width),
         tokens,
         dense,
         where(ep > 1, dense * tp / ep, dense),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
+from parastrat.sources.attending import attends_whole
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
 from parastrat.stack import Kernels
 
@@ -146,6 +147,19 @@ def mixture(setting: Setting) -> Part:
     if experts.shared_ffn:
         parts.append(feed_forward(setting, experts.shared_ffn))
     return joined(*parts)
+
+
+def divides_tokens(setting: Setting) -> bool:
+    """Return whether experts that tp leaves whole are given a stretch of the sequence on each rank.
+
+    Auto_parallelize leaves the stream divided from attention to attention where nothing between them is
+    divided over tp: not where experts are shared, which it divides, or where the stream is whole.
+    Transformers' Llama 4 gives every expert every token.
+    """
+    a, experts = setting.architecture, setting.architecture.experts
+    if experts is None or a.pattern or setting.kernels.fused or attends_whole(setting):
+        return False
+    return not (experts.shared_ffn or experts.every_token or experts.latent)
 
 
 def _bias_bytes(setting: Setting) -> float:

@@ -12,6 +12,7 @@ from parastrat.sources.attending import attention, keeps_scores, scores_gradient
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
 from parastrat.sources.feed_forward import (
     computed_experts,
+    divides_tokens,
     feed_forward,
     largest_weight,
     last_weight,
@@ -83,6 +84,7 @@ def transformer(
         routed=architecture.experts is not None,
         drops=architecture.dropout,
         scans=scans_of(setting),
+        divides_tokens=divides_tokens(setting),
         stage_load=StageLoad.LAYERS if kernels.fused else StageLoad.FLOPS,
         source=architecture.source,
         caveats=_caveats(architecture),

@@ -75,6 +75,27 @@ def bytes_of(shared: Shared, **fields: Any) -> float:
     return float(shared_bytes(shared, shares_of(columns, division(columns))))
 
 
+@pytest.mark.parametrize(
+    ("heads", "fields", "size"),
+    [
+        (8, {"tp": 4, "sequence_parallel": True}, 120 / 4),
+        # attention whose heads do not divide is whole, and so is the sequence behind it
+        (6, {"tp": 4, "sequence_parallel": True}, 120),
+        (8, {"tp": 4}, 120),
+        (None, {"tp": 4, "sequence_parallel": True}, 120),
+        (8, {"tp": 4, "ep": 2, "dp_shard": 2, "sequence_parallel": True}, 120 / 4),
+    ],
+)
+def test_whole_experts_keep_what_their_stretch_of_the_sequence_takes(
+    heads: int | None, fields: dict[str, Any], size: float
+) -> None:
+    columns = row(**fields).joined({"token_heads": heads, "divides_experts": False})
+    shared = Shared(0, expert=120)
+    assert shared_bytes(shared, shares_of(columns, division(columns))) == size
+    # whatever they are given, their parameters are as whole
+    assert division(columns).experts == fields.get("ep", 1)
+
+
 @pytest.mark.parametrize("fields", [{}, {"micro_batch_size": 3}, {"tp": 4, "cp": 2}])
 def test_what_is_as_large_for_any_number_of_samples(fields: dict[str, Any]) -> None:
     assert bytes_of(Shared(0, fixed=16), **fields) == 16

@@ -200,6 +200,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
         "max_sequence_length": one_of(1024, 8192),
         "scan_heads": one_of(12, 64, 128),
         "scan_groups": one_of(1, 4, 8),
+        "token_heads": one_of(2, 8),
         "whole_scans": one_of(0, 1) == 1,
         "devices": np.where(exact, world, one_of(8, 16)),
         "devices_per_node": one_of(8),
@@ -235,7 +236,8 @@ def test_grid_has_every_column() -> None:
     facts = Facts(model=made.model, hardware=made.hardware, workload=made.workload, stack=made.stack)
     assert set(facts_columns(facts)) <= set(GRID)
     scans = Scans(heads=64, groups=8, divided=True)
-    assert set(columns(experts=8, scans=scans, divisible=16).known()) == set(GRID)
+    every = columns(experts=8, scans=scans, divisible=16, divides_tokens=True)
+    assert set(every.known()) == set(GRID)
 
 
 def test_only_errors_reject() -> None:

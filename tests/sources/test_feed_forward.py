@@ -11,7 +11,7 @@ from small import SMALL
 from parastrat.model import OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Experts
-from parastrat.sources.feed_forward import feed_forward, mixture
+from parastrat.sources.feed_forward import divides_tokens, feed_forward, mixture
 from parastrat.sources.layers import Part, Setting
 from parastrat.stack import Kernels
 
@@ -218,3 +218,14 @@ def test_fused_kernels_add_the_last_bias_of_experts_apart() -> None:
     apart = of(bias=True, kernels=Kernels.FUSED) - of(bias=False, kernels=Kernels.FUSED)
     assert 3 * apart == pytest.approx(64 * 2 * T * 8)
     assert of(bias=True, kernels=Kernels.EAGER) == of(bias=False, kernels=Kernels.EAGER)
+
+
+def test_experts_are_given_stretches_where_nothing_beside_them_is_divided() -> None:
+    experts = Experts(count=4, top_k=2, ffn=FFN)
+    assert divides_tokens(setting(experts=experts))
+    assert not divides_tokens(setting())
+    assert not divides_tokens(setting(Kernels.FUSED, experts=experts))
+    assert not divides_tokens(setting(experts=replace(experts, shared_ffn=FFN)))
+    assert not divides_tokens(setting(experts=replace(experts, every_token=True)))
+    # attention with sinks is whole, and so is what it gives
+    assert not divides_tokens(setting(experts=experts, sinks=True))
