@@ -12,6 +12,7 @@ from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.cost.optimizer import optimizer_s
 from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
@@ -58,6 +59,7 @@ _WEIGHTS_BY = (
     "cp",
     "tp",
     "ep",
+    "sequence_parallel",
     "shard",
     "reshard_after_forward",
     "offload",
@@ -172,7 +174,8 @@ def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) 
         return found
     units = fsdp_unit_s(facts, c, unit_totals(block_kinds(facts.model)), fabric)
     units_s = sum(each * count for each, count in zip(units, load.repeats, strict=True))
-    return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
+    sums = {"sums": expert_sum_s(facts, c, load, fabric)}
+    return {**found, **sums, **data_parallel_s(facts, c, load, fabric, units_s)}
 
 
 def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
@@ -214,6 +217,7 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
         "optimizer": one["optimizer"],
     }
     if "each" in one:
+        parts["tp_exposed"] = parts["tp_exposed"] + expert_sums(c) * one["sums"]
         beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, _window(c) * one["backward"])
         parts["dp_exposed"] = _exposed_s(one, gatherings(c), beside)
     return {**parts, "step": sum(parts[part] for part in PARTS)}

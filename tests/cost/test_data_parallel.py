@@ -10,6 +10,7 @@ from jobs import FABRIC, GB, job, row
 
 from parastrat.case import Facts
 from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.hardware import DeviceType
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import ParameterTotals, RankLoad
@@ -218,3 +219,33 @@ def test_each_kind_hides_its_own_share_and_none_on_hosts(shard: Shard, share: fl
 @pytest.mark.parametrize("shard", list(Shard))
 def test_one_rank_moves_nothing(shard: Shard) -> None:
     assert total(load(trainable=1, root=1, expert=1), shard=shard) == 0
+
+
+@pytest.mark.parametrize(
+    ("plan", "size", "sums"),
+    [
+        ({}, REDUCED, 1),
+        # each rank has a share of them when the step ends
+        ({"dp_shard": 2, **SHARDED}, REDUCED / 2, 1),
+        # a pipeline has whole ones of each micro-batch
+        ({"gradient_accumulation_steps": 8, **PIPELINE}, GATHERED, 8),
+    ],
+)
+def test_gradients_of_whole_experts_are_added_up_over_tp(
+    plan: dict[str, Any], size: float, sums: int
+) -> None:
+    facts = job()
+    facts = replace(facts, model=replace(facts.model, divides_tokens=True))
+
+    def found(heads: int | None, held: RankLoad, **more: Any) -> float:
+        fields = plan | {"tp": 2, "sequence_parallel": True} | more
+        columns = row(**fields).joined({"token_heads": heads, "divides_experts": False})
+        assert expert_sums(columns) == sums
+        return float(expert_sum_s(facts, columns, held, FABRIC))
+
+    held = load(trainable=3, expert=1)
+    # of two ranks half goes to the other, and half of the sums comes back
+    assert found(8, held) == pytest.approx(size / INSIDE)
+    for nothing in (found(None, held), found(5, held), found(8, load(trainable=3))):
+        assert nothing == 0
+    assert found(8, held, sequence_parallel=False) == 0
