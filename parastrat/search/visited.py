@@ -46,8 +46,8 @@ class Wanted:
     limits: Callable[[Any], Any]
     #: with the margin of memory; or those that fit without it alone
     roomy: bool = True
-    #: whether the best is asked for alone, and not what speaks against others: of meshes with many rows it is
-    #: asked first which may fit
+    #: whether the best is asked for alone, and not what speaks against others: of meshes with many rows
+    #: it is asked first which may fit
     alone: bool = False
 
 
