@@ -25,19 +25,13 @@ def expert_sum_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Se
 
     Under a pipeline it is of whole gradients, in the format of compute; else of what a rank keeps of them.
     """
-    none = np.zeros(np.shape(c.tp))
-    if not facts.model.divides_tokens:
-        return none
     d = division(c)
-    summed = (d.experts == 1) & (d.expert_tensor > 1)
-    if not np.any(summed):
-        return none
     element, held = element_bytes(facts), local(load.trainable, c)[1]
     sharded = c.shard == code_of(Shard.PARAMETERS)
     kept: Any = element.gradient * held / np.where(sharded, d.expert_shards, 1)
     size = np.where(c.pp > 1, element.compute * held, kept)
     seconds = all_reduce_s(size, Group(ranks=c.tp, stride=1), fabric)
-    return np.where(summed & (size > 0), seconds, 0.0)
+    return np.where(d.sums_experts & (size > 0), seconds, 0.0)
 
 
 def expert_sums(c: Columns) -> Numbers:

@@ -174,8 +174,9 @@ def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) 
         return found
     units = fsdp_unit_s(facts, c, unit_totals(block_kinds(facts.model)), fabric)
     units_s = sum(each * count for each, count in zip(units, load.repeats, strict=True))
-    sums = {"sums": expert_sum_s(facts, c, load, fabric)}
-    return {**found, **sums, **data_parallel_s(facts, c, load, fabric, units_s)}
+    if facts.model.divides_tokens:
+        found["sums"] = expert_sum_s(facts, c, load, fabric)
+    return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
 
 
 def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
@@ -216,8 +217,9 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
         "pp_exposed": sends,
         "optimizer": one["optimizer"],
     }
-    if "each" in one:
+    if "sums" in one:
         parts["tp_exposed"] = parts["tp_exposed"] + expert_sums(c) * one["sums"]
+    if "each" in one:
         beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, _window(c) * one["backward"])
         parts["dp_exposed"] = _exposed_s(one, gatherings(c), beside)
     return {**parts, "step": sum(parts[part] for part in PARTS)}

@@ -209,8 +209,7 @@ def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
     if kind.regathered is not None:
         freed = freed - where(plans.c.tp > 1, _GATHERED_COPIES * of_weight * kind.regathered, 0.0)
     if sums and has_any(kind.added.expert):
-        own = plans.alike.piped & (d.experts == 1) & (d.expert_tensor > 1)
-        freed = freed - where(own, of_weight * kind.added.expert, 0.0)
+        freed = freed - where(plans.alike.piped & d.sums_experts, of_weight * kind.added.expert, 0.0)
     return freed
 
 

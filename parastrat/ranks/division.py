@@ -24,6 +24,11 @@ class Division(NamedTuple):
     dense_shards: Numbers
     expert_shards: Numbers
 
+    @property
+    def sums_experts(self) -> Mask:
+        """Where tp ranks have experts whole, each for its own tokens, and add up their gradients."""
+        return (self.experts == 1) & (self.expert_tensor > 1)
+
 
 def division_of(c: Columns) -> Division:
     """Return what divides the parameters of plans, shards as torchtitan's meshes do.
