@@ -134,4 +134,7 @@ def _impossible(table: Mapping[str, Any]) -> str | None:
     device = table["device"]
     if device["usable_memory_bytes"] > device["memory_bytes"]:
         return "hardware.device.usable_memory_bytes is above memory_bytes"
+    for name in ("whole_products", "whole_memory"):
+        if device.get(name, 0) > 1:
+            return f"hardware.device.{name} must be a share, at most 1"
     return None

@@ -164,6 +164,16 @@ def test_any_hardware_survives_its_file(
         ("power_w = 700.0", "power_w = inf", "hardware.device.power_w must be a number"),
         ("compute_hcas = []", "compute_hcas = [1]", "hardware.network.compute_hcas[0] must be a str"),
         ("compute_hcas = []", 'compute_hcas = "mlx5_0"', "hardware.network.compute_hcas must be a list"),
+        (
+            "bf16_native = true",
+            "bf16_native = true\nwhole_memory = 7.0",
+            "whole_memory must be a share, at most",
+        ),
+        (
+            "bf16_native = true",
+            "bf16_native = true\nwhole_products = 0.0",
+            "whole_products must be above 0",
+        ),
         ("usable_memory_bytes = ", "usable_memory_bytes = 99", "usable_memory_bytes is above memory_bytes"),
         ("[hardware.host]", "[[hardware.host]]", "hardware.host must be a table"),
         ("schema =", "shape = 1\nschema =", "unknown key 'shape'"),
