@@ -48,7 +48,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def sensible(hardware: Hardware) -> bool:
-    return hardware.device.usable_memory_bytes <= hardware.device.memory_bytes
+    device = hardware.device
+    shares = (device.whole_products or 1.0, device.whole_memory or 1.0)
+    return device.usable_memory_bytes <= device.memory_bytes and max(shares) <= 1
 
 
 @settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
