@@ -104,6 +104,7 @@ def _device(
     asymptote, curve, error = _curve(
         [each for each in of[Operation.MATMUL] if each.wanted.precision is main]
     )
+    ceiling = asymptote / rates[main]
     figures = {
         **{
             f"sustained.{_RATES[precision]}": (
@@ -124,9 +125,11 @@ def _device(
         device,
         **plain,
         sustained=_with_rates(device.sustained, rates),
-        # no peak lies below what was reached
-        peak=_with_rates(device.peak, {p: max(rate, _rate(device.peak, p)) for p, rate in rates.items()}),
-        matmul=replace(curve, ceiling=asymptote / rates[main]),
+        # no peak lies below what products reach, and those that keep to a cache may outdo the largest
+        peak=_with_rates(
+            device.peak, {p: max(rate, ceiling * rate, _rate(device.peak, p)) for p, rate in rates.items()}
+        ),
+        matmul=replace(curve, ceiling=ceiling),
         provenance=_provenance(device.provenance, (*figures, "matmul"), machinery),
     )
     return measured, [
