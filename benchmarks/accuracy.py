@@ -46,7 +46,7 @@ def page(found: dict[Quantity, Comparison]) -> str:
         lines += [f"## {_TITLES[quantity]}", "", *_errors(comparison, quantity), ""]
         lines += [*_worst(comparison, quantity, explained), ""]
         if quantity is Quantity.PEAK_MEMORY:
-            lines += [*_verdicts(comparison), ""]
+            lines += [*_verdicts(comparison, explained), ""]
         lines += [*_coverage(comparison), ""]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -89,13 +89,15 @@ def _worst(comparison: Comparison, quantity: Quantity, explained: dict[str, str]
     return lines
 
 
-def _verdicts(comparison: Comparison) -> list[str]:
+def _verdicts(comparison: Comparison, explained: dict[str, str]) -> list[str]:
     lines = []
     for out_of_memory, title in ((False, "ran"), (True, "ran out of memory")):
         own = comparison.fates(out_of_memory=out_of_memory)
         told = verdicts_told(own)
-        names = ", ".join(row.id for row in own if row.is_misjudged)
-        lines.append(f"- {len(own)} {title}: {told}" + (f"; wrong: {names}" if names else "") + ".")
+        wrong = [
+            f"{row.id} ({explained.get(row.id, 'not explained yet')})" for row in own if row.is_misjudged
+        ]
+        lines.append(f"- {len(own)} {title}: {told}" + (f"; wrong: {', '.join(wrong)}" if wrong else "") + ".")
     return lines
 
 
