@@ -37,6 +37,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "cost/communication": ("cost/test_communication.py",),
     "cost/compute": ("cost/test_compute.py", "search/test_bounds.py"),
     "cost/convolutions": ("cost/test_convolutions.py",),
+    "cost/expert_sums": ("cost/test_data_parallel.py",),
     "cost/data_parallel": ("cost/test_data_parallel.py", "search/test_bounds.py"),
     "cost/optimizer": ("cost/test_step.py",),
     "cost/products": ("cost/test_compute.py", "cost/test_convolutions.py", "search/test_bounds.py"),
@@ -89,9 +90,10 @@ _ONE_RANK = "one rank has all blocks, in however many chunks"
 _NO_PLANS = "read where there are no plans, whose arrays are empty along another axis"
 EQUIVALENT: dict[tuple[str, str], str] = {
     (
-        "cost/compute",
+        "cost/products",
         "values.reshape(-1, *[1] * np.ndim(c.tp)) -> values.reshape(-2, *[1] * np.ndim(c.tp))",
     ): _REST,
+    ("cost/expert_sums", "size > 0 -> size > 1"): "no gradient has one byte",
     ("sources/diffusion", "vocab=1 -> vocab=2"): "a transformer without a vocabulary has no table",
     ("sources/convnext", "_DOWN ** 2 -> _DOWN * 2"): "of two the square is the double",
     ("ranks/load", "pipeline_ranks(model, 1, 1) -> pipeline_ranks(model, 1, 2)"): _ONE_RANK,

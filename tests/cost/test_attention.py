@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from jobs import TERA, block, job, row
 
+from parastrat.columns import Columns
 from parastrat.cost.compute import BlockTimes, block_times
 from parastrat.hardware import AttentionCurve, MatmulCurve
 from parastrat.model import Operator, OperatorKind, Split
@@ -47,6 +49,9 @@ def test_attention_has_its_own_rate_and_a_slower_backward_of_five_products_for_t
 def test_stacks_take_the_devices_newest_attention_or_an_older_one() -> None:
     assert forward(attention(), HOPPER) == pytest.approx(4)
     assert forward(attention(), HOPPER, attention=Attention.NEWEST) == pytest.approx(2)
+    # whose backward has five products for two at 0.79 of the rate
+    newest = times(attention(), HOPPER, {"attention": Attention.NEWEST})
+    assert newest.backward == pytest.approx(2 * 2.5 / 0.79)
     # a device without any
     only = {"attention_efficiency": 0.25}
     assert forward(attention(), only, attention=Attention.NEWEST) == pytest.approx(4)
@@ -124,6 +129,30 @@ def test_scores_that_are_kept_are_products_with_the_matmuls_curve() -> None:
     assert found.attention_forward == pytest.approx(scores + others)
     # the gradient of the scores, and of what both products read
     assert found.attention_backward == pytest.approx(scores + 3 * others)
+    # of several plans each has its own samples, which tp divides
+    own = block(attention(m=2048, n=1000, k=100))
+    facts = job(own, device={"matmul": curve, "attention": CURVE}, stack=stack)
+    several = Columns(row().known() | {"micro_batch_size": np.array([3, 4]), "tp": np.array([1, 2])})
+    both = block_times(facts, (own,), several)
+    assert both.attention_forward[0] == pytest.approx([3 * (scores + others), 2 * (scores + others)])
+    assert both.attention_backward[0] == pytest.approx(
+        [3 * (scores + 3 * others), 2 * (scores + 3 * others)]
+    )
+
+
+def test_each_of_several_plans_has_its_own_attention() -> None:
+    own = block(attention(m=2000, n=4096, k=128))
+    facts = job(own, device={"attention": CURVE})
+    several = Columns(
+        {name: np.full(2, value) for name, value in row().known().items()}
+        | {"micro_batch_size": np.array([1, 4])}
+    )
+    found = block_times(facts, (own,), several).attention_forward[0]
+    alone = [
+        float(block_times(facts, (own,), row(micro_batch_size=size)).attention_forward.item())
+        for size in (1, 4)
+    ]
+    assert found == pytest.approx(alone)
 
 
 def test_attention_of_several_passes_counts_as_often() -> None:

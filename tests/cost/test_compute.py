@@ -70,6 +70,15 @@ def test_a_matmul_reaches_the_curves_share_of_the_rate() -> None:
     assert found.matmul_forward == pytest.approx(16 / 1.25)
 
 
+def test_a_stack_and_what_it_knows_of_a_device_are_factors_of_the_rate() -> None:
+    own = block(matmul(TERA))
+    name = job(own).hardware.device.name
+    stack = {"matmul_factor": 0.8, "device_rates": ((name, 0.5),)}
+    found = block_times(job(own, device={"matmul": CURVE}, stack=stack), (own,), row())
+    plain = block_times(job(own, device={"matmul": CURVE}), (own,), row())
+    assert found.matmul_forward == pytest.approx(plain.matmul_forward / 0.8 / 0.5)
+
+
 def test_backward_products_have_shapes_of_their_own() -> None:
     # of the input m x k x n: 1/2 x 1/3 x 2/5; of the weights n x k x m: 1/3 x 1/3 x 4/7
     found = times(matmul(TERA, m=100, n=50, k=25), on={"matmul": CURVE})
@@ -135,13 +144,14 @@ def test_a_stack_may_cast_weights_once_a_step() -> None:
     product = matmul(2 * 100 * 20 * 50, m=100, n=20, k=50)
     own, rates = block(product), {"sustained": Rates(bf16=TERA, fp8=2 * TERA)}
 
-    def forward(*, cast_bytes: float) -> Any:
-        stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0, "casts_weights_once": True}
+    def forward(*, cast_bytes: float, once: bool = True) -> Any:
+        stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0, "casts_weights_once": once}
         facts = job(own, device=rates, stack=stack, precision=Precision.FP8)
         return block_times(facts, (own,), row()).matmul_forward
 
     # the input alone
     assert forward(cast_bytes=3) - forward(cast_bytes=0) == pytest.approx(6 * 5000 / TERA)
+    assert forward(cast_bytes=0) == forward(cast_bytes=0, once=False)
 
 
 def test_what_fp8_gives_is_written_in_16_bits_so_that_twice_the_rate_needs_twice_the_depth() -> None:
@@ -155,21 +165,29 @@ def test_what_fp8_gives_is_written_in_16_bits_so_that_twice_the_rate_needs_twice
 
     assert found(Precision.BF16_MIXED).matmul_forward == pytest.approx(1 + 75 / 50)
     assert found(Precision.FP8).matmul_forward == pytest.approx((1 + 2 * 75 / 50) / 2)
+    # logits stay in bf16
+    ends = block(product, unit=False)
+    facts = job(ends, device={"sustained": rates, "matmul": curve}, precision=Precision.FP8)
+    assert block_times(facts, (ends,), row()).matmul_forward == pytest.approx(1 + 75 / 50)
     # of the input by n, of the weights by m
     assert found(Precision.FP8).matmul_backward == pytest.approx((2 + 2 * 75 / 20 + 2 * 75 / 100) / 2)
 
 
 def test_products_that_add_gradients_read_and_write_them() -> None:
-    own = block(matmul(TERA, m=100, n=20, k=50))
     curve = MatmulCurve(ceiling=1.0, m_half=0, n_half=0, k_half=75)
 
-    def weights(**stack: Any) -> Any:
+    def weights(kind: OperatorKind = OperatorKind.MATMUL, **stack: Any) -> Any:
+        own = block(matmul(TERA, kind=kind, m=100, n=20, k=50))
         facts = job(own, device={"matmul": curve}, stack=stack)
         return block_times(facts, (own,), row()).matmul_weights
 
     assert weights() == pytest.approx(1 + 75 / 100)
+    adding: dict[str, Any] = {"adds_gradients": True, "mixed_gradient_bytes": 4}
     # four bytes read and written where two were
-    assert weights(adds_gradients=True, mixed_gradient_bytes=4) == pytest.approx(1 + 4 * 75 / 100)
+    assert weights(**adding) == pytest.approx(1 + 4 * 75 / 100)
+    # experts' are added by kernels of their own, for 100 rows each
+    added = 2 * 4 * TERA / 2 / 100 / TERA
+    assert weights(OperatorKind.GROUPED_MATMUL, **adding) == pytest.approx(1 + 75 / 100 + added)
 
 
 def test_kernels_may_be_launched_for_each_expert_that_a_rank_holds() -> None:
@@ -321,11 +339,11 @@ def test_gradients_of_experts_are_added_to_those_before() -> None:
 
     def backward(*, adds: bool) -> Any:
         stack = {"adds_gradients": adds, "mixed_gradient_bytes": 4}
-        facts = job(own, stack=stack, device={"memory_bytes_per_s": 1.0}, model={"experts": 16})
+        facts = job(own, stack=stack, device={"memory_bytes_per_s": 2.0}, model={"experts": 16})
         return block_times(facts, (own,), row(dp_shard=4, ep=4)).matmul_backward
 
     # read and written
-    assert backward(adds=True) - backward(adds=False) == pytest.approx(2 * 4 * 4 * 40 * 30)
+    assert backward(adds=True) - backward(adds=False) == pytest.approx(2 * 4 * 4 * 40 * 30 / 2)
 
 
 def test_scans_take_2_4_times_what_the_memory_would_and_three_times_that_in_backward() -> None:

@@ -56,6 +56,13 @@ def test_halves_are_shorter_at_a_lower_rate_for_twice_the_bytes() -> None:
     on = {"matmul": CURVE} | VOLTA
     found = times(matmul(TERA, m=25, n=12.5, k=18.75), precision=Precision.FP32, on=on)
     assert found.matmul_forward == pytest.approx(8)
+    # a processor multiplies both at one rate: no half is longer than in 16 bits
+    found = times(
+        matmul(TERA, m=100, n=50, k=75),
+        precision=Precision.FP32,
+        on={"matmul": CURVE, "sustained": Rates(fp32=TERA, bf16=TERA)},
+    )
+    assert found.matmul_forward == pytest.approx(8)
     # tensor cores read fp32 at half of their rate
     found = times(
         convolution(TERA, m=100, n=50, k=75), precision=Precision.FP32, on={"matmul": CURVE} | AMPERE
@@ -108,6 +115,15 @@ def test_tensor_cores_want_channels_last(
     assert found.matmul_forward == pytest.approx(moved / 1e3)
     assert found.matmul_backward == pytest.approx(2 * moved / 1e3)
     assert found.matmul_weights == pytest.approx(moved / 1e3)
+
+
+def test_layouts_are_changed_for_convolutions_alone_and_for_every_sample() -> None:
+    both = block(convolution(0, m=100, n=10, k=90, reuse=9), matmul(0, m=100, n=10, k=90))
+    on = AMPERE | {"memory_bytes_per_s": 1e3}
+    facts = job(both, device=on, stack={"dispatched_factor": 1.5}, precision=Precision.BF16_MIXED)
+    found = block_times(facts, (both,), row(micro_batch_size=3))
+    # as slowly as what torch dispatches moves
+    assert found.matmul_forward == pytest.approx(3 * 2 * 2 * (100 * 90 / 9 + 100 * 10) / (1e3 / 1.5))
 
 
 def test_what_torch_dispatches_moves_what_is_counted() -> None:

@@ -246,6 +246,8 @@ def test_gradients_of_whole_experts_are_added_up_over_tp(
     held = load(trainable=3, expert=1)
     # of two ranks half goes to the other, and half of the sums comes back
     assert found(8, held) == pytest.approx(size / INSIDE)
+    # neighbours all of them, so that eight are one node
+    assert found(8, held, tp=8) == pytest.approx(7 / 4 * size / INSIDE)
     for nothing in (found(None, held), found(5, held), found(8, load(trainable=3))):
         assert nothing == 0
     assert found(8, held, sequence_parallel=False) == 0
