@@ -45,13 +45,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "assess": ("test_assess.py",),
     "ranks/stages": ("ranks/test_stages.py",),
     "memory/peaks": ("memory/test_parts.py", "memory/test_peaks.py", "search/test_bounds.py"),
-    "ranks/division": (
-        "ranks/test_states.py",
-        "memory/test_parts.py",
-        "cost/test_data_parallel.py",
-        "memory/test_peaks.py",
-        "search/test_bounds.py",
-    ),
+    "ranks/division": ("ranks/test_division.py", "ranks/test_states.py"),
     "ranks/load": (
         "ranks/test_load.py",
         "memory/test_parts.py",
