@@ -14,7 +14,7 @@ from parastrat.finding import Finding, Hit, Ignored, Severity
 from parastrat.parse.config_text import ConfigSyntaxError
 from parastrat.parse.formats import form_problems, with_full_names
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
-from parastrat.parse.launch_script import script_table
+from parastrat.parse.launch_script import script_tables
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, Problem, located
 from parastrat.profiles.files import read_format
@@ -85,12 +85,19 @@ def check_file(path: Path, given: Given) -> Checked:
 
 
 def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
-    table, positions = script_table(text)
-    if "torchrun" not in table and "sbatch" not in table:
-        raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=KNOWN)
-    file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
-    full = with_full_names(file, read_format(ConfigFormat.SCRIPT.value))
-    return _check_config(path, lines, full, given)
+    """Check each launch of a script with the job that they are of; what is said of both is said once."""
+    known, several = read_format(ConfigFormat.SCRIPT.value), []
+    for table, positions in script_tables(text):
+        if "torchrun" not in table and "sbatch" not in table:
+            raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=KNOWN)
+        file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
+        several.append(_check_config(path, lines, with_full_names(file, known), given))
+    first, *others = several
+    if not others:
+        return first
+    found = dict.fromkeys(each for checked in several for each in checked.findings)
+    unknown = dict.fromkeys(code for checked in several for code in checked.open)
+    return replace(first, findings=_ordered(list(found)), open=tuple(unknown))
 
 
 def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Given) -> Checked:
@@ -148,10 +155,12 @@ def _of_problem(path: Path, problem: Problem) -> Finding:
     rule = rule_named(problem.code)
     if rule is None:
         raise AssertionError(f"no rule {problem.code}")
-    message = f"{problem.key} {problem.text}" if problem.key else problem.text
     line, column = problem.position or (None, None)
     return replace(
-        finding(rule, Hit(message=message, fix=problem.hint)), path=str(path), line=line, column=column
+        finding(rule, Hit(message=problem.message, fix=problem.hint)),
+        path=str(path),
+        line=line,
+        column=column,
     )
 
 

@@ -12,7 +12,7 @@ from parastrat.errors import ConfigError
 from parastrat.parse.config_text import ConfigSyntaxError, Structure, json_structure, yaml_structure
 from parastrat.parse.form import did_you_mean
 from parastrat.parse.formats import top_keys
-from parastrat.parse.launch_script import script_table
+from parastrat.parse.launch_script import starts_torchrun
 from parastrat.profiles.files import read_format
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _is_config(path: Path) -> bool:
         if path.suffix == ".toml":
             return 'schema = "parastrat.plan' in text
         if path.suffix in SCRIPTS:
-            return "torchrun" in script_table(text)[0]
+            return starts_torchrun(text)
         return format_of(path, structure_of(path, text).table, _SIGNS) is not None
     except ConfigSyntaxError:
         return _SIGN.search(text) is not None and _PLACEHOLDER.search(text) is None

@@ -140,9 +140,13 @@ def _of_key(
         if ignored and key.startswith(_NOTES):
             return
         near = did_you_mean(key, list(kinds))
-        hint = f"did you mean {near}?" if near else f"remove it; {file.format} has no such key here"
-        text = "is not read by anybody" if ignored else f"is no key of {file.format}"
-        yield Problem(key=path, text=text, hint=hint, code="PS606" if ignored else "PS601")
+        if file.format is ConfigFormat.SCRIPT:
+            hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
+            text, name = f"is no option of {entry['name']}", f"--{key}"
+        else:
+            hint = f"did you mean {near}?" if near else f"remove it; {file.format} has no such key here"
+            text, name = "is not read by anybody" if ignored else f"is no key of {file.format}", ""
+        yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")
         return
     accepted, value = kinds[key].split(" or "), file.get(path)
     if value is None or _is_unquoted_no(value, choices.get(path)):

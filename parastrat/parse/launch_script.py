@@ -17,9 +17,18 @@ _DIRECTIVE = re.compile(r"^#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?")
 _ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 #: short options of sbatch, by their long names
 _SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-G": "gpus"}
-#: options of torchrun that take no value
-_SWITCHES = frozenset({"standalone", "no-python", "run-path", "module", "m", "help", "virtual-local-rank"})
+#: options of torchrun that take no value, and the one that torch.distributed.launch alone has
+_SWITCHES = frozenset(
+    {"standalone", "no-python", "run-path", "module", "m", "help", "virtual-local-rank", "use-env"}
+)
+_OF_LAUNCH = "use-env"
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
+#: what starts a command on other machines, whatever the job is
+_REMOTE = frozenset({"ssh", "pdsh", "clush", "mpirun", "mpiexec", "parallel-ssh"})
+_SHELLS = frozenset({"bash", "sh", "zsh"})
+#: what only speaks of a command
+_SPEAKING = frozenset({"echo", "printf", "which", "type", "command", "pip", "man"})
+_SRUN_NODES = re.compile(r"(?:-N\s*|--nodes[=\s])(\d+)")
 
 
 @dataclass(slots=True)
@@ -28,6 +37,8 @@ class _Found:
 
     table: dict[str, Any] = field(default_factory=dict)
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: each launch's own
+    launches: list[_Found] = field(default_factory=list)
 
     def note(self, section: str, name: str, value: str, line: int) -> None:
         self.table.setdefault(section, {})[name] = value
@@ -35,12 +46,14 @@ class _Found:
         self.positions[f"{section}.{name}"] = (line, 1)
 
 
-def script_table(text: str) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """Return what a script states, and where.
+def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], ...]:
+    """Return what a script states of each of its launches, and where; of the job alone if it has none.
 
     The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), ``torchrun``
-    (options with hyphens; ``srun``: started by it; ``module``: ``torch.distributed.launch``), and ``text``,
-    the logical lines by their number. Values are text as written.
+    (its options, with hyphens), ``started`` (``by``: ``srun``, ``other`` for what else reaches machines, or
+    ``script``; ``nodes`` that srun was told of; ``module``: ``torch.distributed.launch``; ``only``: whether
+    no other launch stands there), and ``text``, the logical lines by their number. Values are text as
+    written.
     """
     found = _Found()
     for number, line in _logical_lines(text):
@@ -53,8 +66,20 @@ def script_table(text: str) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]
             continue
         found.table.setdefault("text", {})[str(number)] = line
         found.positions[f"text.{number}"] = (number, 1)
-        _read_words(line, number, found)
-    return found.table, found.positions
+        _read_line(line, number, found)
+    only = "yes" if len(found.launches) == 1 else "no"
+    return tuple(
+        (
+            found.table | launch.table | {"started": launch.table["started"] | {"only": only}},
+            found.positions | launch.positions,
+        )
+        for launch in found.launches
+    ) or ((found.table, found.positions),)
+
+
+def starts_torchrun(text: str) -> bool:
+    """Return whether a script has a launch."""
+    return "torchrun" in script_tables(text)[0][0]
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -71,7 +96,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         yield start, joined
 
 
-def _read_words(line: str, number: int, found: _Found) -> None:
+def _read_line(line: str, number: int, found: _Found) -> None:
     assigned = _ASSIGNMENT.match(line.strip())
     try:
         words = shlex.split(line, comments=True)
@@ -81,33 +106,66 @@ def _read_words(line: str, number: int, found: _Found) -> None:
         value = words[-1].partition("=")[2] if words else ""
         found.note("env", assigned[1], value, number)
         return
-    for place, word in enumerate(words):
+    _read_commands(words, number, found)
+
+
+def _read_commands(words: list[str], number: int, found: _Found, before: tuple[str, ...] = ()) -> None:
+    """Read the commands of a line, behind what runs them."""
+    begin = 0
+    for place, word in enumerate([*words, ";"]):
+        # a semicolon stands at a word's end
+        if word in _ENDS or word.endswith(";"):
+            own = words[begin:place] + ([word[:-1]] if word not in _ENDS else [])
+            _read_command([*before, *own], len(before), number, found)
+            begin = place + 1
+
+
+def _read_command(words: list[str], start: int, number: int, found: _Found) -> None:
+    if _SPEAKING.intersection(words[start : start + 1]):
+        return
+    for place in range(start, len(words)):
+        name = words[place].rpartition("/")[2]
+        if name in _SHELLS and len(words) > place + 2 and re.fullmatch(r"-[a-z]*c", words[place + 1]):
+            try:
+                inner = shlex.split(words[place + 2], comments=True)
+            except ValueError:
+                return
+            _read_commands(inner, number, found, tuple(words[:place]))
+            return
         module = _module_of(words, place)
-        if word.rpartition("/")[2] == "torchrun" or module:
-            started = words[place + (3 if module else 1) :]
-            _read_torchrun(started, number, found)
-            found.note("torchrun", "srun", "yes" if "srun" in words[:place] else "no", number)
-            if module:
-                found.note("torchrun", "launcher", module, number)
+        options = words[place + (3 if module else 1) :]
+        if (name == "torchrun" or module) and options:
+            _read_torchrun(words[:place], module, options, number, found)
             return
 
 
 def _module_of(words: list[str], place: int) -> str:
     """Return ``torch.distributed.run`` or ``launch`` where python runs it as a module; else nothing."""
     is_python = words[place].rpartition("/")[2].startswith("python")
-    rest = words[place + 1 : place + 3]
+    rest = [word for word in words[place + 1 : place + 4] if word != "-u"][:2]
     if is_python and len(rest) == 2 and rest[0] == "-m" and rest[1].startswith("torch.distributed."):
         return rest[1]
     return ""
 
 
-def _read_torchrun(words: list[str], number: int, found: _Found) -> None:
+def _read_torchrun(before: list[str], module: str, words: list[str], number: int, found: _Found) -> None:
+    launch = _Found(table={"torchrun": {}}, positions={"torchrun": (number, 1)})
+    found.launches.append(launch)
+    by = "srun" if "srun" in before else "script" if _REMOTE.isdisjoint(before) else "other"
+    launch.note("started", "by", by, number)
+    stated = _SRUN_NODES.search(" ".join(before))
+    if by == "srun" and stated is not None:
+        launch.note("started", "nodes", stated[1], number)
+    if module:
+        launch.note("started", "module", module, number)
     rest = iter(words)
     for word in rest:
-        if not word.startswith("-") or word in _ENDS:
+        if not word.startswith("-"):
             return  # the script, and what is its own
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("_", "-")
         if not equals and name not in _SWITCHES:
             value = next(rest, "")
-        found.note("torchrun", name, value or "yes", number)
+        if name == _OF_LAUNCH and module.endswith(".launch"):
+            continue
+        launch.note("torchrun", name, value or "yes", number)

@@ -21,7 +21,7 @@ class Problem:
 
     #: dotted key
     key: str
-    #: completes a sentence that begins with the key
+    #: completes a sentence that begins with the key, or with what a reader of the file calls it
     text: str
     #: the mend, imperative
     hint: str
@@ -29,6 +29,13 @@ class Problem:
     position: tuple[int, int] | None = None
     #: of the rule that explains it
     code: str = "PS602"
+    name: str = ""
+
+    @property
+    def message(self) -> str:
+        """The sentence."""
+        subject = self.name or self.key
+        return f"{subject} {self.text}" if subject else self.text
 
 
 class MalformedPlanError(PlanFileError):
@@ -70,4 +77,4 @@ def problem_lines(path: Path, problems: Sequence[Problem]) -> str:
 
 def _line(path: Path, problem: Problem) -> str:
     place = f"{path}, line {problem.position[0]}" if problem.position else str(path)
-    return f"{place}: {problem.key} {problem.text}"
+    return f"{place}: {problem.message}"

@@ -54,6 +54,8 @@ def nodes_know_where_to_meet(file: ConfigFile) -> Iterator[Hit]:
     if file.get("torchrun") is None or nodes is None or nodes < 2:
         return
     if file.get("torchrun.standalone") is not None:
+        if file.get("started.by") == "script" and not _count(file, "torchrun.nnodes"):
+            return  # it is meant for the node that the script runs on
         yield Hit(
             message=f"--standalone on {nodes} nodes: each trains alone",
             fix='write --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" in its place',
@@ -135,7 +137,7 @@ def one_agent_a_node(file: ConfigFile) -> Iterator[Hit]:
     every GPU.
     """
     tasks = _count(file, "sbatch.ntasks-per-node")
-    if file.get("torchrun.srun") == "yes" and tasks is not None and tasks > 1:
+    if file.get("started.by") == "srun" and tasks is not None and tasks > 1:
         yield Hit(
             message=f"srun starts torchrun {tasks} times on each node",
             fix="write #SBATCH --ntasks-per-node=1, and --nproc-per-node for the processes",
@@ -156,7 +158,10 @@ def every_node_is_started(file: ConfigFile) -> Iterator[Hit]:
     torchrun without srun waits on the first node for the others, which nobody has started.
     """
     nodes = _count(file, "sbatch.nodes")
-    if file.get("torchrun.srun") == "no" and nodes is not None and nodes > 1:
+    here = file.get("torchrun.standalone") is not None or _count(file, "torchrun.nnodes") == 1
+    if here and file.get("started.only") == "no":
+        return  # something else runs on the others
+    if file.get("started.by") == "script" and nodes is not None and nodes > 1:
         yield Hit(
             message=f"torchrun without srun in a job of {nodes} nodes",
             fix="write srun torchrun ...",
@@ -171,11 +176,11 @@ def launcher_of_today(file: ConfigFile) -> Iterator[Hit]:
     It is torchrun with another way to tell the rank. torchrun sets LOCAL_RANK and passes no --local-rank
     to the script.
     """
-    if file.get("torchrun.launcher") == "torch.distributed.launch":
+    if file.get("started.module") == "torch.distributed.launch":
         yield Hit(
             message="python -m torch.distributed.launch",
             fix='write torchrun, and read os.environ["LOCAL_RANK"] in the script',
-            key="torchrun.launcher",
+            key="started.module",
         )
 
 
@@ -252,4 +257,22 @@ def tasks_have_their_cores(file: ConfigFile) -> Iterator[Hit]:
             message=f"{processes} processes in a task that asks for no cores",
             fix=f"add #SBATCH --cpus-per-task={processes * 8}, or --exclusive",
             key="sbatch",
+        )
+
+
+@file_rule("PS661", Severity.ERROR, _FORMAT, source=_TORCHRUN)
+def as_many_nodes_as_started(file: ConfigFile) -> Iterator[Hit]:
+    """Torchrun must be told of as many nodes as it is started on.
+
+    Told of more it waits for nodes that nobody starts, until its time is over. Told of fewer it trains on
+    those that come first, and the others wait for a place.
+    """
+    started, key = _count(file, "started.nodes"), "torchrun.nnodes"
+    started = started or _count(file, "sbatch.nodes")
+    told = _count(file, key)
+    if file.get("started.by") == "srun" and None not in (started, told) and started != told:
+        yield Hit(
+            message=f"srun starts torchrun on {started} nodes, and --nnodes says {told}",
+            fix=f'write --nnodes {started}, or "$SLURM_JOB_NUM_NODES"',
+            key=key,
         )

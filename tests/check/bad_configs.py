@@ -93,6 +93,17 @@ LENIENT = {
     ".sbatch": (
         SCRIPT.replace("--nproc-per-node 8", "--nproc 8 -r 3 -t 3"),
         SCRIPT.replace("--nnodes 2 --nproc-per-node 8", "--nnodes=2 --nproc_per_n=8 --log-d logs"),
+        # other launches are other launches: behind the job's, and where there is one node
+        SCRIPT + "torchrun --standalone --nproc-per-node 8 evaluate.py\n",
+        SCRIPT + "srun --nodes=1 torchrun --nnodes 1 --nproc-per-node 8 evaluate.py\n",
+        SCRIPT.replace("srun ", "if true; then srun ") + "else torchrun --standalone train.py; fi\n",
+        SCRIPT.replace("srun torchrun", "for H in $HOSTS; do ssh $H torchrun"),
+        SCRIPT.replace("srun torchrun", "command -v torchrun; echo torchrun; srun torchrun"),
+        SCRIPT.replace("srun torchrun", "srun -N2 torchrun"),
+    ),
+    ".sh": (
+        "python -m torch.distributed.run --nproc-per-node 8 train.py",
+        "bash -lc 'torchrun --standalone --nproc-per-node 8 train.py'",
     ),
 }
 GOOD = {
@@ -251,6 +262,17 @@ BAD = (
     _script("eight agents", "--ntasks-per-node=1", "--ntasks-per-node=8", "PS654"),
     _script("first node only", "srun torchrun", "torchrun", "PS655"),
     _script("old launcher", "srun torchrun", "srun python -m torch.distributed.launch", "PS656"),
+    _script(
+        "old launcher, its own option",
+        "srun torchrun",
+        "srun python -u -m torch.distributed.launch --use_env",
+        "PS656",
+    ),
+    _script("that option elsewhere", "srun torchrun", "srun torchrun --use_env", "PS601"),
+    _script("fewer nodes than are started", "--nnodes 2", "--nnodes 1", "PS661"),
+    _script("more nodes than are started", "srun", "srun --nodes 1", "PS661"),
+    _script("in a shell", "srun torchrun --nnodes 2", "srun bash -c 'torchrun --nnodes 3' #", "PS650"),
+    _script("the second of two", "srun", "torchrun --standalone eval.py; srun --nodes=3", "PS661"),
     _script("more processes than GPUs", "--nproc-per-node 8", "--nproc-per-node=16", "PS657"),
     _script("more processes, abbreviated", "--nproc-per-node 8", "--nproc=16", "PS657"),
     _script("beginning of several options", "--nproc-per-node 8", "--no 8", "PS601"),
