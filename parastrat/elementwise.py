@@ -94,7 +94,8 @@ def of_kinds(each: Any, counts: Any, rows: Any = None) -> Numbers:
     else:
         for own, count in zip(each, counts):  # noqa: B905 - as above
             if count is not None:
-                found += own.take(rows, -1) * count
+                # a number is that of all plans
+                found += (own.take(rows, -1) if type(own) is np.ndarray else own) * count
     return found
 
 

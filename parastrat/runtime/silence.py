@@ -1,13 +1,19 @@
-"""Loggers of torch that say in pages what parastrat says in a sentence."""
+"""What torch says in pages, and parastrat in a sentence."""
 
 from __future__ import annotations
 
+import io
 import logging
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 #: logs the whole traceback of what cannot be computed, before it raises
 FAKE_TENSORS = "torch._subclasses.fake_tensor"
+#: asks for the user's code where a forward chooses by values
+_SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+#: of RNNs, whose own forward assigns the weights that it reads
+_ASSIGNED = "The tensor attributes? .* assigned during export"
 
 
 @contextmanager
@@ -25,3 +31,16 @@ def silenced(prefix: str) -> Iterator[None]:
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)
+
+
+@contextmanager
+def quiet_export() -> Iterator[None]:
+    """Let torch.export log, warn and print nothing: it prints the graph that it has as it raises."""
+    with (
+        silenced(FAKE_TENSORS),
+        silenced(_SYMBOLS),
+        warnings.catch_warnings(),
+        redirect_stderr(io.StringIO()),
+    ):
+        warnings.filterwarnings("ignore", message=_ASSIGNED)
+        yield

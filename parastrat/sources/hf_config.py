@@ -65,7 +65,10 @@ def _read(file: Path) -> Mapping[str, Any]:
         table = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
         where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise ModelError(f"{file} is not JSON{where}", hint="name a Hugging Face config.json") from error
+        hint = "name a Hugging Face config.json"
+        if file.suffix == ".toml":
+            hint += f"; what a plan file says is told by: parastrat explain {file}"
+        raise ModelError(f"{file} is not JSON{where}", hint=hint) from error
     if not isinstance(table, dict):
         raise ModelError(f"{file} is not a JSON object", hint="name a Hugging Face config.json")
     return table

@@ -637,6 +637,23 @@ def test_totals_alone_are_those_of_the_parts(fields: dict[str, Any], *, reshard:
     assert 0 <= (total - parts["total"]).item() <= 6
 
 
+@pytest.mark.parametrize("fields", [SHARDED, SHARDED | {"tp": 2}, SHARDED | {"cp": 2}, {"dp_replicate": 2}])
+@pytest.mark.parametrize("reshard", [True, False])
+def test_a_model_of_units_alone_has_no_root_in_several_plans_either(
+    fields: dict[str, Any], *, reshard: bool
+) -> None:
+    several = (keeping(10, 100, repeat=2, parameters=parameters(size)) for size in (UNIT, 10 * UNIT))
+    facts, sizes = holding(*several), range(1, 41)
+    alone = [
+        memory(facts, reshard_after_forward=reshard, micro_batch_size=size, **fields).total
+        for size in sizes
+    ]
+    columns = row(reshard_after_forward=reshard, **fields)
+    table = {name: np.full(len(sizes), value) for name, value in columns.known().items()}
+    found = memory_columns(facts, Columns(table | {"micro_batch_size": np.array(sizes)}))
+    assert found["total"].tolist() == alone
+
+
 def test_the_first_unit_of_all_finds_no_copied_gradients() -> None:
     # what a layer keeps is worth more than a copy: the first one's backward decides
     layer = keeping(10**5, 10**6, repeat=3, parameters=parameters(UNIT))

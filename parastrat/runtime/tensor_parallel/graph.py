@@ -15,7 +15,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.silence import FAKE_TENSORS, silenced
+from parastrat.runtime.silence import quiet_export
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 from parastrat.runtime.untouched import untouched
@@ -48,7 +48,7 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     args = args if isinstance(args, tuple) else (args,)
     try:
         # a forward may leave tensors in the module, which could not be copied any more
-        with silenced(FAKE_TENSORS), untouched(module):
+        with quiet_export(), untouched(module):
             program, chooses = _program(copy.deepcopy(module), args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
