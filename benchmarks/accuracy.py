@@ -97,7 +97,9 @@ def _verdicts(comparison: Comparison, explained: dict[str, str]) -> list[str]:
         wrong = [
             f"{row.id} ({explained.get(row.id, 'not explained yet')})" for row in own if row.is_misjudged
         ]
-        lines.append(f"- {len(own)} {title}: {told}" + (f"; wrong: {', '.join(wrong)}" if wrong else "") + ".")
+        lines.append(
+            f"- {len(own)} {title}: {told}" + (f"; wrong: {', '.join(wrong)}" if wrong else "") + "."
+        )
     return lines
 
 

@@ -218,12 +218,20 @@ def _own_place(trace: TracebackType | None) -> str:
     return place
 
 
-def place_now() -> str:
-    """Return the line of the user's code that runs."""
-    frame = next((frame for frame, _ in walk_stack(None) if _is_users(frame)), None)
-    return "" if frame is None else f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+def place_now(runner: Path) -> str:
+    """Return the line of the user's code that runs; nothing where torch runs backward alone.
+
+    Args:
+        runner: the file that calls the user's code: what called that is none of it.
+    """
+    for frame, _ in walk_stack(None):
+        if frame.f_code.co_filename == str(runner):
+            break
+        if _is_users(frame):
+            return f"{Path(frame.f_code.co_filename).name}, line {frame.f_lineno}"
+    return ""
 
 
 def _is_users(frame: FrameType) -> bool:
-    file, ours, libraries = frame.f_code.co_filename, Path(__file__).parent, Path(torch.__file__).parent
+    file, ours, libraries = frame.f_code.co_filename, Path(__file__).parents[1], Path(torch.__file__).parent
     return not file.startswith(("<", str(ours), str(libraries))) and "contextlib" not in file

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 #: logs the whole traceback of what cannot be computed, before it raises
 FAKE_TENSORS = "torch._subclasses.fake_tensor"
@@ -43,4 +44,11 @@ def quiet_export() -> Iterator[None]:
         redirect_stderr(io.StringIO()),
     ):
         warnings.filterwarnings("ignore", message=_ASSIGNED)
+        yield
+
+
+@contextmanager
+def prints_aside() -> Iterator[None]:
+    """Let what a module's own code prints come on stderr: stdout has the report, or its JSON."""
+    with redirect_stdout(sys.stderr):
         yield

@@ -425,6 +425,29 @@ def test_what_hangs_on_values_is_estimated_by_what_holds_most(how: str, answer: 
     assert model.blocks[0].activations.none.replicated == size
 
 
+class Routed(nn.Module):
+    """Has some of its samples computed by a layer, and puts them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.layer = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.before(x)
+        out, chosen = torch.zeros_like(h), h[..., 0] > 0
+        out[chosen] = self.layer(h[chosen])
+        return out
+
+
+def test_only_the_users_lines_are_said_to_ask_for_values() -> None:
+    # the backward of what selects asks again, where none of them runs
+    model = spec(traced_module(on_meta(Routed), ref="it"))
+    (said,) = [caveat for caveat in model.caveats if "asks for values" in caveat]
+    places = said.partition("lacks (")[2].partition(")")[0].split("; ")
+    assert len(places) == 1
+    assert places[0].startswith("test_trace.py, line")
+
+
 class Pairwise(nn.Module):
     """Compares all samples with each other, as contrastive losses do."""
 

@@ -17,6 +17,7 @@ from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated
 from parastrat.runtime.building import build_module, load_builder
 from parastrat.runtime.leaves import as_tree
 from parastrat.runtime.precision import weight_dtype
+from parastrat.runtime.silence import prints_aside
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.layout import Layout
 from parastrat.runtime.tensor_parallel.suggested import divisible, suggested_layout, vocabulary_rows
@@ -100,7 +101,8 @@ class TracedSource:
         """
         key = (sequence_length, precision, kernels)
         if key not in self._traced:
-            self._traced[key] = _traced(self, sequence_length, precision, kernels)
+            with prints_aside():
+                self._traced[key] = _traced(self, sequence_length, precision, kernels)
         return self._traced[key]
 
     @property
@@ -119,9 +121,10 @@ def traced_source(ref: str) -> TracedSource:
     Raises:
         ModelError: it cannot be imported or built, or what it takes is unknown.
     """
-    builder = load_builder(ref)
-    module = build_module(builder)
-    return TracedSource(ref=ref, module=module, inputs=example_inputs(module, builder.sample_inputs))
+    with prints_aside():
+        builder = load_builder(ref)
+        module = build_module(builder)
+        return TracedSource(ref=ref, module=module, inputs=example_inputs(module, builder.sample_inputs))
 
 
 def traced_module(
