@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -121,7 +122,27 @@ def _divided_as(spec: Any, gradient: torch.Tensor) -> DTensor:
         if any(placement.is_shard() for placement in spec.placements):
             raise RuntimeError("a share of a weight met activations that know the whole")
         return gradient.redistribute(placements=spec.placements)
-    return DTensor(gradient, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return DTensor(_unshared(gradient), spec, requires_grad=False)  # type: ignore[no-untyped-call]
+
+
+#: what is within gradients that were handed over, as long as they live, by their memory
+_handed_over: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+
+
+def _unshared(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient that no other parameter has as its own: a sum hands the same one to all its terms.
+
+    Of plain tensors torch sees that, and copies. It does not look into a DTensor, and whatever changes
+    gradients in place, such as ``clip_grad_norm_``, would change one as often as parameters have it.
+    """
+    if torch.compiler.is_compiling():
+        return gradient
+    memory = gradient.untyped_storage()._cdata  # noqa: SLF001  (no public identity)
+    if memory in _handed_over:
+        gradient = gradient.clone()
+        memory = gradient.untyped_storage()._cdata  # noqa: SLF001
+    _handed_over[memory] = gradient
+    return gradient
 
 
 def _is_free(parameter: torch.Tensor) -> bool:

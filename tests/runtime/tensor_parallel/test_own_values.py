@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -134,6 +135,37 @@ def gathered() -> dict[str, Any]:
     }
 
 
+class Summed(nn.Module):
+    """Adds up weights of one shape before anything else reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(64, 32), nn.Linear(32, 64)
+        self.several = nn.ParameterList([torch.full((32,), 0.1 * place) for place in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.embedding(x) + sum(self.several))  # type: ignore[no-any-return]
+
+
+def of_summed() -> list[list[float]]:
+    """Gradients of the weights that are added up, once all gradients are doubled in place."""
+    torch.manual_seed(3)
+    plain = Summed()
+    model = parastrat.auto_parallelize(
+        copy.deepcopy(plain), plan=plan(tp=2), sample_inputs=tokens(0, 1, vocab=64)[0]
+    )
+    x, y = tokens(0, 2, vocab=64)
+    found = []
+    for each in (plain, model):
+        token_loss(each(x), y).backward()
+        for parameter in each.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(2)
+        own = [parameter.grad for parameter in each.several.parameters()]
+        found.append(torch.cat([g.full_tensor() if isinstance(g, DTensor) else g for g in own]).tolist())
+    return found
+
+
 def met_by_dtensors() -> dict[str, Any]:
     """The gradients of a whole weight and of a divided one, whose values met DTensors."""
     mesh = init_device_mesh("cpu", (2,))
@@ -158,6 +190,7 @@ def on_two() -> dict[str, Any]:
         "hooks": seen_by_hooks(),
         "error": after_an_error(),
         "met": met_by_dtensors(),
+        "summed": of_summed(),
     }
 
 
@@ -217,6 +250,11 @@ def test_hooks_of_weights_see_their_gradients(found: dict[str, Any]) -> None:
     for index, (name, expected) in enumerate(without.items()):
         times = 2 if index == place else 1
         assert torch.allclose(seen[name], times * expected, rtol=1e-6, atol=1e-8), name
+
+
+def test_no_two_weights_have_one_gradient(found: dict[str, Any]) -> None:
+    plain, divided = found["summed"]
+    assert divided == pytest.approx(plain, rel=1e-5)
 
 
 def test_a_step_that_raises_leaves_no_leaves(found: dict[str, Any]) -> None:
