@@ -36,6 +36,7 @@ def validate(cases: Cases, *, output: Output = None, as_json: AsJson = False) ->
     Columns: id, model, gpus, stack, hardware or gpu, precision, the mesh (tp, pp, cp, ep, dp), fsdp,
     act_ckpt, micro_batch, global_batch, seq_len, and what was measured: step_time_s, tokens_per_s_per_gpu
     or samples_per_s; peak_mem_gib with mem_metric (reserved, allocated, nvidia-smi). A blank is unknown.
+    Exits 1 where no run can be predicted.
     """
     from parastrat.cli.output import paper, show, show_json
     from parastrat.measured import compared, read_rows
@@ -50,6 +51,8 @@ def validate(cases: Cases, *, output: Output = None, as_json: AsJson = False) ->
         show_json(validation_json(comparison, fit))
     else:
         show(validation_text(comparison, paper(), fit))
+    if not comparison.rows:
+        raise typer.Exit(1)
 
 
 def _check_target(path: Path) -> None:

@@ -150,7 +150,7 @@ def _hardware(row: MeasuredRow) -> Hardware:
         per_node = min(row.gpus_per_node or hardware.devices_per_node, row.gpus)
         hardware = with_ranks(hardware, per_node)
     except ProfileError as error:
-        raise CannotPredictError(error.message) from error
+        raise CannotPredictError.because(error) from error
     if row.gpus % per_node:
         raise CannotPredictError(f"{row.gpus} devices are no whole nodes of {per_node}")
     if has_four_bits(row):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from parastrat.errors import ModelError
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.model import Family
+from parastrat.profiles import model_names, nearest
 from parastrat.sources import load_source
 from parastrat.sources.architecture import Architecture, Experts, Norm
 from parastrat.sources.presets import TransformerSource
@@ -89,7 +90,11 @@ def _of_sizes(row: MeasuredRow) -> ModelSource:
     """Return a decoder of the sizes that a row states, as GPT or as Llama, whichever has its parameters."""
     missing = [name for name in ("layers", "hidden", "vocab", "seq_len") if not getattr(row, name)]
     if missing:
-        raise CannotPredictError(f"{row.model} is no preset, and {', '.join(missing)} are not stated")
+        near = nearest(row.model, model_names())
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise CannotPredictError(
+            f"{row.model} is no preset, and {', '.join(missing)} are not stated{meant}"
+        )
     forms = [_gpt(row), _llama(row)]
     if row.moe_experts:
         forms = forms[1:]

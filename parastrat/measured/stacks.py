@@ -58,7 +58,7 @@ def stack_of(row: MeasuredRow) -> Stack:
         if stack.unstated.stack_in_fp8 is not None and _FP8 in format_of(row) and _is_own(row):
             stack = load_stack(stack.unstated.stack_in_fp8)
     except ProfileError as error:
-        raise CannotPredictError(error.message) from error
+        raise CannotPredictError.because(error) from error
     narrow = stack.unstated.gathers_fp8 and format_of(row).startswith(_FP8) and _ROWS not in format_of(row)
     own = {name: getattr(stack.unstated, name) for name in _UNLIKE_OURS}
     fused = is_since(row, stack.unstated.one_kernel_steps_since)

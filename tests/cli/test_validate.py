@@ -76,6 +76,22 @@ def test_a_file_that_cannot_be_read_exits_2(tmp_path: Path, capsys: pytest.Captu
     assert "cannot read" in capsys.readouterr().err
 
 
+def test_names_that_were_meant_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "cases.csv"
+    changes = ("torch,", "torhc,"), ("dgx-h100", "dgxh100"), ("lla", "la")
+    bad = [line.replace(*change) for line, change in zip(RUNS.splitlines()[1:], changes, strict=False)]
+    path.write_text(HEADER + "\n".join(bad), encoding="utf-8")
+    # and nothing is predicted
+    assert ended(str(path)) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    for reason in (
+        "unknown stack 'torhc'; did you mean torch",
+        "unknown hardware 'dgxh100'; did you mean dgx-h100",
+        "lama-3-8b is no preset, and layers, hidden, vocab are not stated; did you mean llama-3-8b?",
+    ):
+        assert reason in told
+
+
 def test_a_stack_is_corrected_and_used(
     cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
