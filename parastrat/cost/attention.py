@@ -61,7 +61,7 @@ def _of_products(facts: Facts, table: OperatorTable, shares: Numbers) -> Attenti
     found, device, stack = table.attention, facts.hardware.device, facts.stack
     curve = device.matmul
     reached = curve.ceiling * stack.attention_factor * stack.rate_on(device.name)
-    rate = sustained_flops_per_s(device, facts.workload.precision) * reached
+    rate = sustained_flops_per_s(device, _own_format(facts)) * reached
     each = found.flops / 2 / rate
     scores = each * (1 + curve.n_half / found.keys) * (1 + curve.k_half / found.width)
     others = each * (1 + curve.n_half / found.width) * (1 + curve.k_half / found.keys)
@@ -94,9 +94,8 @@ def _forward_s(facts: Facts, table: OperatorTable, shares: Numbers) -> Seconds:
 
 
 def _kernels(facts: Facts) -> tuple[AttentionCurve, float]:
-    """Return the curve and the rate of a stack's kernels on a device; under fp8 attention stays in bf16."""
-    device, stack, precision = facts.hardware.device, facts.stack, facts.workload.precision
-    own = Precision.BF16_MIXED if precision is Precision.FP8 else precision
+    """Return the curve and the rate of a stack's kernels on a device."""
+    device, stack = facts.hardware.device, facts.stack
     curve, share = device.attention, device.attention_efficiency
     if stack.attention is Attention.NEWEST and device.newest_attention_efficiency is not None:
         curve, share = device.newest_attention or curve, device.newest_attention_efficiency
@@ -105,4 +104,10 @@ def _kernels(facts: Facts) -> tuple[AttentionCurve, float]:
     if stack.attention is Attention.FLEX:
         share = device.flex_attention_efficiency or share
     share *= stack.attention_factor * stack.rate_on(device.name)
-    return curve, sustained_flops_per_s(device, own) * share
+    return curve, sustained_flops_per_s(device, _own_format(facts)) * share
+
+
+def _own_format(facts: Facts) -> Precision:
+    """Return the format that attention computes in: under fp8 it stays in bf16."""
+    precision = facts.workload.precision
+    return Precision.BF16_MIXED if precision is Precision.FP8 else precision

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.cost.communication import Group, all_reduce_s, all_to_all_s, fabric_of, ring_s, send_s
+from parastrat.cost.communication import (
+    Group,
+    all_reduce_s,
+    all_to_all_s,
+    fabric_of,
+    ring_s,
+    ring_send_s,
+)
 from parastrat.cost.compute import block_times
 from parastrat.cost.splitting import splitting_of
 from parastrat.distinct import standing
@@ -184,12 +191,13 @@ def _context_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabri
     if not size.any():
         return 0.0
     gathered = size * (c.micro_batch_size / c.tp)
-    ring = ring_s(gathered, Group(ranks=c.cp, stride=c.tp), fabric)
+    group = Group(ranks=c.cp, stride=c.tp)
+    ring = ring_s(gathered, group, fabric)
     # forward gathers keys and values; backward gathers them again and reduce-scatters their gradients
     if not facts.stack.passes_gradients:
         return (size > 0) * 3 * ring
     # or passes these on from rank to rank in fp32, until each is where it began
-    passed = c.cp * send_s(2 * gathered / c.cp, c.tp, fabric)
+    passed = c.cp * ring_send_s(2 * gathered / c.cp, group, fabric)
     return (size > 0) * (2 * ring + np.where(c.cp > 1, passed, 0.0))
 
 

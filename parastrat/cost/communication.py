@@ -208,7 +208,18 @@ def all_to_all_s(payload: Bytes, group: Group, fabric: Fabric, copies: Numbers =
 
 def send_s(payload: Bytes, stride: Ranks, fabric: Fabric) -> Seconds:
     """Return the time of one message between ranks ``stride`` apart."""
+    inside, across = _sends_s(payload, fabric)
+    return np.where(stride < fabric.domain, inside, across)
+
+
+def ring_send_s(payload: Bytes, group: Group, fabric: Fabric) -> Seconds:
+    """Return the time in which every member sends its next one a message: that of the furthest hop."""
+    inside, across = _sends_s(payload, fabric)
+    return np.where(group.inside(fabric.domain) < group.ranks, across, inside)
+
+
+def _sends_s(payload: Bytes, fabric: Fabric) -> tuple[Seconds, Seconds]:
+    """Return the time of one message inside a domain, and to another."""
     up, out = fabric.scale_up, fabric.scale_out
     inside = payload / (up.bytes_per_s * fabric.efficiency) + up.latency_s
-    across = payload / (out.bytes_per_s * fabric.efficiency) + out.latency_s
-    return np.where(stride < fabric.domain, inside, across)
+    return inside, payload / (out.bytes_per_s * fabric.efficiency) + out.latency_s

@@ -16,6 +16,7 @@ from parastrat.cost.communication import (
     fabric_between,
     ring_of,
     ring_s,
+    ring_send_s,
     send_s,
 )
 from parastrat.hardware import CollectiveCurve, CollectiveCurves, Link
@@ -116,6 +117,16 @@ def test_a_message_takes_the_link_between_its_ends(stride: int, rate: float) -> 
     assert send_s(4 * GB, stride, fabric()) == pytest.approx(4 / rate + latency)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "stride", "rate"),
+    [(1, 8, 400), (8, 1, 400), (2, 4, 400), (16, 1, 40), (4, 4, 40), (2, 8, 40)],
+)
+def test_a_ring_waits_for_its_furthest_hop(ranks: int, stride: int, rate: float) -> None:
+    latency = 1e-6 if rate == 400 else 5e-6
+    found = ring_send_s(4 * GB, Group(ranks=ranks, stride=stride), fabric())
+    assert found == pytest.approx(4 / rate + latency)
+
+
 SHARES = {"share_of_two": 0.5, "share_of_four": 0.8, "share_of_eight": 0.9}
 #: 10 us to start, 1 a hop, up to 20 for large ones, half of them at 1 MB; pairs reach half of the rate
 CURVE = CollectiveCurve(start_s=10e-6, hop_s=1e-6, ramp_s=20e-6, ramp_bytes=1e6, **SHARES)
@@ -188,6 +199,9 @@ def test_a_step_reaches_its_share_of_the_bus_bandwidth(formula: Any, stride: int
 def test_a_message_reaches_the_same_share(stride: int) -> None:
     half = send_s(400 * GB, stride, fabric(efficiency=0.5))
     assert half == pytest.approx(2 * send_s(400 * GB, stride, fabric()), rel=1e-4)
+    ring = Group(ranks=8, stride=stride)
+    half = ring_send_s(400 * GB, ring, fabric(efficiency=0.5))
+    assert half == pytest.approx(2 * ring_send_s(400 * GB, ring, fabric()), rel=1e-4)
 
 
 @given(st.integers(0, 6), st.integers(0, 4), st.floats(1e3, 1e11))

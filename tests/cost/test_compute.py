@@ -16,6 +16,7 @@ from parastrat.errors import ProfileError
 from parastrat.hardware import Device, MatmulCurve, Rates
 from parastrat.model import Operator, OperatorKind, Split
 from parastrat.plan import Recompute
+from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
 #: half of the rate is reached at a side of 100, 50 and 75
@@ -497,3 +498,7 @@ def test_attention_stays_in_bf16_under_fp8(precision: Precision, matmuls: float,
     found = block_times(job(both, precision=precision, device=rates), (both,), row(precision=precision))
     assert found.matmul_forward == pytest.approx(1 / matmuls)
     assert found.attention_forward == pytest.approx(2 / attentions)
+    # where scores are kept as well
+    facts = job(both, precision=precision, device=rates, stack={"kernels": Kernels.FUSED_MATH})
+    kept = block_times(facts, (both,), row(precision=precision))
+    assert kept.attention_forward == pytest.approx(1 / attentions)

@@ -193,6 +193,11 @@ def test_gradients_of_keys_and_values_may_go_around_in_fp32() -> None:
     gathered, passed = 2 * 3 / 4 * GB, 4 * 2 * GB / 4
     assert step(facts, cp=4).cp_exposed == pytest.approx((gathered + passed) / (100 * GB) * 2)
     assert step(facts, cp=1).cp_exposed == 0
+    # over two nodes all wait for the hop between them
+    wide = replace(facts, hardware=replace(facts.hardware, num_nodes=2))
+    three = replace(wide, stack=replace(wide.stack, passes_gradients=False))
+    gathered, passed = 2 / 3 * step(three, cp=16).cp_exposed, 16 * 2 * GB / 16 / (10 * GB)
+    assert step(wide, cp=16).cp_exposed == pytest.approx(gathered + passed * 2)
 
 
 @pytest.mark.parametrize(
