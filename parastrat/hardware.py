@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 
@@ -98,6 +99,10 @@ class Rates:
     fp8: float | None = None
     fp4: float | None = None
 
+    def times(self, factor: float) -> Rates:
+        """Return them times a factor; what the device lacks stays absent."""
+        return Rates(**{name: rate and rate * factor for name, rate in asdict(self).items()})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulCurve:
@@ -128,6 +133,15 @@ class AttentionCurve:
     keys_half: float = 0.0
     rows_half: float = 0.0
     width_half: float = 0.0
+
+    def slowed(self, keys: float, rows: float, width: float) -> float:
+        """Return how many times as long a kernel takes as at the shape that a device's share is of."""
+        sizes = (keys, rows, width), (ATTENTION_KEYS, ATTENTION_ROWS, ATTENTION_WIDTH)
+        halves = self.keys_half, self.rows_half, self.width_half
+        own, reference = (
+            math.prod(1 + half / size for half, size in zip(halves, of, strict=True)) for of in sizes
+        )
+        return own / reference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,10 @@ def _device(
         "launch_s": (of[Operation.LAUNCH][0].seconds, of[Operation.LAUNCH][0].spread),
     }
     for each in of[Operation.ATTENTION]:
-        figures["attention_efficiency"] = _of_one(each, _flops(each) / rates[main])
+        # a query sees half of the keys in the mean
+        tokens = each.wanted.sides[0]
+        slowed = device.attention.slowed(tokens / 2, tokens * HEADS, HEAD_DIM)
+        figures["attention_efficiency"] = _of_one(each, slowed * _flops(each) / rates[main])
     for each in of[Operation.UPLOAD]:
         figures["host_bytes_per_s"] = _of_one(each, each.wanted.bytes)
     plain: dict[str, Any] = {name: value for name, (value, _) in figures.items() if "." not in name}

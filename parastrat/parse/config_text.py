@@ -239,14 +239,19 @@ def _yaml_repeated(text: str) -> Iterator[str]:
         yield named[1] if named else ""
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a value without what the reader keeps for writing it again."""
+def _plain(value: Any, depth: int = 0, known: dict[int, Any] | None = None) -> Any:
+    """Return a value without what the reader keeps to write it again; what aliases share stays shared."""
     if depth > _DEPTH:
         return None
-    if isinstance(value, dict):
-        return {str(name): _plain(item, depth + 1) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item, depth + 1) for item in value]
+    known = {} if known is None else known
+    if isinstance(value, (dict, list)):
+        if id(value) not in known:
+            if isinstance(value, dict):
+                made: Any = {str(name): _plain(item, depth + 1, known) for name, item in value.items()}
+            else:
+                made = [_plain(item, depth + 1, known) for item in value]
+            known[id(value)] = made
+        return known[id(value)]
     if isinstance(value, bool) or value is None:
         return value
     # dates and tagged values are text to whoever reads a configuration

@@ -100,7 +100,7 @@ def launch_fields(file: ConfigFile) -> Mapping[str, Any]:
     counts = {
         name: int(value)
         for name, value in stated.items()
-        if isinstance(value, str) and value.isdecimal() and 0 < len(value) < _DIGITS
+        if isinstance(value, str) and value.isdecimal() and 0 < len(value) < _DIGITS and int(value) > 0
     }
     if len(counts) == len(stated):
         counts["world_size"] = counts["nodes"] * counts["ranks_per_node"]

@@ -22,6 +22,8 @@ _SWITCHES = frozenset(
     {"standalone", "no-python", "run-path", "module", "m", "help", "virtual-local-rank", "use-env"}
 )
 _OF_LAUNCH = "use-env"
+#: a letter with its value, as argparse takes it
+_ATTACHED = re.compile(r"-[rt]\d.*")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
 #: what starts a command on other machines, whatever the job is
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "mpirun", "mpiexec", "parallel-ssh"})
@@ -29,6 +31,16 @@ _SHELLS = frozenset({"bash", "sh", "zsh"})
 #: what only speaks of a command
 _SPEAKING = frozenset({"echo", "printf", "which", "type", "command", "pip", "man"})
 _SRUN_NODES = re.compile(r"(?:-N\s*|--nodes[=\s])(\d+)")
+#: of srun: another number of tasks than the job's, or chosen nodes
+_SRUN_TASKS = re.compile(r"(?:^|\s)(?:-n|-w|-r|--n?tasks|--ntasks-per-node|--nodelist|--relative)\b")
+_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?(\w+)[\"']?")
+_FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
+#: a quote that is open for more lines is none that was meant
+_MOST_LINES = 200
+#: what may stand before a command that it runs
+_RUNNING = frozenset(
+    {"srun", "exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
+)
 
 
 @dataclass(slots=True)
@@ -39,6 +51,8 @@ class _Found:
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: each launch's own
     launches: list[_Found] = field(default_factory=list)
+    #: whether lines are of a function, which runs where it is called
+    in_function: bool = False
 
     def note(self, section: str, name: str, value: str, line: int) -> None:
         self.table.setdefault(section, {})[name] = value
@@ -66,6 +80,7 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
             continue
         found.table.setdefault("text", {})[str(number)] = line
         found.positions[f"text.{number}"] = (number, 1)
+        found.in_function = (found.in_function or bool(_FUNCTION.match(line))) and line.strip() != "}"
         _read_line(line, number, found)
     only = "yes" if len(found.launches) == 1 else "no"
     return tuple(
@@ -83,17 +98,44 @@ def starts_torchrun(text: str) -> bool:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with their first number; a backslash at the end joins the next."""
-    start, joined = 1, ""
+    """Yield lines with their first number; a backslash at the end, or an open quote, joins the next.
+
+    What a here-document holds is data.
+    """
+    start, joined, until = 1, "", ""
     for number, line in enumerate(text.splitlines(), 1):
+        if until:
+            until = "" if line.strip() == until else until
+            continue
         start = start if joined else number
         if line.endswith("\\"):
             joined += line[:-1] + " "
             continue
-        yield start, joined + line
+        whole = joined + line
+        if _is_open(whole) and number - start < _MOST_LINES:
+            joined = whole + "\n"
+            continue
+        document = _DOCUMENT.search(whole)
+        until = document[1] if document is not None and not _is_comment(whole) else ""
+        yield start, whole
         joined = ""
     if joined:
         yield start, joined
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def _is_open(line: str) -> bool:
+    """Return whether a quote ends on another line."""
+    if _is_comment(line):
+        return False
+    try:
+        shlex.split(line, comments=True)
+    except ValueError:
+        return True
+    return False
 
 
 def _read_line(line: str, number: int, found: _Found) -> None:
@@ -121,22 +163,34 @@ def _read_commands(words: list[str], number: int, found: _Found, before: tuple[s
 
 
 def _read_command(words: list[str], start: int, number: int, found: _Found) -> None:
-    if _SPEAKING.intersection(words[start : start + 1]):
-        return
     for place in range(start, len(words)):
         name = words[place].rpartition("/")[2]
         if name in _SHELLS and len(words) > place + 2 and re.fullmatch(r"-[a-z]*c", words[place + 1]):
-            try:
-                inner = shlex.split(words[place + 2], comments=True)
-            except ValueError:
-                return
-            _read_commands(inner, number, found, tuple(words[:place]))
+            for line in _logical_lines(words[place + 2]):
+                try:
+                    inner = shlex.split(line[1], comments=True)
+                except ValueError:
+                    continue
+                _read_commands(inner, number, found, tuple(words[:place]))
             return
         module = _module_of(words, place)
         options = words[place + (3 if module else 1) :]
-        if (name == "torchrun" or module) and options:
+        if (name == "torchrun" or module) and options and _is_run(words[start:place], words[:place]):
             _read_torchrun(words[:place], module, options, number, found)
             return
+
+
+def _is_run(own: list[str], before: list[str]) -> bool:
+    """Return whether a word behind others is a command that they run, not an argument of another."""
+    if own and own[0] in _SPEAKING:
+        return False
+    if not _REMOTE.isdisjoint(before) or "srun" in own:
+        # a container's runtime may stand between; other programs take a launcher's name for an option
+        return not (own and "launcher" in own[-1])
+    return all(
+        word in _RUNNING or word.startswith(("-", "$")) or "=" in word or word.endswith(("()", "{", "("))
+        for word in own
+    )
 
 
 def _module_of(words: list[str], place: int) -> str:
@@ -151,18 +205,27 @@ def _module_of(words: list[str], place: int) -> str:
 def _read_torchrun(before: list[str], module: str, words: list[str], number: int, found: _Found) -> None:
     launch = _Found(table={"torchrun": {}}, positions={"torchrun": (number, 1)})
     found.launches.append(launch)
-    by = "srun" if "srun" in before else "script" if _REMOTE.isdisjoint(before) else "other"
+    # what a variable runs is unknown, as is where a function runs
+    named = any(word.startswith("$") or "()" in word for word in before)
+    unsure = found.in_function or named or not _REMOTE.isdisjoint(before)
+    by = "srun" if "srun" in before else "other" if unsure else "script"
     launch.note("started", "by", by, number)
-    stated = _SRUN_NODES.search(" ".join(before))
-    if by == "srun" and stated is not None:
+    own = " ".join(before[before.index("srun") :]) if by == "srun" else ""
+    stated = _SRUN_NODES.search(own)
+    if stated is not None:
         launch.note("started", "nodes", stated[1], number)
+    if _SRUN_TASKS.search(own):
+        launch.note("started", "tasks", "own", number)
     if module:
         launch.note("started", "module", module, number)
     rest = iter(words)
     for word in rest:
-        if not word.startswith("-"):
+        if word.startswith(("$", "`")):
+            launch.note("started", "options", "unknown", number)
+        if not word.startswith("-") or word == "--":
             return  # the script, and what is its own
-        name, equals, value = word.lstrip("-").partition("=")
+        whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
+        name, equals, value = whole.lstrip("-").partition("=")
         name = name.replace("_", "-")
         if not equals and name not in _SWITCHES:
             value = next(rest, "")

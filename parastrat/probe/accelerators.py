@@ -137,7 +137,7 @@ def _the_kind(gpus: Sequence[Gpu]) -> Gpu:
         names = ", ".join(sorted(str(name) for name, _ in kinds))
         raise ProbeError(
             f"this host has different GPUs: {names}",
-            hint="choose equal ones with CUDA_VISIBLE_DEVICES; ranks of one job must be equal",
+            hint="choose equal ones by UUIDs in CUDA_VISIBLE_DEVICES; ranks of one job must be equal",
         )
     if any(gpu.mig for gpu in gpus):
         raise ProbeError(

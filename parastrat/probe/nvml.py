@@ -27,6 +27,10 @@ _MOST_LINKS, _MOST_LANES = 64, 32
 _NOT_SUPPORTED = "NotSupported"
 #: NVML_GPU_FABRIC_STATE_COMPLETED
 _FABRIC_COMPLETED = 3
+#: of CUDA_DEVICE_ORDER, which is NVML's order
+_BY_ADDRESS = "PCI_BUS_ID"
+#: no host has GPUs by numbers of as many digits
+_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +54,8 @@ def read_gpus(root: Path) -> GpuFacts:
     if not any((root / sign).exists() for sign in _DRIVER):
         return GpuFacts()
     child = (sys.executable, "-m", "parastrat.probe.nvml_child")
-    return visible(ask(child, TIME_LIMIT_S), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    setting, order = (os.environ.get(f"CUDA_{name}") for name in ("VISIBLE_DEVICES", "DEVICE_ORDER"))
+    return visible(ask(child, TIME_LIMIT_S), setting, order)
 
 
 def ask(command: Sequence[str], time_limit_s: float) -> GpuFacts:
@@ -179,20 +184,41 @@ def _peers(table: object) -> tuple[tuple[str, int], ...]:
     return tuple((address, links) for address, links in known if address and links)
 
 
-def visible(facts: GpuFacts, setting: str | None) -> GpuFacts:
+def visible(facts: GpuFacts, setting: str | None, order: str | None = None) -> GpuFacts:
     """Keep what CUDA_VISIBLE_DEVICES leaves: NVML does not heed it, torch does.
 
     As CUDA reads it, an entry that names no device ends the list.
+
+    Args:
+        facts: in the order of NVML, which is that of PCI addresses.
+        setting: the variable; None: unset.
+        order: CUDA_DEVICE_ORDER, by default the fastest device first.
+
+    Raises:
+        ProbeError: a number may mean another device to CUDA, or an entry is part of one, or twice there.
     """
     if setting is None:
         return facts
     kept: list[Gpu] = []
+    alike = len({gpu.name for gpu in facts.gpus}) <= 1 or order == _BY_ADDRESS
     for entry in filter(None, (part.strip() for part in setting.split(","))):
-        if entry.isdigit():
+        if entry.startswith("MIG-"):
+            raise ProbeError(
+                f"CUDA_VISIBLE_DEVICES={setting} names a part of a GPU (MIG), whose rates are unknown",
+                hint="plan for whole devices with --on, such as --on a100-sxm4-80x1",
+            )
+        if entry.isascii() and entry.isdigit() and len(entry) < _DIGITS:
+            if not alike:
+                raise ProbeError(
+                    f"CUDA_VISIBLE_DEVICES={setting} on GPUs of several kinds: the fastest is 0",
+                    hint=f"set CUDA_DEVICE_ORDER={_BY_ADDRESS} as well, or name GPUs by their UUIDs",
+                )
             chosen = facts.gpus[int(entry) : int(entry) + 1]
         else:
             chosen = tuple(gpu for gpu in facts.gpus if gpu.uuid and gpu.uuid.startswith(entry))
         if len(chosen) != 1:
             break
+        if any(chosen[0] is gpu for gpu in kept):
+            raise ProbeError(f"CUDA_VISIBLE_DEVICES={setting} names a GPU twice", hint="name each GPU once")
         kept += chosen
     return GpuFacts(gpus=tuple(kept), trouble=facts.trouble)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from parastrat.errors import ProfileError
-from parastrat.hardware import DeviceType, Hardware
+from parastrat.hardware import DeviceType, FigureKind, Hardware
 from parastrat.parse.hardware_file import hardware_toml, read_hardware_file
 from parastrat.parse.stack_file import read_stack_file
 from parastrat.profiles.catalogue import ProfileKind, aliases_of, all_names, profile_names
@@ -218,11 +218,16 @@ def _stored(name: str, num_nodes: int | None, ranks_per_node: int | None) -> Har
     hardware = read_hardware_file(Path(name))
     if num_nodes is not None:
         hardware = replace(hardware, num_nodes=num_nodes, name=named(name, num_nodes))
-    if ranks_per_node is None:
+    if ranks_per_node in (None, hardware.devices_per_node):
         return hardware
-    host = hardware.host
-    if hardware.device.type is not DeviceType.CPU or host.cores is None or host.memory_bytes is None:
+    host, device = hardware.host, hardware.device
+    if device.type is not DeviceType.CPU or host.cores is None or host.memory_bytes is None:
         return with_ranks(hardware, ranks_per_node)
+    if any(entry.field == "matmul" and entry.kind is FigureKind.MEASURED for entry in device.provenance):
+        raise ProfileError(
+            f"{name} was measured with {hardware.devices_per_node} processes a host, not {ranks_per_node}",
+            hint=f"parastrat calibrate --ranks-per-node {ranks_per_node} -o FILE",
+        )
     return cpu_hardware(
         cores=host.cores,
         memory_bytes=host.memory_bytes,

@@ -18,7 +18,6 @@ from parastrat.hardware import (
     Link,
     Network,
     NetworkKind,
-    Rates,
 )
 from parastrat.profiles.devices import Fields, read_device, read_values
 from parastrat.profiles.files import ProfileFile, read_profile
@@ -213,20 +212,15 @@ def with_ranks(hardware: Hardware, ranks: int) -> Hardware:
     )
 
 
-def scaled_rates(rates: Rates, factor: float) -> Rates:
-    """Return rates times a factor; what the device lacks stays absent."""
-    values = {field.name: getattr(rates, field.name) for field in fields(Rates)}
-    return Rates(**{name: value * factor for name, value in values.items() if value is not None})
-
-
 def _shared_device(device: Device, ranks: int) -> Device:
     return replace(
         device,
         memory_bytes=device.memory_bytes // ranks,
         usable_memory_bytes=device.usable_memory_bytes // ranks,
         memory_bytes_per_s=device.memory_bytes_per_s / ranks,
-        peak=scaled_rates(device.peak, 1 / ranks),
-        sustained=scaled_rates(device.sustained, 1 / ranks),
+        host_bytes_per_s=device.host_bytes_per_s and device.host_bytes_per_s / ranks,
+        peak=device.peak.times(1 / ranks),
+        sustained=device.sustained.times(1 / ranks),
     )
 
 

@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
+from parastrat.rules.launch_facts import (
+    count_of,
+    counted,
+    endpoint_of,
+    gpus_of,
+    is_partly_unknown,
+    nodes_of,
+)
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -20,27 +28,6 @@ _FORMAT = ConfigFormat.SCRIPT
 
 _LOOPBACK = ("localhost", "127.", "[::1]", "::1")
 _FALLBACK = re.compile(r"\|\|\s*echo\s+[\"']?(localhost|127\.0\.0\.1)")
-_GPUS = re.compile(r"(?:gpu(?::[\w-]+)?:)?(\d+)$")
-
-
-def _count(file: ConfigFile, key: str) -> int | None:
-    """Return a stated whole number; None for what only the shell knows."""
-    value = file.get(key)
-    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else None
-
-
-def _nodes(file: ConfigFile) -> int | None:
-    """Return the nodes of the job: torchrun's, else the allocation's."""
-    return _count(file, "torchrun.nnodes") or _count(file, "sbatch.nodes")
-
-
-def _endpoint(file: ConfigFile) -> tuple[str, str] | None:
-    """Return the option that says where the nodes meet, with its value."""
-    for name in ("rdzv-endpoint", "master-addr"):
-        value = file.get(f"torchrun.{name}")
-        if isinstance(value, str):
-            return name, value
-    return None
 
 
 @file_rule("PS650", Severity.ERROR, _FORMAT, source=_TORCHRUN, covers=("PIT501",))
@@ -50,18 +37,18 @@ def nodes_know_where_to_meet(file: ConfigFile) -> Iterator[Hit]:
     Without --rdzv-endpoint or --master-addr each node waits at its own door, and gives up after some
     minutes. --standalone means this node alone.
     """
-    nodes = _nodes(file)
-    if file.get("torchrun") is None or nodes is None or nodes < 2:
+    nodes = nodes_of(file)
+    if file.get("torchrun") is None or nodes is None or nodes < 2 or is_partly_unknown(file):
         return
     if file.get("torchrun.standalone") is not None:
-        if file.get("started.by") == "script" and not _count(file, "torchrun.nnodes"):
+        if file.get("started.by") == "script" and not count_of(file, "torchrun.nnodes"):
             return  # it is meant for the node that the script runs on
         yield Hit(
             message=f"--standalone on {nodes} nodes: each trains alone",
             fix='write --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" in its place',
             key="torchrun.standalone",
         )
-    elif _endpoint(file) is None:
+    elif endpoint_of(file) is None:
         yield Hit(
             message=f"torchrun on {nodes} nodes, and no --rdzv-endpoint",
             fix='add --rdzv-backend c10d --rdzv-endpoint "$HEAD:29500", HEAD being the first node',
@@ -75,7 +62,7 @@ def nodes_meet_outside_themselves(file: ConfigFile) -> Iterator[Hit]:
 
     Every node finds itself there, and nobody else: each waits for the others until its time is over.
     """
-    nodes, stated = _nodes(file), _endpoint(file)
+    nodes, stated = nodes_of(file), endpoint_of(file)
     if stated is not None and nodes is not None and nodes > 1 and stated[1].startswith(_LOOPBACK):
         yield Hit(
             message=f"{nodes} nodes are to meet at {stated[1]}",
@@ -136,7 +123,9 @@ def one_agent_a_node(file: ConfigFile) -> Iterator[Hit]:
     With several tasks a node as many agents start, each with all processes, and several processes share
     every GPU.
     """
-    tasks = _count(file, "sbatch.ntasks-per-node")
+    tasks = count_of(file, "sbatch.ntasks-per-node")
+    if file.get("started.tasks") is not None:
+        return  # srun is told of others
     if file.get("started.by") == "srun" and tasks is not None and tasks > 1:
         yield Hit(
             message=f"srun starts torchrun {tasks} times on each node",
@@ -157,10 +146,10 @@ def every_node_is_started(file: ConfigFile) -> Iterator[Hit]:
 
     torchrun without srun waits on the first node for the others, which nobody has started.
     """
-    nodes = _count(file, "sbatch.nodes")
-    here = file.get("torchrun.standalone") is not None or _count(file, "torchrun.nnodes") == 1
-    if here and file.get("started.only") == "no":
-        return  # something else runs on the others
+    nodes = count_of(file, "sbatch.nodes")
+    here = file.get("torchrun.standalone") is not None or count_of(file, "torchrun.nnodes") in (1, None)
+    if (here and file.get("started.only") == "no") or is_partly_unknown(file):
+        return  # something else runs on the others, or may
     if file.get("started.by") == "script" and nodes is not None and nodes > 1:
         yield Hit(
             message=f"torchrun without srun in a job of {nodes} nodes",
@@ -191,13 +180,13 @@ def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
     Two ranks on one GPU stop in NCCL's initialisation (duplicate GPU detected), after the job has waited in
     the queue.
     """
-    processes = _count(file, "torchrun.nproc-per-node")
+    processes = count_of(file, "torchrun.nproc-per-node")
     for key in ("sbatch.gpus-per-node", "sbatch.gres"):
-        stated = _GPUS.search(str(file.get(key) or ""))
-        if stated is not None and processes is not None and processes > int(stated[1]):
+        gpus = gpus_of(file, key)
+        if gpus is not None and processes is not None and processes > gpus:
             yield Hit(
-                message=f"{processes} processes on a node with {stated[1]} GPUs",
-                fix=f"write --nproc-per-node {stated[1]}",
+                message=f"{processes} processes on a node with {gpus} GPUs",
+                fix=f"write --nproc-per-node {gpus}",
                 key="torchrun.nproc-per-node",
             )
 
@@ -224,7 +213,7 @@ def head_is_one_node(file: ConfigFile) -> Iterator[Hit]:
     $(hostname) and SLURM_LAUNCH_NODE_IPADDR differ from node to node, or name the node that submitted the
     job, as soon as they are read inside a step.
     """
-    stated, nodes = _endpoint(file), _nodes(file)
+    stated, nodes = endpoint_of(file), nodes_of(file)
     if stated is None or (nodes is not None and nodes < 2):
         return
     if re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME\b|SLURM_LAUNCH_NODE_IPADDR", stated[1]):
@@ -241,10 +230,10 @@ def tasks_have_their_cores(file: ConfigFile) -> Iterator[Hit]:
 
     torchrun's processes and their data loaders then share it, and the GPUs wait for data.
     """
-    processes = _count(file, "torchrun.nproc-per-node")
+    processes = count_of(file, "torchrun.nproc-per-node")
     if file.get("sbatch") is None or processes is None or processes < 2:
         return
-    cores = _count(file, "sbatch.cpus-per-task")
+    cores = count_of(file, "sbatch.cpus-per-task")
     asked = ("cpus-per-task", "exclusive", "cpus-per-gpu", "mincpus")
     if cores is not None and cores < processes:
         yield Hit(
@@ -267,12 +256,14 @@ def as_many_nodes_as_started(file: ConfigFile) -> Iterator[Hit]:
     Told of more it waits for nodes that nobody starts, until its time is over. Told of fewer it trains on
     those that come first, and the others wait for a place.
     """
-    started, key = _count(file, "started.nodes"), "torchrun.nnodes"
-    started = started or _count(file, "sbatch.nodes")
-    told = _count(file, key)
+    started, key = count_of(file, "started.nodes"), "torchrun.nnodes"
+    started = started or count_of(file, "sbatch.nodes")
+    told = count_of(file, key)
+    if file.get("torchrun.node-rank") is not None or is_partly_unknown(file):
+        return  # one step for each node
     if file.get("started.by") == "srun" and None not in (started, told) and started != told:
         yield Hit(
-            message=f"srun starts torchrun on {started} nodes, and --nnodes says {told}",
+            message=f"srun starts torchrun on {counted(started)}, and --nnodes says {told}",
             fix=f'write --nnodes {started}, or "$SLURM_JOB_NUM_NODES"',
             key=key,
         )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from parastrat.case import Case
 
 _TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
+#: no count of threads has as many
+_DIGITS = 8
 
 
 @case_rule("PS501", Severity.ERROR, source=_TORCHRUN)
@@ -57,6 +59,11 @@ def more_ranks_than_devices(case: Case) -> Hit | None:
     )
 
 
+def _number(text: str) -> int | None:
+    """Return a whole number; None for other text, and for more digits than anything is counted by."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else None
+
+
 @case_rule("PS503", Severity.INFO, source=_TORCHRUN, covers=("PIT623",))
 def threads_are_unset(case: Case) -> Hit | None:
     """Say how many threads a rank may use.
@@ -82,8 +89,8 @@ def threads_exceed_cores(case: Case) -> Hit | None:
     More threads than cores take turns, and a rank that waits makes every other wait in the next collective.
     """
     launch, cores = case.launch, case.hardware.host.cores
-    threads = launch.env.get("OMP_NUM_THREADS", "")
-    if not threads.isdecimal() or cores is None or launch.ranks_per_node * int(threads) <= cores:
+    threads = _number(launch.env.get("OMP_NUM_THREADS", ""))
+    if threads is None or cores is None or launch.ranks_per_node * threads <= cores:
         return None
     return Hit(
         message=f"{launch.ranks_per_node} ranks x {threads} threads on {cores} cores",
@@ -99,7 +106,8 @@ def threads_are_no_number(case: Case) -> Hit | None:
     the node has ranks.
     """
     threads = case.launch.env.get("OMP_NUM_THREADS")
-    if threads is None or (threads.isdecimal() and int(threads) > 0):
+    # what the shell makes of an expression is unknown
+    if threads is None or _number(threads) or "$" in threads or "`" in threads:
         return None
     return Hit(
         message=f"OMP_NUM_THREADS={threads}",

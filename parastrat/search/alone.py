@@ -9,8 +9,7 @@ import numpy as np
 
 from parastrat.assess import Estimated, assess, assess_all, cases_of, estimated, plans_table
 from parastrat.columns import Columns, code_of
-from parastrat.hardware import DeviceType, Rates
-from parastrat.records import plain
+from parastrat.hardware import DeviceType
 from parastrat.rules import rejection_masks
 from parastrat.search.bounded import Searched, searched
 from parastrat.search.misfits import nearest_of
@@ -110,11 +109,7 @@ def single_device(hardware: Hardware) -> Hardware:
             memory_bytes=device.memory_bytes * count,
             usable_memory_bytes=device.usable_memory_bytes * count,
             memory_bytes_per_s=device.memory_bytes_per_s * memory,
-            peak=_times(device.peak, count),
-            sustained=_times(device.sustained, products),
+            peak=device.peak.times(count),
+            sustained=device.sustained.times(products),
         )
     return replace(hardware, device=device, devices_per_node=1, num_nodes=1, scale_up_devices=1)
-
-
-def _times(rates: Rates, count: float) -> Rates:
-    return Rates(**{name: rate * count for name, rate in plain(rates).items() if rate is not None})

@@ -18,7 +18,7 @@ from parastrat.calibration import (
     wanted_alone,
 )
 from parastrat.errors import ProbeError
-from parastrat.hardware import FigureKind, Hardware
+from parastrat.hardware import AttentionCurve, FigureKind, Hardware
 from parastrat.profiles import load_hardware
 from parastrat.workload import Precision
 
@@ -133,6 +133,16 @@ def test_what_was_measured_says_so_and_what_was_not_stays() -> None:
         "peak.fp32",
         "peak.bf16",
     }
+
+
+def test_attention_is_told_of_the_shape_that_its_curve_is_relative_to() -> None:
+    base = host()
+    curve = AttentionCurve(keys_half=512, rows_half=8192, width_half=64)
+    curved = replace(base, device=replace(base.device, attention=curve))
+    plain, found_ = (found(each).hardware.device.attention_efficiency for each in (base, curved))
+    # timed of 512 keys, 8,192 rows and 64 wide; the reference's are 4,096, 2^20 and 128
+    reference = (1 + 512 / 4096) * (1 + 8192 / 2**20) * (1 + 64 / 128)
+    assert found_ == pytest.approx(plain * 2**3 / reference)
 
 
 def test_no_peak_lies_below_what_was_reached() -> None:

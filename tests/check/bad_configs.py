@@ -100,6 +100,26 @@ LENIENT = {
         SCRIPT.replace("srun torchrun", "for H in $HOSTS; do ssh $H torchrun"),
         SCRIPT.replace("srun torchrun", "command -v torchrun; echo torchrun; srun torchrun"),
         SCRIPT.replace("srun torchrun", "srun -N2 torchrun"),
+        # what the shell holds is unknown: options, what starts it, where a function runs, a document
+        SCRIPT.replace("--nnodes 2 --nproc-per-node 8 \\\n    --rdzv-backend c10d", '"${ARGS[@]}"').replace(
+            ' --rdzv-endpoint "$HEAD:29500"', ""
+        ),
+        SCRIPT.replace("srun torchrun", "$SRUN torchrun"),
+        SCRIPT.replace("srun torchrun", "run() {\ntorchrun") + "}\nexport -f run; srun bash -c run\n",
+        SCRIPT.replace("srun torchrun", "cat > launch.sh <<'EOF'\ntorchrun") + "EOF\nsrun bash launch.sh\n",
+        SCRIPT.replace("srun torchrun", "srun bash -c '\ncd run\ntorchrun") + "'\n",
+        "#SBATCH --nodes=2\n#SBATCH --exclusive\nexport PET_NNODES=2\nsrun torchrun train.py\n",
+        # one step for each node, other tasks than the job's, and one node of them
+        SCRIPT.replace("srun torchrun", "srun --nodes=1 -w $NODE torchrun --node-rank=$I").replace(
+            '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500"', "--master-addr=$HEAD"
+        ),
+        SCRIPT.replace("per-node=1", "per-node=8").replace("srun", "srun --ntasks-per-node=1 -n 2"),
+        SCRIPT + "torchrun --nproc-per-node 8 evaluate.py\n",
+        SCRIPT.replace("--gpus-per-node=8", "--gres=gpu:8,craynetwork:1"),
+        # a launcher's name as another program's option
+        SCRIPT
+        + "srun axolotl train x.yaml --launcher torchrun -- --nproc_per_node=8\npkill -f torchrun -9\n",
+        SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node 8 -r3"),
     ),
     ".sh": (
         "python -m torch.distributed.run --nproc-per-node 8 train.py",
@@ -269,6 +289,7 @@ BAD = (
         "PS656",
     ),
     _script("that option elsewhere", "srun torchrun", "srun torchrun --use_env", "PS601"),
+    _script("as many GPUs as one", "--gpus-per-node=8", "--gres=gpu:a100", "PS657"),
     _script("fewer nodes than are started", "--nnodes 2", "--nnodes 1", "PS661"),
     _script("more nodes than are started", "srun", "srun --nodes 1", "PS661"),
     _script("in a shell", "srun torchrun --nnodes 2", "srun bash -c 'torchrun --nnodes 3' #", "PS650"),

@@ -12,6 +12,7 @@ from parastrat.calibration import Operation, Wanted
 from parastrat.cli.main import main
 from parastrat.hardware import Hardware
 from parastrat.parse.hardware_file import read_hardware_file
+from parastrat.profiles import load_hardware
 from parastrat.workload import Precision
 
 
@@ -73,6 +74,10 @@ def test_a_plan_rests_on_what_was_measured(tmp_path: Path, capsys: pytest.Captur
     assert "parastrat calibrate" in {e.field: e for e in hardware.device.provenance}["matmul"].source
     assert ended("recommend", "gpt2", "--on", str(path), "--json") in (0, 1)
     assert json.loads(capsys.readouterr().out)["hardware"]["device"]["launch_s"] == hardware.device.launch_s
+    # its own number of processes says nothing new, and of another nothing was measured
+    assert load_hardware(str(path), ranks_per_node=2) == hardware
+    assert ended("recommend", "gpt2", "--on", str(path), "--ranks-per-node", "4") == 2
+    assert "was measured with 2 processes a host, not 4" in capsys.readouterr().err
 
 
 def test_json_has_figures_timings_and_the_hardware(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,7 +88,29 @@ def test_a_malformed_record_is_named(record: str) -> None:
 )
 def test_visible_devices(setting: str | None, names: str) -> None:
     facts = GpuFacts(gpus=tuple(Gpu(name=name, uuid=f"GPU-{name}") for name in "abc"))
-    assert "".join(str(gpu.name) for gpu in visible(facts, setting).gpus) == names
+    assert "".join(str(gpu.name) for gpu in visible(facts, setting, "PCI_BUS_ID").gpus) == names
+    alike = GpuFacts(gpus=tuple(Gpu(name="x", uuid=f"GPU-{name}") for name in "abc"))
+    assert len(visible(alike, setting).gpus) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        # CUDA counts the fastest first, NVML by address
+        ("0", "of several kinds"),
+        ("GPU-a,1", "of several kinds"),
+        ("MIG-a", "a part of a GPU"),
+        ("GPU-a,GPU-a", "names a GPU twice"),
+    ],
+)
+def test_visible_devices_that_may_be_others(setting: str, message: str) -> None:
+    facts = GpuFacts(gpus=tuple(Gpu(name=name, uuid=f"GPU-{name}") for name in "abc"))
+    with pytest.raises(ProbeError, match=message):
+        visible(facts, setting)
+
+
+def test_digits_of_other_scripts_are_no_numbers() -> None:
+    assert visible(GpuFacts(gpus=(Gpu(name="a"),)), "\u00b2").gpus == ()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def test_more_ranks_share_devices_evenly() -> None:
     assert (shared.accelerators_per_node, shared.world_size) == (8, 16)
     assert shared.device.memory_bytes * 2 == whole.device.memory_bytes
     assert shared.device.sustained.bf16 == pytest.approx((whole.device.sustained.bf16 or 0) / 2)
+    assert shared.device.host_bytes_per_s == pytest.approx((whole.device.host_bytes_per_s or 0) / 2)
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 12])
