@@ -164,7 +164,10 @@ def _check(case: Case, baseline: Baseline) -> None:
             plan.mesh.cp > 1 and plan.cp_method is ContextMethod.RING,
             "plan with cp_method = all_gather",
         ),
-        "offload = optimizer": (plan.offload is Offload.OPTIMIZER, "plan --offload none"),
+        "offload = optimizer": (
+            plan.offload is Offload.OPTIMIZER,
+            'set offload = "none" under [plan] in the file',
+        ),
         "precision = fp16-mixed": (plan.precision is Precision.FP16_MIXED, "plan --precision bf16-mixed"),
         f"precision = fp8 for {case.model.ref}": (
             plan.precision is Precision.FP8 and baseline.family not in _WITH_FLOAT8,

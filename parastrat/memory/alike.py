@@ -35,7 +35,7 @@ class Alike:
     #: what is sharded, and what is offloaded, as columns have it
     shard: Numbers
     offload: Numbers
-    #: which way blocks hold what they do (``kinds.variant_of``)
+    #: which way blocks hold what they do (``memory.variants``)
     variant: Any
     piped: Mask
     #: a rank's virtual stages have each a number in flight of its own

@@ -118,7 +118,9 @@ def _changed_flags(case: Case, facts: Facts) -> dict[str, str]:
         flags["--on"] = case.hardware.name
     if case.workload.sequence_length != facts.workload.sequence_length:
         flags["--seq-len"] = str(case.workload.sequence_length)
-    if case.workload.global_batch_size != facts.workload.global_batch_size:
+    # an assumed batch would be another one there
+    others = "--on" in flags and "global_batch_size" in case.workload.assumed
+    if others or case.workload.global_batch_size != facts.workload.global_batch_size:
         flags["--global-batch"] = str(case.workload.global_batch_size)
     if case.workload.optimizer != facts.workload.optimizer:
         flags["--optimizer"] = case.workload.optimizer.value

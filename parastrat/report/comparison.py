@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from parastrat.estimate import Verdict
 from parastrat.report.advice import caveat_lines, finding_lines, next_lines
 from parastrat.report.breakdown import memory_lines, time_lines
 from parastrat.report.commands import Step, estimate_command, typed
 from parastrat.report.headline import (
+    AS_FAST,
     VERDICT_TONES,
     VERDICT_WORDS,
     headline_lines,
@@ -71,13 +73,17 @@ def compared_sentence(case: Case, chosen: Case | None, errors: int) -> str:
     if chosen.plan == case.plan:
         return f"{subject} is what parastrat recommends: {key_figures(case)}."
     ratio = case.estimate.time.step / chosen.estimate.time.step
+    tight = case.estimate.verdict is Verdict.TIGHT and chosen.estimate.verdict is not Verdict.TIGHT
     other = f"{strategy_name(chosen.plan.strategy)} ({chosen.plan.mesh})"
+    if not tight and 1 / AS_FAST < ratio < AS_FAST:
+        return f"{subject} can run, as fast as {other}: of plans within 0.5 % the simplest is taken."
     if ratio > 1:
         return f"{subject} can run, and takes {percent(ratio - 1)} longer than {other}."
-    gain = percent(1 - ratio)
     if case.plan.rung > chosen.plan.rung:
-        return f"{subject} can run {gain} faster than {other}, not enough for the higher rung."
-    return f"{subject} can run {gain} faster than {other}, but does not fit with its margin."
+        why = ", not enough for the higher rung"
+    else:
+        why = ", but does not fit with its margin" if tight else ""
+    return f"{subject} can run {percent(1 - ratio)} faster than {other}{why}."
 
 
 def _side_by_side(case: Case, chosen: Case, paper: Paper) -> list[Line]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parastrat.result import SearchResult
 
 #: ratios of step times below this are not worth a number
-_AS_FAST = 1.005
+AS_FAST = 1.005
 
 VERDICT_TONES = {
     Verdict.FITS: Tone.GOOD,
@@ -51,12 +51,14 @@ def forced_sentence(result: SearchResult) -> str:
     if free.plan == chosen.plan:
         return ""
     ratio = chosen.estimate.time.step / free.estimate.time.step
-    if ratio >= _AS_FAST:
+    if ratio >= AS_FAST:
         pace = f"{result.forced_strategy} takes {ratio:.2f} times as long"
     elif chosen.plan.rung > free.plan.rung:
         pace = f"{result.forced_strategy} is not slower, but stands on a higher rung"
-    else:
+    elif chosen.estimate.verdict is Verdict.TIGHT and free.estimate.verdict is not Verdict.TIGHT:
         pace = f"{result.forced_strategy} is not slower, but does not fit with its margin"
+    else:
+        pace = f"{result.forced_strategy} is as fast, and of plans within 0.5 % the simplest is taken"
     return f"{advice}: {key_figures(free)}; {pace}."
 
 

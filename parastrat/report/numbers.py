@@ -10,6 +10,8 @@ def gib(size_bytes: float) -> str:
     value = size_bytes / GIB
     if value >= 100:
         return f"{value:,.0f}"
+    if 0 < value < 0.005:
+        return "<0.01"
     return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
 
@@ -30,7 +32,8 @@ def duration(seconds: float) -> str:
 def percent(share: float) -> str:
     """Return a share, such as ``41 %`` or ``2.1 %``; a tenth matters below ten."""
     value = 100 * share
-    return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:,.0f} %"
+    small, nearly_all = 0 < abs(value) < 9.95, 99.5 <= abs(value) < 99.95
+    return f"{value:.1f} %" if small or nearly_all else f"{value:,.0f} %"
 
 
 def count(number: float) -> str:

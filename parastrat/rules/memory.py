@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.columns import code_of
@@ -13,6 +14,7 @@ from parastrat.units import GIB
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.columns import Columns
+    from parastrat.plan import Plan
     from parastrat.units import Mask
 
 #: bytes of one logit in the loss, which torch's cross entropy computes in fp32
@@ -161,22 +163,27 @@ def _(case: Case) -> Hit:
 
 def _less_memory(case: Case) -> str:
     """Name the cheapest step down that this plan has left."""
-    plan, world = case.plan, case.hardware.world_size
-    if (
-        plan.recompute is not Recompute.FULL
-        and case.estimate.memory.activations * 4 > case.estimate.memory.total
-    ):
+    plan, world, memory = case.plan, case.hardware.world_size, case.estimate.memory
+    shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_replicate == 1
+    further = plan.mesh.dp > 1 and not shards
+    if further and memory.parameters + memory.gradients + memory.optimizer > memory.capacity:
+        # whatever else is kept
+        return _sharded(plan)
+    if plan.recompute is not Recompute.FULL and memory.activations * 4 > memory.total:
         return "recompute more (--recompute full)"
     if plan.micro_batch_size > 1:
         return f"use a micro-batch of {plan.micro_batch_size // 2} instead of {plan.micro_batch_size}"
-    if (
-        world > 1
-        and plan.mesh.dp > 1
-        and (plan.shard is not Shard.PARAMETERS or plan.mesh.dp_replicate > 1)
-    ):
-        return f"shard the parameters over all {plan.mesh.dp} data-parallel ranks (--strategy fsdp2)"
+    if further:
+        return _sharded(plan)
     if plan.recompute is not Recompute.FULL:
         return "recompute more (--recompute full)"
     if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
         return f"offload the optimizer to host memory, or use more devices than {world}"
     return f"use more devices than {world}, or a shorter sequence"
+
+
+def _sharded(plan: Plan) -> str:
+    """Name the plan that shards parameters over all of its data axes, its other axes as they are."""
+    mesh = replace(plan.mesh, dp_replicate=1, dp_shard=plan.mesh.dp)
+    strategy = replace(plan, mesh=mesh, shard=Shard.PARAMETERS).strategy
+    return f"shard the parameters over all {plan.mesh.dp} data-parallel ranks (--strategy {strategy})"

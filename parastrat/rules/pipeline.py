@@ -51,7 +51,8 @@ def _(case: Case) -> Hit:
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
     smaller = f"use a micro-batch of {share // stages}" if share >= stages else f"use pp <= {share}"
     return Hit(
-        message=f"{plan.gradient_accumulation_steps} micro-batches for {stages} stages",
+        message=f"{plan.gradient_accumulation_steps} micro-batch"
+        f"{'' if plan.gradient_accumulation_steps == 1 else 'es'} for {stages} stages",
         fix=f"{smaller}, or a global batch of at least {stages * plan.micro_batch_size * plan.mesh.dp:,}",
     )
 

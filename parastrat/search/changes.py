@@ -87,8 +87,12 @@ def halved(job: Changed, model_at: ModelAt, times: int) -> Changed:
     shorter = replace(
         workload, sequence_length=short, global_batch_size=workload.global_batch_size * 2**times
     )
+    change = f"sequences of {short:,} tokens instead of {length:,}"
+    if "global_batch_size" not in workload.assumed:
+        own, batch = workload.global_batch_size, shorter.global_batch_size
+        change += f", and a global batch of {batch:,} instead of {own:,}"
     return Changed(
-        changes=(*job.changes, f"sequences of {short:,} tokens instead of {length:,}"),
+        changes=(*job.changes, change),
         facts=replace(job.facts, model=model_at(short, workload.precision), workload=shorter),
     )
 
