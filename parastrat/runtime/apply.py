@@ -53,6 +53,7 @@ from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.training.plain_loop import guard_plain_loop
+from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.training.unused import leave_unused
 from parastrat.runtime.weights import load_weights
@@ -100,18 +101,17 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
         WrapError: if the plan cannot be applied, a weight has no initial value, or a live optimizer holds
             parameters that would be replaced.
     """
-    choice, failure = _stated(plan)
-    world = current_world()
+    (choice, failure), world = _stated(plan), current_world()
     device = own_device(device_type(choice), world)
     if world.world_size > 1:
         join_process_group(backend_string(backend(choice, device.type), device.type), device)
     with Told():
         module, record = together(lambda: _built(model, failure))
         if choice is None:
-            from parastrat.runtime.decide import Example, decide  # noqa: PLC0415  (search and probe, only here)
+            from parastrat.runtime.decide import Example, decide  # noqa: PLC0415  (search and probe)
 
-            example = Example(inputs=sample_inputs, workload=workload, accumulates=allow_pipeline)
-            choice = from_first(lambda: decide(module, example, world))
+            given = Example(inputs=sample_inputs, workload=workload, accumulates=allow_pipeline)
+            choice = from_first(lambda: decide(module, given, world))
         decided = choice
         together(lambda: _check(module, decided))
         agree(decided.plan, module)
@@ -121,7 +121,8 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             sample_inputs=shared_inputs(sample_inputs, decided.plan),
             sequence_length=decided.sequence_length,
         )
-        wrapped = wrap(module, decided.plan, device, start)
+        with replacing(module, decided.plan):
+            wrapped = wrap(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
     return wrapped
 

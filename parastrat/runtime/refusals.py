@@ -116,8 +116,10 @@ def check_gradients(model: nn.Module, plan: Plan) -> None:
     """Refuse gradients that parameters would not get once they are replaced by shards.
 
     Raises:
-        WrapError: naming a parameter with a hook of its own, or an embedding with sparse gradients.
+        WrapError: naming a parameter with a hook of its own, or an embedding that makes sparse gradients or
+            rewrites its rows.
     """
+    _check_renormed(model, plan)
     if not (plan.shards_parameters or plan.mesh.tp > 1):
         return
     for name, parameter in model.named_parameters():
@@ -125,14 +127,27 @@ def check_gradients(model: nn.Module, plan: Plan) -> None:
             raise WrapError(
                 f"{name} has a hook on its gradient, and {plan.strategy} replaces the parameter: the hook "
                 "would never run",
-                hint="change p.grad between backward and optimizer.step(), register the hook after "
-                "auto_parallelize, or plan ddp: parastrat recommend --strategy ddp",
+                hint="change p.grad between backward and optimizer.step(), or plan ddp: "
+                "parastrat recommend --strategy ddp",
             )
     for name, part in model.named_modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
             raise WrapError(
                 f"{name or 'the model'} makes sparse gradients, which {plan.strategy} cannot divide",
                 hint="build it with sparse=False, or plan ddp: parastrat recommend --strategy ddp",
+            )
+
+
+def _check_renormed(model: nn.Module, plan: Plan) -> None:
+    """Refuse embeddings that rewrite the rows which they look up: each rank looks up others."""
+    if plan.mesh.dp * plan.mesh.tp == 1:
+        return
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+            raise WrapError(
+                f"{name or 'the model'} renormalises the rows that it looks up (max_norm), and each rank "
+                "looks up others: their weights would differ",
+                hint="build it without max_norm, and renormalise all rows after optimizer.step()",
             )
 
 

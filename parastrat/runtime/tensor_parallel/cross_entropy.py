@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.function import once_differentiable
 
 from parastrat.runtime.tensor_parallel.flow import ranks_of
 
@@ -63,6 +64,7 @@ class _CrossEntropies(torch.autograd.Function):
         return (both[0].log() - both[1]).masked_fill(~counts, 0.0).to(own.dtype)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         shares, column, here, counts = ctx.saved_tensors
         weights = gradients[0].to(shares.dtype).masked_fill(~counts, 0.0)

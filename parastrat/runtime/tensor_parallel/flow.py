@@ -64,12 +64,16 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
-        ctx.back = back
+        ctx.there, ctx.back = there, back
         return there(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return ctx.back(gradients[0]), None, None
+        (gradient,) = gradients
+        if torch.is_grad_enabled() and gradient.requires_grad:
+            # of a gradient that is differentiated again the ways are the tensor's, the other way round
+            return _Exchange.apply(gradient, ctx.back, ctx.there), None, None  # type: ignore[no-untyped-call]
+        return ctx.back(gradient), None, None
 
 
 def enter(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:

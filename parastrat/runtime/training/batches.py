@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from parastrat.errors import UsageError
-from parastrat.runtime.agreement import from_first, shared_seed
+from parastrat.runtime.agreement import alike, from_first, shared_seed
 from parastrat.runtime.wrapping import latest_wrapping
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
     """
     wrapping = latest_wrapping()
     plan = wrapping.plan
+    if isinstance(loader.sampler, DistributedSampler):
+        raise UsageError(
+            "the loader's DistributedSampler has only one rank's samples, which would be divided again",
+            hint="leave it out: pass a DataLoader over all samples, with shuffle=True or a sampler of them",
+        )
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
     if isinstance(loader.dataset, IterableDataset):
         stream = _ShareOfStream(loader.dataset, wrapping.mesh.dp_rank, plan.mesh.dp, share)
@@ -133,9 +138,14 @@ class ShareSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         batch: list[int] = []
+        is_first = dist.is_initialized()
         for index in same_order(self._order):
             batch.append(index)
             if len(batch) == self._share * self._ranks:
+                if is_first:
+                    # samplers of other makes may draw from what nobody could make alike
+                    alike(str(batch), "draw other samples first: a sampler does not draw by torch's seed")
+                    is_first = False
                 yield batch[self._rank * self._share : (self._rank + 1) * self._share]
                 batch = []
         if not batch or self._drop_last:

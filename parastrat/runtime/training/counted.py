@@ -5,20 +5,26 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import Any
 
 import torch
+from torch import nn
 
+from parastrat.errors import UsageError
 from parastrat.runtime.training.batches import IGNORED, batch_size, target_count
-
-if TYPE_CHECKING:
-    from torch import nn
 
 #: keywords by which forwards take the targets of their own loss
 _KEYWORDS = ("labels", "targets", "target", "label")
 #: what forwards that compute a loss call
 _LOSSES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss")
+#: losses whose mean is over the weights of classes, where there are any
+_WEIGHING = (
+    nn.CrossEntropyLoss,
+    nn.NLLLoss,
+    nn.functional.cross_entropy,
+    nn.functional.nll_loss,
+)
 #: ends of class names and loss types of models that predict the next token
 _PREDICTING = ("ForCausalLM", "LMHeadModel")
 
@@ -39,6 +45,33 @@ def counted(module: nn.Module, inputs: Any, targets: Any, ignored: int | None) -
     if labels is None:
         return batch_size(inputs)
     return target_count(labels[:, 1:] if labels.ndim > 1 and predicts_next(module) else labels)
+
+
+def setting_of(loss_fn: Any, name: str) -> Any:
+    """Return what a loss function was made with: its attribute, or a keyword of ``functools.partial``."""
+    if isinstance(loss_fn, partial) and name in loss_fn.keywords:
+        return loss_fn.keywords[name]
+    return getattr(loss_fn, name, None)
+
+
+def check_mean(loss_fn: Any, parts: int) -> None:
+    """Refuse a loss that is no mean over its targets, of a batch that is cut in so many parts.
+
+    Raises:
+        UsageError: it reduces in another way, or divides by the weights of its targets' classes.
+    """
+    reduction = setting_of(loss_fn, "reduction") or "mean"
+    if reduction != "mean":
+        raise UsageError(
+            f"loss_fn reduces by {reduction!r}; micro-batches need a mean", hint='use reduction="mean"'
+        )
+    function = loss_fn.func if isinstance(loss_fn, partial) else type(loss_fn)
+    if parts > 1 and function in _WEIGHING and setting_of(loss_fn, "weight") is not None:
+        raise UsageError(
+            "loss_fn weighs classes: it divides by the weights of a micro-batch's targets, and the mean "
+            "over micro-batches and ranks would be another",
+            hint="weigh the losses of reduction='none' yourself, and return their mean",
+        )
 
 
 def predicts_next(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from parastrat.runtime.pipeline.keeping import raise_together
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
 from parastrat.runtime.training.batches import called, micro_batches, to_device
-from parastrat.runtime.training.counted import counted
+from parastrat.runtime.training.counted import check_mean, counted, setting_of
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
 
@@ -74,14 +74,10 @@ def forward_backward(
 
 def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | None) -> torch.Tensor:
     wrapping, inputs = wrapping_of(model), as_tree(inputs)
-    if getattr(loss_fn, "reduction", "mean") != "mean":
-        raise UsageError(
-            f"loss_fn reduces by {getattr(loss_fn, 'reduction', None)!r}; micro-batches need a mean",
-            hint='use reduction="mean"',
-        )
+    check_mean(loss_fn, wrapping.plan.mesh.dp * wrapping.plan.gradient_accumulation_steps)
     if loss_fn is None and targets is not None:
         inputs, targets = _with_labels(inputs, targets), None
-    ignored = getattr(loss_fn, "ignore_index", None)
+    ignored = setting_of(loss_fn, "ignore_index")
     shares = [
         _Share(inputs=part[0], targets=part[1], count=counted(inner(model), part[0], part[1], ignored))
         for part in micro_batches((inputs, targets), wrapping.plan)
