@@ -15,7 +15,6 @@ Mask: TypeAlias = Any
 
 Bytes: TypeAlias = Numbers
 Seconds: TypeAlias = Numbers
-Flops: TypeAlias = Numbers
 Ranks: TypeAlias = Numbers
 
 KIB = 1024

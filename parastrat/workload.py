@@ -62,8 +62,3 @@ class Workload:
     precision: Precision
     #: names of the fields that nobody stated and that were defaulted
     assumed: tuple[str, ...] = ()
-
-    @property
-    def tokens_per_step(self) -> int | None:
-        """Tokens of one optimizer step; None for samples without tokens."""
-        return None if self.sequence_length is None else self.global_batch_size * self.sequence_length

@@ -98,11 +98,20 @@ def check(
             f"no configuration in {', '.join(paths)}",
             hint="name plan.toml, accelerate's YAML or DeepSpeed's JSON",
         )
-    checked = []
+    checked, unread = [], []
     for file in dict.fromkeys(files):
         settings = _settings(file, flags)
-        checked.append(with_settings(check_file(file, _with_usual(given, settings)), settings))
-    _print(checked, format_, as_json=as_json)
+        try:
+            checked.append(with_settings(check_file(file, _with_usual(given, settings)), settings))
+        except ConfigError as error:
+            unread.append(error)
+    if checked or not unread:
+        _print(checked, format_, as_json=as_json)
+    if unread:
+        # the others' findings stand
+        first, *others = unread
+        more = "".join(f"; {error.message}" for error in others)
+        raise ConfigError(f"{first.message}{more}", hint=first.hint)
     if any(found.severity is Severity.ERROR for each in checked for found in each.findings):
         raise typer.Exit(InfeasibleError.exit_code)
 

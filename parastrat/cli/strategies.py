@@ -163,9 +163,11 @@ def check_world(mesh: Mesh, hardware: Hardware) -> None:
     world = hardware.world_size
     if mesh.world_size == world:
         return
-    relation = f"do not divide {world:,}" if world % mesh.world_size else f"are not {world:,}"
+    several = mesh.world_size > 1
+    ranks = f"{mesh}: {mesh.world_size:,} ranks" if several else "a mesh of 1 rank"
+    relation = "do not divide" if world % mesh.world_size else "are not" if several else "is not"
     raise UsageError(
-        f"{mesh}: {mesh.world_size:,} ranks {relation} devices ({hardware.name})",
+        f"{ranks} {relation} {world:,} devices ({hardware.name})",
         hint="change the degrees or the number of nodes; a data axis that is left out takes the rest",
     )
 

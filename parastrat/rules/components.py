@@ -51,14 +51,15 @@ def shards_in_one_node(p: Columns) -> Mask:
     Moving layers to different GPUs of one process (`model.to` per layer, `device_map="auto"`) fits the
     model but runs one GPU at a time. It is for inference. FSDP2 fits it and keeps all GPUs busy.
     """
-    sharded = (p.shard == _PARAMETERS) & (p.dp_shard > 1)
+    sharded = (p.shard == _PARAMETERS) & (p.dp_shard * p.cp > 1)
     return sharded & (p.device_type == _CUDA) & (p.num_nodes == 1)
 
 
 @shards_in_one_node.message
 def _(case: Case) -> Hit:
+    mesh = case.plan.mesh
     return Hit(
-        message=f"each layer is sharded over {case.plan.mesh.dp_shard} GPUs, instead of layers put on GPUs",
+        message=f"each layer is sharded over {mesh.dp_shard * mesh.cp} GPUs, instead of layers put on GPUs",
         fix='leave device_map="auto" and .to() of single layers out: FSDP2 places the weights',
     )
 

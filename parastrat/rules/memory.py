@@ -122,7 +122,7 @@ def gathered_while_tight(p: Columns) -> Mask:
     its backward. That saves one all-gather per block, for the memory of the whole unsharded model.
     """
     tight = p.memory_total + p.memory_margin > p.memory_capacity
-    kept = (p.shard == _PARAMETERS) & (p.dp_shard > 1) & (p.reshard_after_forward == 0)
+    kept = (p.shard == _PARAMETERS) & (p.dp_shard * p.cp > 1) & (p.reshard_after_forward == 0)
     return tight & kept & (p.pp == 1)
 
 

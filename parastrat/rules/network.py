@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType, NetworkKind
-from parastrat.plan import Backend
+from parastrat.plan import Backend, Shard
 from parastrat.rules.rule import case_rule
 
 if TYPE_CHECKING:
@@ -37,12 +37,14 @@ def full_shard_over_a_slow_network(case: Case) -> Hit | None:
     hardware, plan = case.hardware, case.plan
     rate = hardware.network.node_bits_per_s
     inner = plan.mesh.dp_shard * plan.mesh.cp * plan.mesh.tp
-    flat = plan.shards_parameters and inner > hardware.scale_up_devices
+    shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_shard * plan.mesh.cp > 1
+    flat = shards and inner > hardware.scale_up_devices
     if not flat or hardware.num_nodes == 1 or rate is None or rate >= _SLOW_BITS_PER_S:
         return None
     shard = max(1, hardware.devices_per_node // (plan.mesh.cp * plan.mesh.tp))
+    ranks = plan.mesh.dp_shard * plan.mesh.cp
     return Hit(
-        message=f"parameters are sharded over {plan.mesh.dp_shard} ranks across nodes that share "
+        message=f"parameters are sharded over {ranks} ranks across nodes that share "
         f"{rate / 1e9:,.0f} Gbit/s each",
         fix=f"use hsdp (--dp-shard {shard} --dp-replicate {plan.mesh.dp // shard}) if a node's memory "
         "allows"

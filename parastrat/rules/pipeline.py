@@ -282,7 +282,7 @@ def gathers_for_every_micro_batch(p: Columns) -> Mask:
     Resharding after forward gathers every block twice per micro-batch, where once per step is enough.
     torchtitan's default is never to reshard with pp.
     """
-    sharded = (p.shard == code_of(Shard.PARAMETERS)) & (p.dp_shard > 1)
+    sharded = (p.shard == code_of(Shard.PARAMETERS)) & (p.dp_shard * p.cp > 1)
     return (p.pp > 1) & sharded & (p.reshard_after_forward == 1)
 
 

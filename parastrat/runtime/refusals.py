@@ -116,12 +116,19 @@ def check_gradients(model: nn.Module, plan: Plan) -> None:
     """Refuse gradients that parameters would not get once they are replaced by shards.
 
     Raises:
-        WrapError: naming a parameter with a hook of its own, or an embedding that makes sparse gradients or
-            rewrites its rows.
+        WrapError: the model is compiled, a parameter has a hook of its own, or an embedding makes sparse
+            gradients or rewrites its rows.
     """
     _check_renormed(model, plan)
     if not (plan.shards_parameters or plan.mesh.tp > 1):
         return
+    # whose class is not imported where nobody compiles
+    if type(model).__module__.startswith("torch._dynamo."):
+        raise WrapError(
+            f"the model is compiled already, and {plan.strategy} replaces the parameters of what it runs",
+            hint="pass the module itself, and compile what auto_parallelize returns, or plan with "
+            "--stack torch-compile",
+        )
     for name, parameter in model.named_parameters():
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:  # noqa: SLF001  (no public accessor)
             raise WrapError(

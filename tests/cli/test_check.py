@@ -28,6 +28,18 @@ def test_errors_are_shown_and_exit_1(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert out.endswith("1 file checked: 1 error\n")
 
 
+def test_what_cannot_be_read_hides_no_other_files_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, foreign = tmp_path / "ds.json", tmp_path / "trainjob.yaml"
+    bad.write_text(BAD)
+    foreign.write_text("kind: TrainJob\n")
+    assert ended(str(foreign), str(bad)) == 2
+    said = capsys.readouterr()
+    assert f"{bad}:3:25: error PS602\n" in said.out
+    assert str(foreign) in said.err
+
+
 def test_a_good_file_exits_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "ds.json"
     path.write_text('{"train_batch_size": 8}')

@@ -114,6 +114,10 @@ def embedding() -> nn.Module:
     )
 
 
+def compiled() -> nn.Module:
+    return parastrat.auto_parallelize(torch.compile(Residual()), plan=plan(dp_shard=2))
+
+
 def everything() -> dict[str, Any]:
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0])
     asked = {
@@ -128,6 +132,7 @@ def everything() -> dict[str, Any]:
         "another order": lambda: with_sampler(Shuffled()),
         "one order": lambda: with_sampler(None),
         "renormalised": embedding,
+        "compiled": compiled,
     }
     found: dict[str, Any] = {}
     for name, action in asked.items():
@@ -173,3 +178,7 @@ def test_samplers_that_give_each_rank_others(ranks: list[dict[str, Any]]) -> Non
 
 def test_embeddings_that_rewrite_what_they_look_up(ranks: list[dict[str, Any]]) -> None:
     assert all("max_norm" in found["renormalised"] for found in ranks)
+
+
+def test_modules_that_are_compiled_already(ranks: list[dict[str, Any]]) -> None:
+    assert all("the model is compiled already" in found["compiled"] for found in ranks)
