@@ -33,7 +33,7 @@ _SPEAKING = frozenset({"echo", "printf", "which", "type", "command", "pip", "man
 _SRUN_NODES = re.compile(r"(?:-N\s*|--nodes[=\s])(\d+)")
 #: of srun: another number of tasks than the job's, or chosen nodes
 _SRUN_TASKS = re.compile(r"(?:^|\s)(?:-n|-w|-r|--n?tasks|--ntasks-per-node|--nodelist|--relative)\b")
-_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?(\w+)[\"']?")
+_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
 _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
 #: a quote that is open for more lines is none that was meant
 _MOST_LINES = 200
@@ -85,7 +85,13 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
     only = "yes" if len(found.launches) == 1 else "no"
     return tuple(
         (
-            found.table | launch.table | {"started": launch.table["started"] | {"only": only}},
+            found.table
+            | launch.table
+            | {
+                "started": launch.table["started"] | {"only": only},
+                # those of its own line as well
+                "env": found.table.get("env", {}) | launch.table.get("env", {}),
+            },
             found.positions | launch.positions,
         )
         for launch in found.launches
@@ -144,9 +150,15 @@ def _read_line(line: str, number: int, found: _Found) -> None:
         words = shlex.split(line, comments=True)
     except ValueError:
         return  # a quote that ends on another line
-    if assigned is not None and len(words) <= 2:
-        value = words[-1].partition("=")[2] if words else ""
-        found.note("env", assigned[1], value, number)
+    if words and (words[0] == "export" or (assigned is not None and len(words) == 1)):
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals and name.isidentifier():
+                found.note("env", name, value, number)
+        return
+    if assigned is not None and assigned[2].startswith(("$(", "`")):
+        # what a command prints, of several words
+        found.note("env", assigned[1], assigned[2], number)
         return
     _read_commands(words, number, found)
 
@@ -210,6 +222,10 @@ def _read_torchrun(before: list[str], module: str, words: list[str], number: int
     unsure = found.in_function or named or not _REMOTE.isdisjoint(before)
     by = "srun" if "srun" in before else "other" if unsure else "script"
     launch.note("started", "by", by, number)
+    for word in before:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            launch.note("env", name, value, number)
     own = " ".join(before[before.index("srun") :]) if by == "srun" else ""
     stated = _SRUN_NODES.search(own)
     if stated is not None:
@@ -218,6 +234,10 @@ def _read_torchrun(before: list[str], module: str, words: list[str], number: int
         launch.note("started", "tasks", "own", number)
     if module:
         launch.note("started", "module", module, number)
+    _read_options(words, module, number, launch)
+
+
+def _read_options(words: list[str], module: str, number: int, launch: _Found) -> None:
     rest = iter(words)
     for word in rest:
         if word.startswith(("$", "`")):

@@ -293,6 +293,7 @@ BAD = (
     _script("fewer nodes than are started", "--nnodes 2", "--nnodes 1", "PS661"),
     _script("more nodes than are started", "srun", "srun --nodes 1", "PS661"),
     _script("in a shell", "srun torchrun --nnodes 2", "srun bash -c 'torchrun --nnodes 3' #", "PS650"),
+    _script("behind a shift", "srun", "N=$((1 << 2))\nsrun --nodes 1", "PS661"),
     _script("the second of two", "srun", "torchrun --standalone eval.py; srun --nodes=3", "PS661"),
     _script("more processes than GPUs", "--nproc-per-node 8", "--nproc-per-node=16", "PS657"),
     _script("more processes, abbreviated", "--nproc-per-node 8", "--nproc=16", "PS657"),
@@ -302,6 +303,10 @@ BAD = (
     _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
     _script("misspelt option", "--rdzv-endpoint", "--rdzv-endpont", "PS601"),
     _script("misspelt variable", "OMP_NUM_THREADS=8", "NCCL_IB_DISABEL=1", "PS607"),
+    _script("misspelt variable of several", "OMP_NUM_THREADS=8", "A=1 NCCL_IB_DISABEL=1", "PS607"),
+    _script(
+        "misspelt variable of the command", "srun torchrun", "NCCL_IB_DISABEL=1 srun torchrun", "PS607"
+    ),
     _script("loopback", "OMP_NUM_THREADS=8", "NCCL_SOCKET_IFNAME=lo", "PS514"),
     _script("debugging left on", "OMP_NUM_THREADS=8", "NCCL_SHM_DISABLE=1", "PS513"),
     _script("pattern for Gloo", "OMP_NUM_THREADS=8", "GLOO_SOCKET_IFNAME=^docker0", "PS515"),
