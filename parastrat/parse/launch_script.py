@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DIRECTIVE = re.compile(r"^#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*(\S+))?")
+_DIRECTIVE = re.compile(r"^#SBATCH\s+(-.*)$")
+#: a letter with its value, or without
+_LETTER = re.compile(r"(-[A-Za-z])(.*)")
 _ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 #: short options of sbatch, by their long names
 _SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-G": "gpus"}
@@ -73,8 +75,8 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
     for number, line in _logical_lines(text):
         directive = _DIRECTIVE.match(line)
         if directive is not None:
-            option = directive[1]
-            found.note("sbatch", _SHORT.get(option, option.lstrip("-")), directive[2] or "", number)
+            for option, value in _directives(directive[1]):
+                found.note("sbatch", option, value, number)
             continue
         if line.lstrip().startswith("#"):
             continue
@@ -96,6 +98,18 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
         )
         for launch in found.launches
     ) or ((found.table, found.positions),)
+
+
+def _directives(line: str) -> Iterator[tuple[str, str]]:
+    """Yield the options of one directive, by their long names, with their values."""
+    words = line.partition(" #")[0].split()
+    for place, word in enumerate(words):
+        letter = None if word.startswith("--") else _LETTER.fullmatch(word)
+        name, _, value = (letter[1], "", letter[2].lstrip("=")) if letter else word.partition("=")
+        if not word.startswith("-"):
+            continue
+        behind = words[place + 1] if place + 1 < len(words) else "-"
+        yield _SHORT.get(name, name.lstrip("-")), value or ("" if behind.startswith("-") else behind)
 
 
 def starts_torchrun(text: str) -> bool:

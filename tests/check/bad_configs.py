@@ -77,6 +77,7 @@ LENIENT = {
         .replace("dp_shard_size: 4", "dp_shard_size: 1")
         .replace("tp_size: 2", "tp_size: 1"),
         MESH.replace("tp_size: 2", "sp_size: 4"),
+        FSDP2 + "  fsdp_activation_checkpointing_offload: true\n",
         FSDP1.replace("FULL_SHARD", "full_shard").replace("SHARDED_STATE", "sharded_state"),
         "distributed_type: NO\nnum_processes: 1\nmixed_precision: no\n",
         "distributed_type: MULTI_GPU\nnum_processes: 4\ndynamo_backend: INDUCTOR\nfp16: true\n",
@@ -100,6 +101,8 @@ LENIENT = {
         SCRIPT.replace("srun torchrun", "for H in $HOSTS; do ssh $H torchrun"),
         SCRIPT.replace("srun torchrun", "command -v torchrun; echo torchrun; srun torchrun"),
         SCRIPT.replace("srun torchrun", "srun -N2 torchrun"),
+        SCRIPT.replace("#SBATCH --cpus-per-task=64", "#SBATCH -c64 -t 1:00:00  # an hour"),
+        SCRIPT.replace("#SBATCH --cpus-per-task=64", "#SBATCH -c 64 --exclusive"),
         # what the shell holds is unknown: options, what starts it, where a function runs, a document
         SCRIPT.replace("--nnodes 2 --nproc-per-node 8 \\\n    --rdzv-backend c10d", '"${ARGS[@]}"').replace(
             ' --rdzv-endpoint "$HEAD:29500"', ""
@@ -278,6 +281,12 @@ BAD = (
         "--nnodes 2 --nproc-per-node 8 \\\n    --rdzv-backend c10d",
         "--nnodes 1:2",
         "PS653",
+    ),
+    _script(
+        "eight agents, shortly",
+        "--nodes=2\n#SBATCH --ntasks-per-node=1",
+        "-N2 --ntasks-per-node 8",
+        "PS654",
     ),
     _script("eight agents", "--ntasks-per-node=1", "--ntasks-per-node=8", "PS654"),
     _script("first node only", "srun torchrun", "torchrun", "PS655"),
