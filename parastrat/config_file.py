@@ -18,6 +18,12 @@ class ConfigFormat(StrEnum):
     SCRIPT = "script"
 
 
+def whole_number(value: object, digits: int = 10) -> int | None:
+    """Return the number that a text is, of fewer digits than so many; None for anything else."""
+    known = isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < digits
+    return int(value) if known and isinstance(value, str) else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFile:
     """Values by key, with the position of each key."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 #: share by which a lower rung may be slower and still be taken, unless the user says another
 TOLERANCE = 0.05
+#: of plans as near as this the simplest is taken, and their ratio is not worth a number
+NEAR = 1.005
 
 
 def lowest_near(steps: Mapping[int, float], tolerance: float = TOLERANCE) -> int:

@@ -18,7 +18,7 @@ from parastrat.finding import Hit
 from parastrat.parse import FingerprintedModel, Parsed, resolved_ref
 from parastrat.parse.frameworks import launch_fields, plan_fields, workload_fields
 from parastrat.profiles import load_stack
-from parastrat.rules import RULES, CaseRule, PlanRule, rule_named, runtime_support
+from parastrat.rules import RULES, CaseRule, PlanRule, runtime_support
 from parastrat.rules.rule import finding
 from parastrat.sources import load_source
 from parastrat.tables import hardware_columns, model_columns, plan_columns, workload_columns
@@ -65,12 +65,13 @@ _LENGTH = 4096
 _OF_MESH = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "dp", "world_size")
 
 #: about what ``auto_parallelize`` applies: nothing to another framework's file
-_OWN = (
-    *(rule for rule in vars(runtime_support).values() if isinstance(rule, PlanRule | CaseRule)),
-    *filter(None, map(rule_named, ("PS390", "PS391"))),
-)
+_OWN = {
+    *(rule.code for rule in vars(runtime_support).values() if isinstance(rule, PlanRule | CaseRule)),
+    "PS390",
+    "PS391",
+}
 #: about training loops, which accelerate and DeepSpeed bring along
-_OF_LOOPS = (rule_named("PS412"),)
+_OF_LOOPS = {"PS412"}
 
 #: a finding, and the facts that its rule has read
 Judged = tuple["Finding", tuple[str, ...]]
@@ -80,7 +81,7 @@ def _is_foreign(rule: Rule, file: ConfigFile | Parsed) -> bool:
     """Return whether a rule is about what this file's framework does by itself."""
     if isinstance(file, Parsed):
         return False
-    return rule in _OWN or (rule in _OF_LOOPS and file.format is not ConfigFormat.SCRIPT)
+    return rule.code in _OWN or (rule.code in _OF_LOOPS and file.format is not ConfigFormat.SCRIPT)
 
 
 def known_case(file: ConfigFile | Parsed, given: Given) -> tuple[tuple[Judged, ...], tuple[str, ...]]:

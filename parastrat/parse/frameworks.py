@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import ConfigFile, ConfigFormat
+from parastrat.config_file import ConfigFile, ConfigFormat, whole_number
 from parastrat.plan import Mesh, Offload, Shard
 from parastrat.rules.accelerate import degree
 from parastrat.workload import Precision
@@ -97,11 +97,8 @@ def launch_fields(file: ConfigFile) -> Mapping[str, Any]:
         "nodes": file.get("torchrun.nnodes") or file.get("sbatch.nodes"),
         "ranks_per_node": file.get("torchrun.nproc-per-node"),
     }
-    counts = {
-        name: int(value)
-        for name, value in stated.items()
-        if isinstance(value, str) and value.isdecimal() and 0 < len(value) < _DIGITS and int(value) > 0
-    }
+    numbers = {name: whole_number(value, _DIGITS) for name, value in stated.items()}
+    counts = {name: number for name, number in numbers.items() if number}
     if len(counts) == len(stated):
         counts["world_size"] = counts["nodes"] * counts["ranks_per_node"]
     return {**counts, "env": dict(file.get("env") or {})}

@@ -41,7 +41,7 @@ _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$"
 _MOST_LINES = 200
 #: what may stand before a command that it runs
 _RUNNING = frozenset(
-    {"srun", "exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
+    {"exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
 )
 
 
@@ -67,9 +67,9 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
 
     The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), ``torchrun``
     (its options, with hyphens), ``started`` (``by``: ``srun``, ``other`` for what else reaches machines, or
-    ``script``; ``nodes`` that srun was told of; ``module``: ``torch.distributed.launch``; ``only``: whether
-    no other launch stands there), and ``text``, the logical lines by their number. Values are text as
-    written.
+    ``script``; ``nodes`` that srun was told of, and whether of ``tasks``; ``module``:
+    ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no other launch
+    stands there), and ``text``, the logical lines by their number. Values are text as written.
     """
     found = _Found()
     for number, line in _logical_lines(text):
@@ -132,7 +132,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             joined += line[:-1] + " "
             continue
         whole = joined + line
-        if _is_open(whole) and number - start < _MOST_LINES:
+        if not _is_comment(whole) and _words(whole) is None and number - start < _MOST_LINES:
             joined = whole + "\n"
             continue
         document = _DOCUMENT.search(whole)
@@ -147,34 +147,34 @@ def _is_comment(line: str) -> bool:
     return line.lstrip().startswith("#")
 
 
-def _is_open(line: str) -> bool:
-    """Return whether a quote ends on another line."""
-    if _is_comment(line):
-        return False
+def _words(line: str) -> list[str] | None:
+    """Return a line's words; None where a quote ends on another line."""
     try:
-        shlex.split(line, comments=True)
+        return shlex.split(line, comments=True)
     except ValueError:
-        return True
-    return False
+        return None
+
+
+def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield what is assigned among some words."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            yield name, value
 
 
 def _read_line(line: str, number: int, found: _Found) -> None:
-    assigned = _ASSIGNMENT.match(line.strip())
-    try:
-        words = shlex.split(line, comments=True)
-    except ValueError:
-        return  # a quote that ends on another line
-    if words and (words[0] == "export" or (assigned is not None and len(words) == 1)):
-        for word in words:
-            name, equals, value = word.partition("=")
-            if equals and name.isidentifier():
-                found.note("env", name, value, number)
+    assigned, words = _ASSIGNMENT.match(line.strip()), _words(line)
+    if words is None:
         return
-    if assigned is not None and assigned[2].startswith(("$(", "`")):
+    if words and (words[0] == "export" or (assigned is not None and len(words) == 1)):
+        for name, value in _variables(words):
+            found.note("env", name, value, number)
+    elif assigned is not None and assigned[2].startswith(("$(", "`")):
         # what a command prints, of several words
         found.note("env", assigned[1], assigned[2], number)
-        return
-    _read_commands(words, number, found)
+    else:
+        _read_commands(words, number, found)
 
 
 def _read_commands(words: list[str], number: int, found: _Found, before: tuple[str, ...] = ()) -> None:
@@ -192,12 +192,8 @@ def _read_command(words: list[str], start: int, number: int, found: _Found) -> N
     for place in range(start, len(words)):
         name = words[place].rpartition("/")[2]
         if name in _SHELLS and len(words) > place + 2 and re.fullmatch(r"-[a-z]*c", words[place + 1]):
-            for line in _logical_lines(words[place + 2]):
-                try:
-                    inner = shlex.split(line[1], comments=True)
-                except ValueError:
-                    continue
-                _read_commands(inner, number, found, tuple(words[:place]))
+            for _, line in _logical_lines(words[place + 2]):
+                _read_commands(_words(line) or [], number, found, tuple(words[:place]))
             return
         module = _module_of(words, place)
         options = words[place + (3 if module else 1) :]
@@ -236,10 +232,8 @@ def _read_torchrun(before: list[str], module: str, words: list[str], number: int
     unsure = found.in_function or named or not _REMOTE.isdisjoint(before)
     by = "srun" if "srun" in before else "other" if unsure else "script"
     launch.note("started", "by", by, number)
-    for word in before:
-        name, equals, value = word.partition("=")
-        if equals and name.isidentifier():
-            launch.note("env", name, value, number)
+    for name, value in _variables(before):
+        launch.note("env", name, value, number)
     own = " ".join(before[before.index("srun") :]) if by == "srun" else ""
     stated = _SRUN_NODES.search(own)
     if stated is not None:

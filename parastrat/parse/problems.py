@@ -29,6 +29,7 @@ class Problem:
     position: tuple[int, int] | None = None
     #: of the rule that explains it
     code: str = "PS602"
+    #: what a reader of the file calls the key, if not by its dotted name
     name: str = ""
 
     @property

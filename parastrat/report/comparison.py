@@ -10,7 +10,6 @@ from parastrat.report.advice import caveat_lines, finding_lines, next_lines
 from parastrat.report.breakdown import memory_lines, time_lines
 from parastrat.report.commands import Step, estimate_command, typed
 from parastrat.report.headline import (
-    AS_FAST,
     VERDICT_TONES,
     VERDICT_WORDS,
     headline_lines,
@@ -22,6 +21,7 @@ from parastrat.report.recommendation import count_errors
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, Tone, heading, rendered, wrapped
 from parastrat.report.wording import option_words, strategy_name
+from parastrat.rungs import NEAR
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -75,7 +75,7 @@ def compared_sentence(case: Case, chosen: Case | None, errors: int) -> str:
     ratio = case.estimate.time.step / chosen.estimate.time.step
     tight = case.estimate.verdict is Verdict.TIGHT and chosen.estimate.verdict is not Verdict.TIGHT
     other = f"{strategy_name(chosen.plan.strategy)} ({chosen.plan.mesh})"
-    if not tight and 1 / AS_FAST < ratio < AS_FAST:
+    if not tight and 1 / NEAR < ratio < NEAR:
         return f"{subject} can run, as fast as {other}: of plans within 0.5 % the simplest is taken."
     if ratio > 1:
         return f"{subject} can run, and takes {percent(ratio - 1)} longer than {other}."

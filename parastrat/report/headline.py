@@ -8,15 +8,13 @@ from parastrat.estimate import Verdict
 from parastrat.report.numbers import duration, gib, percent
 from parastrat.report.text import Line, Tone, wrapped
 from parastrat.report.wording import a_device, device_word, plan_name, strategy_name, workload_terms
+from parastrat.rungs import NEAR
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.report.commands import Context
     from parastrat.report.text import Paper
     from parastrat.result import SearchResult
-
-#: ratios of step times below this are not worth a number
-AS_FAST = 1.005
 
 VERDICT_TONES = {
     Verdict.FITS: Tone.GOOD,
@@ -51,7 +49,7 @@ def forced_sentence(result: SearchResult) -> str:
     if free.plan == chosen.plan:
         return ""
     ratio = chosen.estimate.time.step / free.estimate.time.step
-    if ratio >= AS_FAST:
+    if ratio >= NEAR:
         pace = f"{result.forced_strategy} takes {ratio:.2f} times as long"
     elif chosen.plan.rung > free.plan.rung:
         pace = f"{result.forced_strategy} is not slower, but stands on a higher rung"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from parastrat.config_file import whole_number
+
 if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
 
@@ -15,8 +17,7 @@ _PER_NODE = re.compile(r"(?:[A-Za-z][\w-]*:)?(\d{1,6})$")
 
 def count_of(file: ConfigFile, key: str) -> int | None:
     """Return a stated whole number; None for what only the shell knows."""
-    value = file.get(key)
-    return int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 10 else None
+    return whole_number(file.get(key))
 
 
 def nodes_of(file: ConfigFile) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.config_file import whole_number
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType
 from parastrat.rules.rule import case_rule
@@ -59,11 +60,6 @@ def more_ranks_than_devices(case: Case) -> Hit | None:
     )
 
 
-def _number(text: str) -> int | None:
-    """Return a whole number; None for other text, and for more digits than anything is counted by."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else None
-
-
 @case_rule("PS503", Severity.INFO, source=_TORCHRUN, covers=("PIT623",))
 def threads_are_unset(case: Case) -> Hit | None:
     """Say how many threads a rank may use.
@@ -89,7 +85,7 @@ def threads_exceed_cores(case: Case) -> Hit | None:
     More threads than cores take turns, and a rank that waits makes every other wait in the next collective.
     """
     launch, cores = case.launch, case.hardware.host.cores
-    threads = _number(launch.env.get("OMP_NUM_THREADS", ""))
+    threads = whole_number(launch.env.get("OMP_NUM_THREADS"), _DIGITS)
     if threads is None or cores is None or launch.ranks_per_node * threads <= cores:
         return None
     return Hit(
@@ -107,7 +103,7 @@ def threads_are_no_number(case: Case) -> Hit | None:
     """
     threads = case.launch.env.get("OMP_NUM_THREADS")
     # what the shell makes of an expression is unknown
-    if threads is None or _number(threads) or "$" in threads or "`" in threads:
+    if threads is None or whole_number(threads, _DIGITS) or "$" in threads or "`" in threads:
         return None
     return Hit(
         message=f"OMP_NUM_THREADS={threads}",

@@ -12,12 +12,12 @@ from parastrat.assess import assess_all, columns_of
 from parastrat.collection import without_collection
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
-from parastrat.rungs import TOLERANCE
+from parastrat.rungs import NEAR, TOLERANCE
 from parastrat.search.alone import assessed_with_one_device
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
 from parastrat.search.rows import Constraints
-from parastrat.search.survey import MOST_ALTERNATIVES, NEAR, Survey, best, objection, survey
+from parastrat.search.survey import MOST_ALTERNATIVES, Survey, best, objection, survey
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts

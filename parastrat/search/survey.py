@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.choices import is_any_of
+from parastrat.rungs import NEAR
 from parastrat.schedules import SPLITS
 from parastrat.search.bounded import Searched, searched
 from parastrat.search.misfits import nearest
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 #: a report of more strategies than this is not read
 MOST_ALTERNATIVES = 8
-
-#: of plans as near as this the simplest is taken
-NEAR = 1.005
 
 _RUNGS = 6
 
