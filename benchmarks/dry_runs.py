@@ -3,9 +3,10 @@
 Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT] [--until HH:MM] [--write]
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
-all, on the model cut to four blocks; and ten at full depth. Compared are bytes of tensors: the estimate
-without its overhead, and the most that lives in a step, on the rank that needs most. The state keeps what
-dry runs found, one line each: a run that ended early goes on there, and none begins after ``--until``.
+all, on the model cut to four blocks; ten at full depth; and ten whose loss comes in chunks. Compared are
+bytes of tensors: the estimate without its overhead, and the most that lives in a step, on the rank that
+needs most. The state keeps what dry runs found, one line each: a run that ended early goes on there, and
+none begins after ``--until``.
 ``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
 benchmarks/data/dry_runs.toml.
 """
@@ -28,12 +29,14 @@ from dry_run_models import BLOCKS, cut, decoders
 
 from parastrat.assess import assess, columns_of
 from parastrat.case import Facts
+from parastrat.chunked_loss import USUAL_CHUNKS
 from parastrat.errors import ParastratError, WrapError
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import findings_of
 from parastrat.runtime.dry_run import preload, ranks_to_run, run_on_fakes
 from parastrat.runtime.refusals import check_plan
+from parastrat.sources.training import trained_model
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -126,6 +129,19 @@ WHOLE = (
     ("phi-3-mini", "pp 4, 1F1B", Recompute.FULL),
     ("mistral-7b", "pp 2 x fsdp2 x tp 4, sp", Recompute.NONE),
 )
+#: combinations of a model, a way and a micro-batch whose loss comes in eight chunks
+CHUNKED = (
+    ("llama-3.1-8b", "fsdp2", Recompute.FULL, 4),
+    ("llama-3.1-8b", "ddp, 2 micro-batches", Recompute.FULL, 1),
+    ("qwen2.5-0.5b", "single", Recompute.SELECTIVE, 8),
+    ("qwen2.5-0.5b", "fsdp2, 2 micro-batches", Recompute.NONE, 1),
+    ("gpt2", "ddp, 2 micro-batches", Recompute.FULL, 8),
+    ("gemma-2-2b", "hsdp", Recompute.FULL, 2),
+    ("olmo-2-7b", "fsdp2, kept gathered", Recompute.FULL, 8),
+    ("phi-3-mini", "ddp", Recompute.NONE, 2),
+    ("qwen3-4b", "fsdp2", Recompute.ATTENTION, 4),
+    ("mistral-7b", "single", Recompute.FULL, 8),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,12 +156,16 @@ class Combination:
     size: int = 1
     #: None: as deep as it is
     blocks: int | None = BLOCKS
+    #: of the loss
+    chunks: int = 1
 
     @property
     def key(self) -> str:
         """What names it in a state."""
         depth = "whole" if self.blocks is None else f"{self.blocks} blocks"
-        return f"{self.model}, {depth}, {self.way}, recompute {self.recompute}, micro-batch {self.size}"
+        loss = f", loss in {self.chunks} chunks" if self.chunks > 1 else ""
+        way = f"{self.way}, recompute {self.recompute}, micro-batch {self.size}{loss}"
+        return f"{self.model}, {depth}, {way}"
 
     @property
     def ref(self) -> str:
@@ -211,10 +231,11 @@ def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared
         sequence_length=length,
         optimizer=Optimizer.ADAMW,
         precision=plan.precision,
+        loss_chunks=each.chunks,
     )
     stack = load_stack("torch")
     job = Facts(
-        model=source.at(length, plan.precision, stack.kernels),
+        model=trained_model(source, workload, stack.kernels),
         hardware=load_hardware("dgx-h100:8"),
         workload=workload,
         stack=stack,
@@ -256,7 +277,11 @@ def combinations(each: int = 3) -> tuple[Combination, ...]:
         Combination(model=model, way=way, recompute=recompute, blocks=None)
         for model, way, recompute in WHOLE
     )
-    return (*drawn.sample(found, len(found)), *whole)
+    chunked = (
+        Combination(model=model, way=way, recompute=recompute, size=size, chunks=USUAL_CHUNKS)
+        for model, way, recompute, size in CHUNKED
+    )
+    return (*drawn.sample(found, len(found)), *whole, *chunked)
 
 
 def read_state(state: Path = STATE) -> dict[str, dict[str, Any]]:
@@ -303,9 +328,18 @@ def main() -> None:
         own = [each for each in ran if each.of.way == way]
         if own:
             print(f"{way}: {summary(own)}")
-    for name, chosen in (("whole", [each for each in ran if each.of.blocks is None]), ("all", ran)):
+    whole, chunked = ([each for each in ran if own(each.of)] for own in (_is_whole, _is_chunked))
+    for name, chosen in (("whole", whole), ("loss in chunks", chunked), ("all", ran)):
         if chosen:
             print(f"{name}: {summary(chosen)}; {len(every) - len(ran)} refused")
+
+
+def _is_whole(each: Combination) -> bool:
+    return each.blocks is None
+
+
+def _is_chunked(each: Combination) -> bool:
+    return each.chunks > 1
 
 
 def summary(found: list[Compared]) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parastrat.runtime import (
         auto_parallelize,
+        chunked_cross_entropy,
         clip_grad_norm_,
         evaluate,
         explain_wrapping,
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "auto_parallelize",
+    "chunked_cross_entropy",
     "clip_grad_norm_",
     "evaluate",
     "explain_wrapping",

@@ -162,10 +162,11 @@ class Block:
     tensor_parallel_bytes: float = 0
     #: bytes that every rank sends to the experts in one forward, and gets back
     expert_parallel_bytes: float = 0
-    #: experts that each token goes to, of whose copies those bytes consist
-    experts_per_token: int = 0
+    experts_per_token: int = 0  #: to which each token goes, of whose copies those bytes consist
     #: keys and values that context parallelism gathers in one forward, bytes for one sample
     context_parallel_bytes: float = 0
+    #: parts of its tokens on which it runs one after another, each made again in backward
+    chunks: int = 1
     #: one of the model's repeated blocks, an FSDP unit of its own; the others belong to the root unit
     unit: bool = True
 
@@ -236,8 +237,7 @@ class ModelSpec:
     stage_load: StageLoad = StageLoad.FLOPS
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False
-    #: where architecture and parameter count come from
-    source: str = ""
+    source: str = ""  #: where architecture and parameter count come from
     #: what the estimate leaves out or assumes, in sentences for the report
     caveats: tuple[str, ...] = ()
 

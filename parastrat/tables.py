@@ -32,6 +32,7 @@ def workload_columns(workload: Workload) -> dict[str, Any]:
         "global_batch_size": workload.global_batch_size,
         "sequence_length": workload.sequence_length,
         "without_tokens": workload.sequence_length is None,
+        "loss_chunks": workload.loss_chunks,
     }
 
 

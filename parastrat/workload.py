@@ -60,5 +60,7 @@ class Workload:
     sequence_length: int | None
     optimizer: Optimizer
     precision: Precision
+    #: parts of a micro-batch's tokens whose logits the loss makes one after another, and again in backward
+    loss_chunks: int = 1
     #: names of the fields that nobody stated and that were defaulted
     assumed: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from parastrat.profiles import load_stack
 from parastrat.rules import RULES, CaseRule, PlanRule, runtime_support
 from parastrat.rules.rule import finding
 from parastrat.sources import load_source
+from parastrat.sources.training import trained_model
 from parastrat.tables import hardware_columns, model_columns, plan_columns, workload_columns
 from parastrat.workload import Precision
 
@@ -182,7 +183,7 @@ def _of_plan_file(parsed: Parsed, given: Given) -> tuple[Case, dict[str, Any]]:
     plan = parsed.plan
     if model is not None and hardware is not None and parsed.workload is not None and plan is not None:
         workload = parsed.workload
-        spec = model.at(workload.sequence_length, workload.precision, stack.kernels)
+        spec = trained_model(model, workload, stack.kernels)
         facts = Facts(model=spec, hardware=hardware, workload=workload, stack=stack)
         case = assess(facts, plan)
         if given.hardware is None and parsed.launch is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from math import gcd, log2
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from parastrat.errors import ModelError, UsageError
 from parastrat.model import Family
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
-from parastrat.sources.training import default_optimizer
+from parastrat.sources.training import default_optimizer, trained_model
 from parastrat.workload import Workload, usual_precision
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Job:
 
     def model_at(self, sequence_length: int | None, precision: Precision) -> ModelSpec:
         """Return the model at another sequence length, in another number format."""
-        return self.source.at(sequence_length, precision, self.facts.stack.kernels)
+        workload = replace(self.facts.workload, sequence_length=sequence_length, precision=precision)
+        return trained_model(self.source, workload, self.facts.stack.kernels)
 
 
 def resolved(flags: JobFlags) -> Job:
@@ -60,7 +61,7 @@ def resolved(flags: JobFlags) -> Job:
     stack = load_stack(flags.stack)
     source = source_of(flags.model)
     workload = workload_of(flags, source, hardware)
-    model = source.at(workload.sequence_length, workload.precision, stack.kernels)
+    model = trained_model(source, workload, stack.kernels)
     return Job(
         facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack),
         source=source,
@@ -134,6 +135,7 @@ def workload_of(flags: JobFlags, source: ModelSource, hardware: Hardware) -> Wor
         sequence_length=length,
         optimizer=flags.optimizer or default_optimizer(source),
         precision=flags.precision or usual_precision(hardware.device),
+        loss_chunks=flags.loss_chunks,
         assumed=tuple(
             name
             for name, value in stated.items()

@@ -17,6 +17,8 @@ MOST_RANKS = 2**20
 #: samples and tokens; together they are limited by ``facts.check_countable``
 _MOST_SAMPLES = 2**30
 _MOST_TOKENS = 2**30
+#: of a loss; with more each would have next to no tokens
+_MOST_CHUNKS = 4096
 
 _Degree = typer.Option(min=1, max=MOST_RANKS, metavar="N", show_default=False)
 _Model = typer.Argument(
@@ -79,6 +81,15 @@ class JobFlags:
     ] = None
     precision: Annotated[Precision | None, typer.Option(help="Number format.")] = None
     optimizer: Annotated[Optimizer | None, typer.Option(help="Decides the size of its states.")] = None
+    loss_chunks: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=_MOST_CHUNKS,
+            metavar="N",
+            help="Parts of a micro-batch's tokens whose logits the loss makes one after another.",
+        ),
+    ] = 1
     stack: Annotated[
         str,
         typer.Option(

@@ -85,7 +85,7 @@ def facts_for(source: PlanSource, hardware: Hardware) -> Facts:
     from parastrat.case import Facts
     from parastrat.cli.facts import default_sequence_length, source_of
     from parastrat.profiles import load_stack
-    from parastrat.sources.training import default_optimizer
+    from parastrat.sources.training import default_optimizer, trained_model
     from parastrat.workload import Workload
 
     if source.model_ref is None:
@@ -102,7 +102,7 @@ def facts_for(source: PlanSource, hardware: Hardware) -> Facts:
         precision=plan.precision,
         assumed=("sequence_length", "optimizer"),
     )
-    spec = model.at(workload.sequence_length, workload.precision, stack.kernels)
+    spec = trained_model(model, workload, stack.kernels)
     return Facts(model=spec, hardware=hardware, workload=workload, stack=stack)
 
 

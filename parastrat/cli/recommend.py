@@ -48,7 +48,14 @@ def recommend(
     """Find the plan for a model on some hardware, and say why."""
     from parastrat.cli.facts import resolved
     from parastrat.cli.output import paper, show, show_json, write_plan
-    from parastrat.search import applied_instead, find_plan, memory_front, nearby_batch, network_doubt
+    from parastrat.search import (
+        applied_instead,
+        chunked_loss,
+        find_plan,
+        memory_front,
+        nearby_batch,
+        network_doubt,
+    )
 
     check_tolerance(tolerance)
     found = resolved(job)
@@ -56,8 +63,11 @@ def recommend(
     result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
     doubt = network_doubt(found.facts, constraints, result.chosen, tolerance)
     nearby = nearby_batch(found.facts, constraints, result.chosen, tolerance)
+    chunked = chunked_loss(found.facts, constraints, result.chosen, tolerance)
     instead = applied_instead(found.facts, constraints, result.chosen, tolerance)
-    result = replace(result, network_doubt=doubt, nearby_batch=nearby, applied=instead)
+    result = replace(
+        result, network_doubt=doubt, nearby_batch=nearby, chunked_loss=chunked, applied=instead
+    )
     if front:
         result = replace(result, front=memory_front(found.facts, constraints))
     if output.output is not None and result.chosen is not None:

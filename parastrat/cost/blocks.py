@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.cost.communication import Fabric
+    from parastrat.cost.compute import BlockTimes
     from parastrat.cost.splitting import Splitting
     from parastrat.model import Block
     from parastrat.units import Seconds
@@ -145,16 +146,32 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     c, at = standing(columns, _BLOCKS_BY)
     blocks = block_kinds(facts.model).blocks
     times = block_times(facts, blocks, c)
-    plain = times.forward + times.backward
+    backward = times.backward + _in_chunks_s(facts, blocks, times)
+    plain = times.forward + backward
     return BlockSeconds(
         compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
         others=np.stack(
-            [times.forward, times.backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
+            [times.forward, backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
         ),
         splitting=splitting_of(facts, times),
         sends_again=facts.stack.sends_again,
         at=at,
     )
+
+
+def _in_chunks_s(facts: Facts, blocks: Sequence[Block], times: BlockTimes) -> Any:
+    """Return what backward takes longer of blocks that run on chunks of their tokens, by block.
+
+    Each is made again, and its gradient of the largest weight is added to those of the chunks before: two
+    tensors are read and one is written.
+    """
+    chunks = _each(blocks, "chunks")
+    if (chunks == 1).all():
+        return 0.0
+    weights = np.array([[block.added.trainable if block.added else 0] for block in blocks])
+    moved = 3 * (chunks - 1) * weights * facts.workload.precision.compute_bytes
+    sums = moved * facts.stack.elementwise_factor / facts.hardware.device.memory_bytes_per_s
+    return np.where(chunks > 1, times.forward + sums, 0.0)
 
 
 def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns) -> list[Any]:

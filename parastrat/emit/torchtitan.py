@@ -177,6 +177,10 @@ def _check(case: Case, baseline: Baseline) -> None:
             case.workload.optimizer is not Optimizer.ADAMW,
             "plan --optimizer adamw, or change config.optimizer in the emitted file of such a plan",
         ),
+        f"a loss in {case.workload.loss_chunks} chunks": (
+            case.workload.loss_chunks > 1,
+            "plan without --loss-chunks: its loss is that of torchtitan's own configuration",
+        ),
     }
     for what, (is_so, hint) in without.items():
         if is_so:

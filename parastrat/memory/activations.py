@@ -230,11 +230,12 @@ def _ended_bytes(plans: Plans, kind: Kind, running: Bytes) -> Bytes:
     """Return what of running bytes is there when a forward ends: of a head the loss.
 
     One tensor fewer than backward makes; in parallel as many. Models that are given their targets compute
-    the loss in their forward.
+    the loss in their forward; one in chunks has no gradient of its weight by then.
     """
     if kind.of_loss is None:
         return 0.0
-    ended = running - where(plans.c.loss_parallel, 0.0, kind.of_loss * plans.shares.replicated)
+    made = running if kind.chunk is None else shared_bytes(kind.chunk, plans.shares)
+    ended = made - where(plans.c.loss_parallel, 0.0, kind.of_loss * plans.shares.replicated)
     if plans.alike.piped is not False:
         # what a stage returned is there up to its loss
         ended = ended + where(plans.alike.piped, shared_bytes(kind.output, plans.shares), 0.0)

@@ -98,6 +98,8 @@ class Kind:
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
     of_loss: Any
     head: Any
+    #: of a head in chunks, what its forward makes of one of them
+    chunk: Shared | None
     #: parameters that tp ranks gather
     regathered: Any
     #: parameters: of units, of others, of both trainable, cast by autocast, and of the largest weight
@@ -151,6 +153,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         output=shared_of(block.output),
         of_loss=block.loss_parallel_bytes or None,
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
+        chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,
         regathered=block.regathered if _regathers(model) else None,
         unit=every if block.unit else NO_PARAMETERS,
         root=NO_PARAMETERS if block.unit else every,

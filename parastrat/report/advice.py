@@ -86,6 +86,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     doubts = [
         *_applied(chosen, result.applied),
         *_nearby(chosen, result.nearby_batch),
+        *_in_chunks(chosen, result.chunked_loss),
         *_doubted(result.network_doubt),
     ]
     others = [*_faster(result, chosen), *_others(result, chosen)]
@@ -178,6 +179,17 @@ def _nearby(chosen: Case, other: Case | None) -> list[str]:
     gain = f"{duration(other.estimate.time.step)}, {percent(1 - there / here)} less for each sample"
     divides = f"a global batch of {batch:,} instead of {own:,} divides better"
     return [f"{divides}: {plan_name(other)} in {gain} (--global-batch {batch})"]
+
+
+def _in_chunks(chosen: Case, other: Case | None) -> list[str]:
+    """Return what a loss in chunks would give."""
+    if other is None:
+        return []
+    here, there = (case.estimate.time.step for case in (chosen, other))
+    chunks = other.workload.loss_chunks
+    gain = f"{plan_name(other)} in {duration(there)}, {percent(abs(1 - there / here))} "
+    gain += "less" if there <= here else "more, but simpler"
+    return [f"with the loss in chunks (chunked_cross_entropy): {gain} (--loss-chunks {chunks})"]
 
 
 def _doubted(doubt: NetworkDoubt | None) -> list[str]:

@@ -124,6 +124,8 @@ def _changed_flags(case: Case, facts: Facts) -> dict[str, str]:
         flags["--global-batch"] = str(case.workload.global_batch_size)
     if case.workload.optimizer != facts.workload.optimizer:
         flags["--optimizer"] = case.workload.optimizer.value
+    if case.workload.loss_chunks != facts.workload.loss_chunks:
+        flags["--loss-chunks"] = str(case.workload.loss_chunks)
     return flags
 
 

@@ -72,6 +72,8 @@ def workload_terms(workload: Workload, model: ModelSpec) -> dict[str, str]:
         terms["sequence_length"] = f"sequence length {workload.sequence_length:,}"
     terms["precision"] = f"precision {workload.precision.value}"
     terms["optimizer"] = f"optimizer {workload.optimizer.value}"
+    if workload.loss_chunks > 1:
+        terms["loss_chunks"] = f"loss in {workload.loss_chunks} chunks"
     return terms
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from parastrat.chunked_loss import USUAL_CHUNKS
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import Offload, Recompute, Shard
@@ -91,7 +92,7 @@ def logits_are_large(p: Columns) -> Mask:
     vocabularies of 128 thousand and long sequences that exceeds what all layers keep. Loss parallelism
     keeps them split over tp; a chunked or fused cross entropy never holds all of them.
     """
-    split = 1 + p.loss_parallel * (p.tp - 1)
+    split = (1 + p.loss_parallel * (p.tp - 1)) * p.loss_chunks
     logits = p.micro_batch_size * p.sequence_length * p.vocab * _LOGIT_BYTES / (p.cp * split)
     return logits * _LARGE_SHARE > p.memory_capacity
 
@@ -99,15 +100,24 @@ def logits_are_large(p: Columns) -> Mask:
 @logits_are_large.message
 def _(case: Case) -> Hit:
     plan, tokens = case.plan, case.workload.sequence_length or 1
-    split = plan.mesh.tp if plan.loss_parallel else 1
+    split = (plan.mesh.tp if plan.loss_parallel else 1) * case.workload.loss_chunks
     vocab = case.model.vocab or 0
     logits = plan.micro_batch_size * tokens * vocab * _LOGIT_BYTES / (plan.mesh.cp * split)
-    splittable = plan.mesh.tp > 1 and not plan.loss_parallel
+    part = "a chunk" if case.workload.loss_chunks > 1 else "one micro-batch"
     return Hit(
-        message=f"the logits of one micro-batch ({plan.micro_batch_size} x {tokens:,} tokens x {vocab:,}) "
+        message=f"the logits of {part} ({plan.micro_batch_size} x {tokens:,} tokens x {vocab:,}) "
         f"take {logits / GIB:.1f} GiB in fp32, and their gradient as much again",
-        fix="turn on loss_parallel" if splittable else "use a chunked or fused linear cross entropy",
+        fix=_fewer_logits(plan, case.workload.loss_chunks),
     )
+
+
+def _fewer_logits(plan: Plan, chunks: int) -> str:
+    if plan.mesh.tp > 1 and not plan.loss_parallel:
+        return "turn on loss_parallel"
+    if plan.mesh.tp > 1 or plan.mesh.pp > 1:
+        return "use a fused linear cross entropy, or smaller micro-batches"
+    more = USUAL_CHUNKS * chunks
+    return f"compute the loss in {more} chunks (parastrat.chunked_cross_entropy, --loss-chunks {more})"
 
 
 @plan_rule(
@@ -158,6 +168,56 @@ def _(case: Case) -> Hit:
         message=f"every block is computed again while {free:.1f} of {memory.capacity / GIB:.1f} GiB "
         "are free",
         fix="try --recompute selective or none, or a larger micro-batch",
+    )
+
+
+@plan_rule(
+    "PS108",
+    Severity.ERROR,
+    source="https://docs.nvidia.com/nemo/automodel/latest/nemo-automodel/nemo_automodel/components/loss/chunked_ce",
+)
+def chunks_of_divided_logits(p: Columns) -> Mask:
+    """Compute a loss in chunks where a rank has the whole head.
+
+    Such a loss calls the head on some tokens after others, inside of the forward. Under tp the head expects
+    the sequence as ranks have it, and loss parallelism divides the logits already; under pp the loss is the
+    schedule's, which has the last stage's output and not its head.
+    """
+    return (p.loss_chunks > 1) & ((p.tp > 1) | (p.pp > 1))
+
+
+@chunks_of_divided_logits.message
+def _(case: Case) -> Hit:
+    mesh, chunks = case.plan.mesh, case.workload.loss_chunks
+    axis = f"tp={mesh.tp}" if mesh.tp > 1 else f"pp={mesh.pp}"
+    instead = "loss_parallel divides the logits" if mesh.tp > 1 else "the last stage alone has logits"
+    return Hit(
+        message=f"{axis} does not let a loss in {chunks} chunks call the head piece by piece",
+        fix=f"leave --loss-chunks out ({instead}), or shard over data ranks alone",
+    )
+
+
+@plan_rule(
+    "PS109",
+    Severity.INFO,
+    source="https://docs.nvidia.com/nemo/automodel/latest/nemo-automodel/nemo_automodel/components/loss/chunked_ce",
+)
+def chunks_are_the_scripts(p: Columns) -> Mask:
+    """Compute the loss in chunks in the model's forward.
+
+    A plan for a loss in chunks holds for a forward that makes the logits of some tokens at a time: no
+    wrapping changes a loss. `parastrat.chunked_cross_entropy(lm_head, hidden, targets)` does so, inside of
+    the forward, where FSDP2 has gathered the head.
+    """
+    return (p.loss_chunks > 1) & (p.tp == 1) & (p.pp == 1)
+
+
+@chunks_are_the_scripts.message
+def _(case: Case) -> Hit:
+    chunks = case.workload.loss_chunks
+    return Hit(
+        message=f"memory and time are those of a forward that computes its loss in {chunks} chunks",
+        fix=f"return parastrat.chunked_cross_entropy(lm_head, hidden, targets, chunks={chunks}) from it",
     )
 
 

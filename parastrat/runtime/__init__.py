@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parastrat.runtime.apply import auto_parallelize
+    from parastrat.runtime.chunked_loss import chunked_cross_entropy
     from parastrat.runtime.training.batches import shard_dataloader
     from parastrat.runtime.training.checkpoints import load_checkpoint, save_checkpoint
     from parastrat.runtime.training.evaluation import evaluate
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "auto_parallelize",
+    "chunked_cross_entropy",
     "clip_grad_norm_",
     "evaluate",
     "explain_wrapping",
@@ -30,6 +32,7 @@ __all__ = [
 
 _HOMES = {
     "auto_parallelize": "apply",
+    "chunked_cross_entropy": "chunked_loss",
     "clip_grad_norm_": "training.gradients",
     "evaluate": "training.evaluation",
     "explain_wrapping": "wrapping",

@@ -19,6 +19,7 @@ from parastrat.runtime.slots import without_data
 from parastrat.runtime.stated import Choice
 from parastrat.runtime.training.batches import batch_size
 from parastrat.search import Constraints, find_plan
+from parastrat.sources.training import trained_model
 from parastrat.workload import Optimizer, Precision, Workload
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def decide(module: nn.Module, example: Example, world: World) -> Choice:
     source = traced_module(
         without_data(module), ref=type(module).__name__, sample_inputs=example.inputs, divides=False
     )
-    model = source.at(workload.sequence_length, workload.precision, stack.kernels)
+    model = trained_model(source, workload, stack.kernels)
     facts = Facts(model=model, hardware=_hardware(world), workload=workload, stack=stack)
     result = find_plan(facts, Constraints(pp=1, cp=1, tp=1, ep=1, plain_loop=not example.accumulates))
     plan = _for_all(result, world.world_size)

@@ -2,6 +2,7 @@
 
 from parastrat.search.applied import applied_instead
 from parastrat.search.choice import find_plan
+from parastrat.search.chunked import chunked_loss
 from parastrat.search.doubted import network_doubt
 from parastrat.search.front import memory_front
 from parastrat.search.ladder import RUNG_STRATEGIES
@@ -12,6 +13,7 @@ __all__ = [
     "RUNG_STRATEGIES",
     "Constraints",
     "applied_instead",
+    "chunked_loss",
     "find_plan",
     "memory_front",
     "nearby_batch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from parastrat.chunked_loss import USUAL_CHUNKS, has_whole_logits, in_chunks
 from parastrat.search.divisible import with_divisible_batch
 from parastrat.workload import Optimizer, usual_precision
 
@@ -42,6 +43,24 @@ def smaller_states(job: Changed) -> Changed | None:
     return Changed(
         changes=(*job.changes, f"optimizer {chosen.value} instead of {workload.optimizer.value}"),
         facts=replace(job.facts, workload=replace(workload, optimizer=chosen, assumed=assumed)),
+    )
+
+
+def loss_in_chunks(job: Changed) -> Changed | None:
+    """Return the job with a loss that makes the logits of an eighth of the tokens at a time.
+
+    None where it does so already, or where the model has no such logits.
+    """
+    facts = job.facts
+    if not has_whole_logits(facts.model):
+        return None
+    return Changed(
+        changes=(*job.changes, f"the loss in {USUAL_CHUNKS} chunks of tokens"),
+        facts=replace(
+            facts,
+            model=in_chunks(facts.model, USUAL_CHUNKS),
+            workload=replace(facts.workload, loss_chunks=USUAL_CHUNKS),
+        ),
     )
 
 

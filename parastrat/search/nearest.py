@@ -23,6 +23,7 @@ from parastrat.search.changes import (
     fewer_nodes,
     halved,
     halvings,
+    loss_in_chunks,
     more_divisible,
     more_nodes,
     smaller_states,
@@ -70,7 +71,7 @@ def nearest_fits(
         misfits: plans that come near to fitting. How far they are from it tells which lengths to try first.
     """
     times = _halvings_to_fit(space.facts, misfits)
-    fits = [fit for fit in _ways(space, model_at, times) if fit is not None][:_MOST]
+    fits = [fit for fit in _ways(space, model_at, times) if fit is not None]
     if not fits:
         fits = [fit for fit in (_together(space, model_at),) if fit is not None]
     aside = _memory_aside(space) if fits else None
@@ -78,7 +79,7 @@ def nearest_fits(
     held_against = None if aside is None else cases[aside.changes]
     found = [_against(held_against, fit.changes, cases[fit.changes]) for fit in fits]
     found.sort(key=lambda fit: fit.case.estimate.tokens_per_s_per_gpu, reverse=True)
-    return tuple(found), held_against
+    return tuple(found[:_MOST]), held_against
 
 
 def _memory_aside(space: Searched) -> _Fit | None:
@@ -130,6 +131,8 @@ def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fi
     smaller = smaller_states(asked)
     if smaller is not None:
         yield _fitting_of(replace(space, facts=smaller.facts), smaller.changes)
+    chunked = loss_in_chunks(asked)
+    yield None if chunked is None else _fitting(chunked, fixed)
     divisible = more_divisible(asked)
     yield None if divisible is None else _fitting(divisible, fixed)
     if not len(space.allowed.meshes.pp):

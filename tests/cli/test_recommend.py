@@ -69,6 +69,18 @@ def test_a_batch_close_by_that_divides_better_is_told(capsys: pytest.CaptureFixt
     assert json.loads(answered(capsys, "--global-batch", "1024", "--json", job=job))["nearby_batch"] is None
 
 
+def test_a_loss_in_chunks_is_told_where_it_gains(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("llama-3.1-8b", "--on", "dgx-a100-40:1")
+    said = " ".join(answered(capsys, job=job).split())
+    assert "with the loss in chunks (chunked_cross_entropy): FSDP2 (dp_shard 8) in " in said
+    assert "more, but simpler (--loss-chunks 8)" in said
+    other = json.loads(answered(capsys, "--json", job=job))["chunked_loss"]
+    asked = json.loads(answered(capsys, "--loss-chunks", "8", "--json", job=job))
+    assert asked["plan"] == other["plan"]
+    assert asked["workload"]["loss_chunks"] == 8
+    assert asked["chunked_loss"] is None
+
+
 def test_what_auto_parallelize_applies_instead_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("llama-3.1-8b", "--on", "p5.48xlarge:8", "--seq-len", "65536")
     said = " ".join(answered(capsys, job=job).split())

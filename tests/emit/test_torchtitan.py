@@ -177,6 +177,15 @@ def test_refuses_what_torchtitan_has_no_words_for(
         files(titan_case(**fields))
 
 
+def test_refuses_a_loss_that_is_not_its_own(titan_case: Callable[..., Case]) -> None:
+    from dataclasses import replace
+
+    case = titan_case()
+    other = replace(case, workload=replace(case.workload, loss_chunks=8))
+    with pytest.raises(EmitError, match="a loss in 8 chunks"):
+        files(other)
+
+
 def test_refuses_another_optimizer(titan_case: Callable[..., Case]) -> None:
     from dataclasses import replace
 

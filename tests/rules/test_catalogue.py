@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FROZEN = re.findall(
     r"\S+",
     """
-PS101 PS102 PS103 PS104 PS105 PS106 PS107
+PS101 PS102 PS103 PS104 PS105 PS106 PS107 PS108 PS109
 PS200 PS201 PS202 PS203 PS206 PS207 PS208 PS210 PS211 PS212 PS213 PS214 PS215 PS216 PS217 PS219 PS220 PS223
 PS224 PS226 PS227
 PS290 PS291 PS292 PS293 PS294 PS295 PS296 PS297 PS298 PS299
@@ -190,6 +190,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
         "cp_method": one_of(0, 1),
         "global_batch_size": np.where(exact, micro * steps * dp, one_of(1, 7, 64, 512)),
         "sequence_length": one_of(1020, 1024, 65536),
+        "loss_chunks": one_of(1, 1, 1, 8),
         "layers": one_of(2, 6, 8, 30, 61),
         "hidden": one_of(1024),
         "heads": one_of(6, 16, 20),

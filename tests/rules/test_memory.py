@@ -47,3 +47,22 @@ def test_recomputes_with_room_to_spare() -> None:
     assert "PS105" in codes(recompute=Recompute.FULL, capacity=89 * GIB)
     assert "PS105" not in codes(recompute=Recompute.FULL, capacity=88 * GIB)
     assert "PS105" not in codes(recompute=Recompute.SELECTIVE, capacity=89 * GIB)
+
+
+def test_a_loss_in_chunks_has_fewer_logits() -> None:
+    large = {"vocab": 131072, "sequence_length": 8192, "micro_batch_size": 8}
+    assert "PS103" not in codes(**large, loss_chunks=8)
+    (finding,) = (f for f in findings_of(case(**large), columns_of(case(**large))) if f.code == "PS103")
+    assert finding.fix.endswith("(parastrat.chunked_cross_entropy, --loss-chunks 8)")
+
+
+def test_a_loss_in_chunks_needs_the_whole_head() -> None:
+    assert "PS108" in codes(loss_chunks=8, tp=8)
+    assert "PS108" in codes(loss_chunks=8, pp=2)
+    assert "PS108" not in codes(loss_chunks=8, dp_shard=8, shard=Shard.PARAMETERS)
+    assert "PS108" not in codes(tp=8)
+
+
+def test_a_loss_in_chunks_is_the_scripts() -> None:
+    assert "PS109" in codes(loss_chunks=8)
+    assert "PS109" not in codes()

@@ -50,7 +50,7 @@ def test_the_change_that_costs_least_speed_a_device_comes_first(result: SearchRe
     # on the devices as they are that is the order of step times
     here = [fit.case for fit in result.nearest_fit if fit.case.plan.mesh.world_size == 1]
     steps = [case.estimate.time.step for case in here]
-    assert len(steps) == 4
+    assert len(steps) == 5
     assert steps == sorted(steps)
 
 

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from parastrat.dry_run import DryRun, Traffic
 from parastrat.plan import Compile, PipelineSchedule
 from parastrat.runtime.apply import wrap
+from parastrat.runtime.chunked_loss import LossInChunks
 from parastrat.runtime.dry_run.alone import others_agree, pretend
 from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
 from parastrat.runtime.dry_run.stepping import OnShares
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from parastrat.plan import Plan
+    from parastrat.runtime.building import Builder
     from parastrat.runtime.dry_run.ground import Meter
     from parastrat.runtime.wrapping import Wrapping
     from parastrat.workload import Workload
@@ -124,7 +126,7 @@ def _begun(task: Task, ground: Ground) -> tuple[nn.Module, Any, Callable[[], nn.
     plan = replace(with_few_micro_batches(task.plan), compile=Compile.NONE)
     pretend(task.rank, plan.mesh.world_size)
     builder = builder_of(task.ref)
-    module, record = build_on_meta(builder.build)
+    module, record = build_on_meta(partial(_built, builder, task.workload.loss_chunks))
     inputs = example_inputs(module, builder.sample_inputs)
     batch = made(inputs.make, plan.micro_batch_size, task.workload.sequence_length)
     start = Start(
@@ -134,6 +136,11 @@ def _begun(task: Task, ground: Ground) -> tuple[nn.Module, Any, Callable[[], nn.
         give_memory=ground.give_memory,
     )
     return module, batch, lambda: wrap(module, plan, ground.device, start)
+
+
+def _built(builder: Builder, chunks: int) -> Any:
+    """Return the model, which computes its loss in chunks if there are any."""
+    return LossInChunks(builder.build(), chunks) if chunks > 1 else builder.build()
 
 
 def _received(wrapping: Wrapping) -> int:

@@ -17,7 +17,7 @@ from parastrat.runtime.training.batches import IGNORED, batch_size, target_count
 #: keywords by which forwards take the targets of their own loss
 _KEYWORDS = ("labels", "targets", "target", "label")
 #: what forwards that compute a loss call
-_LOSSES = ("cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss")
+_LOSSES = ("cross_entropy", "chunked_cross_entropy", "CrossEntropyLoss", "nll_loss", "NLLLoss")
 #: losses whose mean is over the weights of classes, where there are any
 _WEIGHING = (
     nn.CrossEntropyLoss,
