@@ -71,6 +71,7 @@ def _chunked(head: Block, model: ModelSpec, chunks: int) -> Block:
         beside_added=replace(head.beside_added, loss=0) + weight.times(2),
         output=Saved(),
         loss_parallel_bytes=head.loss_parallel_bytes / chunks,
+        remade=1.0,
         chunks=chunks,
         autocast=cast
         and replace(

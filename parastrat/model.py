@@ -165,8 +165,9 @@ class Block:
     experts_per_token: int = 0  #: to which each token goes, of whose copies those bytes consist
     #: keys and values that context parallelism gathers in one forward, bytes for one sample
     context_parallel_bytes: float = 0
-    #: parts of its tokens on which it runs one after another, each made again in backward
-    chunks: int = 1
+    #: share of its forward that its own backward makes again, whatever is recomputed, by FLOPs
+    remade: float = 0.0
+    chunks: int = 1  #: parts of its tokens on which it runs one after another
     #: one of the model's repeated blocks, an FSDP unit of its own; the others belong to the root unit
     unit: bool = True
 
@@ -217,8 +218,7 @@ class ModelSpec:
     sequence_length: int | None  #: tokens of one sample that the blocks hold for; None without
     precision: Precision
     causal: bool
-    #: repeated blocks, as the runtime finds them in the module
-    layers: int
+    layers: int  #: repeated blocks, as the runtime finds them in the module
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None

@@ -146,7 +146,7 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     c, at = standing(columns, _BLOCKS_BY)
     blocks = block_kinds(facts.model).blocks
     times = block_times(facts, blocks, c)
-    backward = times.backward + _in_chunks_s(facts, blocks, times)
+    backward = times.backward + _remade_s(facts, blocks, times)
     plain = times.forward + backward
     return BlockSeconds(
         compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
@@ -159,19 +159,19 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     )
 
 
-def _in_chunks_s(facts: Facts, blocks: Sequence[Block], times: BlockTimes) -> Any:
-    """Return what backward takes longer of blocks that run on chunks of their tokens, by block.
+def _remade_s(facts: Facts, blocks: Sequence[Block], times: BlockTimes) -> Any:
+    """Return what backward takes longer of blocks that make some of their forward again, by block.
 
-    Each is made again, and its gradient of the largest weight is added to those of the chunks before: two
-    tensors are read and one is written.
+    In chunks each one's gradient of the largest weight is added to those of the chunks before: two tensors
+    are read and one is written.
     """
-    chunks = _each(blocks, "chunks")
-    if (chunks == 1).all():
+    remade, chunks = _each(blocks, "remade"), _each(blocks, "chunks")
+    if not remade.any():
         return 0.0
     weights = np.array([[block.added.trainable if block.added else 0] for block in blocks])
     moved = 3 * (chunks - 1) * weights * facts.workload.precision.compute_bytes
     sums = moved * facts.stack.elementwise_factor / facts.hardware.device.memory_bytes_per_s
-    return np.where(chunks > 1, times.forward + sums, 0.0)
+    return remade * times.forward + sums
 
 
 def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns) -> list[Any]:

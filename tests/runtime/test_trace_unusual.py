@@ -128,6 +128,17 @@ def test_the_peak_of_an_unusual_model_is_that_of_its_step(name: str) -> None:
     assert peaks.here == pytest.approx(peaks.real, rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["checkpoints", "old checkpoints", "dropped blocks"])
+def test_what_a_module_makes_again_itself_is_told(name: str) -> None:
+    subject = SUBJECTS[name]
+    source = traced_module(subject.build(), ref=name, sample_inputs=subject.inputs)
+    chain = source.at(None, Precision.FP32, Kernels.EAGER).blocks
+    # all of a block; the new checkpoint stops before the last product, whose result nothing keeps
+    expected = {"checkpoints": 0.5, "old checkpoints": 1.0, "dropped blocks": 0.0}
+    assert {block.remade for block in chain if block.unit} == {expected[name]}
+    assert {block.remade for block in chain if not block.unit} == {0.0}
+
+
 class Packed(nn.Module):
     """Sequences of several lengths, packed."""
 

@@ -236,9 +236,8 @@ def _block(
     largest: Parameters,
 ) -> Block:
     """Return the block of one segment in both traces."""
-    small, large = pair
+    (small, large), added_up = pair, pair[0].added_up
     calls = [_for_one(one, other) for one, other in zip(small.calls, large.calls, strict=True)]
-    added_up = small.added_up
     return Block(
         name=small.block,
         repeat=1,
@@ -250,11 +249,18 @@ def _block(
         meanwhile=traced.large.meanwhile,
         busy=busy_moments(traced),
         added=largest,
+        remade=_share(small.again, small.calls),
         loss_parallel_bytes=for_one(small.of_loss, large.of_loss),
         tensor_parallel_collectives=len(added_up),
         tensor_parallel_bytes=sum(added_up) / len(added_up) / SAMPLES[0] if added_up else 0,
         unit=bool(small.block),
     )
+
+
+def _share(again: list[Call], calls: list[Call]) -> float:
+    """Return how much of some calls ran again, by FLOPs."""
+    whole = sum(call.flops for call in calls)
+    return min(sum(call.flops for call in again) / whole, 1.0) if whole else 0.0
 
 
 def _operators(calls: list[Call]) -> tuple[Operator, ...]:

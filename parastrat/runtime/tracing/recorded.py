@@ -47,6 +47,8 @@ class Segment:
     #: name of the repeated block; empty for what runs between
     block: str
     calls: list[Call] = field(default_factory=list)
+    #: what its backward runs of it again, where the module itself checkpoints
+    again: list[Call] = field(default_factory=list)
     #: names of the parameters that it reads
     parameters: dict[str, None] = field(default_factory=dict)
     #: what a checkpoint around it keeps

@@ -105,8 +105,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 self.cast.add(name)
                 self.allocation(result).constant = True
             self._note(func, args, kwargs, result)
-        elif func is _ADD and isinstance(args[0], torch.Tensor):
-            self._sums[self.allocation(result)] = self.allocation(args[0])
+        else:
+            self._note_backward(func, args, result)
         return result
 
     def allocation(
@@ -235,6 +235,14 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 if isinstance(leaf, torch.Tensor):
                     kept = self.allocation(leaf)
                     segment.selective[kept.way] += kept.bytes
+
+    def _note_backward(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        if func is _ADD and isinstance(args[0], torch.Tensor):
+            self._sums[self.allocation(result)] = self.allocation(args[0])
+        # autograd's own operators run without gradients of their own; what a checkpoint runs again has them
+        again = call_of(func, args, result, self._is_parameter) if torch.is_grad_enabled() else None
+        if again is not None:
+            self.segments[self.current].again.append(again)
 
     def _use(self, tensor: torch.Tensor) -> None:
         allocation = self.allocation(tensor)

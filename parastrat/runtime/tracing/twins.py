@@ -171,7 +171,8 @@ def _fill_in(tracker: Tracker) -> None:
         if segment.twin is None:
             continue
         twin = tracker.segments[segment.twin]
-        segment.calls, segment.selective, segment.added_up = twin.calls, twin.selective, twin.added_up
+        segment.calls, segment.again = twin.calls, twin.again
+        segment.selective, segment.added_up = twin.selective, twin.added_up
         inside = f"{twin.block}."
         segment.parameters = {
             f"{segment.block}.{name.removeprefix(inside)}" if name.startswith(inside) else name: None
