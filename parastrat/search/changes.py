@@ -49,10 +49,11 @@ def smaller_states(job: Changed) -> Changed | None:
 def loss_in_chunks(job: Changed) -> Changed | None:
     """Return the job with a loss that makes the logits of an eighth of the tokens at a time.
 
-    None where it does so already, or where the model has no such logits.
+    None where it does so already, where the model has no such logits, or where the loss is that of a stack
+    with kernels of its own, as Megatron's.
     """
     facts = job.facts
-    if not has_whole_logits(facts.model):
+    if facts.stack.kernels.fused or not has_whole_logits(facts.model):
         return None
     return Changed(
         changes=(*job.changes, f"the loss in {USUAL_CHUNKS} chunks of tokens"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from search.test_find_plan import facts
 
+from parastrat.profiles import load_stack
 from parastrat.search import Constraints, chunked_loss, find_plan
 from parastrat.search.changes import Changed, loss_in_chunks
 
@@ -36,6 +39,11 @@ def test_nothing_is_said_where_it_gains_nothing() -> None:
     assert chunked_loss(small, Constraints(), None, TOLERANCE) is None
     images = facts("resnet-50", "dgx-h100:1", 512, None)
     assert chunked_loss(images, Constraints(), find_plan(images).chosen, TOLERANCE) is None
+
+
+def test_a_stack_with_kernels_of_its_own_has_a_loss_of_its_own() -> None:
+    job = replace(facts("llama-3.2-1b", "rtx-4090x2:1", 512, 8192), stack=load_stack("megatron-core"))
+    assert loss_in_chunks(Changed(changes=(), facts=job)) is None
 
 
 def test_it_is_a_way_to_fit() -> None:
