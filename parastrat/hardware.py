@@ -249,6 +249,8 @@ class Host:
     cores: int | None = None
     memory_bytes: int | None = None
     numa_nodes: int | None = None
+    #: of all its sockets together
+    memory_bytes_per_s: float | None = None
     system: HostSystem | None = None
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from parastrat.columns import code_of, derived_with
 from parastrat.cost.communication import Group, all_reduce_s, ring_of
+from parastrat.cost.offload import copies_s, offloads_parameters
 from parastrat.hardware import DeviceType
 from parastrat.plan import Shard
 from parastrat.ranks.division import local, shard_ranks
@@ -89,6 +90,17 @@ def _once_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds
     return np.where(zero, ring.of(held * element.gradient) + ring.of(weights), seconds)
 
 
+def copied_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
+    """Return the copies of parameters from the host where no data axis gathers them, for one gathering.
+
+    A device alone, or one of replicas, has them before forward, and where they are freed before backward.
+    """
+    frozen_up, _ = copies_s(facts, c, load.frozen)
+    up, down = copies_s(facts, c, load.trainable)
+    again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
+    return again * (up + frozen_up) + down
+
+
 def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
     """Return one unit's collectives: gathered for forward, after resharding again, and reduce-scattered."""
     again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
@@ -119,6 +131,9 @@ def gather_and_reduce_s(
 ) -> tuple[Seconds, Seconds]:
     """Return the seconds in which FSDP2 gathers a unit's parameters, and reduce-scatters its gradients.
 
+    Shards that live on the host come up before, and gradients go down behind: of one unit nothing of that
+    can run at once.
+
     Args:
         facts: the job.
         c: the plans.
@@ -138,4 +153,7 @@ def gather_and_reduce_s(
             hops = (held > 0) * ring.hops_s
             gather = gather + held * gathered * ring.byte_s + hops
             reduce = reduce + held * reduced * ring.byte_s + hops
-    return gather, reduce
+    if not np.any(offloads_parameters(c)):
+        return gather, reduce
+    up, down = copies_s(facts, c, unit)
+    return gather + up, reduce + down

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.plan import Offload, Shard
+from parastrat.cost.offload import host_update_s, offloads
+from parastrat.plan import Shard
 from parastrat.ranks import block_kinds
 from parastrat.ranks.division import local_total
 from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
@@ -23,16 +24,15 @@ if TYPE_CHECKING:
 def optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
     """Return the optimizer's memory traffic: gradients read, weights and states read and written.
 
-    Offloaded states stay on the host: gradients go down and weights come up through the host link.
+    What is offloaded is updated on the host.
     """
     element, device = element_bytes(facts), facts.hardware.device
-    updated = updated_parameters(load, c)
     moved = element.gradient + 2 * (element.parameter + element.optimizer)
-    seconds = updated * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
-    seconds = seconds + _weights_cast_s(facts, c, load)
-    link = device.host_bytes_per_s or device.memory_bytes_per_s
-    offloaded = updated * (element.gradient + element.parameter) / link
-    return seconds + np.where(c.offload == code_of(Offload.NONE), 0.0, offloaded)
+    here = updated_parameters(load, c) * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
+    away = offloads(c)
+    if np.any(away):
+        here = np.where(away, host_update_s(facts, c, load, moved), here)
+    return here + _weights_cast_s(facts, c, load)
 
 
 def _weights_cast_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:

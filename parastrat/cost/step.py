@@ -11,8 +11,9 @@ from parastrat.columns import code_of
 from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_s, whole_s
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
-from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.cost.data_parallel import copied_s, data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.cost.expert_sums import expert_sum_s, expert_sums
+from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_assumed
 from parastrat.cost.optimizer import optimizer_s
 from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
@@ -76,9 +77,11 @@ def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = N
     out = {
         part: seconds[slowest, rows] if seconds.ndim > 1 else seconds for part, seconds in of_ranks.items()
     }
-    spread = time_spread(facts)
+    spread: Numbers = time_spread(facts)
+    if np.any(rests_on_assumed(facts, columns)):
+        spread = np.where(rests_on_assumed(facts, columns), time_spread(facts, assumes=True), spread)
     step = out["step"]
-    return {**out, "step_low": step * math.exp(-spread), "step_high": step * math.exp(spread)}
+    return {**out, "step_low": step * np.exp(-spread), "step_high": step * np.exp(spread)}
 
 
 def step_s(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
@@ -170,6 +173,10 @@ def _rank_steps(
 
 def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> dict[str, Any]:
     found = {"optimizer": optimizer_s(facts, c, load)}
+    if np.any(offloads_parameters(c)):
+        gathers = fabric is not None and c.shard == code_of(Shard.PARAMETERS)
+        found["copied"] = np.where(gathers, 0.0, copied_s(facts, c, load))
+        found["summed"] = host_sum_s(facts, c, load)
     if fabric is None:
         return found
     units = fsdp_unit_s(facts, c, unit_totals(block_kinds(facts.model)), fabric)
@@ -185,12 +192,13 @@ def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
     return TimeEstimate(**{name: float(time[name][row]) for name in names})
 
 
-def time_spread(facts: Facts) -> float:
+def time_spread(facts: Facts, *, assumes: bool = False) -> float:
     """Return the ln of the factor within which 80 % of measured steps lie.
 
-    The stack's own spread; wider where a rate of the device is assumed, not measured or derived.
+    The stack's own spread; wider where a rate of the device is assumed, not measured or derived, or plans
+    are meant that rest on another rate that is (``assumes``).
     """
-    assumed = any(
+    assumed = assumes or any(
         entry.kind is FigureKind.ASSUMED and entry.field.split(".")[0] in _RATE_FIELDS
         for entry in facts.hardware.device.provenance
     )
@@ -222,6 +230,10 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
     if "each" in one:
         beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, _window(c) * one["backward"])
         parts["dp_exposed"] = _exposed_s(one, gatherings(c), beside)
+    if "copied" in one:
+        copied = {"each": one["copied"], "once": 0.0, "alone": 0.0, "overlap": facts.stack.fsdp_overlap}
+        parts["dp_exposed"] = parts["dp_exposed"] + _exposed_s(copied, gatherings(c), compute)
+        parts["optimizer"] = parts["optimizer"] + (gatherings(c) - 1) * one["summed"]
     return {**parts, "step": sum(parts[part] for part in PARTS)}
 
 

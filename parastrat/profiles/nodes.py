@@ -44,6 +44,7 @@ _HOST_COUNTS: Fields = {
     "cores": ("cores", 1),
     "memory_gib": ("memory_bytes", GIB),
     "numa_nodes": ("numa_nodes", 1),
+    "memory_gb_per_s": ("memory_bytes_per_s", GB),
 }
 
 

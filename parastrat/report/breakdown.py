@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.plan import Offload
 from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.headline import VERDICT_TONES, VERDICT_WORDS
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.text import Line, Tone, heading, labelled
-from parastrat.report.wording import a_device, batch_words, device_word, hardware_words, option_words
+from parastrat.report.wording import (
+    a_device,
+    batch_words,
+    device_word,
+    hardware_words,
+    offload_words,
+    option_words,
+)
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -40,7 +48,10 @@ def plan_lines(case: Case, paper: Paper) -> list[Line]:
     lines += labelled("batch", batch_words(plan), paper)
     formats = f"{plan.precision.value}, {case.workload.optimizer.value}, stack {case.stack.name}"
     lines += labelled("formats", formats, paper)
-    return lines + labelled("options", ", ".join(option_words(plan)), paper)
+    lines += labelled("options", ", ".join(option_words(plan)), paper)
+    return (
+        lines if plan.offload is Offload.NONE else lines + labelled("offload", offload_words(case), paper)
+    )
 
 
 def memory_lines(case: Case, paper: Paper) -> list[Line]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.plan import Offload
 from parastrat.report.numbers import duration, percent, rate, size
 from parastrat.report.text import Line, Tone, heading, wrapped
-from parastrat.report.wording import a_device, device_word, plan_name
+from parastrat.report.wording import a_device, device_word, offload_words, plan_name
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -36,6 +37,8 @@ def nearest_lines(result: SearchResult, paper: Paper) -> list[Line]:
         cost = _cost(fit, result.memory_aside)
         lines += wrapped("; ".join(fit.changes) + (f": {cost}" if cost else ""), paper, first="  - ")
         lines += wrapped(_figures(fit.case), paper, first="    ", tone=Tone.FAINT)
+        if fit.case.plan.offload is not Offload.NONE:
+            lines += wrapped(f"with {offload_words(fit.case)}", paper, first="    ", tone=Tone.FAINT)
     if result.memory_aside is not None:
         lines += wrapped(f"Costs are against {_unlimited(result.memory_aside)}.", paper, first="  ")
     return lines

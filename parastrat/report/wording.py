@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.cost.offload import host_rates
 from parastrat.hardware import DeviceType, FigureKind
 from parastrat.plan import Compile, Offload, Shard
+from parastrat.units import GB
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -110,3 +112,17 @@ def option_words(plan: Plan) -> list[str]:
         stages = f", {plan.virtual_stages} stages a rank" if plan.virtual_stages > 1 else ""
         words.append(f"schedule {plan.pp_schedule.value}{stages}")
     return words
+
+
+def offload_words(case: Case) -> str:
+    """Return the rates on which the time of what is offloaded rests, and which of them are assumed."""
+    rates, each = host_rates(case.facts), a_device(case.hardware)
+    link = f"{rates.link / GB:,.0f} GB/s to {each}"
+    memory = f"{rates.memory / GB:,.0f} GB/s in the host's memory"
+    if case.hardware.device.host_bytes_per_s is None:
+        link += " (assumed, as fast as its own memory: no link is known)"
+    elif rates.link_is_assumed:
+        link += " (assumed)"
+    if rates.memory_is_assumed:
+        memory += " (assumed: what the links of its devices carry together)"
+    return f"{link}, {memory}"

@@ -473,15 +473,6 @@ def test_experts_are_updated_where_they_are() -> None:
     assert found == pytest.approx(2 * 8 * GB / 8 * 28 / TERA)
 
 
-@pytest.mark.parametrize("offload", [Offload.OPTIMIZER, Offload.PARAMETERS])
-def test_offload_moves_gradients_down_and_weights_up(offload: Offload) -> None:
-    facts = job(layer(parameters=dense(1)), device={"host_bytes_per_s": 16 * GB})
-    assert updated(facts, offload=offload) == pytest.approx(updated(facts) + 2 * GB * (4 + 4) / (16 * GB))
-    # host and device share one memory
-    shared = job(layer(parameters=dense(1)), device={"host_bytes_per_s": None})
-    assert updated(shared, offload=offload) == pytest.approx(updated(shared) + 2 * GB * (4 + 4) / TERA)
-
-
 #: gradients of 2 x 1 billion parameters take 2 x 1/2 x 8 GB at 100 GB/s, compute takes 2 x 3 s
 REDUCTION = 0.08
 

@@ -110,6 +110,11 @@ def test_a_generic_node_assumes_its_links_and_knows_no_network() -> None:
     assert hardware.host == Host()
 
 
+def test_a_nodes_host_memory_has_a_rate_where_its_modules_are_known() -> None:
+    assert profiles.load_hardware("dgx-h100").host.memory_bytes_per_s == 450e9
+    assert profiles.load_hardware("p5.48xlarge").host.memory_bytes_per_s is None
+
+
 def test_a_generic_node_of_one_has_no_fabric() -> None:
     hardware = profiles.load_hardware("rtx-4090x1:4")
     assert (hardware.scale_up, hardware.scale_up_kind) == (None, FabricKind.NONE)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from report.answers import CONTEXT, fsdp2, nothing, pipelined
 
+from parastrat.hardware import FigureKind, Provenance
 from parastrat.plan import Offload
 from parastrat.profiles import load_hardware
 from parastrat.report.advice import wrapped_command
 from parastrat.report.bars import Part, Ruler, bar_lines
+from parastrat.report.breakdown import plan_lines
 from parastrat.report.commands import next_steps, plan_flags, steps_to_fit, typed
 from parastrat.report.nearest_fit import nearest_lines
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
@@ -195,3 +198,26 @@ def test_a_change_that_nothing_is_held_against_has_no_figure() -> None:
     none = rendered(nearest_lines(replace(result, nearest_fit=()), Paper()), Paper())
     assert "No change that was tried makes it fit" in none
     assert "Most plans are left out by PS201: use a tp that divides 16." in " ".join(none.split())
+
+
+def test_rates_of_what_is_offloaded_are_told_and_which_are_assumed() -> None:
+    """All of the made-up machine's figures are stated but that of the host's memory."""
+    plain = fsdp2()
+
+    def shown(**device: Any) -> str:
+        hardware = replace(plain.hardware, device=replace(plain.hardware.device, **device))
+        made = replace(plain, hardware=hardware, plan=replace(plain.plan, offload=Offload.PARAMETERS))
+        return " ".join(rendered(plan_lines(made, Paper(width=200)), Paper(width=200)).split())
+
+    assumed = "GB/s in the host's memory (assumed: what the links of its devices carry together)"
+    assert f"offload 20 GB/s to a GPU, 160 {assumed}" in shown()
+    assert "2,000 GB/s to a GPU (assumed, as fast as its own memory" in shown(host_bytes_per_s=None)
+    entry = Provenance(field="host_bytes_per_s", kind=FigureKind.ASSUMED, source="a guess")
+    assert "20 GB/s to a GPU (assumed), 160" in shown(provenance=(entry,))
+    assert "assumed" not in " ".join(rendered(plan_lines(plain, Paper()), Paper()).split())
+    fit = NearestFit(
+        changes=("so",), case=replace(plain, plan=replace(plain.plan, offload=Offload.OPTIMIZER))
+    )
+    lines = nearest_lines(replace(nothing(), nearest_fit=(fit,)), Paper(width=200))
+    text = " ".join(rendered(lines, Paper(width=200)).split())
+    assert f"with 20 GB/s to a GPU, 160 {assumed}" in text
