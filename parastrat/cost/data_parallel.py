@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 def data_parallel_s(
-    facts: Facts, c: Columns, load: RankLoad, fabric: Fabric, units_s: Seconds
+    facts: Facts, c: Columns, load: RankLoad, fabric: Fabric, units_s: UnitSeconds
 ) -> dict[str, Any]:
     """Return the seconds of data-parallel collectives and the share of them that can overlap.
 
-    ``each`` are of one gathering, of which a step has ``gatherings``; ``once`` of a step, whatever its
-    micro-batches. ``alone`` are those of a gathering that nothing runs beside: the root's parameters come
-    before anything is computed.
+    ``each`` are of one gathering, of which a step has ``gatherings``; ``again`` of what resharding gathers
+    for each micro-batch once more; ``once`` of a step, whatever its micro-batches. ``alone`` are those of a
+    gathering that nothing runs beside: the root's parameters come before anything is computed.
 
     Args:
         facts: the job.
         c: the plans.
         load: what one pipeline rank holds.
         fabric: the links.
-        units_s: one micro-batch's collectives of the rank's FSDP units, as ``fsdp_unit_s`` gives each.
+        units_s: the collectives of the rank's FSDP units, all of them together.
     """
     fsdp = c.shard == code_of(Shard.PARAMETERS)
     stack = facts.stack
@@ -45,7 +45,8 @@ def data_parallel_s(
     gather, reduce = gather_and_reduce_s(facts, c, load.root, fabric)
     return {
         # FSDP2 gathers and reduce-scatters unit by unit
-        "each": np.where(fsdp, reduce + units_s, 0.0),
+        "each": np.where(fsdp, reduce + units_s.each, 0.0),
+        "again": np.where(fsdp, units_s.again, 0.0),
         "alone": np.where(fsdp, gather, 0.0),
         "once": _once_s(facts, c, load, fabric),
         "overlap": np.where(fsdp, stack.fsdp_overlap, replicated) * _hides(facts),
@@ -58,7 +59,13 @@ def _hides(facts: Facts) -> bool:
 
 
 def gatherings(c: Columns) -> Numbers:
-    """Return how often FSDP2 gathers in a step: for every micro-batch; once under a pipeline in torch."""
+    """Return how often FSDP2 gathers and reduces in a step, without resharding.
+
+    For every micro-batch; once under a pipeline, where torch keeps units gathered from their backward on
+    and reduces at the end (torch/distributed/pipelining/stage.py, ``backward_maybe_with_nosync``). There
+    units that reshard are gathered again behind each forward, once for every micro-batch: of 4, torch 2.13
+    gathered each 5 times under GPipe, 1F1B and Interleaved1F1B.
+    """
     return np.where(c.pp > 1, 1, c.gradient_accumulation_steps)
 
 
@@ -90,22 +97,27 @@ def _once_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds
     return np.where(zero, ring.of(held * element.gradient) + ring.of(weights), seconds)
 
 
-def copied_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
-    """Return the copies of parameters from the host where no data axis gathers them, for one gathering.
-
-    A device alone, or one of replicas, has them before forward, and where they are freed before backward.
-    """
+def copied_s(facts: Facts, c: Columns, load: RankLoad) -> UnitSeconds:
+    """Return what is copied where no data axis gathers parameters, as of a device alone."""
     frozen_up, _ = copies_s(facts, c, load.frozen)
-    up, down = copies_s(facts, c, load.trainable)
-    again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
-    return again * (up + frozen_up) + down
+    trained_up, down = copies_s(facts, c, load.trainable)
+    up = trained_up + frozen_up
+    return UnitSeconds(up + down, c.reshard_after_forward * up)
 
 
-def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> Seconds:
-    """Return one unit's collectives: gathered for forward, after resharding again, and reduce-scattered."""
-    again = np.where(c.reshard_after_forward & (c.pp == 1), 2, 1)
+class UnitSeconds(NamedTuple):
+    """The collectives of FSDP units."""
+
+    #: gathered, and reduce-scattered
+    each: Seconds
+    #: gathered for backward where forward resharded, for every micro-batch
+    again: Seconds
+
+
+def fsdp_unit_s(facts: Facts, c: Columns, unit: ParameterTotals, fabric: Fabric) -> UnitSeconds:
+    """Return one unit's collectives."""
     gather, reduce = gather_and_reduce_s(facts, c, unit, fabric, gathered_element_bytes(facts))
-    return again * gather + reduce
+    return UnitSeconds(gather + reduce, c.reshard_after_forward * gather)
 
 
 @derived_with

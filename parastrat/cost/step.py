@@ -11,7 +11,7 @@ from parastrat.columns import code_of
 from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_s, whole_s
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
-from parastrat.cost.data_parallel import copied_s, data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.cost.data_parallel import UnitSeconds, copied_s, data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_assumed
 from parastrat.cost.optimizer import optimizer_s
@@ -143,7 +143,7 @@ def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: 
     floor = work + facts.stack.step_constant_s + one["optimizer"]
     if "each" not in one:
         return floor
-    return floor + _exposed_s(one, np.where(plain.pp[:, None] > 1, 1, micro_batches), work)
+    return floor + _exposed_s(one, np.where(plain.pp[:, None] > 1, 1, micro_batches), micro_batches, work)
 
 
 def _of_model(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
@@ -175,15 +175,16 @@ def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) 
     found = {"optimizer": optimizer_s(facts, c, load)}
     if np.any(offloads_parameters(c)):
         gathers = fabric is not None and c.shard == code_of(Shard.PARAMETERS)
-        found["copied"] = np.where(gathers, 0.0, copied_s(facts, c, load))
+        alone = copied_s(facts, c, load)
+        found["copied"], found["copied_again"] = (np.where(gathers, 0.0, part) for part in alone)
         found["summed"] = host_sum_s(facts, c, load)
     if fabric is None:
         return found
     units = fsdp_unit_s(facts, c, unit_totals(block_kinds(facts.model)), fabric)
-    units_s = sum(each * count for each, count in zip(units, load.repeats, strict=True))
+    held = (sum(part * count for part, count in zip(each, load.repeats, strict=True)) for each in units)
     if facts.model.divides_tokens:
         found["sums"] = expert_sum_s(facts, c, load, fabric)
-    return {**found, **data_parallel_s(facts, c, load, fabric, units_s)}
+    return {**found, **data_parallel_s(facts, c, load, fabric, UnitSeconds(*held))}
 
 
 def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
@@ -229,10 +230,11 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
         parts["tp_exposed"] = parts["tp_exposed"] + expert_sums(c) * one["sums"]
     if "each" in one:
         beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, _window(c) * one["backward"])
-        parts["dp_exposed"] = _exposed_s(one, gatherings(c), beside)
+        parts["dp_exposed"] = _exposed_s(one, gatherings(c), steps, beside)
     if "copied" in one:
-        copied = {"each": one["copied"], "once": 0.0, "alone": 0.0, "overlap": facts.stack.fsdp_overlap}
-        parts["dp_exposed"] = parts["dp_exposed"] + _exposed_s(copied, gatherings(c), compute)
+        copied = {"each": one["copied"], "again": one["copied_again"], "once": 0.0, "alone": 0.0}
+        copied["overlap"] = facts.stack.fsdp_overlap
+        parts["dp_exposed"] = parts["dp_exposed"] + _exposed_s(copied, gatherings(c), steps, compute)
         parts["optimizer"] = parts["optimizer"] + (gatherings(c) - 1) * one["summed"]
     return {**parts, "step": sum(parts[part] for part in PARTS)}
 
@@ -248,7 +250,7 @@ def _window(c: Columns) -> Numbers:
     return np.where(c.pp_schedule == code_of(PipelineSchedule.INTERLEAVED), np.maximum(group, 1), 1)
 
 
-def _exposed_s(one: dict[str, Any], gathered: Numbers, beside: Seconds) -> Seconds:
+def _exposed_s(one: dict[str, Any], gathered: Numbers, micro_batches: Numbers, beside: Seconds) -> Seconds:
     """Return by how much collectives of parameters and gradients make a step longer.
 
     Beside one of them compute is slower (``overlap``), so that even what is hidden takes its share; and
@@ -257,10 +259,11 @@ def _exposed_s(one: dict[str, Any], gathered: Numbers, beside: Seconds) -> Secon
 
     Args:
         one: as ``data_parallel_s`` returns it.
-        gathered: how often a step gathers.
+        gathered: how often a step gathers without resharding.
+        micro_batches: of a step, each of which gathers again with it.
         beside: what can run beside them.
     """
-    total = one["each"] * gathered + one["once"]
+    total = one["each"] * gathered + one["again"] * micro_batches + one["once"]
     hidden_in_part = np.maximum(total - beside, (1 - one["overlap"]) * total)
     return one["alone"] * gathered + hidden_in_part
 

@@ -113,7 +113,8 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         compile=Compile.BLOCK if row.compile == "block" else Compile.NONE,
         pp_schedule=_schedule(row, mesh),
         virtual_stages=(row.vpp or 1) if mesh.pp > 1 else 1,
-        reshard_after_forward=not keeps_gathered(row, stack.unstated),
+        # torchtitan's default never reshards under a pipeline
+        reshard_after_forward=mesh.pp == 1 and not keeps_gathered(row, stack.unstated),
     )
     workload = Workload(
         global_batch_size=plan.global_batch_size,

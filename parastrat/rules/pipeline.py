@@ -279,8 +279,9 @@ def _(case: Case) -> Hit:
 def gathers_for_every_micro_batch(p: Columns) -> Mask:
     """Under a pipeline keep FSDP's parameters gathered between micro-batches.
 
-    Resharding after forward gathers every block twice per micro-batch, where once per step is enough.
-    torchtitan's default is never to reshard with pp.
+    Resharding after forward gathers every block again for each micro-batch, where once per step is enough:
+    torch's stages keep it gathered from its backward until the next forward has run. torchtitan never
+    reshards with pp unless told to.
     """
     sharded = (p.shard == code_of(Shard.PARAMETERS)) & (p.dp_shard * p.cp > 1)
     return (p.pp > 1) & sharded & (p.reshard_after_forward == 1)
@@ -290,7 +291,7 @@ def gathers_for_every_micro_batch(p: Columns) -> Mask:
 def _(case: Case) -> Hit:
     count = case.plan.gradient_accumulation_steps
     return Hit(
-        message=f"every block is gathered up to {2 * count} times a step, for {count} micro-batches",
+        message=f"every block is gathered {count + 1} times a step, for {count} micro-batches",
         fix="set reshard_after_forward = false",
     )
 

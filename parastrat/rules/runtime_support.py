@@ -175,9 +175,15 @@ def resharding_stages(p: Columns) -> Mask:
     """Under a pipeline auto_parallelize keeps parameters gathered.
 
     Stages run forward and backward of several micro-batches in turn. Resharding after each forward gathers
-    as often again, and under schedules with split backwards torch 2.13 computes wrong gradients.
+    once more for each of them, and under schedules with split backwards torch 2.13 computes wrong
+    gradients.
     """
-    return (p.pp > 1) & (p.shard == code_of(Shard.PARAMETERS)) & p.reshard_after_forward & (p.dp_shard > 1)
+    return (
+        (p.pp > 1)
+        & (p.shard == code_of(Shard.PARAMETERS))
+        & p.reshard_after_forward
+        & (p.dp_shard * p.cp > 1)
+    )
 
 
 @resharding_stages.message

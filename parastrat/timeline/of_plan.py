@@ -11,7 +11,12 @@ from parastrat.assess import plans_table
 from parastrat.columns import Columns, code_of
 from parastrat.cost.blocks import block_seconds, forward_s, whole_s
 from parastrat.cost.communication import fabric_of
-from parastrat.cost.data_parallel import data_parallel_s, gather_and_reduce_s, gathered_element_bytes
+from parastrat.cost.data_parallel import (
+    UnitSeconds,
+    data_parallel_s,
+    gather_and_reduce_s,
+    gathered_element_bytes,
+)
 from parastrat.cost.step import exposed_send_s
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds, whole_model
@@ -180,7 +185,7 @@ def _of_streams(facts: Facts, c: Columns, seconds: dict[str, Any]) -> Timeline:
 def _units(facts: Facts, c: Columns, seconds: dict[str, Any]) -> tuple[list[Unit], Unit, float]:
     """Return the blocks in the order of forward, the root, and how fast compute is beside a collective."""
     kinds, load, fabric = block_kinds(facts.model), whole_model(facts.model), fabric_of(facts)
-    of_model = data_parallel_s(facts, c, load, fabric, np.zeros(1))
+    of_model = data_parallel_s(facts, c, load, fabric, UnitSeconds(0.0, 0.0))
     fsdp = bool((c.shard == code_of(Shard.PARAMETERS))[0])
     forward, whole = forward_s(seconds), whole_s(seconds)
     trained = local_total(trainable_totals(kinds), c)[:, 0]

@@ -9,7 +9,7 @@ import pytest
 from jobs import FABRIC, GB, job, row
 
 from parastrat.case import Facts
-from parastrat.cost.data_parallel import data_parallel_s, fsdp_unit_s, gatherings
+from parastrat.cost.data_parallel import UnitSeconds, data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.hardware import DeviceType
 from parastrat.plan import PipelineSchedule, Shard
@@ -36,15 +36,20 @@ def load(*, trainable: float = 0, root: float = 0, frozen: float = 0, expert: fl
 
 
 def total(held: RankLoad, units_s: float = 0.0, facts: Facts | None = None, **plan: Any) -> float:
-    found = data_parallel_s(facts or job(), row(**plan), held, FABRIC, units_s)
+    found = data_parallel_s(facts or job(), row(**plan), held, FABRIC, UnitSeconds(units_s, 0.0))
     return float((found["each"] + found["alone"]) * gatherings(row(**plan)) + found["once"])
+
+
+def overlap(facts: Facts, shard: Shard) -> float:
+    units = UnitSeconds(0.0, 0.0)
+    return float(data_parallel_s(facts, row(dp_shard=2, shard=shard), load(), FABRIC, units)["overlap"])
 
 
 def unit_s(*, tensor: float = 0, replicated: float = 0, expert: float = 0, **plan: Any) -> float:
     totals = ParameterTotals(
         tensor=int(tensor * GB), replicated=int(replicated * GB), expert=int(expert * GB)
     )
-    return float(fsdp_unit_s(job(), row(**plan), totals, FABRIC))
+    return float(sum(fsdp_unit_s(job(), row(**plan), totals, FABRIC)))
 
 
 @pytest.mark.parametrize(
@@ -52,8 +57,9 @@ def unit_s(*, tensor: float = 0, replicated: float = 0, expert: float = 0, **pla
     [
         ({}, 2),
         ({"reshard_after_forward": False}, 1),
-        # torch's pipeline stages gather once a step
-        (PIPELINE, 1),
+        # torch's pipeline stages gather once a step, and again for the micro-batch if they reshard
+        (PIPELINE, 2),
+        (PIPELINE | {"reshard_after_forward": False}, 1),
     ],
 )
 def test_a_unit_is_gathered_for_each_pass_that_finds_it_sharded(plan: dict[str, Any], gathers: int) -> None:
@@ -95,7 +101,7 @@ def test_a_unit_without_experts_costs_them_not_even_a_hop() -> None:
     slow = replace(FABRIC, scale_up=replace(FABRIC.scale_up, latency_s=1.0))
     one = ParameterTotals(tensor=1)
     # 3 collectives of one hop; of a single parameter the bytes do not show
-    assert fsdp_unit_s(job(), row(dp_shard=2, **SHARDED), one, slow) == pytest.approx(3)
+    assert sum(fsdp_unit_s(job(), row(dp_shard=2, **SHARDED), one, slow)) == pytest.approx(3)
 
 
 def test_experts_without_ep_are_divided_by_tp_as_the_rest_is() -> None:
@@ -121,7 +127,7 @@ def test_fsdp_repeats_its_collectives_for_every_micro_batch() -> None:
 
 
 def test_nothing_runs_beside_the_gathering_of_the_root() -> None:
-    found = data_parallel_s(job(), row(dp_shard=2, **SHARDED), load(root=1), FABRIC, 0.5)
+    found = data_parallel_s(job(), row(dp_shard=2, **SHARDED), load(root=1), FABRIC, UnitSeconds(0.5, 0.0))
     assert float(found["alone"]) == pytest.approx(1 / 2 * GATHERED / INSIDE)
     assert float(found["each"]) == pytest.approx(1 / 2 * REDUCED / INSIDE + 0.5)
 
@@ -161,16 +167,20 @@ def test_weights_may_be_gathered_in_fp8_but_for_the_roots() -> None:
     # 4 bytes of each gradient, 1 of each weight in a block, 2 of others
     assert found == pytest.approx(3 / 4 * (3 * 4 + 2 * 1 + 1 * 2) * GB / INSIDE)
     totals = ParameterTotals(tensor=int(GB))
-    unit = float(fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), totals, FABRIC))
+    unit = float(sum(fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), totals, FABRIC)))
     assert unit == pytest.approx(1 / 2 * (2 * 1 + 4) * GB / INSIDE)
     # in other formats there is nothing in fp8
-    short = float(fsdp_unit_s(job(stack={"gathers_fp8": True}), row(dp_shard=2, **SHARDED), totals, FABRIC))
+    short = float(
+        sum(fsdp_unit_s(job(stack={"gathers_fp8": True}), row(dp_shard=2, **SHARDED), totals, FABRIC))
+    )
     assert short == pytest.approx(1 / 2 * (2 * 2 + 4) * GB / INSIDE)
 
 
 def test_units_reduce_gradients_in_the_format_that_they_are_kept_in() -> None:
     facts = job(stack={"mixed_gradient_bytes": 2})
-    unit = float(fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), ParameterTotals(tensor=int(GB)), FABRIC))
+    unit = float(
+        sum(fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), ParameterTotals(tensor=int(GB)), FABRIC))
+    )
     assert unit == pytest.approx(1 / 2 * (2 * 2 + 2) * GB / INSIDE)
 
 
@@ -208,12 +218,22 @@ def test_zero_reduce_scatters_gradients_and_gathers_weights(shard: Shard) -> Non
 )
 def test_each_kind_hides_its_own_share_and_none_on_hosts(shard: Shard, share: float) -> None:
     facts = job(stack={"dp_overlap": 0.1, "zero_overlap": 0.2, "fsdp_overlap": 0.3})
-    assert data_parallel_s(facts, row(dp_shard=2, shard=shard), load(), FABRIC, 0.0)["overlap"] == share
+    assert (
+        data_parallel_s(facts, row(dp_shard=2, shard=shard), load(), FABRIC, UnitSeconds(0.0, 0.0))[
+            "overlap"
+        ]
+        == share
+    )
     # whose cores compute
     host = job(
         stack={"dp_overlap": 0.1, "zero_overlap": 0.2, "fsdp_overlap": 0.3}, device={"type": DeviceType.CPU}
     )
-    assert data_parallel_s(host, row(dp_shard=2, shard=shard), load(), FABRIC, 0.0)["overlap"] == 0
+    assert (
+        data_parallel_s(host, row(dp_shard=2, shard=shard), load(), FABRIC, UnitSeconds(0.0, 0.0))[
+            "overlap"
+        ]
+        == 0
+    )
 
 
 @pytest.mark.parametrize("shard", list(Shard))

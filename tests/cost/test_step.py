@@ -473,6 +473,21 @@ def test_experts_are_updated_where_they_are() -> None:
     assert found == pytest.approx(2 * 8 * GB / 8 * 28 / TERA)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_pipeline_that_reshards_gathers_once_more_for_each_micro_batch(micro_batches: int) -> None:
+    """Of 4 micro-batches torch 2.13 gathers a unit 5 times and reduces it once."""
+    # a layer of a billion parameters on each of two stages, which moves 2 bytes up and 4 down at 100 GB/s
+    facts = job(block(repeat=2, parameters=dense(1)))
+    shards: dict[str, Any] = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+    pipeline = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B}
+    fields = {**shards, **pipeline, "gradient_accumulation_steps": micro_batches}
+    gathered, reduced = 2 * GB / 2 / (100 * GB), 4 * GB / 2 / (100 * GB)
+    found = step(facts, **fields).dp_exposed
+    assert found == pytest.approx((micro_batches + 1) * gathered + reduced)
+    kept = step(facts, **fields, reshard_after_forward=False).dp_exposed
+    assert kept == pytest.approx(gathered + reduced)
+
+
 #: gradients of 2 x 1 billion parameters take 2 x 1/2 x 8 GB at 100 GB/s, compute takes 2 x 3 s
 REDUCTION = 0.08
 

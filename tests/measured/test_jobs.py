@@ -293,6 +293,8 @@ def test_pipelines_interleave_where_stages_are_several() -> None:
     once, twice = job_of(run(pp=2, global_batch=64)), job_of(run(pp=2, vpp=2, global_batch=64))
     assert once.plan.pp_schedule is PipelineSchedule.ONE_F_ONE_B
     assert (twice.plan.pp_schedule, twice.plan.virtual_stages) == (PipelineSchedule.INTERLEAVED, 2)
+    assert not once.plan.reshard_after_forward
+    assert job_of(run(global_batch=64)).plan.reshard_after_forward
 
 
 def test_torchtitan_interleaves_two_stages_unless_told() -> None:

@@ -5,7 +5,7 @@ from builders import case, codes, model
 
 from parastrat.model import Parameters
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.rules.pipeline import stages_are_uneven
+from parastrat.rules.pipeline import gathers_for_every_micro_batch, stages_are_uneven
 
 ONE = PipelineSchedule.ONE_F_ONE_B
 INTERLEAVED = PipelineSchedule.INTERLEAVED
@@ -119,6 +119,8 @@ def test_gathers_for_every_micro_batch() -> None:
     assert "PS712" not in piped(dp_replicate=2)
     assert "PS712" not in piped(shard=Shard.GRADIENTS, dp_shard=2)
     assert "PS712" not in piped(shard=Shard.PARAMETERS, dp_replicate=2)
+    hit = gathers_for_every_micro_batch.hit(case(pp=2, **sharded, gradient_accumulation_steps=4))
+    assert hit.message == "every block is gathered 5 times a step, for 4 micro-batches"
 
 
 def test_ddp_under_chunks() -> None:

@@ -35,6 +35,8 @@ def test_compiled_model_axes(axis: str) -> None:
 def test_resharding_stages() -> None:
     sharded = {"dp_shard": 2, "shard": Shard.PARAMETERS}
     assert "PS298" in codes(pp=2, reshard_after_forward=True, **sharded)
+    # context ranks share the shards
+    assert "PS298" in codes(pp=2, cp=2, reshard_after_forward=True, shard=Shard.PARAMETERS)
     assert "PS298" not in codes(pp=2, reshard_after_forward=False, **sharded)
     assert "PS298" not in codes(reshard_after_forward=True, **sharded)
     assert "PS298" not in codes(pp=2, reshard_after_forward=True, dp_replicate=2, shard=Shard.NONE)
