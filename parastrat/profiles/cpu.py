@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,36 +83,22 @@ def cpu_hardware(  # noqa: PLR0913 - one host's facts; each caller has exactly t
 
 
 def this_host(root: Path = Path("/")) -> HostShare:
-    """Read the cores, memory and NUMA nodes that a process may use here, control groups included.
+    """Read the cores, memory and NUMA nodes that a process may use here, as ``parastrat probe`` reads them.
 
     Raises:
-        ProfileError: where the system does not say (not Linux).
+        ProfileError: where the system does not say.
+        ProbeError: for what is present and cannot be read.
     """
-    try:
-        cores = len(os.sched_getaffinity(0))
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError) as error:
+    # the probe makes hardware of profiles, and so imports them
+    from parastrat.probe.host import read_cores, read_memory_bytes, read_numa_nodes  # noqa: PLC0415
+
+    cores, memory_bytes = read_cores(root), read_memory_bytes(root)
+    if cores is None or memory_bytes is None:
         raise ProfileError(
-            "the cores and memory of this host cannot be read",
+            f"the {'cores' if cores is None else 'memory'} of this host cannot be read",
             hint="name a file of `parastrat probe -o FILE` instead of cpu",
-        ) from error
-    group = root / "sys/fs/cgroup"
-    quota, _, period = _first_line(group / "cpu.max").partition(" ")
-    if quota.isdigit() and period.isdigit():
-        cores = max(1, min(cores, int(quota) // int(period)))
-    limit = _first_line(group / "memory.max")
-    if limit.isdigit():
-        memory_bytes = min(memory_bytes, int(limit))
-    numa_nodes = len(list((root / "sys/devices/system/node").glob("node[0-9]*")))
-    return HostShare(cores=cores, memory_bytes=memory_bytes, numa_nodes=max(1, numa_nodes))
-
-
-def _first_line(path: Path) -> str:
-    """Return a kernel file's first line; empty where the kernel has no such file."""
-    try:
-        return path.read_text(encoding="ascii").partition("\n")[0].strip()
-    except OSError:
-        return ""
+        )
+    return HostShare(cores=cores, memory_bytes=memory_bytes, numa_nodes=read_numa_nodes(root) or 1)
 
 
 def _profile(folder: str) -> ProfileFile:

@@ -17,6 +17,7 @@ from parastrat.hardware import (
     Network,
     NetworkKind,
 )
+from parastrat.probe.host import LIVE, read_host
 from parastrat.profiles import cpu
 
 GIB = 1024**3
@@ -86,19 +87,44 @@ def test_more_processes_than_cores_share_them() -> None:
     assert half.memory_bytes == one.memory_bytes // 2
 
 
-def test_this_host_honours_the_control_group(tmp_path: Path) -> None:
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (group / "cpu.max").write_text("100000 100000\n")
-    (group / "memory.max").write_text(f"{GIB // 2}\n")
-    for node in range(4):
-        (tmp_path / f"sys/devices/system/node/node{node}").mkdir(parents=True)
-    found = cpu.this_host(tmp_path)
-    assert (found.cores, found.memory_bytes, found.numa_nodes) == (1, GIB // 2, 4)
+def recorded(root: Path, **files: str) -> Path:
+    """Write a host of 8 cores and 4 GiB, and further files of its kernel."""
+    written = {"sys/devices/system/cpu/online": "0-7", "proc/meminfo": "MemTotal: 4194304 kB"}
+    for name, text in {**written, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
+def test_this_host_honours_the_control_groups_as_the_probe_does(tmp_path: Path) -> None:
+    """A limit may stand at any group above the process, and in files of version 1."""
+    groups = {
+        "proc/self/cgroup": "0::/slurm/job_7/step_0\n3:memory:/box",
+        "sys/fs/cgroup/slurm/job_7/cpu.max": "300000 100000",
+        "sys/fs/cgroup/memory/box/memory.limit_in_bytes": f"{GIB}",
+    }
+    found = cpu.this_host(recorded(tmp_path, **groups))
+    assert (found.cores, found.memory_bytes) == (3, GIB)
+    (tmp_path / "proc/self/cgroup").unlink()
+    assert cpu.this_host(recorded(tmp_path, **{"sys/fs/cgroup/cpu.max": "200000 100000"})).cores == 2
+
+
+def test_nodes_without_processors_are_memory_alone(tmp_path: Path) -> None:
+    nodes = {"sys/devices/system/node/has_cpu": "0-1"}
+    nodes |= {f"sys/devices/system/node/node{number}/cpulist": "" for number in range(4)}
+    assert cpu.this_host(recorded(tmp_path, **nodes)).numa_nodes == 2
 
 
 def test_this_host_without_limits(tmp_path: Path) -> None:
-    found = cpu.this_host(tmp_path)
-    assert found.cores >= 1
-    assert found.memory_bytes > GIB // 4
-    assert found.numa_nodes == 1
+    found = cpu.this_host(recorded(tmp_path))
+    assert (found.cores, found.memory_bytes, found.numa_nodes) == (8, 4 * GIB, 1)
+    here, probed = cpu.this_host(), read_host(LIVE)
+    assert (here.cores, here.memory_bytes) == (probed.cores, probed.memory_bytes)
+    assert here.numa_nodes == (probed.numa_nodes or 1)
+
+
+def test_a_system_that_does_not_say_what_it_has_is_named_by_a_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot be read") as caught:
+        cpu.this_host(tmp_path)
+    assert "probe -o" in caught.value.hint
