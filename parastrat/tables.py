@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parastrat.columns import code_of
+from parastrat.errors import UsageError
 from parastrat.model import Family
+from parastrat.units import MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -27,7 +29,12 @@ def facts_columns(facts: Facts) -> dict[str, Any]:
 
 
 def workload_columns(workload: Workload) -> dict[str, Any]:
-    """Return what is trained with, as columns."""
+    """Return what is trained with, as columns.
+
+    Raises:
+        UsageError: samples that are longer than columns can count.
+    """
+    _check_countable("sequence_length", workload.sequence_length or 1, MOST_TOKENS)
     return {
         "global_batch_size": workload.global_batch_size,
         "sequence_length": workload.sequence_length,
@@ -84,7 +91,12 @@ def stack_columns(stack: Stack) -> dict[str, Any]:
 
 
 def plan_columns(plan: Plan) -> dict[str, Any]:
-    """Return one plan's columns as plain numbers."""
+    """Return one plan's columns as plain numbers.
+
+    Raises:
+        UsageError: a number of the plan is larger than columns can count.
+    """
+    check_counts(plan)
     return {
         **sized_columns(plan),
         "dp_replicate": plan.mesh.dp_replicate,
@@ -118,3 +130,22 @@ def sized_columns(plan: Plan) -> dict[str, Any]:
         "offload": code_of(plan.offload),
         "pp_schedule": -1 if plan.pp_schedule is None else code_of(plan.pp_schedule),
     }
+
+
+def check_counts(plan: Plan) -> None:
+    """Check that what a plan makes many of can be counted.
+
+    Raises:
+        UsageError: it cannot, and no job has as many.
+    """
+    _check_countable("micro_batch_size", plan.micro_batch_size, MOST_SAMPLES)
+    _check_countable("gradient_accumulation_steps", plan.gradient_accumulation_steps, MOST_SAMPLES)
+    _check_countable("the product of the mesh", plan.mesh.world_size, MOST_RANKS)
+    _check_countable("ep", plan.mesh.ep, MOST_RANKS)
+    _check_countable("pp x virtual_stages", plan.mesh.pp * plan.virtual_stages, MOST_RANKS)
+
+
+def _check_countable(name: str, number: int, most: int) -> None:
+    """Refuse what no job has, before arrays of 64 bits are made of it."""
+    if number > most:
+        raise UsageError(f"{name} = {number:,} is more than parastrat counts", hint=f"at most {most:,}")

@@ -24,3 +24,9 @@ MEGA = 10**6
 GB = 10**9
 TERA = 10**12
 MICRO = 1e-6
+
+#: of one job: devices, of which the largest that is known has some hundred thousand; a pipeline's stages
+MOST_RANKS = 2**20
+#: of one step, and tokens of one sample; beyond them bytes would leave the 64 bits of columns
+MOST_SAMPLES = 2**30
+MOST_TOKENS = 2**30

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from parastrat.cli.flags import MOST_RANKS
 from parastrat.cli.hardware_file import HardwareOutput, check_target, ref_of, write_hardware
 from parastrat.errors import UsageError
+from parastrat.units import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,12 +9,12 @@ from math import gcd, log2
 from typing import TYPE_CHECKING
 
 from parastrat.case import Facts
-from parastrat.cli.flags import MOST_RANKS
 from parastrat.errors import ModelError, UsageError
 from parastrat.model import Family
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
 from parastrat.sources.training import default_optimizer, trained_model
+from parastrat.units import MOST_RANKS
 from parastrat.workload import Workload, usual_precision
 
 if TYPE_CHECKING:
@@ -79,12 +79,14 @@ def hardware_of(ref: str, ranks_per_node: int | None) -> Hardware:
     if ref == AUTO:
         from parastrat.probe import probe_hardware
 
-        return probe_hardware(ranks_per_node=ranks_per_node)
-    hardware = load_hardware(ref, ranks_per_node=ranks_per_node)
+        hardware = probe_hardware(ranks_per_node=ranks_per_node)
+    else:
+        hardware = load_hardware(ref, ranks_per_node=ranks_per_node)
     if hardware.world_size > MOST_RANKS:
+        nodes = MOST_RANKS // hardware.devices_per_node
         raise UsageError(
             f"--on {ref}: {hardware.world_size:,} devices are more than parastrat plans for",
-            hint=f"name at most {MOST_RANKS // hardware.devices_per_node:,} nodes",
+            hint=f"name at most {nodes:,} nodes" if nodes else f"name at most {MOST_RANKS:,} devices",
         )
     return hardware
 

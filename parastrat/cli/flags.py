@@ -10,13 +10,9 @@ import typer
 
 from parastrat.cli.completion import hardware_words, model_words, stack_words
 from parastrat.plan import Recompute
+from parastrat.units import MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 from parastrat.workload import Optimizer, Precision
 
-#: devices of one job; the largest that is known has some hundred thousand
-MOST_RANKS = 2**20
-#: samples and tokens; together they are limited by ``facts.check_countable``
-_MOST_SAMPLES = 2**30
-_MOST_TOKENS = 2**30
 #: of a loss; with more each would have next to no tokens
 _MOST_CHUNKS = 4096
 
@@ -71,12 +67,12 @@ class JobFlags:
         ),
     ] = None
     seq_len: Annotated[
-        int | None, typer.Option(min=1, max=_MOST_TOKENS, metavar="N", help="Tokens of one sample.")
+        int | None, typer.Option(min=1, max=MOST_TOKENS, metavar="N", help="Tokens of one sample.")
     ] = None
     global_batch: Annotated[
         int | None,
         typer.Option(
-            min=1, max=_MOST_SAMPLES, metavar="N", help="Samples of one optimizer step, over all devices."
+            min=1, max=MOST_SAMPLES, metavar="N", help="Samples of one optimizer step, over all devices."
         ),
     ] = None
     precision: Annotated[Precision | None, typer.Option(help="Number format.")] = None
@@ -116,7 +112,7 @@ class FixedFlags:
     ] = None
     micro_batch: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST_SAMPLES, metavar="N", help="Samples of one forward on one rank."),
+        typer.Option(min=1, max=MOST_SAMPLES, metavar="N", help="Samples of one forward on one rank."),
     ] = None
     recompute: Annotated[
         Recompute | None, typer.Option(help="What backward computes again instead of keeping it.")

@@ -33,9 +33,13 @@ class PlanSource:
 
         Raises:
             PlanFileError: it has none.
+            UsageError: it has a number that is too large to count.
         """
+        from parastrat.tables import check_counts
+
         if self.parsed.plan is None:
             raise PlanFileError(f"{self.path} has no plan", hint="add the table [plan]")
+        check_counts(self.parsed.plan)
         return self.parsed.plan
 
     @property

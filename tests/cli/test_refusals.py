@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,11 @@ SCORES = ("gpt2", *NODE, "--stack", "megatron-2021", "--seq-len", "1073741824", 
             "at most 131,072 nodes",
         ),
         (
+            ("recommend", "gpt2", "--on", "h100-sxm5x99999999999"),
+            "--on h100-sxm5x99999999999: 99,999,999,999 devices",
+            "at most 1,048,576 devices",
+        ),
+        (
             ("recommend", "gpt2", *NODE, "--seq-len", "1073741824", "--global-batch", "64"),
             "a global batch of 64 samples of 1,073,741,824 tokens",
             "at most",
@@ -67,6 +73,41 @@ def test_what_was_wrong_is_said(typed: Typed, arguments: tuple[str, ...], messag
     assert message in first
     assert second.startswith("hint: ")
     assert hint in second
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("virtual_stages", "pp x virtual_stages"),
+        ("pp", "the product of the mesh"),
+        ("dp_replicate", "the product of the mesh"),
+        ("cp", "the product of the mesh"),
+        ("ep", "ep"),
+        ("micro_batch_size", "micro_batch_size"),
+        ("gradient_accumulation_steps", "gradient_accumulation_steps"),
+        ("sequence_length", "sequence_length"),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "check", "emit"])
+def test_a_plan_files_absurd_counts_are_refused(
+    typed: Typed, tmp_path: Path, command: str, name: str, message: str
+) -> None:
+    """Where they would leave the 64 bits of columns, in one message."""
+    path = tmp_path / "plan.toml"
+    batch = ("--micro-batch", "1", "--global-batch", "32", "--seq-len", "1024")
+    made = typed("estimate", "gpt2", *NODE, "--pp", "2", "--dp-shard", "4", *batch, "-o", path)
+    assert made.code == 0
+    text = path.read_text(encoding="utf-8")
+    changed, count = re.subn(rf"(?m)^{name} = \d+$", f"{name} = 9000000000000000000", text)
+    assert count
+    # without a strategy and an estimate, which would contradict it
+    lines = [each for each in changed.partition("[estimate]")[0].splitlines() if "strategy" not in each]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    target = ("--to", "torchrun", "-o", tmp_path / "out") if command == "emit" else ()
+    done = typed(command, path, *target)
+    assert done.code in {1, 2}
+    assert f"{message} = " in done.out + done.err
+    assert "is more than parastrat counts" in done.out + done.err
 
 
 @pytest.mark.parametrize("arguments", [("recommend",), ("recommend", "gpt2", "--tpp", "2"), ("recomend",)])
