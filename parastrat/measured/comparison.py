@@ -18,7 +18,7 @@ from parastrat.ranks.states import context_bytes
 from parastrat.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from parastrat.case import Case
     from parastrat.measured.rows import MeasuredRow, Table
@@ -49,12 +49,19 @@ def compared(table: Table) -> Comparison:
     for row in table.rows:
         try:
             job = job_of(row)
-            found = list(_quantities(row, assess(job.facts, job.plan), table.columns))
+            case = assess(job.facts, job.plan)
+            found = _times(row, case, table.columns)
+            known, unknown = _peaks(row, case)
+            if unknown and not any(each.measured for each in found):
+                raise unknown
         except CannotPredictError as error:
             skipped.append(Skipped(id=row.id, reason=error.reason))
         except ParastratError as error:
             skipped.append(Skipped(id=row.id, reason=error.message))
         else:
+            found += known
+            if unknown:
+                skipped.append(Skipped(id=row.id, reason=f"peak memory alone: {unknown.reason}"))
             rows += found
             spreads.add(row, found, job.plan.rung)
             if not found:
@@ -112,34 +119,46 @@ class _Spreads:
         }
 
 
-def _quantities(row: MeasuredRow, case: Case, columns: Iterable[str]) -> Iterator[Compared]:
-    estimate = case.estimate
-    out_of_memory = ran_out_of_memory(row)
-    if _has_times(columns) and unknown_rate(row) is None:
-        yield Compared(
-            id=row.id,
-            stack=case.stack.name,
-            quantity=Quantity.STEP_TIME,
-            measured=None if out_of_memory else step_time(row, case.plan.global_batch_size),
-            predicted=estimate.time.step,
-            low=estimate.time.step_low,
-            high=estimate.time.step_high,
-            verdict=estimate.verdict,
-            out_of_memory=out_of_memory,
-        )
-    if row.mem_metric is not None:
+def _times(row: MeasuredRow, case: Case, columns: Iterable[str]) -> list[Compared]:
+    """Return a run's step time compared; nothing of a table without times, or of an unknown rate."""
+    if not _has_times(columns) or unknown_rate(row) is not None:
+        return []
+    time, out_of_memory = case.estimate.time, ran_out_of_memory(row)
+    found = Compared(
+        id=row.id,
+        stack=case.stack.name,
+        quantity=Quantity.STEP_TIME,
+        measured=None if out_of_memory else step_time(row, case.plan.global_batch_size),
+        predicted=time.step,
+        low=time.step_low,
+        high=time.step_high,
+        verdict=case.estimate.verdict,
+        out_of_memory=out_of_memory,
+    )
+    return [found]
+
+
+def _peaks(row: MeasuredRow, case: Case) -> tuple[list[Compared], CannotPredictError | None]:
+    """Return a run's peak memory compared, or why it is not: that says nothing against its time."""
+    if row.mem_metric is None:
+        return [], None
+    try:
         predicted = _in_metric(case, row.mem_metric)
-        yield Compared(
-            id=row.id,
-            stack=case.stack.name,
-            quantity=Quantity.PEAK_MEMORY,
-            measured=None if out_of_memory or not row.peak_mem_gib else row.peak_mem_gib * GIB,
-            predicted=predicted,
-            low=predicted - estimate.memory.margin,
-            high=predicted + estimate.memory.margin,
-            verdict=estimate.verdict,
-            out_of_memory=out_of_memory,
-        )
+    except CannotPredictError as error:
+        return [], error
+    estimate, out_of_memory = case.estimate, ran_out_of_memory(row)
+    found = Compared(
+        id=row.id,
+        stack=case.stack.name,
+        quantity=Quantity.PEAK_MEMORY,
+        measured=None if out_of_memory or not row.peak_mem_gib else row.peak_mem_gib * GIB,
+        predicted=predicted,
+        low=predicted - estimate.memory.margin,
+        high=predicted + estimate.memory.margin,
+        verdict=estimate.verdict,
+        out_of_memory=out_of_memory,
+    )
+    return [found], None
 
 
 def _has_times(columns: Iterable[str]) -> bool:

@@ -65,6 +65,15 @@ def test_each_metric_counts_what_it_counts() -> None:
     assert unknown.rows == ()
 
 
+def test_an_unknown_metric_of_memory_leaves_the_time() -> None:
+    row = run(step_time_s=4.0, mem_metric="felt", peak_mem_gib=1.0)
+    found = compared(Table(rows=(row,), columns=COLUMNS))
+    assert [(each.quantity, each.measured) for each in found.rows] == [(Quantity.STEP_TIME, 4.0)]
+    assert [each.reason for each in found.skipped] == [
+        "peak memory alone: memory metric 'felt' is none of reserved, allocated, nvidia-smi"
+    ]
+
+
 def test_what_was_measured_does_not_change_what_is_predicted() -> None:
     told = run(step_time_s=4.0, peak_mem_gib=60.0, mem_metric="nvidia-smi", status="ok")
     blank = replace(told, step_time_s=None, peak_mem_gib=None)
