@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -64,6 +65,9 @@ class TimeEstimate:
     #: 80 % interval of the step
     step_low: float
     step_high: float
+    #: of that, the ln of the factor by which the device's own parts of every plan may be off alike, because
+    #: a rate of it is assumed; None where none is
+    assumed_spread: float | None = None
 
     @property
     def parts(self) -> dict[str, float]:
@@ -75,8 +79,30 @@ class TimeEstimate:
         return sum(self.parts.values())
 
     def may_tie(self, other: TimeEstimate) -> bool:
-        """Return whether the 80 % intervals overlap."""
-        return self.step_low <= other.step_high and other.step_low <= self.step_high
+        """Return whether the 80 % intervals overlap.
+
+        Two plans of a device share what is assumed of it: if it is twice as fast, it is so for both. They
+        may tie if their intervals without that overlap at some rate within what is assumed; as the ratio of
+        two steps rises or falls with the rate throughout, at its ends or as it is.
+        """
+        shared = self.assumed_spread
+        if shared is None or other.assumed_spread is None:
+            return self.step_low <= other.step_high and other.step_low <= self.step_high
+        apart = self._own_spread + other._own_spread
+        factors = (math.exp(-shared), 1.0, math.exp(shared))
+        ratios = [math.log(self._step_at(factor) / other._step_at(factor)) for factor in factors]
+        return min(ratios) <= apart and max(ratios) >= -apart
+
+    @property
+    def _own_spread(self) -> float:
+        """The ln of the interval's half without what all plans share."""
+        whole = math.log(self.step_high / self.step)
+        return math.sqrt(max(0.0, whole**2 - (self.assumed_spread or 0.0) ** 2))
+
+    def _step_at(self, factor: float) -> float:
+        """Return the step if everything that a device does by itself took so many times as long."""
+        own = self.compute + self.pp_bubble + self.optimizer
+        return self.step + (factor - 1) * own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

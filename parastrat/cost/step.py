@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +14,9 @@ from parastrat.cost.data_parallel import UnitSeconds, copied_s, data_parallel_s,
 from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_assumed
 from parastrat.cost.optimizer import optimizer_s
+from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_spread
 from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
-from parastrat.hardware import FigureKind
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns, whole_model
 from parastrat.ranks.states import unit_totals
@@ -41,13 +40,6 @@ PARTS = (
     "pp_exposed",
     "optimizer",
 )
-
-#: figures of a device on which a step's time rests
-_RATE_FIELDS = ("sustained", "memory_bytes_per_s", "matmul", "launch_s")
-
-#: ln of the factor by which a step may be off when a rate is assumed: that is known to a factor of two
-_ASSUMED_SPREAD = math.log(2)
-
 
 #: what decides a rank's collectives of parameters and gradients, and its optimizer step
 _WEIGHTS_BY = (
@@ -77,6 +69,8 @@ def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = N
     out = {
         part: seconds[slowest, rows] if seconds.ndim > 1 else seconds for part, seconds in of_ranks.items()
     }
+    if assumes_rates(facts):
+        out["assumed_spread"] = np.full(len(columns.pp), ASSUMED_SPREAD)
     spread: Numbers = time_spread(facts)
     if np.any(rests_on_assumed(facts, columns)):
         spread = np.where(rests_on_assumed(facts, columns), time_spread(facts, assumes=True), spread)
@@ -189,24 +183,8 @@ def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) 
 
 def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
     """Return one row of ``time_columns`` as a value."""
-    names = (*PARTS, "step_low", "step_high")
+    names = (*PARTS, "step_low", "step_high", *({"assumed_spread"} & time.keys()))
     return TimeEstimate(**{name: float(time[name][row]) for name in names})
-
-
-def time_spread(facts: Facts, *, assumes: bool = False) -> float:
-    """Return the ln of the factor within which 80 % of measured steps lie.
-
-    The stack's own spread; wider where a rate of the device is assumed, not measured or derived, or plans
-    are meant that rest on another rate that is (``assumes``).
-    """
-    assumed = assumes or any(
-        entry.kind is FigureKind.ASSUMED and entry.field.split(".")[0] in _RATE_FIELDS
-        for entry in facts.hardware.device.provenance
-    )
-    of_stack = facts.stack.time_spread
-    if facts.model.experts and facts.stack.time_spread_with_experts is not None:
-        of_stack = facts.stack.time_spread_with_experts
-    return math.hypot(of_stack, _ASSUMED_SPREAD if assumed else 0.0)
 
 
 def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from builders import case
 
 from parastrat.case import Facts
-from parastrat.cost.step import time_spread
+from parastrat.cost.uncertainty import time_spread
 from parastrat.hardware import FigureKind, Provenance
 from parastrat.profiles import device_names, node_names, profiles_root
 from parastrat.profiles.files import ProfileFile, read_profile
