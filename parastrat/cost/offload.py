@@ -42,17 +42,21 @@ class HostRates:
 
     #: between host and one device, one direction
     link: float
-    #: in the host's memory, all processes together
-    memory: float
+    #: in the host's memory, all processes together; None: unknown, and each is assumed to have as much of
+    #: it as its link carries
+    memory: float | None
     link_is_assumed: bool
-    memory_is_assumed: bool
+
+    @property
+    def are_assumed(self) -> bool:
+        """Whether one of them is."""
+        return self.link_is_assumed or self.memory is None
 
 
 def host_rates(facts: Facts) -> HostRates:
-    """Return the rates; what nobody states is assumed.
+    """Return the rates.
 
-    A link that is unknown is assumed to be the device's own memory, as where host and device share one;
-    host memory to carry what the links of all its devices do together, and no more.
+    A link that nobody states is assumed to be the device's own memory, as where host and device share one.
     """
     hardware = facts.hardware
     device, host = hardware.device, hardware.host
@@ -61,16 +65,14 @@ def host_rates(facts: Facts) -> HostRates:
     assumed = kinds.get("host_bytes_per_s") is FigureKind.ASSUMED
     return HostRates(
         link=link,
-        memory=host.memory_bytes_per_s or link * hardware.devices_per_node,
+        memory=host.memory_bytes_per_s or None,
         link_is_assumed=assumed or device.host_bytes_per_s is None,
-        memory_is_assumed=host.memory_bytes_per_s is None,
     )
 
 
 def rests_on_assumed(facts: Facts, c: Columns) -> Mask:
     """Return where a step's time rests on an assumed rate of what is offloaded."""
-    rates = host_rates(facts)
-    return offloads(c) & (rates.link_is_assumed or rates.memory_is_assumed)
+    return offloads(c) & host_rates(facts).are_assumed
 
 
 def offloads(c: Columns) -> Any:
@@ -121,6 +123,8 @@ def _shard(totals: ParameterTotals, c: Columns) -> Numbers:
 
 def _share_of_memory(facts: Facts, c: Columns) -> Numbers:
     """Return one process's share of its host's memory rate: that of its socket at most."""
-    hardware = facts.hardware
+    hardware, rates = facts.hardware, host_rates(facts)
+    if rates.memory is None:
+        return rates.link
     ranks = np.minimum(c.pp * c.dp * c.cp * c.tp, hardware.devices_per_node)
-    return host_rates(facts).memory / np.maximum(ranks, hardware.host.numa_nodes or 1)
+    return rates.memory / np.maximum(ranks, hardware.host.numa_nodes or 1)

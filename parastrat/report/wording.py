@@ -118,11 +118,10 @@ def offload_words(case: Case) -> str:
     """Return the rates on which the time of what is offloaded rests, and which of them are assumed."""
     rates, each = host_rates(case.facts), a_device(case.hardware)
     link = f"{rates.link / GB:,.0f} GB/s to {each}"
-    memory = f"{rates.memory / GB:,.0f} GB/s in the host's memory"
     if case.hardware.device.host_bytes_per_s is None:
         link += " (assumed, as fast as its own memory: no link is known)"
     elif rates.link_is_assumed:
         link += " (assumed)"
-    if rates.memory_is_assumed:
-        memory += " (assumed: what the links of its devices carry together)"
-    return f"{link}, {memory}"
+    if rates.memory is None:
+        return f"{link}, as much in the host's memory for each (assumed: nothing is known of it)"
+    return f"{link}, {rates.memory / GB:,.0f} GB/s in the host's memory"

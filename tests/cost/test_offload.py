@@ -133,13 +133,16 @@ def test_unknown_rates_are_assumed_and_widen_the_interval() -> None:
     known = offloading()
     unknown = offloading(hardware={"host": Host()})
     rates = host_rates(unknown)
-    assert (rates.link_is_assumed, rates.memory_is_assumed) == (False, True)
-    assert (rates.link, rates.memory) == (LINK, 8 * LINK)
+    assert (rates.link, rates.memory) == (LINK, None)
+    assert (rates.link_is_assumed, rates.are_assumed) == (False, True)
+    # of the host's memory each process then has what its link carries
+    found = time(unknown, dp_shard=4, **FSDP).optimizer
+    assert found == pytest.approx(2 * GB / 4 * MOVED * APART / LINK)
     shared = host_rates(offloading(device={"host_bytes_per_s": None}))
-    assert (shared.link, shared.link_is_assumed, shared.memory_is_assumed) == (TERA, True, False)
+    assert (shared.link, shared.link_is_assumed, shared.memory) == (TERA, True, MEMORY)
     entry = Provenance(field="host_bytes_per_s", kind=FigureKind.ASSUMED, source="a guess")
     assert host_rates(offloading(device={"provenance": (entry,)})).link_is_assumed
-    assert not host_rates(known).link_is_assumed
+    assert not host_rates(known).are_assumed
 
     def spread(facts: Facts, **fields: Any) -> float:
         found = time(facts, dp_shard=4, **fields)
@@ -150,6 +153,13 @@ def test_unknown_rates_are_assumed_and_widen_the_interval() -> None:
     assert spread(known, **FSDP) == pytest.approx(own)
     assert spread(unknown, **FSDP) == pytest.approx(math.hypot(own, math.log(2)))
     assert spread(unknown, shard=Shard.PARAMETERS) == pytest.approx(own)
+
+
+def test_devices_that_a_plan_leaves_idle_do_not_matter() -> None:
+    for host in (Host(), Host(memory_bytes_per_s=MEMORY, numa_nodes=2)):
+        many, one = (offloading(hardware={"host": host, "devices_per_node": devices}) for devices in (8, 1))
+        alone = {"offload": Offload.PARAMETERS, "gradient_accumulation_steps": 2}
+        assert time(many, **alone).parts == pytest.approx(time(one, **alone).parts)
 
 
 def test_plans_together_are_the_plans_one_by_one() -> None:

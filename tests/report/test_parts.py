@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from report.answers import CONTEXT, fsdp2, nothing, pipelined
 
-from parastrat.hardware import FigureKind, Provenance
+from parastrat.hardware import FigureKind, Host, Provenance
 from parastrat.plan import Offload
 from parastrat.profiles import load_hardware
 from parastrat.report.advice import wrapped_command
@@ -17,7 +17,7 @@ from parastrat.report.nearest_fit import nearest_lines
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Paper, rendered, wrapped
-from parastrat.report.wording import hardware_words
+from parastrat.report.wording import hardware_words, offload_words
 from parastrat.result import Applied, NearestFit
 from parastrat.units import GIB, MIB
 from parastrat.workload import Optimizer
@@ -209,15 +209,18 @@ def test_rates_of_what_is_offloaded_are_told_and_which_are_assumed() -> None:
         made = replace(plain, hardware=hardware, plan=replace(plain.plan, offload=Offload.PARAMETERS))
         return " ".join(rendered(plan_lines(made, Paper(width=200)), Paper(width=200)).split())
 
-    assumed = "GB/s in the host's memory (assumed: what the links of its devices carry together)"
-    assert f"offload 20 GB/s to a GPU, 160 {assumed}" in shown()
+    assumed = "as much in the host's memory for each (assumed: nothing is known of it)"
+    assert f"offload 20 GB/s to a GPU, {assumed}" in shown()
     assert "2,000 GB/s to a GPU (assumed, as fast as its own memory" in shown(host_bytes_per_s=None)
     entry = Provenance(field="host_bytes_per_s", kind=FigureKind.ASSUMED, source="a guess")
-    assert "20 GB/s to a GPU (assumed), 160" in shown(provenance=(entry,))
+    assert "20 GB/s to a GPU (assumed), as much" in shown(provenance=(entry,))
+    known = replace(plain.hardware, host=Host(memory_bytes_per_s=4.5e11))
+    offloading = replace(plain, hardware=known, plan=replace(plain.plan, offload=Offload.PARAMETERS))
+    assert offload_words(offloading) == "20 GB/s to a GPU, 450 GB/s in the host's memory"
     assert "assumed" not in " ".join(rendered(plan_lines(plain, Paper()), Paper()).split())
     fit = NearestFit(
         changes=("so",), case=replace(plain, plan=replace(plain.plan, offload=Offload.OPTIMIZER))
     )
     lines = nearest_lines(replace(nothing(), nearest_fit=(fit,)), Paper(width=200))
     text = " ".join(rendered(lines, Paper(width=200)).split())
-    assert f"with 20 GB/s to a GPU, 160 {assumed}" in text
+    assert f"with 20 GB/s to a GPU, {assumed}" in text
