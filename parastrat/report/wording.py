@@ -43,7 +43,14 @@ def device_word(hardware: Hardware, number: int = 1) -> str:
 
 
 def hardware_words(hardware: Hardware) -> str:
-    """Return the cluster, such as ``dgx-h100:8: 8 nodes of 8 GPUs (h100-sxm5)``."""
+    """Return the cluster, such as ``dgx-h100:8: 8 nodes of 8 GPUs (h100-sxm5)``.
+
+    One device, which others may stand idle beside, is ``one GPU of dgx-h100:8 (h100-sxm5)``.
+    """
+    if hardware.world_size == 1:
+        # a process alone has all cores of its host
+        whole = " with all cores" if hardware.device.type is DeviceType.CPU else ""
+        return f"one {device_word(hardware)}{whole} of {hardware.name} ({hardware.device.name})"
     if hardware.name.startswith("auto:"):
         # what was probed is named by what was found
         return hardware.name

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from report.answers import CONTEXT, fsdp2, nothing, pipelined
 
-from parastrat.hardware import FigureKind, Host, Provenance
+from parastrat.hardware import DeviceType, FigureKind, Host, Provenance
 from parastrat.plan import Offload
 from parastrat.profiles import load_hardware
 from parastrat.report.advice import wrapped_command
@@ -169,6 +169,12 @@ def test_what_would_fit_is_asked_for_by_its_flags() -> None:
 def test_hardware_that_was_probed_is_named_by_what_was_found() -> None:
     assert hardware_words(fsdp2().hardware) == "cluster:2: 2 nodes of 8 GPUs (gpu)"
     assert hardware_words(load_hardware("dgx-h100")) == "dgx-h100: 1 node of 8 GPUs (h100-sxm5)"
+    # a plan of one device leaves the others idle: neither nodes nor links of the cluster are its own
+    idle = replace(load_hardware("dgx-h100:2"), devices_per_node=1, num_nodes=1, scale_up_devices=1)
+    assert hardware_words(idle) == "one GPU of dgx-h100:2 (h100-sxm5)"
+    assert hardware_words(load_hardware("h100x1")) == "one GPU of h100-sxm5x1 (h100-sxm5)"
+    process = replace(idle, name="cpu:2", device=replace(idle.device, type=DeviceType.CPU, name="cpu"))
+    assert hardware_words(process) == "one CPU process with all cores of cpu:2 (cpu)"
     generic = hardware_words(load_hardware("h100x4:2"))
     assert generic == "h100-sxm5x4:2: 2 nodes of 4 GPUs (h100-sxm5; links are assumed)"
     probed = replace(fsdp2().hardware, name="auto: 2 CPU processes on 2 cores, 23.5 GiB")
