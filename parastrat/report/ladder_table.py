@@ -23,6 +23,8 @@ _TONES = {
     RungStatus.NOT_APPLICABLE: Tone.FAINT,
 }
 _MOST_REJECTED = 3
+#: rules that a larger batch obeys, which nothing else in the answer tells
+_OF_BATCH = ("PS401", "PS701")
 #: narrower screens get narrower columns
 _ROOMY = 72
 
@@ -68,7 +70,10 @@ def _figures(case: Case | None) -> tuple[str, str, str]:
 
 
 def rejected_lines(result: SearchResult, paper: Paper) -> list[Line]:
-    """Return the rules that left most plans out, each with one example."""
+    """Return the rules that left most plans out, each with one example.
+
+    Where the batch is what leaves most out, with the batch that would do.
+    """
     rejected = result.rejected
     if not rejected:
         return []
@@ -85,4 +90,10 @@ def rejected_lines(result: SearchResult, paper: Paper) -> list[Line]:
         Row(cells=(f"{rejection.count:,}", rejection.code, rejection.example))
         for rejection in rejected[:_MOST_REJECTED]
     ]
-    return lines + table_lines(columns, rows, paper)
+    lines += table_lines(columns, rows, paper)
+    if rejected[0].code not in _OF_BATCH:
+        return lines
+    for rejection in rejected[:_MOST_REJECTED]:
+        if rejection.code in _OF_BATCH:
+            lines += wrapped(f"{rejection.code}: {rejection.fix}", paper, first="  ", rest="    ")
+    return lines

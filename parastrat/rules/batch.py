@@ -37,8 +37,8 @@ def _(case: Case) -> Hit:
     batch, dp = case.workload.global_batch_size, case.plan.mesh.dp
     return Hit(
         message=f"a global batch of {batch:,} gives {dp:,} data-parallel ranks less than one sample each",
-        fix=f"use at most {batch:,} data-parallel ranks and split the rest with tp, cp or pp, or a global "
-        f"batch of {dp:,}",
+        fix=f"use a global batch of {dp:,}, or at most {batch:,} data-parallel "
+        f"rank{'' if batch == 1 else 's'} and split the rest with tp, cp or pp",
     )
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from report.answers import CONTEXT, fsdp2, nothing, pipelined
+from report.answers import CONTEXT, fsdp2, nothing, pipelined, taken
 
 from parastrat.hardware import DeviceType, FigureKind, Host, Provenance
 from parastrat.plan import Offload
@@ -13,12 +13,13 @@ from parastrat.report.advice import wrapped_command
 from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.breakdown import plan_lines
 from parastrat.report.commands import next_steps, plan_flags, steps_to_fit, typed
+from parastrat.report.ladder_table import rejected_lines
 from parastrat.report.nearest_fit import nearest_lines
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Paper, rendered, wrapped
 from parastrat.report.wording import hardware_words, offload_words
-from parastrat.result import Applied, NearestFit
+from parastrat.result import Applied, NearestFit, Rejection
 from parastrat.units import GIB, MIB
 from parastrat.workload import Optimizer
 
@@ -230,3 +231,14 @@ def test_rates_of_what_is_offloaded_are_told_and_which_are_assumed() -> None:
     lines = nearest_lines(replace(nothing(), nearest_fit=(fit,)), Paper(width=200))
     text = " ".join(rendered(lines, Paper(width=200)).split())
     assert f"with 20 GB/s to a GPU, {assumed}" in text
+
+
+def test_the_batch_that_would_do_is_told_where_plans_have_too_few_samples() -> None:
+    few = Rejection(code="PS401", title="few", count=53, example="less than one", fix="use a batch of 16")
+    heads = replace(few, code="PS201", fix="use tp 4")
+    text = rendered(rejected_lines(replace(taken(), rejected=(few, heads)), Paper()), Paper())
+    assert "  PS401: use a batch of 16\n" in text
+    assert "use tp 4" not in text
+    # of those that something else leaves out a larger batch is none of the reader's concerns
+    others = rendered(rejected_lines(replace(taken(), rejected=(heads, few)), Paper()), Paper())
+    assert "use a batch of 16" not in others
