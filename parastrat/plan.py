@@ -150,7 +150,7 @@ class Plan:
     @property
     def _data_strategy(self) -> str:
         mesh = self.mesh
-        if self.shard is Shard.PARAMETERS and mesh.dp_shard * mesh.cp > 1:
+        if self.shards_parameters:
             return "hsdp" if mesh.dp_replicate > 1 else "fsdp2"
         if mesh.dp == 1:
             return ""
@@ -158,8 +158,8 @@ class Plan:
 
     @property
     def shards_parameters(self) -> bool:
-        """Whether each rank of ``dp_shard`` keeps a part of every parameter: FSDP2 and HSDP."""
-        return self.shard is Shard.PARAMETERS and self.mesh.dp_shard > 1
+        """Whether each rank of ``dp_shard`` and ``cp`` keeps a part of every parameter: FSDP2 and HSDP."""
+        return self.shard is Shard.PARAMETERS and self.mesh.dp_shard * self.mesh.cp > 1
 
     @property
     def rung(self) -> int:

@@ -218,7 +218,7 @@ def shard_groups_straddle_domains(p: Columns) -> Mask:
     """
     group = p.dp_shard * p.cp * p.tp
     straddles = (group % p.scale_up_devices != 0) & (p.scale_up_devices % group != 0)
-    return (p.shard == _PARAMETERS) & (p.dp_replicate > 1) & (p.dp_shard > 1) & straddles
+    return (p.shard == _PARAMETERS) & (p.dp_replicate > 1) & (p.dp_shard * p.cp > 1) & straddles
 
 
 @shard_groups_straddle_domains.message

@@ -77,6 +77,8 @@ def test_one_connection_under_fsdp() -> None:
     assert not fires("PS520", {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}, **fsdp2)
     assert not fires("PS520", one)
     assert not fires("PS520", one, **(fsdp2 | {"dp_shard": 1}))
+    # context ranks share the shards
+    assert fires("PS520", one, **(fsdp2 | {"dp_shard": 1, "cp": 2}))
 
 
 def test_ranks_may_share_a_gpu() -> None:

@@ -72,6 +72,9 @@ def test_shard_groups_straddle_domains() -> None:
     assert "PS213" not in codes(**hsdp, dp_shard=16)
     assert "PS213" not in codes(**hsdp, dp_shard=4)
     assert "PS213" not in codes(shard=Shard.PARAMETERS, dp_shard=12)
+    # context ranks share the shards
+    assert "PS213" in codes(**hsdp, cp=12)
+    assert "PS213" not in codes(**hsdp, cp=8)
 
 
 def test_vocabulary_does_not_divide() -> None:
