@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.columns import code_of
 from parastrat.errors import UsageError
 from parastrat.model import Family
-from parastrat.units import MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
+from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -32,9 +32,9 @@ def workload_columns(workload: Workload) -> dict[str, Any]:
     """Return what is trained with, as columns.
 
     Raises:
-        UsageError: samples that are longer than columns can count.
+        UsageError: as ``check_samples`` raises it.
     """
-    _check_countable("sequence_length", workload.sequence_length or 1, MOST_TOKENS)
+    check_samples(workload)
     return {
         "global_batch_size": workload.global_batch_size,
         "sequence_length": workload.sequence_length,
@@ -130,6 +130,16 @@ def sized_columns(plan: Plan) -> dict[str, Any]:
         "offload": code_of(plan.offload),
         "pp_schedule": -1 if plan.pp_schedule is None else code_of(plan.pp_schedule),
     }
+
+
+def check_samples(workload: Workload) -> None:
+    """Check that what samples consist of can be counted.
+
+    Raises:
+        UsageError: it cannot, and no job has as much.
+    """
+    _check_countable("sequence_length", workload.sequence_length or 1, MOST_TOKENS)
+    _check_countable("loss_chunks", workload.loss_chunks, MOST_CHUNKS)
 
 
 def check_counts(plan: Plan) -> None:

@@ -30,3 +30,5 @@ MOST_RANKS = 2**20
 #: of one step, and tokens of one sample; beyond them bytes would leave the 64 bits of columns
 MOST_SAMPLES = 2**30
 MOST_TOKENS = 2**30
+#: of a loss; with more each would have next to no tokens
+MOST_CHUNKS = 4096

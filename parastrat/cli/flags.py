@@ -10,11 +10,8 @@ import typer
 
 from parastrat.cli.completion import hardware_words, model_words, stack_words
 from parastrat.plan import Recompute
-from parastrat.units import MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
+from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 from parastrat.workload import Optimizer, Precision
-
-#: of a loss; with more each would have next to no tokens
-_MOST_CHUNKS = 4096
 
 _Degree = typer.Option(min=1, max=MOST_RANKS, metavar="N", show_default=False)
 _Model = typer.Argument(
@@ -81,7 +78,7 @@ class JobFlags:
         int,
         typer.Option(
             min=1,
-            max=_MOST_CHUNKS,
+            max=MOST_CHUNKS,
             metavar="N",
             help="Parts of a micro-batch's tokens whose logits the loss makes one after another.",
         ),

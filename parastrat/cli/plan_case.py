@@ -35,11 +35,13 @@ class PlanSource:
             PlanFileError: it has none.
             UsageError: it has a number that is too large to count.
         """
-        from parastrat.tables import check_counts
+        from parastrat.tables import check_counts, check_samples
 
         if self.parsed.plan is None:
             raise PlanFileError(f"{self.path} has no plan", hint="add the table [plan]")
         check_counts(self.parsed.plan)
+        if self.parsed.workload is not None:
+            check_samples(self.parsed.workload)
         return self.parsed.plan
 
     @property

@@ -60,7 +60,7 @@ _PLAIN = Shape(flat={})
 #: counts that are one at least
 _POSITIVE: Mapping[type, tuple[str, ...]] = {
     Plan: (*AXES, "micro_batch_size", "gradient_accumulation_steps", "virtual_stages"),
-    Workload: ("global_batch_size", "sequence_length"),
+    Workload: ("global_batch_size", "sequence_length", "loss_chunks"),
     Launch: ("nodes", "ranks_per_node"),
     ModelFingerprint: ("parameters",),
     Hardware: ("accelerators_per_node",),

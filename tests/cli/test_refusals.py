@@ -57,6 +57,12 @@ SCORES = ("gpt2", *NODE, "--stack", "megatron-2021", "--seq-len", "1073741824", 
         ),
         (("estimate", "gpt2", *NODE, "--micro-batch", "1073741824"), "a micro-batch of 1,073,741,824", ""),
         (("recommend", "gpt2", *NODE, "--micro-batch", "1073741824"), "a micro-batch of 1,073,741,824", ""),
+        (("recommend", "gpt2", *NODE, "--loss-chunks", "0"), "--loss-chunks 0 is out of range", "from 1"),
+        (
+            ("recommend", "t5-3b", *NODE, "--loss-chunks", "8"),
+            "a loss in chunks",
+            "leave --loss-chunks out",
+        ),
         (("estimate", *SCORES), "one rank needs more than 256 PiB", "shorter sequences"),
         (("recommend", *SCORES), "one rank needs more than 256 PiB", "shorter sequences"),
         (("explain", "PS100"), "there is no rule 'PS100'", "PS101"),
@@ -86,6 +92,7 @@ def test_what_was_wrong_is_said(typed: Typed, arguments: tuple[str, ...], messag
         ("micro_batch_size", "micro_batch_size"),
         ("gradient_accumulation_steps", "gradient_accumulation_steps"),
         ("sequence_length", "sequence_length"),
+        ("loss_chunks", "loss_chunks"),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "check", "emit"])

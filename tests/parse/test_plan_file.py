@@ -110,6 +110,7 @@ def test_a_missing_key_points_at_its_table(tmp_path: Path) -> None:
         ("OMP_NUM_THREADS", '"A;B"', "launch.env.A;B is no name of an environment", "use letters"),
         ('"14"', "14", "OMP_NUM_THREADS must be text in quotes, not 14", 'OMP_NUM_THREADS = "14"'),
         ("global_batch_size = 16", "global_batch_size = 0", "must be 1 or more, not 0", "1 or more"),
+        ("loss_chunks = 1", "loss_chunks = 0", "must be 1 or more, not 0", "1 or more"),
         ("[hardware.host]", "[hardware.hosts]", "hardware.hosts is not a key", "did you mean host?"),
     ],
 )
