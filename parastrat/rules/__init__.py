@@ -24,6 +24,7 @@ from parastrat.rules import (
     file_form,
     host_memory,
     launch_script,
+    launch_values,
     launcher,
     memory,
     mesh,
@@ -86,6 +87,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     deepspeed,
     deepspeed_engine,
     launch_script,
+    launch_values,
 )
 
 

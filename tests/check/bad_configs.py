@@ -123,9 +123,22 @@ LENIENT = {
         SCRIPT
         + "srun axolotl train x.yaml --launcher torchrun -- --nproc_per_node=8\npkill -f torchrun -9\n",
         SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node 8 -r3"),
+        # counts that only the shell knows, or torchrun itself
+        SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node gpu"),
+        SCRIPT.replace("--nnodes 2", "--nnodes 2:2"),
+        SCRIPT.replace("--nnodes 2", "--nnodes ${NODES:-2}"),
+        # numbers of the nodes that the shell knows
+        SCRIPT.replace("--rdzv-backend c10d", "--node-rank $SLURM_NODEID"),
+        SCRIPT.replace("--rdzv-backend c10d", "$RANK_OPTION"),
     ),
     ".sh": (
         "python -m torch.distributed.run --nproc-per-node 8 train.py",
+        # each in its own branch: the first node's needs no number
+        (
+            "if first; then\ntorchrun --nnodes 2 --nproc-per-node 8 --master-addr head train.py\n"
+            "else\ntorchrun --nnodes 2 --nproc-per-node 8 --node-rank 1 --master-addr head train.py\nfi\n"
+        ),
+        "torchrun --nnodes 1 --nproc-per-node {gpus} --master-addr head train.py",
         "bash -lc 'torchrun --standalone --nproc-per-node 8 train.py'",
     ),
 }
@@ -310,6 +323,20 @@ BAD = (
     _script("way back", "| head -n 1)", "| head -n 1 || echo localhost)", "PS658"),
     _script("another head on each node", '"$HEAD:29500"', '"$(hostname):29500"', "PS659"),
     _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
+    _script("processes below 0", "--nproc-per-node 8", "--nproc-per-node -4", "PS662"),
+    _script("no processes", "--nproc-per-node 8", "--nproc-per-node=0", "PS662"),
+    _script("processes of no number", "--nproc-per-node 8", "--nproc-per-node 8x", "PS662"),
+    _script("nodes of no number", "--nnodes 2", "--nnodes x", "PS662"),
+    _script("nodes of three numbers", "--nnodes 2", "--nnodes 1:2:3", "PS662"),
+    _script("fewest above most", "--nnodes 2", "--nnodes 2:1", "PS662"),
+    _script("port of no machine", "--nnodes 2", "--nnodes 2 --master-port 70000", "PS662"),
+    _script("nodes without numbers", "--rdzv-backend c10d ", "", "PS663"),
+    _script(
+        "nodes without numbers, the old way",
+        '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500"',
+        "--master-addr $HEAD",
+        "PS663",
+    ),
     _script("misspelt option", "--rdzv-endpoint", "--rdzv-endpont", "PS601"),
     _script("misspelt variable", "OMP_NUM_THREADS=8", "NCCL_IB_DISABEL=1", "PS607"),
     _script("misspelt variable of several", "OMP_NUM_THREADS=8", "A=1 NCCL_IB_DISABEL=1", "PS607"),
