@@ -88,7 +88,7 @@ def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -
     """Check each launch of a script with the job that they are of; what is said of both is said once."""
     known, several = read_format(ConfigFormat.SCRIPT.value), []
     for table, positions in script_tables(text):
-        if "torchrun" not in table and "sbatch" not in table:
+        if table.keys().isdisjoint(("torchrun", "sbatch", "late")):
             raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=KNOWN)
         file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
         several.append(_check_config(path, lines, with_full_names(file, known), given))

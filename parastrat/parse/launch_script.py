@@ -10,15 +10,13 @@ import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from parastrat.parse.slurm_options import slurm_options
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(-.*)$")
-#: a letter with its value, or without
-_LETTER = re.compile(r"(-[A-Za-z])(.*)")
 _ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
-#: short options of sbatch, by their long names
-_SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task", "-G": "gpus"}
 #: options of torchrun that take no value, and the one that torch.distributed.launch alone has
 _SWITCHES = frozenset(
     {"standalone", "no-python", "run-path", "module", "m", "help", "virtual-local-rank", "use-env"}
@@ -32,9 +30,9 @@ _REMOTE = frozenset({"ssh", "pdsh", "clush", "mpirun", "mpiexec", "parallel-ssh"
 _SHELLS = frozenset({"bash", "sh", "zsh"})
 #: what only speaks of a command
 _SPEAKING = frozenset({"echo", "printf", "which", "type", "command", "pip", "man"})
-_SRUN_NODES = re.compile(r"(?:-N\s*|--nodes[=\s])(\d+)")
-#: of srun: another number of tasks than the job's, or chosen nodes
-_SRUN_TASKS = re.compile(r"(?:^|\s)(?:-n|-w|-r|--n?tasks|--ntasks-per-node|--nodelist|--relative)\b")
+#: of srun: how many nodes and tasks it starts, and what chooses nodes
+_SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
+_SRUN_CHOICES = ("nodelist", "relative")
 _DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
 _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
 #: a quote that is open for more lines is none that was meant
@@ -67,18 +65,25 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
 
     The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), ``torchrun``
     (its options, with hyphens), ``started`` (``by``: ``srun``, ``other`` for what else reaches machines, or
-    ``script``; ``nodes`` that srun was told of, and whether of ``tasks``; ``module``:
-    ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no other launch
-    stands there), and ``text``, the logical lines by their number. Values are text as written.
+    ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and whether of
+    ``tasks`` on chosen nodes; ``module``: ``torch.distributed.launch``; ``options``, where some are
+    unknown; ``only``: whether no other launch stands there), ``late`` (directives behind the first
+    command, by their lines), ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by
+    their number. Values are text as written.
     """
     found = _Found()
+    if "\r\n" in text:
+        found.table["dos"] = "yes"
+        found.positions["dos"] = (text.partition("\r\n")[0].count("\n") + 1, 1)
     for number, line in _logical_lines(text):
         directive = _DIRECTIVE.match(line)
-        if directive is not None:
-            for option, value in _directives(directive[1]):
+        if directive is not None and "text" in found.table:
+            # Slurm reads none behind the first command
+            found.note("late", str(number), line.strip(), number)
+        elif directive is not None:
+            for option, value in slurm_options(directive[1].partition(" #")[0].split()):
                 found.note("sbatch", option, value, number)
-            continue
-        if line.lstrip().startswith("#"):
+        if not line.strip() or _is_comment(line):
             continue
         found.table.setdefault("text", {})[str(number)] = line
         found.positions[f"text.{number}"] = (number, 1)
@@ -100,18 +105,6 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
     ) or ((found.table, found.positions),)
 
 
-def _directives(line: str) -> Iterator[tuple[str, str]]:
-    """Yield the options of one directive, by their long names, with their values."""
-    words = line.partition(" #")[0].split()
-    for place, word in enumerate(words):
-        letter = None if word.startswith("--") else _LETTER.fullmatch(word)
-        name, _, value = (letter[1], "", letter[2].lstrip("=")) if letter else word.partition("=")
-        if not word.startswith("-"):
-            continue
-        behind = words[place + 1] if place + 1 < len(words) else "-"
-        yield _SHORT.get(name, name.lstrip("-")), value or ("" if behind.startswith("-") else behind)
-
-
 def starts_torchrun(text: str) -> bool:
     """Return whether a script has a launch."""
     return "torchrun" in script_tables(text)[0][0]
@@ -128,7 +121,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             until = "" if line.strip() == until else until
             continue
         start = start if joined else number
-        if line.endswith("\\"):
+        if line.endswith("\\") and (joined or not _is_comment(line)):
             joined += line[:-1] + " "
             continue
         whole = joined + line
@@ -234,12 +227,11 @@ def _read_torchrun(before: list[str], module: str, words: list[str], number: int
     launch.note("started", "by", by, number)
     for name, value in _variables(before):
         launch.note("env", name, value, number)
-    own = " ".join(before[before.index("srun") :]) if by == "srun" else ""
-    stated = _SRUN_NODES.search(own)
-    if stated is not None:
-        launch.note("started", "nodes", stated[1], number)
-    if _SRUN_TASKS.search(own):
-        launch.note("started", "tasks", "own", number)
+    for name, value in slurm_options(before[before.index("srun") + 1 :] if by == "srun" else ()):
+        if name in _SRUN_COUNTS:
+            launch.note("started", name, value, number)
+        if name in _SRUN_CHOICES:
+            launch.note("started", "tasks", "chosen", number)
     if module:
         launch.note("started", "module", module, number)
     _read_options(words, module, number, launch)

@@ -16,6 +16,7 @@ from parastrat.rules import (
     axes,
     backend_rules,
     batch,
+    batch_script,
     components,
     deepspeed,
     deepspeed_engine,
@@ -88,6 +89,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     deepspeed_engine,
     launch_script,
     launch_values,
+    batch_script,
 )
 
 

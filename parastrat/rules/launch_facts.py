@@ -26,12 +26,12 @@ def nodes_of(file: ConfigFile) -> int | None:
     A launch that no srun starts on other nodes has the one that its script runs on, unless it is the only
     one, and was meant for all.
     """
-    told = count_of(file, "torchrun.nnodes") or count_of(file, "started.nodes")
+    told = count_of(file, "torchrun.nnodes")
     if told is not None or is_partly_unknown(file):
         return told
     if file.get("started.by") == "script" and file.get("started.only") == "no":
         return None
-    return count_of(file, "sbatch.nodes")
+    return nodes_of_step(file)
 
 
 def is_partly_unknown(file: ConfigFile) -> bool:
@@ -40,9 +40,46 @@ def is_partly_unknown(file: ConfigFile) -> bool:
     return file.get("started.options") is not None or any(name.startswith("PET_") for name in environment)
 
 
-def counted(nodes: int | None) -> str:
-    """Return so many nodes in words."""
-    return "1 node" if nodes == 1 else f"{nodes} nodes"
+def counted(count: int | None, what: str = "node") -> str:
+    """Return so many nodes, or others, in words."""
+    return f"1 {what}" if count == 1 else f"{count} {what}s"
+
+
+#: what says how many tasks run, the nearest to the command first
+TASK_KEYS = ("started.ntasks-per-node", "started.ntasks", "sbatch.ntasks-per-node", "sbatch.ntasks")
+
+
+def nodes_of_step(file: ConfigFile) -> int | None:
+    """Return the nodes that srun, or the job, starts a launch on; None if unknown."""
+    if file.get("started.nodes") is not None:
+        return count_of(file, "started.nodes")
+    nodes = count_of(file, "sbatch.nodes")
+    if file.get("started.ntasks") is None or nodes is None:
+        return nodes
+    tasks = count_of(file, "started.ntasks")
+    return None if tasks is None else min(tasks, nodes)
+
+
+def agents_of(file: ConfigFile) -> int | None:
+    """Return how often srun starts torchrun on a node; None if unknown, or if srun does not start it."""
+    if file.get("started.by") != "srun" or file.get("started.tasks") is not None:
+        return None  # it is told of chosen nodes
+    own = [file.get(key) is not None for key in TASK_KEYS[:2]]
+    a_node, in_all = TASK_KEYS[:2] if any(own) else TASK_KEYS[2:]
+    if own == [True, False] and file.get("sbatch.ntasks") is not None:
+        return None  # versions of Slurm differ in what they make of that beside the job's number of tasks
+    nodes, tasks = nodes_of_step(file), count_of(file, in_all)
+    if file.get(in_all) is None or (nodes is None and tasks is not None):
+        return count_of(file, a_node)
+    # of both numbers the one of all tasks holds
+    return None if tasks is None or not nodes else -(-tasks // nodes)
+
+
+def is_node_for_each_task(file: ConfigFile) -> bool:
+    """Whether torchrun is told of each task as a node, and each has GPUs of its own."""
+    agents, nodes = agents_of(file), nodes_of_step(file)
+    told, has_own = count_of(file, "torchrun.nnodes"), file.get("sbatch.gpus-per-task") is not None
+    return agents is not None and nodes is not None and has_own and told == agents * nodes
 
 
 def endpoint_of(file: ConfigFile) -> tuple[str, str] | None:
@@ -55,6 +92,6 @@ def endpoint_of(file: ConfigFile) -> tuple[str, str] | None:
 
 
 def gpus_of(file: ConfigFile, key: str) -> int | None:
-    """Return the GPUs of a node that ``sbatch.gpus-per-node`` or ``sbatch.gres`` asks for; else None."""
+    """Return the GPUs that ``sbatch.gpus``, one of its kind, or ``sbatch.gres`` asks for; else None."""
     stated = (_GRES if key == "sbatch.gres" else _PER_NODE).search(str(file.get(key) or ""))
     return None if stated is None else int(stated[1] or 1)

@@ -1,4 +1,4 @@
-"""PS65x and PS66x: shell and batch scripts that start torchrun."""
+"""PS65x: how torchrun's nodes meet; what Slurm makes of a batch script is in ``batch_script``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import (
-    count_of,
-    counted,
-    endpoint_of,
-    gpus_of,
-    is_partly_unknown,
-    nodes_of,
-)
+from parastrat.rules.launch_facts import count_of, endpoint_of, is_partly_unknown, nodes_of
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -110,54 +103,6 @@ def elastic_nodes_need_a_rendezvous(file: ConfigFile) -> Iterator[Hit]:
         )
 
 
-@file_rule(
-    "PS654",
-    Severity.ERROR,
-    _FORMAT,
-    source="https://github.com/pytorch/pytorch/issues/73656",
-    covers=("PIT508",),
-)
-def one_agent_a_node(file: ConfigFile) -> Iterator[Hit]:
-    """Torchrun is started once a node; it starts the processes itself.
-
-    With several tasks a node as many agents start, each with all processes, and several processes share
-    every GPU.
-    """
-    tasks = count_of(file, "sbatch.ntasks-per-node")
-    if file.get("started.tasks") is not None:
-        return  # srun is told of others
-    if file.get("started.by") == "srun" and tasks is not None and tasks > 1:
-        yield Hit(
-            message=f"srun starts torchrun {tasks} times on each node",
-            fix="write #SBATCH --ntasks-per-node=1, and --nproc-per-node for the processes",
-            key="sbatch.ntasks-per-node",
-        )
-
-
-@file_rule(
-    "PS655",
-    Severity.ERROR,
-    _FORMAT,
-    source="https://github.com/huggingface/accelerate/issues/2816",
-    covers=("PIT509",),
-)
-def every_node_is_started(file: ConfigFile) -> Iterator[Hit]:
-    """A batch script runs on the first node; srun starts what runs on all.
-
-    torchrun without srun waits on the first node for the others, which nobody has started.
-    """
-    nodes = count_of(file, "sbatch.nodes")
-    here = file.get("torchrun.standalone") is not None or count_of(file, "torchrun.nnodes") in (1, None)
-    if (here and file.get("started.only") == "no") or is_partly_unknown(file):
-        return  # something else runs on the others, or may
-    if file.get("started.by") == "script" and nodes is not None and nodes > 1:
-        yield Hit(
-            message=f"torchrun without srun in a job of {nodes} nodes",
-            fix="write srun torchrun ...",
-            key="torchrun",
-        )
-
-
 @file_rule("PS656", Severity.WARNING, _FORMAT, source=_TORCHRUN)
 def launcher_of_today(file: ConfigFile) -> Iterator[Hit]:
     """torch.distributed.launch is deprecated.
@@ -171,24 +116,6 @@ def launcher_of_today(file: ConfigFile) -> Iterator[Hit]:
             fix='write torchrun, and read os.environ["LOCAL_RANK"] in the script',
             key="started.module",
         )
-
-
-@file_rule("PS657", Severity.ERROR, _FORMAT, source=_SBATCH, covers=("PIT511",))
-def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
-    """A node cannot have more processes than GPUs.
-
-    Two ranks on one GPU stop in NCCL's initialisation (duplicate GPU detected), after the job has waited in
-    the queue.
-    """
-    processes = count_of(file, "torchrun.nproc-per-node")
-    for key in ("sbatch.gpus-per-node", "sbatch.gres"):
-        gpus = gpus_of(file, key)
-        if gpus is not None and processes is not None and processes > gpus:
-            yield Hit(
-                message=f"{processes} processes on a node with {gpus} GPUs",
-                fix=f"write --nproc-per-node {gpus}",
-                key="torchrun.nproc-per-node",
-            )
 
 
 @file_rule("PS658", Severity.WARNING, _FORMAT, source=_TORCHRUN, covers=("PIT507",))
@@ -221,49 +148,4 @@ def head_is_one_node(file: ConfigFile) -> Iterator[Hit]:
             message=f"the nodes are to meet at {stated[1]}",
             fix='take the first of: scontrol show hostnames "$SLURM_JOB_NODELIST"',
             key=f"torchrun.{stated[0]}",
-        )
-
-
-@file_rule("PS660", Severity.WARNING, _FORMAT, source=_SBATCH, covers=("PIT714",))
-def tasks_have_their_cores(file: ConfigFile) -> Iterator[Hit]:
-    """A task gets one core unless the job asks for more.
-
-    torchrun's processes and their data loaders then share it, and the GPUs wait for data.
-    """
-    processes = count_of(file, "torchrun.nproc-per-node")
-    if file.get("sbatch") is None or processes is None or processes < 2:
-        return
-    cores = count_of(file, "sbatch.cpus-per-task")
-    asked = ("cpus-per-task", "exclusive", "cpus-per-gpu", "mincpus")
-    if cores is not None and cores < processes:
-        yield Hit(
-            message=f"{cores} cores for {processes} processes",
-            fix=f"write #SBATCH --cpus-per-task={processes * 8}",
-            key="sbatch.cpus-per-task",
-        )
-    if not any(file.get(f"sbatch.{name}") is not None for name in asked):
-        yield Hit(
-            message=f"{processes} processes in a task that asks for no cores",
-            fix=f"add #SBATCH --cpus-per-task={processes * 8}, or --exclusive",
-            key="sbatch",
-        )
-
-
-@file_rule("PS661", Severity.ERROR, _FORMAT, source=_TORCHRUN)
-def as_many_nodes_as_started(file: ConfigFile) -> Iterator[Hit]:
-    """Torchrun must be told of as many nodes as it is started on.
-
-    Told of more it waits for nodes that nobody starts, until its time is over. Told of fewer it trains on
-    those that come first, and the others wait for a place.
-    """
-    started, key = count_of(file, "started.nodes"), "torchrun.nnodes"
-    started = started or count_of(file, "sbatch.nodes")
-    told = count_of(file, key)
-    if file.get("torchrun.node-rank") is not None or is_partly_unknown(file):
-        return  # one step for each node
-    if file.get("started.by") == "srun" and None not in (started, told) and started != told:
-        yield Hit(
-            message=f"srun starts torchrun on {counted(started)}, and --nnodes says {told}",
-            fix=f'write --nnodes {started}, or "$SLURM_JOB_NUM_NODES"',
-            key=key,
         )

@@ -123,6 +123,19 @@ LENIENT = {
         SCRIPT
         + "srun axolotl train x.yaml --launcher torchrun -- --nproc_per_node=8\npkill -f torchrun -9\n",
         SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node 8 -r3"),
+        SCRIPT.replace("--ntasks-per-node=1", "--ntasks=2"),
+        SCRIPT.replace("--ntasks-per-node=1", "--ntasks=2 --ntasks-per-node=8"),
+        SCRIPT.replace("--gpus-per-node=8", "--gpus=h100:16"),
+        SCRIPT.replace("--gpus-per-node=8", "--gpus-per-task=8"),
+        SCRIPT.replace("srun torchrun --nnodes 2", "srun -n 1 torchrun --nnodes 1"),
+        SCRIPT.replace("srun torchrun", "srun --ntasks=$N torchrun"),
+        SCRIPT.replace("--ntasks-per-node=1", "--ntasks-per-node=8").replace("srun", "srun -n 2 -N 2"),
+        # each task is a node to torchrun, with GPUs of its own
+        SCRIPT.replace("-node=1", "-node=2")
+        .replace("--gpus-per-node=8", "--gpus-per-task=4")
+        .replace("--nnodes 2 --nproc-per-node 8", "--nnodes 4 --nproc-per-node 4"),
+        # a remark ends with its line
+        SCRIPT.replace("#SBATCH --cpus", "# cores \\\n#SBATCH --cpus"),
         # counts that only the shell knows, or torchrun itself
         SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node gpu"),
         SCRIPT.replace("--nnodes 2", "--nnodes 2:2"),
@@ -302,6 +315,20 @@ BAD = (
         "PS654",
     ),
     _script("eight agents", "--ntasks-per-node=1", "--ntasks-per-node=8", "PS654"),
+    _script("eight agents, by another name", "--ntasks-per-node=1", "--tasks-per-node=8", "PS654"),
+    _script("eight agents, of all tasks", "--ntasks-per-node=1", "--ntasks=16", "PS654"),
+    _script("eight agents, of srun", "srun torchrun", "srun --ntasks-per-node=8 torchrun", "PS654"),
+    _script("eight agents, of all of srun's tasks", "srun torchrun", "srun -n16 -l torchrun", "PS654"),
+    _script("one step on one node", "srun torchrun", "srun -n 1 torchrun", "PS661"),
+    _script("GPUs of all nodes together", "--gpus-per-node=8", "--gpus=8", "PS657"),
+    _script("GPUs of a task", "--gpus-per-node=8", "--gpus-per-task=a100:1", "PS657"),
+    _script("line breaks of DOS", "\n", "\r\n", "PS664"),
+    _script(
+        "directive below a command",
+        "#SBATCH --cpus-per-task=64\nexport OMP_NUM_THREADS=8\n",
+        "export OMP_NUM_THREADS=8\n#SBATCH --cpus-per-task=64\n",
+        "PS665",
+    ),
     _script("first node only", "srun torchrun", "torchrun", "PS655"),
     _script("old launcher", "srun torchrun", "srun python -m torch.distributed.launch", "PS656"),
     _script(

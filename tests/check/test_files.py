@@ -111,6 +111,21 @@ backend = "nccl"
     assert heads.line == path.read_text().splitlines().index("tp = 3") + 1
 
 
+def test_line_breaks_of_dos_are_one_error_at_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_bytes(GOOD["SCRIPT"].replace("\n", "\r\n").replace("\r\n", "\n", 1).encode())
+    (found,) = check_file(path, Given()).findings
+    assert (found.code, found.line) == ("PS664", 2)
+
+
+def test_a_script_of_late_directives_alone_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    path.write_text("set -e\n#SBATCH --nodes=2\npython train.py\n")
+    (found,) = check_file(path, Given()).findings
+    assert (found.code, found.line) == ("PS665", 2)
+    assert "line 2: #SBATCH --nodes=2" in found.message
+
+
 def test_a_folder_gives_its_configurations(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "ds.json").write_text('{"train_batch_size": 8}')
