@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -114,18 +113,24 @@ def yaml_structure(text: str) -> Structure:
     Raises:
         ConfigSyntaxError: it is none, or no mapping.
     """
-    from ruamel.yaml import YAML  # noqa: PLC0415  (only the checker needs it)
-    from ruamel.yaml.error import MantissaNoDotYAML1_1Warning, MarkedYAMLError, YAMLError  # noqa: PLC0415
+    from ruamel.yaml.error import (  # noqa: PLC0415  (only the checker needs it)
+        MarkedYAMLError,
+        ReusedAnchorWarning,
+        YAMLError,
+    )
+
+    from parastrat.parse.yaml_text import load_yaml  # noqa: PLC0415
 
     _check_size(text)
-    reader = YAML(typ="rt", pure=True)
-    reader.version = (1, 1)
-    reader.allow_duplicate_keys = True
     try:
-        with warnings.catch_warnings():
-            # 5e8 is text to YAML 1.1; the form says so
-            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)
-            table = reader.load(text)
+        loaded = load_yaml(text)
+    except ReusedAnchorWarning as error:
+        place = re.search(r"second occurrence.*?line (\d+), column (\d+)", str(error), re.DOTALL)
+        raise ConfigSyntaxError(
+            f"not YAML: {str(error).strip().splitlines()[0]}",
+            hint="give one of the anchors another name",
+            position=None if place is None else (int(place[1]), int(place[2])),
+        ) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark
         raise ConfigSyntaxError(
@@ -146,9 +151,12 @@ def yaml_structure(text: str) -> Structure:
         raise ConfigSyntaxError(
             f"not YAML: {str(error).splitlines()[0] if str(error) else 'broken'}", hint=_MEND
         ) from error
-    _check_table(table)
-    positions = dict(_yaml_positions(table))
-    return Structure(table=_plain(table), positions=positions, repeated=tuple(_yaml_repeated(text)))
+    _check_table(loaded.table)
+    positions = dict(_yaml_positions(loaded.table))
+    repeated = tuple(
+        key for key, (line, column) in positions.items() if (line - 1, column - 1) in loaded.repeats
+    )
+    return Structure(table=_plain(loaded.table), positions=positions, repeated=repeated)
 
 
 _MEND = "mend the file, or write it again with the tool that it is for"
@@ -220,23 +228,6 @@ def _yaml_positions(table: Any, prefix: str = "", depth: int = 0) -> Iterator[tu
         yield path, (line + 1, column + 1)
         if isinstance(value, dict) and hasattr(value, "lc"):
             yield from _yaml_positions(value, f"{path}.", depth + 1)
-
-
-def _yaml_repeated(text: str) -> Iterator[str]:
-    """Yield the key that stands twice, if the reader finds one when it is strict."""
-    from ruamel.yaml import YAML  # noqa: PLC0415
-    from ruamel.yaml.constructor import DuplicateKeyError  # noqa: PLC0415
-    from ruamel.yaml.error import MantissaNoDotYAML1_1Warning  # noqa: PLC0415
-
-    strict = YAML(typ="rt", pure=True)
-    strict.version = (1, 1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MantissaNoDotYAML1_1Warning)
-            strict.load(text)
-    except DuplicateKeyError as error:
-        named = re.search(r'found duplicate key "([^"]*)"', str(error))
-        yield named[1] if named else ""
 
 
 def _plain(value: Any, depth: int = 0, known: dict[int, Any] | None = None) -> Any:
