@@ -148,8 +148,9 @@ def main() -> None:
         head = (
             f"# {recipe['title']}.\n"
             "# Written by scripts/make_formats.py from the source below and scripts/data/formats.toml.\n#\n"
-            "# kind: int, natural (0 or more), positive (1 or more), number, bool, text, list, table,\n"
-            f"# any. unknown: {recipe['unknown']}.\n"
+            "# kind: int, natural (0 or more), positive (1 or more), port, number, bool, text, list,\n"
+            "# table, any; of text: digits (a number), switch (yes, off, ...), auto; no: the false that\n"
+            f"# YAML makes of it. unknown: {recipe['unknown']}.\n"
             "# prefix: may be left out of the names in a table. folded: choices whose case of letters\n"
             "# does not matter.\n\n"
         )

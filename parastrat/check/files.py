@@ -12,17 +12,19 @@ from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ConfigError, PlanFileError
 from parastrat.finding import Finding, Hit, Ignored, Severity
 from parastrat.parse.config_text import ConfigSyntaxError
-from parastrat.parse.formats import form_problems, with_full_names
+from parastrat.parse.formats import form_problems, with_full_names, with_plain_values
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
 from parastrat.parse.launch_script import script_tables
 from parastrat.parse.plan_file import read_plan
-from parastrat.parse.problems import MalformedPlanError, Problem, located
+from parastrat.parse.problems import MalformedPlanError, PlanSyntaxError, Problem, located
 from parastrat.profiles.files import read_format
 from parastrat.rules import RULES, FileRule, rule_named
 from parastrat.rules.rule import finding
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from parastrat.parse import Parsed
 
 _BEYOND = "remove it: DeepSpeed's own reader (Hjson) lets it pass, transformers' and accelerate's stop"
 
@@ -105,8 +107,10 @@ def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: G
         Problem(key=key, text="stands twice", hint="remove one of them", code="PS605")
         for key in file.repeated
     ]
-    problems += form_problems(file, read_format(file.format.value))
+    known = read_format(file.format.value)
+    problems += form_problems(file, known)
     found = [_of_problem(path, located(problem, file.positions)) for problem in problems]
+    file = with_plain_values(file, known)
     inner = deepspeed_part(file)
     found += [
         _placed(path, finding(rule, hit), hit.key, part.positions)
@@ -130,16 +134,10 @@ def _variable_of(file: ConfigFile, found: Finding) -> str | None:
 
 
 def _check_plan(path: Path, lines: tuple[str, ...], given: Given) -> Checked:
-    try:
-        parsed = read_plan(path)
-    except MalformedPlanError as error:
-        found = tuple(_of_problem(path, problem) for problem in error.problems)
+    parsed = _parsed_plan(path)
+    if isinstance(parsed, list):
+        found = tuple(_of_problem(path, problem) for problem in parsed)
         return Checked(path=path, format=ConfigFormat.PLAN, findings=found, lines=lines)
-    except PlanFileError as error:
-        problem = Problem(key="", text=error.message, hint=error.hint, code="PS600")
-        return Checked(
-            path=path, format=ConfigFormat.PLAN, findings=(_of_problem(path, problem),), lines=lines
-        )
     file = ConfigFile(format=ConfigFormat.PLAN, table={}, positions=parsed.positions)
     judged, unknown = known_case(parsed, replace(given, folder=path.parent))
     found_ = [
@@ -149,6 +147,18 @@ def _check_plan(path: Path, lines: tuple[str, ...], given: Given) -> Checked:
     return Checked(
         path=path, format=ConfigFormat.PLAN, findings=_ordered(found_), lines=lines, open=unknown
     )
+
+
+def _parsed_plan(path: Path) -> Parsed | list[Problem]:
+    """Return a plan file's plan, or what is wrong with its form."""
+    try:
+        return read_plan(path)
+    except MalformedPlanError as error:
+        return list(error.problems)
+    except PlanSyntaxError as error:
+        return [Problem(key="", text=error.reason, hint=error.hint, position=error.position, code="PS600")]
+    except PlanFileError as error:
+        return [Problem(key="", text=error.message, hint=error.hint, code="PS600")]
 
 
 def _of_problem(path: Path, problem: Problem) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import ConfigFormat
+from parastrat.config_file import ConfigFormat, whole_number
 from parastrat.parse.form import did_you_mean, written
 from parastrat.parse.problems import Problem
 
@@ -25,13 +25,24 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "table": (dict,),
 }
 #: whole numbers from here on
-_LEAST = {"natural": 0, "positive": 1}
+_LEAST = {"natural": 0, "positive": 1, "port": 0}
+_MOST = {"port": 65_535}
 _BARE = {"int", "number", "bool", *_LEAST}
+#: how a switch may be written as text, or as a number
+_SWITCHES = {
+    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), True),
+    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), False),
+}
+#: what is read of text where another kind is usual; messages do not suggest it
+_AS_TEXT = {"switch", "digits", _AUTO}
+#: what YAML makes of a choice that is called no
+_NO = "no"
 #: how keys begin that are remarks, in formats without comments
 _NOTES = ("_", "//", "#", "comment")
 _NOUNS = {
     "natural": "a whole number, 0 or more",
     "positive": "a whole number, 1 or more",
+    "port": "a port, 0 to 65535",
     "int": "a whole number",
     "number": "a number",
     "bool": "true or false",
@@ -58,7 +69,7 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
             yield from _of_missing(table, known)
             keys = {**keys, **_variant(known, table).get("keys", {})}
         for key in table:
-            yield from _of_key(file, {**entry, "keys": keys}, key, choices)
+            yield from _of_key(file, {**entry, "keys": keys}, key)
     for path, allowed in choices.items():
         yield from _of_choice(file, path, allowed, folded=path in known.get("folded", ()))
     if "environment" in known:
@@ -131,9 +142,7 @@ def _of_environment(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Prob
             yield Problem(key=f"env.{name}", text=text, hint=hint, code="PS607")
 
 
-def _of_key(
-    file: ConfigFile, entry: Mapping[str, Any], key: str, choices: Mapping[str, list[Any]]
-) -> Iterator[Problem]:
+def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Problem]:
     kinds, path = entry["keys"], f"{entry['name']}.{key}" if entry["name"] else key
     if key not in kinds:
         ignored = entry["unknown"] == "ignored"
@@ -149,16 +158,17 @@ def _of_key(
         yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")
         return
     accepted, value = kinds[key].split(" or "), file.get(path)
-    if value is None or _is_unquoted_no(value, choices.get(path)):
-        return
-    if any(_is_of(kind, value) for kind in accepted):
+    if value is None or any(_is_of(kind, value, file.format) for kind in accepted):
         return
     if value == _AUTO and file.format is ConfigFormat.DEEPSPEED:
         return
-    nouns = " or ".join(_NOUNS[kind] for kind in accepted)
+    nouns = " or ".join(_NOUNS[kind] for kind in accepted if kind in _NOUNS)
     hint = f"write {nouns}"
     if isinstance(value, str) and _is_number_or_switch(value) and set(accepted) <= _BARE:
         hint = f"write {value.lower()} without quotes"
+    elif accepted == ["text"] and isinstance(value, bool | int | float):
+        word = value if not isinstance(value, bool) else "yes" if value else _NO
+        hint = f"put it in quotes: {key}: '{word}'"
     yield Problem(key=path, text=f"must be {nouns}, not {written(value)}", hint=hint)
 
 
@@ -166,28 +176,56 @@ def _is_number_or_switch(text: str) -> bool:
     return text.lower() in ("true", "false") or text.replace(".", "", 1).isdecimal()
 
 
-def _is_of(kind: str, value: Any) -> bool:
+def _is_of(kind: str, value: Any, format_: ConfigFormat) -> bool:
     if kind == "any":
         return True
+    if kind in _AS_TEXT:
+        return _from_text(kind, value) is not None
     if isinstance(value, bool):
-        return kind == "bool"
+        return kind == "bool" or (kind == _NO and not value)
     if kind in _LEAST:
-        return _is_of("int", value) and bool(value >= _LEAST[kind])
+        is_number = _is_of("int", value, format_)
+        return is_number and bool(_LEAST[kind] <= value <= _MOST.get(kind, value))
     if kind == "int" and isinstance(value, float):
-        return value.is_integer()  # 5e8, as bucket sizes are written
+        return value.is_integer() and format_ is ConfigFormat.DEEPSPEED  # 5e8, as bucket sizes are written
     return isinstance(value, _TYPES[kind])
 
 
-def _is_unquoted_no(value: Any, choices: list[Any] | None) -> bool:
-    """Whether YAML made false of a choice that is called no."""
-    return value is False and choices is not None and any(str(each).lower() == "no" for each in choices)
+def _from_text(kind: str, value: Any) -> Any:
+    """Return what a reader makes of a value that is written as text; None where it makes nothing of it."""
+    text = str(value).lower()
+    if kind == "switch":
+        return _SWITCHES.get(text)
+    if kind == "digits":
+        return whole_number(value)
+    return text if text == _AUTO else None
+
+
+def with_plain_values(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
+    """Return a file with numbers and switches where its reader takes text for them."""
+    table = dict(file.table)
+    for entry in known["tables"]:
+        section = table.get(entry["name"])
+        if isinstance(section, dict):
+            table[entry["name"]] = {key: _plain(entry["keys"], key, section[key]) for key in section}
+    return replace(file, table=table)
+
+
+def _plain(kinds: Mapping[str, str], key: str, value: Any) -> Any:
+    accepted = kinds.get(key, "").split(" or ")
+    read = [_from_text(kind, value) for kind in accepted if kind in ("switch", "digits")]
+    return next((each for each in read if each is not None), value)
 
 
 def _of_choice(file: ConfigFile, path: str, choices: list[Any], *, folded: bool) -> Iterator[Problem]:
-    value = file.get(path)
-    if value is None or value == _AUTO or isinstance(value, dict | list) or _is_unquoted_no(value, choices):
+    value, same = file.get(path), {str(choice).lower(): choice for choice in choices}
+    if (
+        value is None
+        or value == _AUTO
+        or isinstance(value, dict | list)
+        or (value is False and _NO in same)
+    ):
         return
-    same = {str(choice).lower(): choice for choice in choices}
     if str(value) in map(str, choices) or (folded and str(value).lower() in same):
         return
     near = did_you_mean(str(value), list(same))

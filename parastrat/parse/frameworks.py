@@ -76,7 +76,8 @@ def deepspeed_part(file: ConfigFile) -> ConfigFile | None:
         inner = table
         for part in sections:
             inner = inner.setdefault(part, {})
-        inner[last] = stated[name]
+        # as accelerate hands it on
+        inner[last] = str(stated[name]).lower() if name.endswith("_device") else stated[name]
         positions[key] = file.positions.get(f"{section}.{name}", (1, 1))
         # findings about a table stand at the first key that it is made of
         positions.setdefault(".".join(sections), positions[key])

@@ -15,7 +15,7 @@ from parastrat.parse.form import did_you_mean, foreign_values, record_of, writte
 from parastrat.parse.hardware_file import checked_hardware
 from parastrat.parse.parsed import SCHEMA, ModelFingerprint, Parsed
 from parastrat.parse.positions import key_positions
-from parastrat.parse.problems import Problem, raise_problems
+from parastrat.parse.problems import PlanSyntaxError, Problem, raise_problems
 from parastrat.plan import Plan
 from parastrat.records import plain, without_none
 from parastrat.workload import Workload
@@ -71,7 +71,7 @@ def read_plan(path: Path) -> Parsed:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:
         raise PlanFileError(f"there is no plan file {path}", hint=_MAKE_ONE) from error
     except OSError as error:
@@ -90,12 +90,12 @@ def _table_of(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        place = re.search(r" \(at line (\d+), column (\d+)\)$", str(error))
+        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
         if place is None:
             raise PlanFileError(f"{path} is not TOML: {error}", hint=_MAKE_ONE) from error
-        reason = str(error)[: place.start()]
-        message = f"{path}, line {place[1]}, column {place[2]}: not TOML: {reason}"
-        raise PlanFileError(message, hint="mend the line; text stands in quotes") from error
+        lines = text.splitlines()
+        position = (int(place[1]), int(place[2])) if place[1] else (len(lines), len(lines[-1]) + 1)
+        raise PlanSyntaxError(path, str(error)[: place.start()], position) from error
     except (ValueError, RecursionError) as error:
         # an integer of more digits than Python reads, or brackets nested too deep
         raise PlanFileError(f"{path} cannot be read as TOML: {error}", hint=_MAKE_ONE) from error

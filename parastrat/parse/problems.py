@@ -47,6 +47,16 @@ class MalformedPlanError(PlanFileError):
         self.problems = tuple(problems)
 
 
+class PlanSyntaxError(PlanFileError):
+    """A plan file that is not TOML; ``position`` is a line and a column, both from 1."""
+
+    def __init__(self, path: Path, reason: str, position: tuple[int, int]) -> None:
+        line, column = position
+        hint = "mend the line; text stands in quotes"
+        super().__init__(f"{path}, line {line}, column {column}: not TOML: {reason}", hint=hint)
+        self.reason, self.position = f"not TOML: {reason}", position
+
+
 def located(problem: Problem, positions: Mapping[str, tuple[int, int]]) -> Problem:
     """Return the problem with the position of its key, or of the nearest table around it."""
     key = problem.key

@@ -79,7 +79,15 @@ LENIENT = {
         MESH.replace("tp_size: 2", "sp_size: 4"),
         FSDP2 + "  fsdp_activation_checkpointing_offload: true\n",
         FSDP1.replace("FULL_SHARD", "full_shard").replace("SHARDED_STATE", "sharded_state"),
-        "distributed_type: NO\nnum_processes: 1\nmixed_precision: no\n",
+        "distributed_type: NO\nnum_processes: 1\nmixed_precision: 'no'\n",
+        # what accelerate makes numbers and switches of itself
+        FSDP1
+        + "  fsdp_offload_params: 'false'\n  fsdp_use_orig_params: 'true'\n  fsdp_forward_prefetch: 0\n",
+        FSDP2.replace("version: 2", "version: '2'").replace("rank: 0", "rank: '0'"),
+        FSDP2.replace("TRANSFORMER", "SIZE") + "  fsdp_min_num_params: '100000000'\n",
+        ACCELERATED_ZERO.replace("steps: 2", "steps: auto"),
+        ACCELERATED_ZERO.replace("steps: 2", "steps: '2'").replace("3", "'3'")
+        + "  offload_param_device: CPU\n  zero3_init_flag: 'true'\n",
         "distributed_type: MULTI_GPU\nnum_processes: 4\ndynamo_backend: INDUCTOR\nfp16: true\n",
         (
             "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: DATA_PARALLEL\nprofile: me\n"
@@ -207,6 +215,21 @@ BAD = (
     _yaml("unknown format", FSDP2, "bf16", "bfloat16", "PS602"),
     _yaml("unknown policy", FSDP2, "TRANSFORMER_BASED_WRAP", "TRANSFORMER_WRAP", "PS602"),
     _yaml("version 3", FSDP2, "fsdp_version: 2", "fsdp_version: 3", "PS602"),
+    _yaml("number for text", FSDP1, "num_processes: 8", "num_processes: 1\ngpu_ids: 0", "PS602"),
+    _yaml("no without quotes", FSDP2, "mixed_precision: bf16", "mixed_precision: no", "PS602"),
+    _yaml("no compiler without quotes", FSDP2, "fsdp_config", "dynamo_backend: NO\nfsdp_config", "PS602"),
+    _yaml("switch of neither word", FSDP1, "loading: true", "loading: 'ture'", "PS602"),
+    _yaml("power of ten", FSDP1, "fsdp_config:", "fsdp_config:\n  fsdp_min_num_params: 1e8", "PS602"),
+    _yaml(
+        "whole number with a point",
+        FSDP1,
+        "fsdp_config:",
+        "fsdp_config:\n  fsdp_min_num_params: 1.0e+8",
+        "PS602",
+    ),
+    _yaml("port of no machine", FSDP2, "29500", "70000", "PS602"),
+    _yaml("steps of neither kind", ACCELERATED_ZERO, "steps: 2", "steps: two", "PS602"),
+    _yaml("anchor twice", FSDP2, "num_machines: 2", "num_machines: &n 2\ndebug: &n false", "PS600"),
     _yaml("cut off", FSDP2, "fsdp_config:\n", "fsdp_config: {\n", "PS600"),
     _yaml("key twice", FSDP2, "machine_rank: 0\n", "machine_rank: 0\nmachine_rank: 1\n", "PS605"),
     _yaml("axes and world differ", MESH, "num_processes: 16", "num_processes: 8", "PS610"),
