@@ -111,6 +111,59 @@ backend = "nccl"
     assert heads.line == path.read_text().splitlines().index("tp = 3") + 1
 
 
+def test_keys_that_stand_twice_are_all_told_with_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        GOOD["FSDP2"].replace("  fsdp_version: 2\n", "  fsdp_version: 1\n  fsdp_version: 2\n")
+        + "num_processes: 16\nmain_process_port: 29501\n"
+    )
+    found = check_file(path, Given()).findings
+    lines = [path.read_text().splitlines()[(each.line or 0) - 1].strip() for each in found]
+    assert [(each.code, line) for each, line in zip(found, lines, strict=True)] == [
+        ("PS605", "fsdp_version: 2"),
+        ("PS605", "num_processes: 16"),
+        ("PS605", "main_process_port: 29501"),
+    ]
+    assert found[0].message == "fsdp_config.fsdp_version stands twice"
+
+
+def test_the_last_of_two_values_is_judged(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD["FSDP2"].replace("rank: 0", "rank: 0\nmachine_rank: 5"))
+    assert [each.code for each in check_file(path, Given()).findings] == ["PS605", "PS619"]
+
+
+def test_switches_written_as_text_are_switches(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        GOOD["FSDP1"].replace("loading: true", "loading: 'True'").replace("states: true", "states: 'no'")
+    )
+    (found,) = check_file(path, Given()).findings
+    assert found.code == "PS615"
+
+
+def test_an_anchor_that_stands_twice_is_told_once(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("num_processes: &n 2\nnum_machines: &n 1\ndistributed_type: MULTI_GPU\n")
+    (found,) = check_file(path, Given()).findings
+    assert (found.code, found.line, found.column, len(recwarn)) == ("PS600", 2, 15, 0)
+
+
+@pytest.mark.parametrize(("text", "place"), [("[plan]\ntp = x\n", (2, 6)), ("[plan]\ntp = [1,\n2", (3, 2))])
+def test_a_plan_that_is_no_toml_is_told_where(tmp_path: Path, text: str, place: tuple[int, int]) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('schema = "parastrat.plan/1"\n' + text)
+    (found,) = check_file(path, Given()).findings
+    assert (found.code, found.line, found.column) == ("PS600", place[0] + 1, place[1])
+    assert found.message.startswith("not TOML: ")
+
+
+def test_a_plan_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text('schema = "parastrat.plan/1"\n[plan]\ntp = 0\n', encoding="utf-8-sig")
+    assert {(each.code, each.line) for each in check_file(path, Given()).findings} >= {("PS603", 2)}
+
+
 def test_line_breaks_of_dos_are_one_error_at_the_first(tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     path.write_bytes(GOOD["SCRIPT"].replace("\n", "\r\n").replace("\r\n", "\n", 1).encode())

@@ -10,6 +10,7 @@ import pytest
 
 from parastrat.errors import PlanFileError
 from parastrat.parse import MalformedPlanError, Parsed, read_plan
+from parastrat.parse.problems import PlanSyntaxError
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.workload import Precision
 
@@ -211,4 +212,4 @@ def test_no_mutation_gives_another_exception(tmp_path: Path) -> None:
             outcomes.add(type(read(tmp_path, text)))
         except PlanFileError as error:
             outcomes.add(type(error))
-    assert outcomes == {Parsed, PlanFileError, MalformedPlanError}
+    assert outcomes == {Parsed, PlanFileError, PlanSyntaxError, MalformedPlanError}
