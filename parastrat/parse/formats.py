@@ -10,7 +10,7 @@ from parastrat.parse.form import did_you_mean, written
 from parastrat.parse.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from parastrat.config_file import ConfigFile
 
@@ -24,8 +24,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "list": (list,),
     "table": (dict,),
 }
-#: whole numbers from here on
-_LEAST = {"natural": 0, "positive": 1, "port": 0}
+#: numbers from here on, whole ones but for an amount
+_LEAST = {"natural": 0, "positive": 1, "port": 0, "amount": 0}
 _MOST = {"port": 65_535}
 _BARE = {"int", "number", "bool", *_LEAST}
 #: how a switch may be written as text, or as a number
@@ -42,6 +42,7 @@ _NOTES = ("_", "//", "#", "comment")
 _NOUNS = {
     "natural": "a whole number, 0 or more",
     "positive": "a whole number, 1 or more",
+    "amount": "a number, 0 or more",
     "port": "a port, 0 to 65535",
     "int": "a whole number",
     "number": "a number",
@@ -71,7 +72,8 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
         for key in table:
             yield from _of_key(file, {**entry, "keys": keys}, key)
     for path, allowed in choices.items():
-        yield from _of_choice(file, path, allowed, folded=path in known.get("folded", ()))
+        exact = known.get("exact", {}).get(path, ()) if path in known.get("folded", ()) else allowed
+        yield from _of_choice(file, path, allowed, exact)
     if "environment" in known:
         yield from _of_environment(file, known["environment"])
 
@@ -93,9 +95,15 @@ def _variant(known: Mapping[str, Any], table: Mapping[str, Any]) -> Mapping[str,
 def with_full_names(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
     """Return a file whose keys are written out, where its reader takes less.
 
-    A table's prefix may be left out, and an option may be a letter or any beginning that no other has.
+    A table may have an older name, its prefix may be left out, and an option may be a letter or any
+    beginning that no other has.
     """
     table, positions = dict(file.table), dict(file.positions)
+    for old, new in known.get("aliases", {}).items():
+        if old in table and new not in table:
+            table[new] = table.pop(old)
+            inside = {key: place for key, place in positions.items() if f"{key}.".startswith(f"{old}.")}
+            positions |= {new + key.removeprefix(old): place for key, place in inside.items()}
     for entry in known["tables"]:
         name, section = entry["name"], table.get(entry["name"])
         if not isinstance(section, dict):
@@ -184,7 +192,7 @@ def _is_of(kind: str, value: Any, format_: ConfigFormat) -> bool:
     if isinstance(value, bool):
         return kind == "bool" or (kind == _NO and not value)
     if kind in _LEAST:
-        is_number = _is_of("int", value, format_)
+        is_number = _is_of("number" if kind == "amount" else "int", value, format_)
         return is_number and bool(_LEAST[kind] <= value <= _MOST.get(kind, value))
     if kind == "int" and isinstance(value, float):
         return value.is_integer() and format_ is ConfigFormat.DEEPSPEED  # 5e8, as bucket sizes are written
@@ -217,7 +225,7 @@ def _plain(kinds: Mapping[str, str], key: str, value: Any) -> Any:
     return next((each for each in read if each is not None), value)
 
 
-def _of_choice(file: ConfigFile, path: str, choices: list[Any], *, folded: bool) -> Iterator[Problem]:
+def _of_choice(file: ConfigFile, path: str, choices: list[Any], exact: Sequence[Any]) -> Iterator[Problem]:
     value, same = file.get(path), {str(choice).lower(): choice for choice in choices}
     if (
         value is None
@@ -226,7 +234,8 @@ def _of_choice(file: ConfigFile, path: str, choices: list[Any], *, folded: bool)
         or (value is False and _NO in same)
     ):
         return
-    if str(value) in map(str, choices) or (folded and str(value).lower() in same):
+    meant = same.get(str(value).lower())
+    if str(value) in map(str, choices) or (meant is not None and meant not in exact):
         return
     near = did_you_mean(str(value), list(same))
     hint = f"did you mean {same[near]}?" if near else f"write one of {', '.join(map(str, choices))}"

@@ -56,11 +56,17 @@ def batch_is_micro_batches(file: ConfigFile) -> Iterator[Hit]:
 
     DeepSpeed asserts it when the engine starts. Whatever the number of ranks, it must be whole.
     """
-    batch, micro = file.number(_BATCH), file.number(_MICRO)
-    steps = file.number(_STEPS) or 1
+    batch, steps = file.number(_BATCH), file.number(_STEPS) or 1
+    # without a micro-batch DeepSpeed makes one of the others, which then must divide as well
+    micro = 1 if file.get(_MICRO) is None else file.number(_MICRO)
     if batch and micro and steps > 0 and micro > 0 and batch % (micro * steps):
+        factors = (
+            f"{steps} accumulation steps"
+            if file.get(_MICRO) is None
+            else f"{micro} x {steps} accumulation steps"
+        )
         yield Hit(
-            message=f"{_BATCH} {batch} is no multiple of {micro} x {steps} accumulation steps",
+            message=f"{_BATCH} {batch} is no multiple of {factors}",
             fix=f"write {_BATCH} = {micro * steps} times the number of data-parallel ranks",
             key=_BATCH,
         )

@@ -97,6 +97,12 @@ LENIENT = {
     ".json": (
         json.dumps({**ZERO, "_comment": "ours", "zero_optimization": True}),
         json.dumps({"bf16": {"enabled": True}, "elasticity": {"enabled": True}, "steps_per_print": 1}),
+        json.dumps({**ZERO, "bf16": None, "fp16": {"enabled": True, "loss_scale": 0.5}}),
+        json.dumps({"train_batch_size": 64, "bfloat16": {"enabled": True}, "fp16": {"enabled": False}}),
+        json.dumps(
+            {**ZERO, "tensorboard": {"enabled": True}, "wandb": {"enabled": True, "project": "mine"}}
+        ),
+        json.dumps({"train_batch_size": 64, "optimizer": {"type": "SGD"}}),
         json.dumps({**ZERO, "optimizer": {"type": "adamw"}, "communication_data_type": "FP32"}),
     ),
     ".sbatch": (
@@ -300,6 +306,22 @@ BAD = (
     _yaml("nothing sharded", FSDP1, "FULL_SHARD", "NO_SHARD", "PS624"),
     _yaml("stage 4", ACCELERATED_ZERO, "zero_stage: 3", "zero_stage: 4", "PS602"),
     _json("both short formats", "PS630", fp16={"enabled": True}),
+    _json(
+        "both, one by its old name", "PS630", fp16={"enabled": True}, bf16=None, bfloat16={"enabled": True}
+    ),
+    _json("old name, misspelt key", "PS601", bf16=None, bfloat16={"enable": True}),
+    _json("scale below 0", "PS602", bf16=None, fp16={"enabled": True, "loss_scale": -1}),
+    _json("torch's optimizer in small letters", "PS602", optimizer={"type": "sgd"}),
+    _json("key of tensorboard", "PS601", tensorboard={"enabled": True, "output_dir": "runs"}),
+    _json("key of wandb", "PS601", wandb={"enabled": True, "projekt": "mine"}),
+    _json("key of csv_monitor", "PS601", csv_monitor={"enabled": True, "jobname": "mine"}),
+    _json("key of comet", "PS601", comet={"enabled": True, "projects": "mine"}),
+    _json(
+        "batch that the steps do not divide",
+        "PS631",
+        train_batch_size=63,
+        train_micro_batch_size_per_gpu=None,
+    ),
     _json("batch that does not divide", "PS631", train_batch_size=60),
     _json("no batch", "PS632", train_batch_size=None, train_micro_batch_size_per_gpu=None),
     _json("auto", "PS633", train_batch_size="auto"),
