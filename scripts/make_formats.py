@@ -105,8 +105,9 @@ def _environment(recipe: dict[str, Any], torch: Checkout, nccl: Checkout) -> dic
     numbers = re.findall(r"NCCL_(?:MAJOR|MINOR|PATCH)\s*:= *(\d+)", nccl.text("makefiles/version.mk"))
     version = f"@{nccl.commit} ({'.'.join(numbers)})"
     return {
-        "source": f"https://github.com/NVIDIA/nccl {version}: src; the torch package above",
+        "source": f"https://github.com/NVIDIA/nccl {version}: src; the torch package above; plugins",
         "prefixes": recipe["prefixes"],
+        "plugins": recipe["plugins"],
         "names": sorted(names - set(recipe["not_read"]) | set(recipe["also"])),
     }
 

@@ -143,7 +143,8 @@ def did_you_mean_any(key: str, table: Mapping[str, Any]) -> str | None:
 
 def _of_environment(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Problem]:
     for name in file.get("env") or {}:
-        if name.startswith(tuple(known["prefixes"])) and name not in known["names"]:
+        ours = name.startswith(tuple(known["prefixes"])) and not name.startswith(tuple(known["plugins"]))
+        if ours and name not in known["names"]:
             near = did_you_mean(name, known["names"], fold=str.upper)
             hint = f"did you mean {near}?" if near else f"remove {name}"
             text = "is no variable that NCCL or torch reads"
