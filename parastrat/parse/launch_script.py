@@ -6,10 +6,10 @@ A line-wise reading, not a shell: what a variable or a substitution stands for s
 from __future__ import annotations
 
 import re
-import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
 from parastrat.parse.slurm_options import slurm_options
 
 if TYPE_CHECKING:
@@ -33,10 +33,9 @@ _SPEAKING = frozenset({"echo", "printf", "which", "type", "command", "pip", "man
 #: of srun: how many nodes and tasks it starts, and what chooses nodes
 _SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
 _SRUN_CHOICES = ("nodelist", "relative")
-_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
+#: text for another shell that this one leaves as it is; between other quotes it puts in what it knows
+_IN_QUOTES = re.compile(r"\s-[a-z]*c\s+'|\\\$")
 _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
-#: a quote that is open for more lines is none that was meant
-_MOST_LINES = 200
 #: what may stand before a command that it runs
 _RUNNING = frozenset(
     {"exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
@@ -53,6 +52,8 @@ class _Found:
     launches: list[_Found] = field(default_factory=list)
     #: whether lines are of a function, which runs where it is called
     in_function: bool = False
+    #: whether words are of a text that another shell reads, which expands them where it runs
+    in_shell: bool = False
 
     def note(self, section: str, name: str, value: str, line: int) -> None:
         self.table.setdefault(section, {})[name] = value
@@ -66,16 +67,16 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
     The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), ``torchrun``
     (its options, with hyphens), ``started`` (``by``: ``srun``, ``other`` for what else reaches machines, or
     ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and whether of
-    ``tasks`` on chosen nodes; ``module``: ``torch.distributed.launch``; ``options``, where some are
-    unknown; ``only``: whether no other launch stands there), ``late`` (directives behind the first
-    command, by their lines), ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by
-    their number. Values are text as written.
+    ``tasks`` on chosen nodes; ``shell``, where one of its own expands its words; ``module``:
+    ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no other launch
+    stands there), ``late`` (directives behind the first command, by their lines), ``dos`` (lines that end
+    as DOS ends them) and ``text``, the logical lines by their number. Values are text as written.
     """
     found = _Found()
     if "\r\n" in text:
         found.table["dos"] = "yes"
         found.positions["dos"] = (text.partition("\r\n")[0].count("\n") + 1, 1)
-    for number, line in _logical_lines(text):
+    for number, line in logical_lines(text):
         directive = _DIRECTIVE.match(line)
         if directive is not None and "text" in found.table:
             # Slurm reads none behind the first command
@@ -83,7 +84,7 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
         elif directive is not None:
             for option, value in slurm_options(directive[1].partition(" #")[0].split()):
                 found.note("sbatch", option, value, number)
-        if not line.strip() or _is_comment(line):
+        if not line.strip() or is_comment(line):
             continue
         found.table.setdefault("text", {})[str(number)] = line
         found.positions[f"text.{number}"] = (number, 1)
@@ -110,44 +111,6 @@ def starts_torchrun(text: str) -> bool:
     return "torchrun" in script_tables(text)[0][0]
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with their first number; a backslash at the end, or an open quote, joins the next.
-
-    What a here-document holds is data.
-    """
-    start, joined, until = 1, "", ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if until:
-            until = "" if line.strip() == until else until
-            continue
-        start = start if joined else number
-        if line.endswith("\\") and (joined or not _is_comment(line)):
-            joined += line[:-1] + " "
-            continue
-        whole = joined + line
-        if not _is_comment(whole) and _words(whole) is None and number - start < _MOST_LINES:
-            joined = whole + "\n"
-            continue
-        document = _DOCUMENT.search(whole)
-        until = document[1] if document is not None and not _is_comment(whole) else ""
-        yield start, whole
-        joined = ""
-    if joined:
-        yield start, joined
-
-
-def _is_comment(line: str) -> bool:
-    return line.lstrip().startswith("#")
-
-
-def _words(line: str) -> list[str] | None:
-    """Return a line's words; None where a quote ends on another line."""
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:
-        return None
-
-
 def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
     """Yield what is assigned among some words."""
     for word in words:
@@ -157,7 +120,7 @@ def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _read_line(line: str, number: int, found: _Found) -> None:
-    assigned, words = _ASSIGNMENT.match(line.strip()), _words(line)
+    assigned, words = _ASSIGNMENT.match(line.strip()), words_of(line)
     if words is None:
         return
     if words and (words[0] == "export" or (assigned is not None and len(words) == 1)):
@@ -185,8 +148,10 @@ def _read_command(words: list[str], start: int, number: int, found: _Found) -> N
     for place in range(start, len(words)):
         name = words[place].rpartition("/")[2]
         if name in _SHELLS and len(words) > place + 2 and re.fullmatch(r"-[a-z]*c", words[place + 1]):
-            for _, line in _logical_lines(words[place + 2]):
-                _read_commands(_words(line) or [], number, found, tuple(words[:place]))
+            found.in_shell = bool(_IN_QUOTES.search(found.table["text"][str(number)]))
+            for _, line in logical_lines(words[place + 2]):
+                _read_commands(words_of(line) or [], number, found, tuple(words[:place]))
+            found.in_shell = False
             return
         module = _module_of(words, place)
         options = words[place + (3 if module else 1) :]
@@ -232,6 +197,8 @@ def _read_torchrun(before: list[str], module: str, words: list[str], number: int
             launch.note("started", name, value, number)
         if name in _SRUN_CHOICES:
             launch.note("started", "tasks", "chosen", number)
+    if found.in_shell:
+        launch.note("started", "shell", "own", number)
     if module:
         launch.note("started", "module", module, number)
     _read_options(words, module, number, launch)

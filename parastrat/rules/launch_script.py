@@ -20,6 +20,9 @@ _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _FORMAT = ConfigFormat.SCRIPT
 
 _LOOPBACK = ("localhost", "127.", "[::1]", "::1")
+#: what each node calls itself, and what may call the node that submitted the job
+_OWN_NAME = re.compile(r"\$\(hostname|`hostname|\$\{?HOSTNAME\b")
+_SUBMITTER = re.compile(r"SLURM_LAUNCH_NODE_IPADDR")
 _FALLBACK = re.compile(r"\|\|\s*echo\s+[\"']?(localhost|127\.0\.0\.1)")
 
 
@@ -137,13 +140,17 @@ def no_way_back_to_the_loopback(file: ConfigFile) -> Iterator[Hit]:
 def head_is_one_node(file: ConfigFile) -> Iterator[Hit]:
     """The head's name must be the same on all nodes.
 
-    $(hostname) and SLURM_LAUNCH_NODE_IPADDR differ from node to node, or name the node that submitted the
-    job, as soon as they are read inside a step.
+    $(hostname) differs from node to node where each node asks: in a script that all of them run, or in a
+    shell of the step. The batch shell asks the first node; but SLURM_LAUNCH_NODE_IPADDR, which in a step
+    is where srun runs, names there the node that submitted the job.
     """
     stated, nodes = endpoint_of(file), nodes_of(file)
     if stated is None or (nodes is not None and nodes < 2):
         return
-    if re.search(r"\$\(hostname|`hostname|\$\{?HOSTNAME\b|SLURM_LAUNCH_NODE_IPADDR", stated[1]):
+    by, in_step = file.get("started.by"), file.get("started.shell") is not None
+    everywhere = in_step if by == "srun" else by == "script" and file.get("sbatch") is None
+    wrong = _OWN_NAME.search(stated[1]) if everywhere else _SUBMITTER.search(stated[1]) and not in_step
+    if wrong:
         yield Hit(
             message=f"the nodes are to meet at {stated[1]}",
             fix='take the first of: scontrol show hostnames "$SLURM_JOB_NODELIST"',

@@ -150,6 +150,25 @@ LENIENT = {
         .replace("--nnodes 2 --nproc-per-node 8", "--nnodes 4 --nproc-per-node 4"),
         # a remark ends with its line
         SCRIPT.replace("#SBATCH --cpus", "# cores \\\n#SBATCH --cpus"),
+        # variables of network plugins, and of torch built for CUDA
+        SCRIPT.replace(
+            "OMP_NUM_THREADS=8", "NCCL_FASTRAK_USE_SNAP=1 NCCL_TUNER_CONFIG_PATH=/var/lib/tuner"
+        ),
+        SCRIPT.replace("OMP_NUM_THREADS=8", "TORCH_NCCL_USE_COMM_NONBLOCKING=1 NCCL_IBEXT_DISABLE=1"),
+        # the batch shell runs on the first node, and asks it for its name
+        SCRIPT.replace('"$HEAD:29500"', '"$(hostname):29500"'),
+        SCRIPT.replace('"$HEAD:29500"', "$HOSTNAME:29500"),
+        SCRIPT.replace("srun torchrun", 'srun bash -c "torchrun').replace(
+            '"$HEAD:29500" train.py --nodes 3', '$(hostname -s):29500 train.py"'
+        ),
+        SCRIPT.replace("srun torchrun", "srun bash -c 'torchrun").replace(
+            '"$HEAD:29500" train.py --nodes 3', "$SLURM_LAUNCH_NODE_IPADDR:29500 train.py'"
+        ),
+        # substitutions are one word, whatever stands in them
+        SCRIPT.replace("--nnodes 2", "--nnodes=$(scontrol show hostnames $JOB | wc -l)").replace(
+            '"$HEAD:29500"', "$(scontrol show hostnames $JOB | head -n 1):29500"
+        ),
+        SCRIPT.replace("8 \\", "$((2 * (3 + 1))) \\").replace("$HEAD", "$(f \0007\0 $(g h))"),
         # counts that only the shell knows, or torchrun itself
         SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node gpu"),
         SCRIPT.replace("--nnodes 2", "--nnodes 2:2"),
@@ -393,7 +412,29 @@ BAD = (
     _script("more processes, abbreviated", "--nproc-per-node 8", "--nproc=16", "PS657"),
     _script("beginning of several options", "--nproc-per-node 8", "--no 8", "PS601"),
     _script("way back", "| head -n 1)", "| head -n 1 || echo localhost)", "PS658"),
-    _script("another head on each node", '"$HEAD:29500"', '"$(hostname):29500"', "PS659"),
+    Bad(
+        what="another head on each node",
+        text=SCRIPT.replace("srun torchrun", "srun bash -c 'torchrun").replace(
+            '"$HEAD:29500" train.py --nodes 3', "$(hostname):29500 train.py'"
+        ),
+        suffix=".sbatch",
+        code="PS659",
+    ),
+    Bad(
+        what="another head on each node, the shell's sign kept",
+        text=SCRIPT.replace("srun torchrun", 'srun bash -c "torchrun').replace(
+            '"$HEAD:29500" train.py --nodes 3', '\\$(hostname):29500 train.py"'
+        ),
+        suffix=".sbatch",
+        code="PS659",
+    ),
+    Bad(
+        what="another head wherever it runs",
+        text="torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint $HOSTNAME:1 --nproc-per-node 8 t.py",
+        suffix=".sh",
+        code="PS659",
+    ),
+    _script("head that submitted", "$HEAD:", "$SLURM_LAUNCH_NODE_IPADDR:", "PS659"),
     _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
     _script("processes below 0", "--nproc-per-node 8", "--nproc-per-node -4", "PS662"),
     _script("no processes", "--nproc-per-node 8", "--nproc-per-node=0", "PS662"),

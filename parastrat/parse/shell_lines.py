@@ -1,0 +1,82 @@
+"""Lines of a shell and their words, without expanding anything."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
+#: a quote that is open for more lines is none that was meant
+_MOST_LINES = 200
+#: stands for a substitution while a line is split
+_HELD = re.compile("\0([0-9]+)\0")
+
+
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines with their first number; a backslash at the end, or an open quote, joins the next.
+
+    What a here-document holds is data.
+    """
+    start, joined, until = 1, "", ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if until:
+            until = "" if line.strip() == until else until
+            continue
+        start = start if joined else number
+        if line.endswith("\\") and (joined or not is_comment(line)):
+            joined += line[:-1] + " "
+            continue
+        whole = joined + line
+        if not is_comment(whole) and words_of(whole) is None and number - start < _MOST_LINES:
+            joined = whole + "\n"
+            continue
+        document = _DOCUMENT.search(whole)
+        until = document[1] if document is not None and not is_comment(whole) else ""
+        yield start, whole
+        joined = ""
+    if joined:
+        yield start, joined
+
+
+def is_comment(line: str) -> bool:
+    """Whether a line is a remark alone."""
+    return line.lstrip().startswith("#")
+
+
+def words_of(line: str) -> list[str] | None:
+    """Return a line's words, each substitution whole; None where a quote ends on another line."""
+    held: list[str] = []
+    try:
+        words = shlex.split(_without_substitutions(line.replace("\0", ""), held), comments=True)
+    except ValueError:
+        return None
+    return [_HELD.sub(lambda match: held[int(match[1])], word) for word in words]
+
+
+def _without_substitutions(line: str, held: list[str]) -> str:
+    """Return a line whose ``$(...)`` are held out of it, and stand there by their number."""
+    parts, begin = [], 0
+    for match in re.finditer(r"\$\(", line):
+        if match.start() < begin:
+            continue  # within the one before
+        end = _closing(line, match.end())
+        if end is None:
+            break
+        parts += [line[begin : match.start()], f"\0{len(held)}\0"]
+        held.append(line[match.start() : end])
+        begin = end
+    return "".join([*parts, line[begin:]])
+
+
+def _closing(line: str, start: int) -> int | None:
+    """Return the place behind the bracket that closes one; None where none does."""
+    depth = 1
+    for match in re.finditer(r"[()]", line[start:]):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return start + match.end()
+    return None
