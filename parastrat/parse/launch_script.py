@@ -24,6 +24,8 @@ _SWITCHES = frozenset(
 _OF_LAUNCH = "use-env"
 #: a letter with its value, as argparse takes it
 _ATTACHED = re.compile(r"-[rt]\d.*")
+#: what text processors make of hyphens; to torchrun they begin the script's name
+_DASHES = ("\u2013", "\u2014")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
 #: what starts a command on other machines, whatever the job is
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "mpirun", "mpiexec", "parallel-ssh"})
@@ -209,7 +211,7 @@ def _read_options(words: list[str], module: str, number: int, launch: _Found) ->
     for word in rest:
         if word.startswith(("$", "`")):
             launch.note("started", "options", "unknown", number)
-        if not word.startswith("-") or word == "--":
+        if not word.startswith(("-", *_DASHES)) or word == "--":
             return  # the script, and what is its own
         whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
         name, equals, value = whole.lstrip("-").partition("=")
@@ -218,4 +220,4 @@ def _read_options(words: list[str], module: str, number: int, launch: _Found) ->
             value = next(rest, "")
         if name == _OF_LAUNCH and module.endswith(".launch"):
             continue
-        launch.note("torchrun", name, value or "yes", number)
+        launch.note("torchrun", name, value if equals or value else "yes", number)

@@ -1,4 +1,4 @@
-"""PS641 to PS648: what DeepSpeed's engine refuses when it starts, beside the batch and the offloading."""
+"""PS641 to PS649: what DeepSpeed's engine refuses when it starts, beside the batch and the offloading."""
 
 from __future__ import annotations
 
@@ -170,3 +170,19 @@ def quantized_weights_are_gathered(file: ConfigFile) -> Iterator[Hit]:
             yield Hit(
                 message=f"{name} at stage {_stage(file)}", fix='write "stage": 3', key=f"{_ZERO}.{name}"
             )
+
+
+@file_rule("PS649", Severity.ERROR, _FORMAT, source=f"{_SOURCE}/engine.py")
+def gradients_are_clipped_by_the_engine(file: ConfigFile) -> Iterator[Hit]:
+    """Gradients are clipped by gradient_clipping.
+
+    The norm is one over all ranks and partitions, which the engine knows and an optimizer does not.
+    DeepSpeed stops where the optimizer's params have max_grad_norm.
+    """
+    norm = file.get("optimizer.params.max_grad_norm")
+    if norm is not None:
+        yield Hit(
+            message="max_grad_norm among the optimizer's params",
+            fix=f'write "gradient_clipping": {norm} at the top, and remove max_grad_norm',
+            key="optimizer.params.max_grad_norm",
+        )

@@ -86,7 +86,7 @@ def endpoint_of(file: ConfigFile) -> tuple[str, str] | None:
     """Return the option that says where the nodes meet, with its value."""
     for name in ("rdzv-endpoint", "master-addr"):
         value = file.get(f"torchrun.{name}")
-        if isinstance(value, str):
+        if isinstance(value, str) and value:
             return name, value
     return None
 

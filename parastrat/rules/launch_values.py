@@ -1,4 +1,4 @@
-"""PS662 and PS663: what stands behind torchrun's options, as torchrun reads it."""
+"""PS662, PS663 and PS666: what stands behind torchrun's options, as torchrun reads it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import endpoint_of, is_partly_unknown, nodes_of
+from parastrat.rules.launch_facts import count_of, counted, endpoint_of, is_partly_unknown, nodes_of
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def counts_are_what_torchrun_reads(file: ConfigFile) -> Iterator[Hit]:
         value = file.get(f"torchrun.{name}")
         if isinstance(value, str) and not _FILLED_IN.search(value) and not is_right(value):
             yield Hit(
-                message=f"--{name} {value}",
-                fix=f"write --{name} and {wanted}",
+                message=f"--{name} {value}" if value else f"--{name} is empty",
+                fix=f"write --{name} with {wanted}",
                 key=f"torchrun.{name}",
             )
 
@@ -99,4 +99,21 @@ def static_nodes_have_numbers(file: ConfigFile) -> Iterator[Hit]:
             message=f"--{stated[0]} for {nodes} nodes without --rdzv-backend: each is node 0",
             fix="add --rdzv-backend c10d and --rdzv-endpoint, or another --node-rank on each node",
             key=f"torchrun.{stated[0]}",
+        )
+
+
+@file_rule("PS666", Severity.ERROR, _FORMAT, source=_RUN)
+def ranks_of_nodes_begin_at_0(file: ConfigFile) -> Iterator[Hit]:
+    """--node-rank counts from 0 to --nnodes - 1.
+
+    Each node has a number of its own. The static rendezvous waits for the one that is missing until its
+    time is over.
+    """
+    rank, nodes = count_of(file, "torchrun.node-rank"), count_of(file, "torchrun.nnodes")
+    is_static = file.get("torchrun.rdzv-backend") in (None, "static")
+    if is_static and rank is not None and nodes is not None and 0 < nodes <= rank:
+        yield Hit(
+            message=f"--node-rank {rank} of {counted(nodes)}",
+            fix=f"write a number from 0 to {nodes - 1}, another one on each node",
+            key="torchrun.node-rank",
         )

@@ -330,6 +330,11 @@ BAD = (
     ),
     _json("old name, misspelt key", "PS601", bf16=None, bfloat16={"enable": True}),
     _json("scale below 0", "PS602", bf16=None, fp16={"enabled": True, "loss_scale": -1}),
+    _json(
+        "clipping by the optimizer",
+        "PS649",
+        optimizer={"type": "AdamW", "params": {"lr": 1e-4, "max_grad_norm": 1.0}},
+    ),
     _json("torch's optimizer in small letters", "PS602", optimizer={"type": "sgd"}),
     _json("key of tensorboard", "PS601", tensorboard={"enabled": True, "output_dir": "runs"}),
     _json("key of wandb", "PS601", wandb={"enabled": True, "projekt": "mine"}),
@@ -364,6 +369,7 @@ BAD = (
         "alone on two nodes", '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500"', "--standalone", "PS650"
     ),
     _script("nowhere to meet", ' --rdzv-endpoint "$HEAD:29500"', "", "PS650"),
+    _script("an empty place to meet", '--rdzv-endpoint "$HEAD:29500"', "--rdzv-endpoint=", "PS650"),
     _script("each at its own door", '"$HEAD:29500"', "localhost:29500", "PS651"),
     _script("number of the node", "--rdzv-backend c10d", "--rdzv-backend c10d --node-rank 0", "PS652"),
     _script(
@@ -437,6 +443,14 @@ BAD = (
     _script("head that submitted", "$HEAD:", "$SLURM_LAUNCH_NODE_IPADDR:", "PS659"),
     _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
     _script("processes below 0", "--nproc-per-node 8", "--nproc-per-node -4", "PS662"),
+    _script("nothing behind the sign", "--nproc-per-node 8", "--nproc-per-node= 8", "PS662"),
+    _script("dash of a text processor", "--nproc-per-node 8", "\N{EN DASH}nproc-per-node 8", "PS601"),
+    _script(
+        "node 2 of 2",
+        '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500"',
+        "--node-rank 2 --master-addr $HEAD",
+        "PS666",
+    ),
     _script("no processes", "--nproc-per-node 8", "--nproc-per-node=0", "PS662"),
     _script("processes of no number", "--nproc-per-node 8", "--nproc-per-node 8x", "PS662"),
     _script("nodes of no number", "--nnodes 2", "--nnodes x", "PS662"),
