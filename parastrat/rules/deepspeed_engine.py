@@ -172,12 +172,13 @@ def quantized_weights_are_gathered(file: ConfigFile) -> Iterator[Hit]:
             )
 
 
-@file_rule("PS649", Severity.ERROR, _FORMAT, source=f"{_SOURCE}/engine.py")
+@file_rule("PS649", Severity.WARNING, _FORMAT, source=f"{_SOURCE}/engine.py")
 def gradients_are_clipped_by_the_engine(file: ConfigFile) -> Iterator[Hit]:
     """Gradients are clipped by gradient_clipping.
 
     The norm is one over all ranks and partitions, which the engine knows and an optimizer does not.
-    DeepSpeed stops where the optimizer's params have max_grad_norm.
+    DeepSpeed stops at max_grad_norm among the params where it makes the optimizer; of one that the script
+    passes to it nobody reads them.
     """
     norm = file.get("optimizer.params.max_grad_norm")
     if norm is not None:
