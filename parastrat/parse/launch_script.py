@@ -68,11 +68,12 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
 
     The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), ``torchrun``
     (its options, with hyphens), ``started`` (``by``: ``srun``, ``other`` for what else reaches machines, or
-    ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and whether of
-    ``tasks`` on chosen nodes; ``shell``, where one of its own expands its words; ``module``:
-    ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no other launch
-    stands there), ``late`` (directives behind the first command, by their lines), ``dos`` (lines that end
-    as DOS ends them) and ``text``, the logical lines by their number. Values are text as written.
+    ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and of ``tasks``
+    whether they are on chosen nodes, or unknown; ``shell``, where one of its own expands its words;
+    ``module``: ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no
+    other launch stands there), ``late`` (directives behind the first command, by their lines), ``dos``
+    (lines that end as DOS ends them) and ``text``, the logical lines by their number. Values are text as
+    written.
     """
     found = _Found()
     if "\r\n" in text:
@@ -197,8 +198,8 @@ def _read_torchrun(before: list[str], module: str, words: list[str], number: int
     for name, value in slurm_options(before[before.index("srun") + 1 :] if by == "srun" else ()):
         if name in _SRUN_COUNTS:
             launch.note("started", name, value, number)
-        if name in _SRUN_CHOICES:
-            launch.note("started", "tasks", "chosen", number)
+        if name in _SRUN_CHOICES or not name:
+            launch.note("started", "tasks", "chosen" if name else "unknown", number)
     if found.in_shell:
         launch.note("started", "shell", "own", number)
     if module:

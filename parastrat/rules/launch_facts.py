@@ -51,7 +51,7 @@ TASK_KEYS = ("started.ntasks-per-node", "started.ntasks", "sbatch.ntasks-per-nod
 
 def nodes_of_step(file: ConfigFile) -> int | None:
     """Return the nodes that srun, or the job, starts a launch on; None if unknown."""
-    if file.get("started.nodes") is not None:
+    if file.get("started.nodes") is not None or file.get("started.tasks") == "unknown":
         return count_of(file, "started.nodes")
     nodes = count_of(file, "sbatch.nodes")
     if file.get("started.ntasks") is None or nodes is None:
@@ -63,7 +63,7 @@ def nodes_of_step(file: ConfigFile) -> int | None:
 def agents_of(file: ConfigFile) -> int | None:
     """Return how often srun starts torchrun on a node; None if unknown, or if srun does not start it."""
     if file.get("started.by") != "srun" or file.get("started.tasks") is not None:
-        return None  # it is told of chosen nodes
+        return None  # it is told of chosen nodes, or of what a variable holds
     own = [file.get(key) is not None for key in TASK_KEYS[:2]]
     a_node, in_all = TASK_KEYS[:2] if any(own) else TASK_KEYS[2:]
     if own == [True, False] and file.get("sbatch.ntasks") is not None:

@@ -143,6 +143,9 @@ LENIENT = {
         SCRIPT.replace("--gpus-per-node=8", "--gpus-per-task=8"),
         SCRIPT.replace("srun torchrun --nnodes 2", "srun -n 1 torchrun --nnodes 1"),
         SCRIPT.replace("srun torchrun", "srun --ntasks=$N torchrun"),
+        SCRIPT.replace("per-node=1", "per-node=8").replace("srun torchrun", "srun $SRUN_ARGS torchrun"),
+        SCRIPT.replace("srun torchrun --nnodes 2", "srun --label $SRUN_ARGS torchrun --nnodes 1"),
+        SCRIPT.replace("srun torchrun --nnodes 2", "srun --nodes=$N torchrun --nnodes 1"),
         SCRIPT.replace("--ntasks-per-node=1", "--ntasks-per-node=8").replace("srun", "srun -n 2 -N 2"),
         # each task is a node to torchrun, with GPUs of its own
         SCRIPT.replace("-node=1", "-node=2")
