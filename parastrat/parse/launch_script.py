@@ -42,6 +42,24 @@ _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$"
 _RUNNING = frozenset(
     {"exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
 )
+_TIME = re.compile(r"[\d.]+[smhd]?$")
+#: programs that run a command here, in an environment, a container or under a watch
+_WRAPPERS = frozenset(
+    {
+        "apptainer",
+        "conda",
+        "docker",
+        "enroot",
+        "mamba",
+        "micromamba",
+        "ncu",
+        "nice",
+        "nsys",
+        "numactl",
+        "pdm",
+    }
+    | {"pipenv", "pixi", "podman", "poetry", "setsid", "shifter", "singularity", "stdbuf", "taskset", "uv"}
+)
 
 
 @dataclass(slots=True)
@@ -170,9 +188,15 @@ def _is_run(own: list[str], before: list[str]) -> bool:
     if not _REMOTE.isdisjoint(before) or "srun" in own:
         # a container's runtime may stand between; other programs take a launcher's name for an option
         return not (own and "launcher" in own[-1])
-    return all(
-        word in _RUNNING or word.startswith(("-", "$")) or "=" in word or word.endswith(("()", "{", "("))
-        for word in own
+    bare = [word for word in own if not _stands_before(word)]
+    return not bare or (bare[0].rpartition("/")[2] in _WRAPPERS and "launcher" not in own[-1])
+
+
+def _stands_before(word: str) -> bool:
+    """Whether a word only leads to a command: a variable, an option, a time, or what opens a group."""
+    is_open = word.endswith(("()", "{", "("))
+    return (
+        word in _RUNNING or word.startswith(("-", "$")) or "=" in word or is_open or bool(_TIME.match(word))
     )
 
 

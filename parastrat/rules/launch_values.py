@@ -22,6 +22,8 @@ _FORMAT = ConfigFormat.SCRIPT
 _FILLED_IN = re.compile(r"[$`{}<>%@]")
 #: the name of a device: torch's own, or that of a backend beside it
 _DEVICE = re.compile(r"[A-Za-z]+")
+#: what Slurm gives each task, and the batch shell as the first
+_OF_TASKS = re.compile(r"\$\{?SLURM_(NODEID|PROCID)\}?")
 _MOST_PORTS = 2**16
 
 
@@ -85,7 +87,8 @@ def static_nodes_have_numbers(file: ConfigFile) -> Iterator[Hit]:
     """The static rendezvous wants a number for every node.
 
     It is torchrun's default, also where --rdzv-endpoint says where to meet. Without --node-rank each node
-    is number 0: each opens a store of its own, and waits there for the others.
+    is number 0: each opens a store of its own, and waits there for the others. So it is where the batch
+    shell puts in its own number, before srun starts anything.
     """
     nodes, stated, told = nodes_of(file), endpoint_of(file), str(file.get("torchrun.nnodes") or "")
     if stated is None or nodes is None or nodes < 2 or ":" in told or is_partly_unknown(file):
@@ -93,8 +96,15 @@ def static_nodes_have_numbers(file: ConfigFile) -> Iterator[Hit]:
     if file.get("started.by") == "script" and file.get("started.only") == "no":
         return  # another launch of the script may be of the other nodes
     is_static = file.get("torchrun.rdzv-backend") in (None, "static")
-    named = (file.get(f"torchrun.{name}") for name in ("node-rank", "standalone"))
-    if is_static and all(value is None for value in named):
+    rank, is_alone = file.get("torchrun.node-rank"), file.get("torchrun.standalone") is not None
+    before_srun = file.get("started.by") == "srun" and file.get("started.shell") is None
+    if is_static and before_srun and _OF_TASKS.fullmatch(str(rank)):
+        yield Hit(
+            message=f"--node-rank {rank} is 0 in the batch shell, and so on {nodes} nodes",
+            fix="write srun bash -c 'torchrun ...', which each node reads itself; or --rdzv-backend c10d",
+            key="torchrun.node-rank",
+        )
+    if is_static and rank is None and not is_alone:
         yield Hit(
             message=f"--{stated[0]} for {nodes} nodes without --rdzv-backend: each is node 0",
             fix="add --rdzv-backend c10d and --rdzv-endpoint, or another --node-rank on each node",

@@ -177,7 +177,11 @@ LENIENT = {
         SCRIPT.replace("--nnodes 2", "--nnodes 2:2"),
         SCRIPT.replace("--nnodes 2", "--nnodes ${NODES:-2}"),
         # numbers of the nodes that the shell knows
-        SCRIPT.replace("--rdzv-backend c10d", "--node-rank $SLURM_NODEID"),
+        SCRIPT.replace("srun torchrun", "srun bash -c 'torchrun").replace(
+            '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" train.py --nodes 3',
+            "--node-rank $SLURM_NODEID --master-addr $HEAD train.py'",
+        ),
+        SCRIPT.replace("--rdzv-backend c10d", "--node-rank $NODE_RANK"),
         SCRIPT.replace("--rdzv-backend c10d", "$RANK_OPTION"),
     ),
     ".sh": (
@@ -445,6 +449,11 @@ BAD = (
     ),
     _script("head that submitted", "$HEAD:", "$SLURM_LAUNCH_NODE_IPADDR:", "PS659"),
     _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
+    _script("number of the batch shell", "--rdzv-backend c10d", "--node-rank $SLURM_NODEID", "PS663"),
+    _script("number of its process", "--rdzv-backend c10d", "--node-rank=${SLURM_PROCID}", "PS663"),
+    _script("in an environment", "srun torchrun", "uv run torchrun", "PS655"),
+    _script("in a container", "srun torchrun", "A=1 apptainer exec --nv a.sif torchrun", "PS655"),
+    _script("for some time", "srun torchrun", "timeout 2h torchrun", "PS655"),
     _script("processes below 0", "--nproc-per-node 8", "--nproc-per-node -4", "PS662"),
     _script("nothing behind the sign", "--nproc-per-node 8", "--nproc-per-node= 8", "PS662"),
     _script("dash of a text processor", "--nproc-per-node 8", "\N{EN DASH}nproc-per-node 8", "PS601"),
