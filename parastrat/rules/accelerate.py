@@ -18,6 +18,8 @@ _DOCS = "https://huggingface.co/docs/accelerate"
 _FORMAT = ConfigFormat.ACCELERATE
 
 _PARALLEL = "parallelism_config"
+#: kinds that accelerate starts with its --multi_gpu
+_SEVERAL = tuple(f"MULTI_{name}" for name in ("GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU", "NEURON"))
 #: axes whose product is the world
 _AXES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 
@@ -225,12 +227,19 @@ def processes_have_the_gpus_that_are_named(file: ConfigFile) -> Iterator[Hit]:
     """gpu_ids must name a GPU for every process of the machine.
 
     accelerate hides all others. Two processes on one GPU stop when NCCL starts (duplicate GPU detected).
+    On one machine it refuses MULTI_GPU, and its like, with a single one.
     """
     stated, world = file.get("gpu_ids"), file.number("num_processes")
     if stated in (None, "all") or isinstance(stated, list | dict) or world is None or file.is_on("use_cpu"):
         return
     named = len([part for part in str(stated).split(",") if part.strip()])
     machines = file.number("num_machines") or 1
+    if str(file.get("distributed_type")) in _SEVERAL and named < 2 and machines == 1 and world == 1:
+        yield Hit(
+            message=f"gpu_ids names {named} GPU for {file.get('distributed_type')}, which wants two",
+            fix="write distributed_type: 'NO', or gpu_ids: all",
+            key="gpu_ids",
+        )
     if _is_distributed(file) and world > named * machines:
         yield Hit(
             message=f"gpu_ids names {named} GPUs for {world // machines} processes on a machine",

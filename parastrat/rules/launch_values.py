@@ -21,7 +21,8 @@ _FORMAT = ConfigFormat.SCRIPT
 #: of the shell, or of a template that somebody fills in: nobody knows here what will stand there
 _FILLED_IN = re.compile(r"[$`{}<>%@]")
 #: the name of a device: torch's own, or that of a backend beside it
-_DEVICE = re.compile(r"[A-Za-z]+")
+_DEVICE = re.compile(r"[A-Za-z_]\w*")
+_ENDPOINT = re.compile(r"[^:]+:([^:]*)")
 #: what Slurm gives each task, and the batch shell as the first
 _OF_TASKS = re.compile(r"\$\{?SLURM_(NODEID|PROCID)\}?")
 _MOST_PORTS = 2**16
@@ -55,11 +56,19 @@ def _is_port(text: str) -> bool:
     return _is_natural(text) and int(text) < _MOST_PORTS
 
 
+def _port_of(file: ConfigFile) -> str | None:
+    """Return the port of HOST:PORT where torch's own rendezvous meet; None for no port, and for IPv6."""
+    stated = _ENDPOINT.fullmatch(str(file.get("torchrun.rdzv-endpoint") or ""))
+    is_torchs = file.get("torchrun.rdzv-backend") in (None, "static", "c10d")
+    return stated[1] if stated is not None and is_torchs else None
+
+
 _VALUES = {
     "nnodes": (_is_nodes, "a number of nodes, or MIN:MAX"),
     "nproc-per-node": (_is_processes, "1 or more, or gpu"),
     "node-rank": (_is_natural, "0 for the first node, 1 for the second"),
     "master-port": (_is_port, "a port below 65536"),
+    "rdzv-endpoint": (_is_port, "a port below 65536 behind the host"),
     "max-restarts": (_is_natural, "0 or more"),
 }
 
@@ -74,7 +83,8 @@ def counts_are_what_torchrun_reads(file: ConfigFile) -> Iterator[Hit]:
     """
     for name, (is_right, wanted) in _VALUES.items():
         value = file.get(f"torchrun.{name}")
-        if isinstance(value, str) and not _FILLED_IN.search(value) and not is_right(value):
+        judged = _port_of(file) if name == "rdzv-endpoint" else value
+        if isinstance(judged, str) and not _FILLED_IN.search(judged) and not is_right(judged):
             yield Hit(
                 message=f"--{name} {value}" if value else f"--{name} is empty",
                 fix=f"write --{name} with {wanted}",

@@ -80,6 +80,11 @@ LENIENT = {
         FSDP2 + "  fsdp_activation_checkpointing_offload: true\n",
         FSDP1.replace("FULL_SHARD", "full_shard").replace("SHARDED_STATE", "sharded_state"),
         "distributed_type: NO\nnum_processes: 1\nmixed_precision: 'no'\n",
+        "distributed_type: FSDP\nnum_processes: 1\ngpu_ids: '0'\nfsdp_config: {fsdp_version: 2}\n",
+        (
+            "distributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 2\n"
+            "gpu_ids: '0'\nmain_process_ip: host\n"
+        ),
         # what accelerate makes numbers and switches of itself
         FSDP1
         + "  fsdp_offload_params: 'false'\n  fsdp_use_orig_params: 'true'\n  fsdp_forward_prefetch: 0\n",
@@ -176,6 +181,11 @@ LENIENT = {
         SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node gpu"),
         SCRIPT.replace("--nnodes 2", "--nnodes 2:2"),
         SCRIPT.replace("--nnodes 2", "--nnodes ${NODES:-2}"),
+        # a backend's own name, and places to meet without a port or with one that the shell knows
+        SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node vendor_2"),
+        SCRIPT.replace('"$HEAD:29500"', "[fe80::1]"),
+        SCRIPT.replace('c10d --rdzv-endpoint "$HEAD:29500"', "mine --rdzv-endpoint mine://head"),
+        SCRIPT.replace('"$HEAD:29500"', "$HEAD:${PORT}"),
         # numbers of the nodes that the shell knows
         SCRIPT.replace("srun torchrun", "srun bash -c 'torchrun").replace(
             '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" train.py --nodes 3',
@@ -248,6 +258,12 @@ BAD = (
     _yaml("unknown policy", FSDP2, "TRANSFORMER_BASED_WRAP", "TRANSFORMER_WRAP", "PS602"),
     _yaml("version 3", FSDP2, "fsdp_version: 2", "fsdp_version: 3", "PS602"),
     _yaml("number for text", FSDP1, "num_processes: 8", "num_processes: 1\ngpu_ids: 0", "PS602"),
+    Bad(
+        what="one GPU for several",
+        text="distributed_type: MULTI_GPU\nnum_processes: 1\ngpu_ids: '0'\nmixed_precision: bf16\n",
+        suffix=".yaml",
+        code="PS629",
+    ),
     _yaml("no without quotes", FSDP2, "mixed_precision: bf16", "mixed_precision: no", "PS602"),
     _yaml("no compiler without quotes", FSDP2, "fsdp_config", "dynamo_backend: NO\nfsdp_config", "PS602"),
     _yaml("switch of neither word", FSDP1, "loading: true", "loading: 'ture'", "PS602"),
@@ -469,6 +485,8 @@ BAD = (
     _script("nodes of three numbers", "--nnodes 2", "--nnodes 1:2:3", "PS662"),
     _script("fewest above most", "--nnodes 2", "--nnodes 2:1", "PS662"),
     _script("port of no machine", "--nnodes 2", "--nnodes 2 --master-port 70000", "PS662"),
+    _script("port of no machine to meet at", "$HEAD:29500", "$HEAD:290000", "PS662"),
+    _script("port of no number", "$HEAD:29500", "head:port", "PS662"),
     _script("nodes without numbers", "--rdzv-backend c10d ", "", "PS663"),
     _script(
         "nodes without numbers, the old way",
