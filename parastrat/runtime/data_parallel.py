@@ -25,7 +25,7 @@ from parastrat.runtime.training.buffers import (
 )
 from parastrat.runtime.training.reached import Reached
 from parastrat.runtime.training.scalars import average_scalars, scalars_in
-from parastrat.runtime.training.seen import see_outputs
+from parastrat.runtime.training.seen import refuse_second_gradients, see_outputs
 from parastrat.runtime.ways import chooses_ways, outside_of
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
     for unit in (*own.values(), module):
         replicated(unit, mesh=mesh)
     see_outputs((*own.values(), module))
+    refuse_second_gradients((*own.values(), module))
     wrapping.calls.append(
         "from torch.distributed._composable.replicate_with_fsdp import replicate\n"
         f"for name in {(*own, '')}:\n    replicate(model.get_submodule(name), mesh=mesh['dp_replicate'])"
@@ -131,6 +132,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
     see_outputs((*own.values(), module))
+    refuse_second_gradients((*own.values(), module))
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
     if stacks:
         said += f", shard_placement_fn=<rows or columns of {len(stacks)} stacks such as {stacks[0]}>"

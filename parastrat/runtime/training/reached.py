@@ -110,7 +110,10 @@ class Reached:
 
     def _ended(self) -> None:
         without = [name for name, p in self._replicated.module.named_parameters() if _waits(p)]
-        if without:
+        if len(without) == len(self._trained()):
+            # torch.autograd.grad, of inputs or for a penalty: DDP reduces behind another backward
+            self._checking = False
+        elif without:
             raise WrapError(
                 f"the loss did not reach {without[0]}, though it is in what the model returned: DDP would "
                 "wait for its gradient for ever",

@@ -1,4 +1,4 @@
-"""What a model returns, seen by FSDP2 whatever holds it."""
+"""What a model returns, seen by FSDP2 whatever holds it, and in backwards that FSDP2 can run."""
 
 from __future__ import annotations
 
@@ -39,6 +39,35 @@ def see_outputs(units: Iterable[nn.Module]) -> None:
 
     for unit in units:
         unit.register_forward_hook(after)
+
+
+def refuse_second_gradients(units: Iterable[nn.Module]) -> None:
+    """Refuse backwards that are to be differentiated: FSDP2 frees the weights that their graph reads.
+
+    Args:
+        units: sharded ones, or replicated by what is built on FSDP2.
+    """
+
+    # FSDP2's own hooks are not compiled either
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(_unit: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if torch.is_grad_enabled():
+            for leaf in tensors_in(output):
+                if leaf.requires_grad:
+                    leaf.register_hook(_once)  # type: ignore[no-untyped-call]
+
+    for unit in units:
+        unit.register_forward_hook(after)
+
+
+def _once(_gradient: torch.Tensor) -> None:
+    # autograd computes gradients under this mode only where it is asked for their graph
+    if torch.is_grad_enabled():
+        raise WrapError(
+            "create_graph=True asks for gradients of gradients, and FSDP2 frees the weights that they read "
+            "at the end of the first backward",
+            hint="leave the penalty out, or plan ddp: parastrat recommend --strategy ddp",
+        )
 
 
 def _name(unit: nn.Module) -> str:

@@ -1,0 +1,132 @@
+"""Backwards of plain loops that are more than one of a loss: right as on one device, or refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from runtime.models import plan
+from runtime.ranks import on_ranks
+from torch import nn
+
+import parastrat
+from parastrat.errors import ParastratError
+from parastrat.plan import Plan
+
+pytestmark = pytest.mark.slow
+
+DDP, FSDP2 = plan(dp_replicate=2), plan(dp_shard=2)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.inner(x)  # type: ignore[no-any-return]
+
+
+class Scores(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(Block(), Block(), nn.Linear(8, 1))
+
+
+class Forces(nn.Module):
+    """An energy and its gradient, as potentials of atoms give them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = Scores()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        energy = self.energy(x)
+        (force,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return torch.cat([energy, force], 1)
+
+
+def on_inputs(model: nn.Module, x: torch.Tensor) -> None:
+    """The penalty of a Wasserstein critic, alone with the loss that it is for."""
+    x = x.clone().requires_grad_()
+    scores = model(x)
+    (slope,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+    (scores.mean() + (slope.norm(dim=1) - 1).pow(2).mean()).backward()
+
+
+def against(model: nn.Module, x: torch.Tensor) -> None:
+    """A step on inputs that were moved along their gradient."""
+    given = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(model(given).pow(2).sum(), given)
+    model(x + 0.1 * slope.sign()).pow(2).mean().backward()
+
+
+def plainly(model: nn.Module, x: torch.Tensor) -> None:
+    model(x).pow(2).mean().backward()
+
+
+def difference(
+    build: Callable[[], nn.Module], chosen: Plan, backward: Callable[[nn.Module, torch.Tensor], None]
+) -> float:
+    """By how much the gradients of two steps differ from those of one process."""
+    torch.manual_seed(0)
+    plain, x = build(), torch.randn(4, 8)
+    wrapped = parastrat.auto_parallelize(copy.deepcopy(plain), plan=chosen)
+    rank = torch.distributed.get_rank()
+    for model, samples in ((plain, x), (wrapped, x[2 * rank : 2 * rank + 2])):
+        for _ in range(2):
+            model.zero_grad()
+            backward(model, samples)
+    return apart(plain, wrapped)
+
+
+def apart(plain: nn.Module, wrapped: nn.Module) -> float:
+    """By how much the gradients of two models differ, where either has one."""
+    found = []
+    for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True):
+        given: Any = other.grad
+        assert (one.grad is None) == (given is None)
+        if one.grad is not None:
+            given = given.full_tensor() if hasattr(given, "full_tensor") else given
+            found.append(float((given - one.grad).abs().max()))
+    return max(found)
+
+
+def everything() -> dict[str, Any]:
+    asked: dict[str, Callable[[], Any]] = {
+        f"{kind} {strategy}": partial(difference, build, chosen, backward)
+        for strategy, chosen in {"ddp": DDP, "fsdp2": FSDP2}.items()
+        for kind, build, backward in (
+            ("penalty", Scores, on_inputs),
+            ("moved", Scores, against),
+            ("forces", Forces, plainly),
+        )
+    }
+    found: dict[str, Any] = {}
+    for name, action in asked.items():
+        try:
+            found[name] = action()
+        except ParastratError as error:
+            found[name] = error.message
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return on_ranks(2, everything)
+
+
+def test_gradients_that_are_no_step_of_ddp(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert all(found[f"{kind} ddp"] < 1e-6 for kind in ("penalty", "moved", "forces"))
+
+
+def test_gradients_of_gradients_under_fsdp2(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["moved fsdp2"] < 1e-6
+        for kind in ("penalty", "forces"):
+            assert "FSDP2 frees the weights that they read" in found[f"{kind} fsdp2"]
