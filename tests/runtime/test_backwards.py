@@ -20,6 +20,14 @@ from parastrat.plan import Plan
 pytestmark = pytest.mark.slow
 
 DDP, FSDP2 = plan(dp_replicate=2), plan(dp_shard=2)
+#: whether parameters ask for gradients: as they are given, and in each step
+FLAGS = {
+    "frozen": [True, False, False],
+    "thawed": [False, True, True],
+    "frozen later": [True, True, False, False, True],
+    "thawed later": [False, False, True, True],
+    "in turns": [True, False, True, False, True],
+}
 
 
 class Block(nn.Module):
@@ -84,6 +92,33 @@ def difference(
     return apart(plain, wrapped)
 
 
+def flipped(chosen: Plan, flags: list[bool]) -> float:
+    """By how much gradients differ where a block's parameters ask for some as these steps say.
+
+    The first flag is that of the model as it is given.
+    """
+    torch.manual_seed(0)
+    plain, x = Scores(), torch.randn(4, 8)
+    plain[0].requires_grad_(flags[0])
+    wrapped = parastrat.auto_parallelize(copy.deepcopy(plain), plan=chosen)
+    rank = torch.distributed.get_rank()
+    worst = 0.0
+    for flag in flags[1:]:
+        for model, samples in ((plain, x), (wrapped, x[2 * rank : 2 * rank + 2])):
+            getattr(model, "module", model)[0].requires_grad_(flag)
+            model.zero_grad()
+            plainly(model, samples)
+        worst = max(worst, apart(plain, wrapped))
+    return worst
+
+
+def replaced(chosen: Plan) -> None:
+    """Give a wrapped model a new head."""
+    wrapped = parastrat.auto_parallelize(Scores(), plan=chosen)
+    getattr(wrapped, "module", wrapped)[2] = nn.Linear(8, 1)
+    plainly(wrapped, torch.randn(2, 8))
+
+
 def apart(plain: nn.Module, wrapped: nn.Module) -> float:
     """By how much the gradients of two models differ, where either has one."""
     found = []
@@ -106,6 +141,10 @@ def everything() -> dict[str, Any]:
             ("forces", Forces, plainly),
         )
     }
+    for strategy, chosen in {"ddp": DDP, "fsdp2": FSDP2}.items():
+        for kind, flags in FLAGS.items():
+            asked[f"{kind} {strategy}"] = partial(flipped, chosen, flags)
+    asked["replaced ddp"] = partial(replaced, DDP)
     found: dict[str, Any] = {}
     for name, action in asked.items():
         try:
@@ -130,3 +169,15 @@ def test_gradients_of_gradients_under_fsdp2(ranks: list[dict[str, Any]]) -> None
         assert found["moved fsdp2"] < 1e-6
         for kind in ("penalty", "forces"):
             assert "FSDP2 frees the weights that they read" in found[f"{kind} fsdp2"]
+
+
+def test_parameters_frozen_and_thawed(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        for kind in FLAGS:
+            assert found[f"{kind} ddp"] < 1e-6
+            assert found[f"{kind} fsdp2"] < 1e-6
+
+
+def test_parameters_replaced(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert "2.weight is not the parameter that auto_parallelize saw" in found["replaced ddp"]

@@ -55,6 +55,13 @@ class Reached:
         self._wrapping = wrapping
         self._known = replicated.find_unused_parameters
         self._checking = False
+        #: all parameters by name, and which of them DDP's reducer waits for
+        self._held = dict(replicated.module.named_parameters())
+        self._reduced = set(self._trained())
+        #: what each asked for when it was last looked at
+        self._asked = [(each, each.requires_grad) for each in self._held.values()]
+        self._is_first = True
+        replicated.register_forward_pre_hook(self._follow_flags)
         replicated.module.register_forward_hook(self._forwarded)
         replicated.register_forward_hook(self._returned)
 
@@ -93,10 +100,50 @@ class Reached:
         missing = [] if reached is None else [p for p in self._trained() if p not in reached]
         group = self._wrapping.mesh.data_group
         if true_on_any([bool(missing)], self._wrapping.device, group)[0]:
-            _search_from_now_on(self._replicated)
+            # it was built without, and no gradient is there yet
+            _rebuild(self._replicated, search=True)
             self._wrapping.calls.append(
                 "# find_unused_parameters=True: a loss did not reach all parameters"
             )
+
+    def _follow_flags(self, _replicated: nn.Module, _args: tuple[Any, ...]) -> None:
+        """Let DDP reduce what asks for gradients now: it hooked what did so when it was built."""
+        if not torch.is_grad_enabled():
+            return
+        changed = any(each.requires_grad is not before for each, before in self._asked)
+        if self._is_first or changed:
+            self._check_held()
+            self._asked = [(each, each.requires_grad) for each in self._held.values()]
+        trained = set(self._trained())
+        # nothing asks where gradients only pass through, as a critic's in a generator's step
+        if changed and trained and trained != self._reduced:
+            self._reduce(trained if self._is_first else trained | self._reduced, trained)
+        self._is_first = False
+
+    def _check_held(self) -> None:
+        now = dict(self._replicated.module.named_parameters())
+        others = [name for name in now | self._held if now.get(name) is not self._held.get(name)]
+        if others:
+            raise WrapError(
+                f"{others[0]} is not the parameter that auto_parallelize saw: its gradients would not be "
+                "reduced, and its values differ between ranks",
+                hint="replace and add modules before auto_parallelize; load values with "
+                "load_state_dict(..., assign=False)",
+            )
+
+    def _reduce(self, wanted: set[torch.Tensor], trained: set[torch.Tensor]) -> None:
+        """Let DDP reduce these; those that do not ask now may again, and are searched for until then."""
+        if self._reduced >= trained and self._replicated.find_unused_parameters:
+            return
+        resting = [each for each in wanted if not each.requires_grad]
+        for each in resting:  # DDP takes those alone that ask
+            each.requires_grad_(True)
+        _rebuild(self._replicated, search=bool(resting) or self._replicated.find_unused_parameters)
+        for each in resting:
+            each.requires_grad_(False)
+        self._reduced = wanted
+        self._known, self._checking = self._replicated.find_unused_parameters, False
+        self._wrapping.calls.append("# DDP's reducer built again: other parameters ask for gradients")
 
     def _trained(self) -> list[torch.Tensor]:
         return [each for each in self._replicated.module.parameters() if each.requires_grad]
@@ -126,9 +173,9 @@ def _waits(parameter: torch.Tensor) -> bool:
     return parameter.requires_grad and parameter.grad is None
 
 
-def _search_from_now_on(replicated: DistributedDataParallel) -> None:
-    """Let DDP search each step's graph; it was built without, and no gradient is there yet."""
-    replicated.find_unused_parameters = True
+def _rebuild(replicated: DistributedDataParallel, *, search: bool) -> None:
+    """Let DDP reduce what asks for gradients now, and search each step's graph for it, or not."""
+    replicated.find_unused_parameters = search
     # as DDP does when it is unpickled; nothing public builds its reducer anew
     reducer: Any = replicated
     parameters, sparse = reducer._build_params_for_reducer()  # noqa: SLF001
