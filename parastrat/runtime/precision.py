@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -54,8 +58,18 @@ def autocast_forward(module: nn.Module, device: torch.device, precision: Precisi
     if precision not in COMPUTE:
         return False
     # under torch's own name the method stays inspectable (signatures are read by Hugging Face)
-    module.forward = torch.autocast(device.type, COMPUTE[precision])(module.forward)
+    replace_forward(module, torch.autocast(device.type, COMPUTE[precision]))
     return True
+
+
+def replace_forward(module: nn.Module, around: Callable[[Any], Any]) -> None:
+    """Put something around a module's forward; copies of the module run their own weights, not its."""
+    forward = module.forward
+    if isinstance(forward, MethodType) and forward.__self__ is module:
+        # copy.deepcopy binds methods to the copy
+        module.forward = MethodType(around(forward.__func__), module)
+    else:
+        module.forward = around(forward)
 
 
 class LossScale:

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
 
 from parastrat.errors import WrapError
 from parastrat.plan import Recompute
+from parastrat.runtime.precision import replace_forward
 from parastrat.runtime.training.buffers import (
     Replayed,
     has_changing_buffers,
@@ -63,7 +64,7 @@ def recomputing(block: nn.Module, policy: Recompute, *, keeps: bool = True) -> n
     if policy is Recompute.NONE:
         return block
     if policy is Recompute.ATTENTION:
-        block.forward = _recomputing_attention(block.forward)
+        replace_forward(block, _recomputing_attention)
         return block
     keywords: dict[str, Any] = {"checkpoint_impl": CheckpointImpl.NO_REENTRANT, "preserve_rng_state": True}
     contexts = _selective_contexts if policy is Recompute.SELECTIVE else None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from parastrat.errors import UsageError
+from parastrat.errors import UsageError, WrapError
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +69,8 @@ class Wrapping:
 _latest: list[weakref.ref[nn.Module]] = []
 #: the module's attribute that holds its note
 _NOTE = "_parastrat"
+#: what ``copy.deepcopy`` asks an object for
+_COPY = "__deepcopy__"
 
 
 class _Note:
@@ -86,7 +89,20 @@ class _Note:
 def remember(model: nn.Module, wrapping: Wrapping) -> None:
     """Note how the model was wrapped, for as long as it lives."""
     setattr(model, _NOTE, _Note(wrapping))
+    plan = wrapping.plan
+    if plan.shards_parameters or plan.mesh.tp > 1 or plan.mesh.pp > 1:
+        setattr(model, _COPY, partial(_refuse_copy, str(plan.strategy)))
     _latest[:] = [weakref.ref(model)]
+
+
+def _refuse_copy(strategy: str, _memo: dict[int, Any]) -> NoReturn:
+    """Refuse ``copy.deepcopy``: a copy's hooks and groups would still be those of the model."""
+    raise WrapError(
+        f"a model under {strategy} cannot be copied: its copy would share weights and groups with it",
+        hint="copy before, other = auto_parallelize(copy.deepcopy(model)) beside model = "
+        "auto_parallelize(model), and average zip(other.parameters(), model.parameters()) under "
+        "torch.no_grad()",
+    )
 
 
 def is_wrapped(model: nn.Module) -> bool:

@@ -65,6 +65,10 @@ class Reached:
         replicated.module.register_forward_hook(self._forwarded)
         replicated.register_forward_hook(self._returned)
 
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Reached:
+        """Stay with the model: its copies, such as averages of its weights, are torch's own DDP."""
+        return self
+
     def by_loss(self, loss: torch.Tensor) -> None:
         """See to a loss, of which the next backward is."""
         self._look([loss])
@@ -72,9 +76,14 @@ class Reached:
             # DDP took it that all the model returned would be read
             self._replicated.reducer.prepare_for_backward([loss])
 
-    def _forwarded(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _forwarded(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """See to what a plain loop makes a loss of; before DDP itself does."""
-        if self._known or self._wrapping.stepping or not torch.is_grad_enabled():
+        if (
+            module is not self._replicated.module
+            or self._known
+            or self._wrapping.stepping
+            or not torch.is_grad_enabled()
+        ):
             return
         outputs = [leaf for leaf in tensors_in(output) if leaf.requires_grad]
         self._look(outputs)
@@ -82,8 +91,10 @@ class Reached:
             for leaf in outputs:
                 leaf.register_hook(lambda _: self._began())  # type: ignore[no-untyped-call]
 
-    def _returned(self, _replicated: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+    def _returned(self, replicated: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         """Let DDP search from what an object holds; it has searched in torch's trees."""
+        if replicated is not self._replicated:
+            return
         if torch.is_grad_enabled() and hides_tensors(output) and self._searches:
             found = [leaf for leaf in tensors_in(output) if leaf.requires_grad]
             self._replicated.reducer.prepare_for_backward(found)
@@ -106,9 +117,9 @@ class Reached:
                 "# find_unused_parameters=True: a loss did not reach all parameters"
             )
 
-    def _follow_flags(self, _replicated: nn.Module, _args: tuple[Any, ...]) -> None:
+    def _follow_flags(self, replicated: nn.Module, _args: tuple[Any, ...]) -> None:
         """Let DDP reduce what asks for gradients now: it hooked what did so when it was built."""
-        if not torch.is_grad_enabled():
+        if replicated is not self._replicated or not torch.is_grad_enabled():
             return
         changed = any(each.requires_grad is not before for each, before in self._asked)
         if self._is_first or changed:
