@@ -13,7 +13,7 @@ from torch import nn
 from parastrat.errors import ParastratError
 from parastrat.plan import Compile, Plan, Recompute
 from parastrat.runtime.agreement import agree, from_first, together
-from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.blocks import called_units, repeated_blocks
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.data_parallel import (
     replicate,
@@ -251,9 +251,9 @@ def _autocast(module: nn.Module, wrapping: Wrapping) -> None:
 
 def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Return the blocks by name, with the plan's recompute and compile on them."""
-    plan, calls, blocks = wrapping.plan, wrapping.calls, wrapping.blocks
+    plan, calls = wrapping.plan, wrapping.calls
     units = {}
-    for name, block in zip(blocks.names, blocks.modules, strict=True):
+    for name, block in called_units(wrapping.blocks).items():
         unit = recomputing(block, plan.recompute, keeps=plan.compile is not Compile.BLOCK)
         if unit is not block:
             replace_module(module, name, unit)

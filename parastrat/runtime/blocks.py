@@ -77,6 +77,23 @@ def stacked_blocks(module: nn.Module) -> Blocks:
     return _blocks_of(module, repeated + _stacks(module, _is_composite, repeated, least=2))
 
 
+def called_units(blocks: Blocks) -> dict[str, nn.Module]:
+    """Return the blocks by name; of those that nothing calls, such as lists in a dict, their parts.
+
+    FSDP2, recompute and compile act on calls; what has no forward has none. Lists of experts are left out.
+    """
+    waiting = list(zip(blocks.names, blocks.modules, strict=True))[::-1]
+    found = {}
+    while waiting:
+        name, part = waiting.pop()
+        if getattr(part.forward, "__func__", None) is nn.Module.forward:
+            if not _holds_experts(name, part):
+                waiting += [(f"{name}.{key}", child) for key, child in part.named_children()][::-1]
+        else:
+            found[name] = part
+    return found
+
+
 def _hinted_first(module: nn.Module, classes: frozenset[type[nn.Module]]) -> list[_Stack]:
     """Return the stacks of these classes; those of classes that the module names go before others."""
     named = {cls for cls in classes if cls.__name__ in _hints(module)}

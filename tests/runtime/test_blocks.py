@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from runtime.models import plan
+from runtime.ranks import on_ranks
 from torch import nn
 
-from parastrat.runtime.blocks import parameter_count, repeated_blocks, stacked_blocks
+import parastrat
+from parastrat.runtime.blocks import called_units, parameter_count, repeated_blocks, stacked_blocks
 
 
 class Layer(nn.Module):
@@ -209,3 +214,71 @@ def test_stacks_around_repeated_blocks_are_none() -> None:
 def test_experts_are_no_stacks() -> None:
     module = model(first=Layer(4), experts=nn.ModuleList([Expert(4), Expert(4, 8)]))
     assert stacked_blocks(module).names == ()
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).tanh())
+
+
+class Holder(nn.Module):
+    """Parts that its owner calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.block = nn.LayerNorm(8), Block()
+
+
+class Stages(nn.Module):
+    """Lists and blocks in one dict, and parts that nothing calls by their holder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleDict(
+            {"first": nn.ModuleList([Block(), Block()]), "second": Block(), "third": Block()}
+        )
+        self.held = nn.ModuleList([Holder(), Holder()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (*self.stages["first"], self.stages["second"], self.stages["third"]):
+            x = block(x)
+        for held in self.held:
+            x = held.block(held.norm(x))
+        return x
+
+
+def test_units_are_what_is_called() -> None:
+    assert tuple(called_units(repeated_blocks(Stages()))) == (
+        *(f"stages.{name}" for name in ("first.0", "first.1", "second", "third")),
+        *(f"held.{index}.{name}" for index in range(2) for name in ("norm", "block")),
+    )
+
+
+def test_experts_that_a_holder_holds_are_no_units() -> None:
+    held = nn.ModuleList(
+        model(norm=nn.LayerNorm(4), experts=nn.ModuleList([Block(), Block()])) for _ in "ab"
+    )
+    assert tuple(called_units(repeated_blocks(model(layers=held)))) == ("layers.0.norm", "layers.1.norm")
+
+
+@pytest.mark.slow
+def test_lists_in_dicts_and_holders_are_sharded() -> None:
+    assert max(on_ranks(2, _sharded)) < 1e-6
+
+
+def _sharded() -> float:
+    """By how much a step's gradients are off."""
+    torch.manual_seed(0)
+    plain, x = Stages(), torch.randn(4, 8)
+    wrapped = parastrat.auto_parallelize(copy.deepcopy(plain), plan=plan(dp_shard=2))
+    own = slice(2 * torch.distributed.get_rank(), 2 * torch.distributed.get_rank() + 2)
+    plain(x).pow(2).mean().backward()
+    wrapped(x[own]).pow(2).mean().backward()
+    return max(
+        float((other.grad.full_tensor() - one.grad).abs().max())
+        for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True)
+    )
