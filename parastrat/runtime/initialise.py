@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.agreement import shared_seed
@@ -110,8 +111,10 @@ def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None
     """Give these meta slots their first values.
 
     Raises:
-        WrapError: naming what neither an initialiser nor the constructor gives a value.
+        WrapError: naming what neither an initialiser nor the constructor gives a value, or what is computed
+            from other tensors by a parametrization.
     """
+    _check_parametrized(module, slots)
     for slot in slots:  # plain meta tensors meanwhile: initialisers need not know of shards
         meta = torch.empty(slot.tensor.shape, dtype=slot.tensor.dtype, device="meta")
         slot.put(slot.standing_for(meta))
@@ -139,6 +142,18 @@ def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None
         )
     for slot, tensor in placed:
         slot.put(tensor)
+
+
+def _check_parametrized(module: nn.Module, slots: Sequence[Slot]) -> None:
+    """Refuse weights that are computed whenever they are read: initialisers would write to what is read."""
+    for name, part in module.named_modules():
+        inside = f"{clean_name(name)}.parametrizations.".removeprefix(".")
+        if is_parametrized(part) and any(slot.name.startswith(inside) for slot in slots):
+            raise WrapError(
+                f"{name or 'the model'} has parametrizations, such as of spectral_norm or weight_norm, and "
+                "its first values cannot be made block by block",
+                hint="pass the built module instead of the callable, or checkpoint=",
+            )
 
 
 def _groups(module: nn.Module, slots: Sequence[Slot], blocks: Sequence[str]) -> list[Group]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from runtime.models import Gpt, plan
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import parastrat
 from parastrat.errors import WrapError
@@ -253,3 +254,17 @@ def test_a_checkpoint_has_the_names_of_a_module_that_is_held_twice(tmp_path: Pat
     torch.save(state, tmp_path / "held.pt")
     model = built(twice, checkpoint=tmp_path / "held.pt")
     assert torch.equal(model[1].linear.weight, state["0.linear.weight"])
+
+
+def spectral() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), spectral_norm(nn.Linear(8, 4)))
+
+
+def test_parametrized_weights_need_values(tmp_path: Path) -> None:
+    with pytest.raises(WrapError, match="1 has parametrizations"):
+        built(spectral)
+    saved = spectral()
+    torch.save(saved.state_dict(), tmp_path / "weights.pt")
+    loaded = parastrat.auto_parallelize(spectral, plan=plan(), checkpoint=tmp_path / "weights.pt")
+    x = torch.ones(2, 4)
+    assert torch.equal(loaded.eval()(x), saved.eval()(x))
