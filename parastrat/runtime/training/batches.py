@@ -46,8 +46,13 @@ def micro_batches(batch: Any, plan: Plan) -> list[Any]:
 
     Tensors whose first dimension is not the batch (position ids of length 1) go to every micro-batch.
 
+    Args:
+        batch: inputs and targets.
+        plan: of the model.
+
     Raises:
-        UsageError: for more samples than the plan's share, or none.
+        UsageError: for more samples than the plan's share, or none; and for inputs of which nobody can tell
+            whether they are cut.
     """
     samples = batch_size(batch)
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
@@ -58,6 +63,9 @@ def micro_batches(batch: Any, plan: Plan) -> list[Any]:
             hint=f"pass {share} samples per rank (global batch {plan.global_batch_size}), "
             "as parastrat.shard_dataloader does, or re-plan with --global-batch",
         )
+
+    if samples > plan.micro_batch_size:
+        _check_cuts(batch[0], samples)
 
     def part(start: int) -> Any:
         end = start + plan.micro_batch_size
@@ -71,6 +79,27 @@ def micro_batches(batch: Any, plan: Plan) -> list[Any]:
         )
 
     return [part(start) for start in range(0, samples, plan.micro_batch_size)]
+
+
+def _check_cuts(inputs: Any, samples: int) -> None:
+    """Refuse inputs over positions where a sequence is as long as the batch: they look as those of samples.
+
+    What has the shape and format of the first, as masks of padding have those of tokens, is of samples.
+    """
+    first, *others = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    if first.ndim == 1 or first.shape[1] != samples:
+        return
+    for leaf in others:
+        is_square = leaf.ndim > 1 and leaf.shape[:2] == (samples, samples)
+        is_like_first = leaf.shape == first.shape and leaf.dtype is first.dtype
+        counts = leaf.ndim == 1 and torch.equal(leaf.cpu(), torch.arange(samples, dtype=leaf.dtype))
+        if counts or (is_square and not is_like_first):
+            raise UsageError(
+                f"{samples} samples of {samples} positions, and an input of shape {tuple(leaf.shape)} "
+                "beside them: it may be of samples, which micro-batches cut, or of positions",
+                hint="give what is of positions a first dimension of 1, as mask[None], what is of samples "
+                "a second one, as mask[:, None], or take another batch size",
+            )
 
 
 def target_count(targets: Any, ignored: int = IGNORED) -> int:
