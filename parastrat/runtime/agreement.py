@@ -70,8 +70,13 @@ def agree(plan: Plan, model: nn.Module) -> None:
         )
 
 
-def alike(value: str, what: str) -> None:
+def alike(value: str, what: str, hint: str = "") -> None:
     """Check that all ranks hold the same value.
+
+    Args:
+        value: of this rank.
+        what: the others do, to have another.
+        hint: what to do then; without one, to start all ranks alike.
 
     Raises:
         MismatchError: naming the ranks that differ from rank 0.
@@ -81,7 +86,7 @@ def alike(value: str, what: str) -> None:
     if others:
         raise MismatchError(
             f"rank 0 and {named(others)} {what}",
-            hint="start all ranks with the same script, arguments and versions of torch",
+            hint=hint or "start all ranks with the same script, arguments and versions of torch",
         )
 
 

@@ -14,7 +14,7 @@ from runtime.models import plan
 from runtime.ranks import on_ranks
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import parastrat
 from parastrat.errors import ParastratError
@@ -33,6 +33,17 @@ class Residual(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.outer(x + self.inner(x))  # type: ignore[no-any-return]
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """Samples in an order of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        order = torch.randperm(32, generator=torch.Generator().manual_seed(self.seed))
+        return iter(order.float().unsqueeze(1))
 
 
 class Shuffled(Sampler[int]):
@@ -108,6 +119,14 @@ def with_sampler(sampler: Any) -> list[float]:
     return [float(value) for (batch,) in loader for value in batch]
 
 
+def of_stream(*, alike: bool, workers: int) -> list[float]:
+    """This rank's samples of an epoch over a stream that shuffles by itself."""
+    rank = torch.distributed.get_rank()
+    parastrat.auto_parallelize(nn.Linear(1, 1), plan=plan(dp_replicate=2, micro_batch_size=4))
+    stream = DataLoader(Stream(7 if alike else rank), batch_size=8, num_workers=workers)
+    return [float(value) for batch in parastrat.shard_dataloader(stream) for value in batch]
+
+
 def embedding() -> nn.Module:
     return parastrat.auto_parallelize(
         nn.Sequential(nn.Embedding(8, 8, max_norm=1.0), nn.Linear(8, 8)), plan=plan(dp_replicate=2)
@@ -126,11 +145,20 @@ def everything() -> dict[str, Any]:
         "weighted": partial(with_loss, nn.CrossEntropyLoss(weight=weight)),
         "weighted part": partial(with_loss, partial(functional.cross_entropy, weight=weight)),
         "summed part": partial(with_loss, partial(functional.cross_entropy, reduction="sum")),
+        "summed lambda": partial(with_loss, lambda o, t: functional.cross_entropy(o, t, reduction="sum")),
+        "own mean": partial(
+            with_loss, lambda o, t: functional.cross_entropy(o, t, reduction="sum") / t.shape[0]
+        ),
         "ignoring part": partial(with_loss, partial(functional.cross_entropy, ignore_index=0)),
         "gradients": of_gradients,
         "divided": lambda: with_sampler(DistributedSampler(DATA, num_replicas=2, rank=0)),
         "another order": lambda: with_sampler(Shuffled()),
         "one order": lambda: with_sampler(None),
+        **{
+            f"stream {alike} {workers}": partial(of_stream, alike=alike, workers=workers)
+            for alike in (True, False)
+            for workers in (0, 1)
+        },
         "renormalised": embedding,
         "compiled": compiled,
     }
@@ -158,11 +186,12 @@ def test_lists_of_parameters_made_before(ranks: list[dict[str, Any]]) -> None:
 
 def test_losses_that_are_no_mean_over_targets(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        for right in ("plain loss", "ignoring part"):
+        for right in ("plain loss", "ignoring part", "own mean"):
             assert found[right] < 1e-6
         for name in ("weighted", "weighted part"):
             assert "loss_fn weighs classes" in found[name]
-        assert "loss_fn reduces by 'sum'" in found["summed part"]
+        for name in ("summed part", "summed lambda"):
+            assert "loss_fn reduces by 'sum'" in str(found[name])
 
 
 def test_gradients_of_gradients_under_tensor_parallelism(ranks: list[dict[str, Any]]) -> None:
@@ -174,6 +203,14 @@ def test_samplers_that_give_each_rank_others(ranks: list[dict[str, Any]]) -> Non
     assert any("draw other samples first" in str(found["another order"]) for found in ranks)
     first, second = (set(found["one order"]) for found in ranks)
     assert len(first | second) == 32
+
+
+def test_streams_that_each_rank_shuffles_otherwise(ranks: list[dict[str, Any]]) -> None:
+    for workers in (0, 1):
+        first, second = (set(found[f"stream True {workers}"]) for found in ranks)
+        assert len(first | second) == 32
+        for found in ranks:
+            assert "read other samples first" in str(found[f"stream False {workers}"])
 
 
 def test_embeddings_that_rewrite_what_they_look_up(ranks: list[dict[str, Any]]) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from parastrat.errors import UsageError
 from parastrat.runtime.agreement import alike, from_first, shared_seed
+from parastrat.runtime.training.streams import Collation, ShareOfStream, StreamLoader
 from parastrat.runtime.wrapping import latest_wrapping
 
 if TYPE_CHECKING:
@@ -123,10 +124,11 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
 
     Args:
         loader: Over the whole dataset, as for one process. Of an ``IterableDataset`` every rank reads all
-            samples and keeps its own.
+            samples and keeps its own: it must give the same ones in one order on all ranks.
 
     Raises:
         UsageError: if no model was wrapped, or the loader does not batch.
+        MismatchError: while iterating, if ranks draw or read other samples first.
     """
     wrapping = latest_wrapping()
     plan = wrapping.plan
@@ -136,14 +138,15 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
             hint="leave it out: pass a DataLoader over all samples, with shuffle=True or a sampler of them",
         )
     share = plan.micro_batch_size * plan.gradient_accumulation_steps
-    if isinstance(loader.dataset, IterableDataset):
-        stream = _ShareOfStream(loader.dataset, wrapping.mesh.dp_rank, plan.mesh.dp, share)
-        return rebuilt(loader, dataset=stream, batch_size=share, drop_last=loader.drop_last)
     if loader.batch_size is None:
         raise UsageError(
             "this DataLoader batches by itself (no batch_size), but the plan sets the batch",
             hint="pass a DataLoader with a batch_size and, if need be, a sampler",
         )
+    if isinstance(loader.dataset, IterableDataset):
+        stream = ShareOfStream(loader.dataset, wrapping.mesh.dp_rank, plan.mesh.dp, share)
+        kept = kept_by(loader) | {"collate_fn": Collation(loader.collate_fn)}
+        return StreamLoader(stream, batch_size=share, drop_last=loader.drop_last, **kept)
     sampler = ShareSampler(
         loader.sampler,
         rank=wrapping.mesh.dp_rank,
@@ -188,24 +191,6 @@ class ShareSampler:
         yield batch[self._rank :: self._ranks]
 
 
-class _ShareOfStream(IterableDataset[Any]):
-    """One rank's samples of a stream that every rank reads."""
-
-    def __init__(self, stream: IterableDataset[Any], rank: int, ranks: int, share: int) -> None:
-        self._stream, self._rank, self._ranks, self._share = stream, rank, ranks, share
-
-    def __iter__(self) -> Iterator[Any]:
-        # whole global batches only: nobody knows the stream's end before it comes
-        batch: list[Any] = []
-        for sample in self._stream:
-            batch.append(sample)
-            if len(batch) == self._share * self._ranks:
-                yield from batch[self._rank * self._share : (self._rank + 1) * self._share]
-                batch = []
-        if len(batch) >= self._ranks:
-            yield from batch[self._rank :: self._ranks]
-
-
 def same_order(order: Any) -> Iterator[Any]:
     """Iterate a sampler in rank 0's random order.
 
@@ -236,6 +221,11 @@ def called(model: Any, inputs: Any) -> Any:
 
 def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """Return a loader with the same workers and collation, but other samples."""
+    return DataLoader(**kept_by(loader), **changes)
+
+
+def kept_by(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the workers and the collation of a loader, as arguments of another."""
     kept = (
         "num_workers",
         "collate_fn",
@@ -247,4 +237,4 @@ def rebuilt(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
         "prefetch_factor",
         "persistent_workers",
     )
-    return DataLoader(**{name: getattr(loader, name) for name in kept}, **changes)
+    return {name: getattr(loader, name) for name in kept}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import textwrap
 from functools import cache, partial
@@ -25,6 +26,8 @@ _WEIGHING = (
     nn.functional.cross_entropy,
     nn.functional.nll_loss,
 )
+#: methods that may make a mean of a sum
+_SCALING = frozenset({"mean", "div", "div_", "divide", "true_divide", "mul", "mul_", "multiply"})
 #: ends of class names and loss types of models that predict the next token
 _PREDICTING = ("ForCausalLM", "LMHeadModel")
 
@@ -60,7 +63,7 @@ def check_mean(loss_fn: Any, parts: int) -> None:
     Raises:
         UsageError: it reduces in another way, or divides by the weights of its targets' classes.
     """
-    reduction = setting_of(loss_fn, "reduction") or "mean"
+    reduction = setting_of(loss_fn, "reduction") or ("sum" if _adds_up(loss_fn) else "mean")
     if reduction != "mean":
         raise UsageError(
             f"loss_fn reduces by {reduction!r}; micro-batches need a mean", hint='use reduction="mean"'
@@ -72,6 +75,18 @@ def check_mean(loss_fn: Any, parts: int) -> None:
             "over micro-batches and ranks would be another",
             hint="weigh the losses of reduction='none' yourself, and return their mean",
         )
+
+
+def _adds_up(loss_fn: Any) -> bool:
+    """Return whether a function asks one of torch's for a sum, and neither divides nor scales it."""
+    code = getattr(loss_fn, "__code__", None)
+    if code is None or "sum" not in code.co_consts or not _SCALING.isdisjoint(code.co_names):
+        return False
+    steps = list(dis.get_instructions(code))
+    scales = any(step.opname == "BINARY_OP" and step.argrepr.strip("=") in {"/", "*"} for step in steps)
+    # as CALL_KW takes them since Python 3.13, and KW_NAMES before
+    named = any("reduction" in each for each in code.co_consts if isinstance(each, tuple))
+    return named and not scales
 
 
 def predicts_next(module: nn.Module) -> bool:
