@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from parastrat.runtime.training.buffers import (
 from parastrat.runtime.training.reached import Reached
 from parastrat.runtime.training.scalars import average_scalars, scalars_in
 from parastrat.runtime.training.seen import refuse_second_gradients, see_outputs
+from parastrat.runtime.training.writes import refuse_assigned_data, refuse_lost_writes
 from parastrat.runtime.ways import chooses_ways, outside_of
 
 if TYPE_CHECKING:
@@ -90,8 +91,7 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
     own = _without_shared(module, units)
     for unit in (*own.values(), module):
         replicated(unit, mesh=mesh)
-    see_outputs((*own.values(), module))
-    refuse_second_gradients((*own.values(), module))
+    _guard((*own.values(), module))
     wrapping.calls.append(
         "from torch.distributed._composable.replicate_with_fsdp import replicate\n"
         f"for name in {(*own, '')}:\n    replicate(model.get_submodule(name), mesh=mesh['dp_replicate'])"
@@ -131,8 +131,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     to_device_from_first_rank(_tensors(module), wrapping)
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
-    see_outputs((*own.values(), module))
-    refuse_second_gradients((*own.values(), module))
+    _guard((*own.values(), module))
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
     if stacks:
         said += f", shard_placement_fn=<rows or columns of {len(stacks)} stacks such as {stacks[0]}>"
@@ -148,6 +147,14 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     _reduce_unused(module, wrapping)
     follow_first_rank(module, wrapping)
     return module
+
+
+def _guard(units: Sequence[nn.Module]) -> None:
+    """Let FSDP2 hear of all backwards, and refuse what it would lose; the root is the last of its units."""
+    see_outputs(units)
+    refuse_second_gradients(units)
+    refuse_lost_writes(units)
+    refuse_assigned_data(units[-1])
 
 
 def _columns_over(ranks: int) -> Callable[[nn.Parameter], Shard | None]:

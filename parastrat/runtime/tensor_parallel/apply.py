@@ -21,6 +21,7 @@ from parastrat.runtime.tensor_parallel.layout import Inside, Layout, Role, kind_
 from parastrat.runtime.tensor_parallel.own_values import GatheredLeaves, Leaves
 from parastrat.runtime.tensor_parallel.sums import Sums
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
+from parastrat.runtime.training.writes import refuse_assigned_data
 
 if TYPE_CHECKING:
     from parastrat.runtime.replay import Record
@@ -77,6 +78,8 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
         _divide_dropout(module, layout, regions, extent)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
     summed = apply_layout(module, layout, mesh, extent)
+    if wrapping.plan.mesh.dp == 1:
+        refuse_assigned_data(module)
     # DDP reduces gradients in backward, and stages add up those of tied weights before the end
     if (wrapping.plan.mesh.dp == 1 or wrapping.plan.shards_parameters) and wrapping.pipeline is None:
         wrapping.sums = Sums(module, summed, mesh)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from parastrat.runtime.wrapping import Wrapping
 
 
-_Place: TypeAlias = "tuple[nn.Module, str]"
+Place: TypeAlias = "tuple[nn.Module, str]"
 
 
 def leave_unused(model: nn.Module, wrapping: Wrapping) -> None:
@@ -51,15 +51,15 @@ class Unused:
     def __init__(self, roots: list[nn.Module], mesh: RankMesh) -> None:
         self._mesh = mesh
         #: the owners and keys of parameters, in one order on all ranks
-        self._places: list[_Place] = []
+        self._places: list[Place] = []
         for root in roots:
             units = [part for part in root.modules() if isinstance(part, FSDPModule)]
             for unit in units:
-                held = list(_held(unit, set(units)))
+                held = list(held_by(unit, set(units)))
                 unit.register_forward_pre_hook(self._watcher(held, len(self._places)))
                 self._places += held
         #: this rank's shards, which optimizers hold
-        self._shards = [_at(place) for place in self._places]
+        self._shards = [at(place) for place in self._places]
         #: what autograd sees of each, from the first time that it was gathered, by its number
         self._gathered: dict[int, nn.Parameter] = {}
         #: numbers of those with a part in gradients that are not reduced yet
@@ -90,11 +90,11 @@ class Unused:
         model.register_forward_pre_hook(lambda *_: self._renew(), prepend=True)
         model.register_forward_hook(after)
 
-    def _watcher(self, held: list[_Place], first: int) -> Callable[..., None]:
+    def _watcher(self, held: list[Place], first: int) -> Callable[..., None]:
         def watch(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             """See to the parameters of a unit that FSDP2 has just gathered; it keeps them from then on."""
             for number, place in enumerate(held, first):
-                gathered = _at(place)
+                gathered = at(place)
                 if gathered.requires_grad and self._gathered.get(number) is not gathered:
                     self._gathered[number] = gathered
                     gathered.register_hook(self._noter(number))
@@ -123,7 +123,7 @@ class Unused:
     def _renew(self) -> None:
         """Take what ``load_state_dict`` may have put in the place of shards; what is gathered is none."""
         for number, place in enumerate(self._places):
-            now = _at(place)
+            now = at(place)
             if now is not self._gathered.get(number):
                 self._shards[number] = now
 
@@ -144,16 +144,16 @@ class Unused:
         self._used = {number for number in self._used if self._shards[number].grad is None}
 
 
-def _held(unit: nn.Module, units: set[nn.Module]) -> Iterator[_Place]:
+def held_by(unit: nn.Module, units: set[nn.Module]) -> Iterator[Place]:
     """Yield the owners and keys of what is gathered with a unit: the parameters of no unit inside of it."""
     for name, _ in unit.named_parameters(recurse=False, remove_duplicate=False):
         yield unit, name
     for child in unit.children():
         if child not in units:
-            yield from _held(child, units)
+            yield from held_by(child, units)
 
 
-def _at(place: _Place) -> Any:
+def at(place: Place) -> Any:
     """Return what the owner holds there now."""
     owner, name = place
     return owner._parameters[name]  # noqa: SLF001  (the attribute may show this rank's part)

@@ -1,0 +1,126 @@
+"""Writes to parameters that would be lost without a word: to shards past FSDP2, and to gathered weights.
+
+A shard is a DTensor, and what is assigned to its ``.data`` never reaches what it holds. A gathered weight
+is FSDP2's own copy: what a forward writes to it, as a first batch's statistics or a bound, goes with it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+
+from parastrat.errors import WrapError
+from parastrat.runtime.training.unused import at, held_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from parastrat.runtime.training.unused import Place
+
+
+def refuse_assigned_data(root: nn.Module) -> None:
+    """Refuse a forward behind ``p.data = ...`` of a parameter that is a DTensor.
+
+    Args:
+        root: whose parameters are divided; before each forward they are those of this rank.
+    """
+    places = [(part, key) for part in root.modules() for key in part._parameters]  # noqa: SLF001  (as elsewhere)
+    #: what each holds, and the storage that it shows; those of what is assigned are others
+    known: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def before(_root: nn.Module, _args: tuple[Any, ...]) -> None:
+        for number, place in enumerate(places):
+            parameter = at(place)
+            if not isinstance(parameter, DTensor):
+                continue
+            local, shown = parameter._local_tensor, parameter.untyped_storage()._cdata  # noqa: SLF001  (as elsewhere)
+            held, earlier = known.get(number, (None, 0))
+            if held is local and earlier != shown:
+                raise WrapError(
+                    f"something was assigned to .data of {_named(place)}, which is divided: what it holds "
+                    "did not change",
+                    hint="write in place, parameter.copy_(values) under torch.no_grad()",
+                )
+            known[number] = (local, shown)
+
+    # before FSDP2 gathers; its own hooks are not compiled either
+    root.register_forward_pre_hook(_apart(before), prepend=True)
+
+
+def refuse_lost_writes(units: Sequence[nn.Module]) -> None:
+    """Refuse forwards that write to weights which FSDP2 gathered for them.
+
+    What counts writes is looked at in each forward, and the values in a unit's first.
+
+    Args:
+        units: sharded ones, or replicated by what is built on FSDP2.
+    """
+    for unit in units:
+        # parameters without a dimension are left whole: what is written to them stays
+        _Writes(unit, [place for place in held_by(unit, set(units)) if isinstance(at(place), DTensor)])
+
+
+class _Writes:
+    """Compares what a unit gathered before its forward and behind it."""
+
+    def __init__(self, unit: nn.Module, places: list[Place]) -> None:
+        self._places = places
+        self._before: list[_Look] = []
+        self._is_first = True
+        unit.register_forward_pre_hook(_apart(self._began))
+        # before FSDP2 frees them
+        unit.register_forward_hook(_apart(self._ended), prepend=True)
+
+    def _began(self, _unit: nn.Module, _args: tuple[Any, ...]) -> None:
+        self._before = [_look(place, values=self._is_first) for place in self._places]
+
+    def _ended(self, _unit: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+        before, self._before = self._before, []
+        for place, look in zip(self._places, before, strict=False):
+            if look != _look(place, values=self._is_first):
+                raise WrapError(
+                    f"a forward writes to {_named(place)}, which FSDP2 has gathered for it: that is lost",
+                    hint="write outside of the forward, to what model.parameters() has behind "
+                    "optimizer.step(), or plan ddp: parastrat recommend --strategy ddp",
+                )
+        self._is_first = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What tells a write to a tensor."""
+
+    writes: int
+    address: int
+    #: norm in fp32, of values that may be nothing else
+    norm: float | None
+
+
+def _look(place: Place, *, values: bool) -> _Look:
+    parameter = at(place)
+    own = parameter._local_tensor if isinstance(parameter, DTensor) else parameter  # noqa: SLF001  (as elsewhere)
+    if own is None or own.is_inference() or isinstance(own, FakeTensor):
+        return _Look(writes=0, address=0, norm=None)
+    norm = None
+    if values and own.numel() and (own.is_floating_point() or own.is_complex()):
+        plain = torch.view_as_real(own.detach()) if own.is_complex() else own.detach()
+        found = float(torch.linalg.vector_norm(plain, dtype=torch.float32))
+        norm = None if math.isnan(found) else found
+    return _Look(writes=own._version, address=own.data_ptr(), norm=norm)  # noqa: SLF001  (no public way)
+
+
+def _named(place: Place) -> str:
+    owner, key = place
+    return f"{key} of a {type(owner).__name__.removeprefix('FSDP')}"
+
+
+def _apart(hook: Callable[..., None]) -> Callable[..., None]:
+    found: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
+    return found
