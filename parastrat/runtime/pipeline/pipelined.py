@@ -16,6 +16,7 @@ from parastrat.errors import UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
 from parastrat.runtime.pipeline.keeping import stand_in
+from parastrat.runtime.pipeline.own_weights import OwnWeights
 from parastrat.runtime.pipeline.pending import Unread
 from parastrat.runtime.pipeline.prune import Absent
 from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
@@ -187,8 +188,8 @@ class Pipeline:
         return self._job
 
     def _forward(self, span: Span, stage: Stage) -> Callable[..., Any]:
-        border = Border(self.wrapping.device, split=schedule_of(self.wrapping.plan) in SPLIT)
-
+        split = schedule_of(self.wrapping.plan) in SPLIT
+        border, own = Border(self.wrapping.device, split=split), OwnWeights(self.absent, split=split)
         unread = Unread(self.modules[span.stage]) if len(self.modules) == 1 else None
 
         def computed(job: Job, index: int, received: tuple[torch.Tensor, ...]) -> Any:
@@ -202,7 +203,8 @@ class Pipeline:
             with nullcontext() if unread is None else unread.forward():
                 output = stage.run(self.setting.cast(job.batches[index]), passage)
             if span.is_last:
-                return job.loss_of(index, output)
+                with own.alone():
+                    return job.loss_of(index, output)
             return job.parcel(span.end).packed(output)
 
         def forward(*received: torch.Tensor, micro_batch: torch.Tensor) -> Any:
