@@ -52,7 +52,9 @@ def _shares(case: Case, rank: RankMemory) -> Iterator[tuple[int, str, str]]:
         yield peak.gathered, gathered, "" if plan.mesh.pp > 1 else options
     else:
         yield peak.gathered, "copies of the weights that autocast keeps until backward", "fsdp2"
-    loss = "a chunked or fused cross entropy" if peak.block == "head" else ""
+    alone = plan.mesh.tp == plan.mesh.pp == 1
+    fewer = "a loss in chunks (chunked_cross_entropy)" if alone else "a fused cross entropy"
+    loss = fewer if peak.block == "head" and case.workload.loss_chunks == 1 else ""
     yield peak.running, f"what {peak.block or 'no block'} makes while it runs backward", loss
     rest = parts["transient"] - peak.gathered - peak.running
     stepping = peak.stage is Stage.STEP
