@@ -79,6 +79,17 @@ def test_the_ranks_of_a_host_share_the_rate_of_its_memory(ranks: int) -> None:
     assert found == pytest.approx(2 * GB / ranks * MOVED * APART / (MEMORY / ranks))
 
 
+@pytest.mark.parametrize("axes", [{"dp_shard": 2, "cp": 2}, {"dp_shard": 2, "tp": 2}, {"dp_shard": 4}])
+def test_ranks_of_every_axis_share_it(axes: dict[str, int]) -> None:
+    assert time(offloading(), **axes, **FSDP).optimizer == pytest.approx(2 * GB * MOVED * APART / MEMORY)
+
+
+def test_frozen_weights_are_copied_up_too() -> None:
+    held = (Parameters(frozen=int(GB), split=Split.TENSOR),)
+    facts = job(block(matmul(1.0), repeat=2, parameters=held), device={"host_bytes_per_s": LINK})
+    assert copied(facts, offload=Offload.PARAMETERS) == pytest.approx(2 * GB * 2 * KEPT / LINK)
+
+
 def test_a_process_alone_has_the_memory_of_one_socket() -> None:
     update = 2 * GB * MOVED * APART / (MEMORY / 2)
     assert time(offloading(), offload=Offload.PARAMETERS).optimizer == pytest.approx(update)
