@@ -46,6 +46,7 @@ _RENAMED = {
     "cores": ("host", "cores"),
     "host_memory_bytes": ("host", "memory_bytes"),
     "hardware_name": ("hardware", "name"),
+    "optimizer": ("workload", "optimizer"),
     "model_name": ("model", "name"),
     "stack": ("stack", "name"),
     "splits_backward": ("stack", "splits_backward"),

@@ -9,6 +9,7 @@ from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType
 from parastrat.plan import Shard
 from parastrat.rules.rule import case_rule, guidance, plan_rule
+from parastrat.workload import Optimizer
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -22,6 +23,9 @@ _CUDA = code_of(DeviceType.CUDA)
 _NONE = code_of(Shard.NONE)
 _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _PARAMETERS = code_of(Shard.PARAMETERS)
+
+#: stacks whose divided parameters are DTensors
+_DTENSORS = ("torch", "torch-compile")
 
 
 @plan_rule("PS390", Severity.INFO, source=f"{_DOCS}/generated/torch.nn.DataParallel.html")
@@ -101,6 +105,32 @@ def fsdp1_is_legacy(case: Case) -> Hit | None:
     return Hit(
         message=f"{case.plan.strategy} with FullyShardedDataParallel (FSDP1)",
         fix="use --stack torch: torch.distributed.fsdp.fully_shard",
+    )
+
+
+@case_rule(
+    "PS394",
+    Severity.WARNING,
+    source="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_adafactor.py",
+)
+def adafactor_of_divided_parameters(case: Case) -> Hit | None:
+    """Adafactor needs whole parameters.
+
+    It keeps means of rows and columns, and norms, of which torch 2.13's DTensors know no form in place:
+    torch.optim.Adafactor raises in its first step under FSDP2 and tensor parallelism, and that of
+    Transformers does too. Rprop, and SGD and Adagrad with fused=True, raise likewise.
+    """
+    plan = case.plan
+    divided = plan.mesh.tp > 1 or (plan.shards_parameters and plan.mesh.dp_shard > 1)
+    if (
+        case.workload.optimizer is not Optimizer.ADAFACTOR
+        or case.stack.name not in _DTENSORS
+        or not divided
+    ):
+        return None
+    return Hit(
+        message=f"adafactor under {plan.strategy}: torch.optim.Adafactor raises on divided parameters",
+        fix="use --optimizer adamw, or plan --strategy ddp",
     )
 
 

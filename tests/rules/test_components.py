@@ -5,6 +5,7 @@ from builders import codes, cpu_hosts
 
 from parastrat.plan import Shard
 from parastrat.rules import rule_named
+from parastrat.workload import Optimizer
 
 
 def test_replicas_in_one_node() -> None:
@@ -39,6 +40,15 @@ def test_fsdp1_is_legacy() -> None:
     assert "PS393" not in codes(stack="fsdp1")
 
 
+def test_adafactor_of_divided_parameters() -> None:
+    shards = {"dp_shard": 8, "shard": Shard.PARAMETERS}
+    assert "PS394" in codes(optimizer=Optimizer.ADAFACTOR, **shards)
+    assert "PS394" in codes(optimizer=Optimizer.ADAFACTOR, tp=2)
+    assert "PS394" not in codes(optimizer=Optimizer.ADAFACTOR, dp_replicate=8)
+    assert "PS394" not in codes(optimizer=Optimizer.ADAMW, **shards)
+    assert "PS394" not in codes(optimizer=Optimizer.ADAFACTOR, stack="megatron-core", tp=2)
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -56,6 +66,7 @@ def test_fsdp1_is_legacy() -> None:
         ("PS391", 'device_map="auto"'),
         ("PS392", "optimizer"),
         ("PS393", "NO_SHARD"),
+        ("PS394", "Rprop"),
     ],
 )
 def test_every_collected_component_is_explained(code: str, said: str) -> None:

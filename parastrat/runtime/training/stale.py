@@ -1,4 +1,4 @@
-"""Optimizers made of parameters that were replaced, caught at their first step: it would change nothing."""
+"""Optimizers caught before a step: of parameters that were replaced, or that they cannot step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from parastrat.errors import WrapError
@@ -17,6 +18,11 @@ from parastrat.plan import Plan
 #: by their identity, those that somebody still holds; mostly none
 _replaced: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 _hooks: list[Any] = []
+
+
+#: that raise on divided parameters, in operators that DTensors of torch 2.13 have not
+_WHOLE_ALONE: set[type[Any]] = {torch.optim.Adafactor, torch.optim.Rprop}
+_WHOLE_IF_FUSED: set[type[Any]] = {torch.optim.SGD, torch.optim.Adagrad}
 
 
 @contextmanager
@@ -36,6 +42,8 @@ def replacing(module: nn.Module, plan: Plan) -> Iterator[None]:
 
 
 def _check(optimizer: Any, _args: Any, _keywords: Any) -> None:
+    if type(optimizer) in _WHOLE_ALONE or (type(optimizer) in _WHOLE_IF_FUSED and _is_fused(optimizer)):
+        _check_whole(optimizer)
     if not _replaced:
         return
     for group in optimizer.param_groups:
@@ -46,4 +54,22 @@ def _check(optimizer: Any, _args: Any, _keywords: Any) -> None:
                     f"this {type(optimizer).__name__} holds a parameter of shape {tuple(known.shape)}, "
                     "which auto_parallelize has replaced: its steps would train nothing",
                     hint="make lists of parameters, and optimizers of them, from the model that it returns",
+                )
+
+
+def _is_fused(optimizer: Any) -> bool:
+    return any(group.get("fused") for group in optimizer.param_groups)
+
+
+def _check_whole(optimizer: Any) -> None:
+    """Refuse divided parameters of an optimizer that steps whole ones alone."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(parameter, DTensor):
+                name = f"{type(optimizer).__name__}{' with fused=True' if _is_fused(optimizer) else ''}"
+                raise WrapError(
+                    f"torch.optim.{name} cannot step divided parameters, and this plan divides them",
+                    hint="leave out fused=True"
+                    if _is_fused(optimizer)
+                    else "use another, such as AdamW, or plan ddp: parastrat recommend --strategy ddp",
                 )
