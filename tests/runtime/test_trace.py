@@ -23,7 +23,7 @@ from parastrat.plan import Recompute
 from parastrat.runtime.blocks import parameter_count
 from parastrat.runtime.building import load_builder
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.tracing import watched
+from parastrat.runtime.tracing import budget, watched
 from parastrat.runtime.tracing.fakes import flash_attention
 from parastrat.runtime.tracing.trace import traced_module, traced_source
 from parastrat.sources import load_source
@@ -599,3 +599,32 @@ def test_values_that_are_narrower_than_keys() -> None:
     with FakeTensorMode():
         query, value = torch.empty(2, 4, 8, 24), torch.empty(2, 4, 8, 16)
         assert flash_attention(query, query, value, is_causal=True).shape == value.shape
+
+
+class Scanning(nn.Module):
+    """Loops over the positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        state, states = 0, []
+        for position in self.embed(ids).unbind(1):
+            state = 0.5 * state + position
+            states.append(state)
+        return self.head(torch.stack(states, 1))
+
+
+def test_a_loop_over_positions_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = traced_module(
+        Scanning(), ref="scan", sample_inputs=lambda samples, length: torch.zeros(samples, length).long()
+    )
+    before = source.layout, source.at(4, Precision.FP32, Kernels.EAGER)
+    assert all(before)
+    monkeypatch.setattr(budget, "BUDGET_S", 0.0)
+    with pytest.raises(ModelError, match=r"Scanning\.forward has called \d+ functions in 0 s"):
+        source.at(8, Precision.FP32, Kernels.EAGER)
+    monkeypatch.undo()
+    # the module is as before, and nothing of the trace is left
+    assert source.at(8, Precision.FP32, Kernels.EAGER).sequence_length == 8

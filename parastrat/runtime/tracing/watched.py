@@ -23,6 +23,7 @@ from parastrat.runtime.building import described
 from parastrat.runtime.caches import caches_off
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tracing.answers import Answers
+from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_loss import example_loss
 from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
@@ -99,7 +100,7 @@ def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mo
     hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
     with _segments(module, tracker), mode, tracker, explained(module), hooks:
         # a training loop's variable holds what the model returned while backward runs
-        with torch.autocast("cpu", setting.dtype, enabled=setting.autocast):
+        with torch.autocast("cpu", setting.dtype, enabled=setting.autocast), Budget(type(module).__name__):
             output = _called(module, batch)
         loss = example_loss(output, in_fp32=setting.loss_in_fp32)
         tracker.begin_backward(output)
