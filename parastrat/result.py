@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 class RungStatus(StrEnum):
     TAKEN = "taken"
     SLOWER = "slower"
-    #: fits, but not with its margin, where another does
-    TIGHT = "tight"
     DOES_NOT_FIT = "does_not_fit"
     NOT_APPLICABLE = "not_applicable"
 
@@ -32,12 +30,6 @@ class Rung:
     #: the finding or number that took or left it
     reason: str
     case: Case | None
-
-    @property
-    def told(self) -> RungStatus:
-        """The status as answers tell it: what fits without its margin is left, but it does fit."""
-        fits = self.case is not None and self.case.estimate.fits
-        return RungStatus.TIGHT if fits and self.status is RungStatus.DOES_NOT_FIT else self.status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -203,7 +203,7 @@ def _rung_table(rung: Rung) -> dict[str, Any]:
     return {
         "strategy": rung.strategy,
         "rung": rung.rung,
-        "status": rung.told.value,
+        "status": rung.status.value,
         "reason": rung.reason,
         **(_outline(rung.case) or {"plan": None, "estimate": None}),
     }

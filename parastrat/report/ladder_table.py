@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _TONES = {
     RungStatus.TAKEN: Tone.GOOD,
     RungStatus.SLOWER: Tone.PLAIN,
-    RungStatus.TIGHT: Tone.PLAIN,
     RungStatus.DOES_NOT_FIT: Tone.PLAIN,
     RungStatus.NOT_APPLICABLE: Tone.FAINT,
 }
@@ -56,7 +55,7 @@ def _rung_row(rung: Rung) -> Row:
     verdict, memory, step = _figures(rung.case)
     return Row(
         cells=(f"{rung.rung}{'*' if taken else ''}", rung.strategy, verdict, memory, step, reason),
-        tone=_TONES[rung.told],
+        tone=_TONES[rung.status],
     )
 
 

@@ -4,11 +4,10 @@ import json
 from dataclasses import fields, replace
 
 import pytest
-from report.answers import HEADS, LOGITS, ddp, five_way, fsdp2, nothing, pipelined, rooms, taken
+from report.answers import HEADS, LOGITS, five_way, fsdp2, nothing, pipelined, rooms, taken
 
 from parastrat.plan import Mesh, Plan
 from parastrat.report.json import comparison_json, estimate_json, recommendation_json
-from parastrat.result import Rung, RungStatus
 from parastrat.units import GIB
 
 COMMON = {
@@ -100,18 +99,6 @@ def test_recommend_adds_what_was_left() -> None:
     assert table["alternatives"][0]["plan"]["strategy"] == "fsdp2+tp+pp"
     assert table["rejected"][0]["count"] == 1200
     assert table["may_be_a_tie"] is True
-
-
-def test_a_rung_whose_plan_is_tight_is_not_said_to_be_too_small() -> None:
-    made = fsdp2()
-    memory = replace(made.estimate.memory, margin=made.estimate.memory.capacity)
-    tight = replace(made, estimate=replace(made.estimate, memory=memory))
-    left = [
-        Rung(strategy="fsdp2", rung=2, status=RungStatus.DOES_NOT_FIT, reason="tight", case=each)
-        for each in (tight, ddp())
-    ]
-    table = recommendation_json(replace(taken(), rungs=tuple(left)))
-    assert [each["status"] for each in table["rungs"]] == ["tight", "does_not_fit"]
 
 
 def test_no_plan_is_null() -> None:
