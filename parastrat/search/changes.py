@@ -91,6 +91,19 @@ def more_divisible(job: Changed) -> Changed | None:
     return Changed(changes=(*job.changes, change), facts=there)
 
 
+def larger_batch(job: Changed) -> Changed | None:
+    """Return the job with a sample for each device; None where there are as many."""
+    facts = job.facts
+    own, batch = facts.workload.global_batch_size, facts.hardware.world_size
+    if own >= batch:
+        return None
+    assumed = tuple(name for name in facts.workload.assumed if name != "global_batch_size")
+    return Changed(
+        changes=(*job.changes, f"a global batch of {batch:,} instead of {own:,}"),
+        facts=replace(facts, workload=replace(facts.workload, global_batch_size=batch, assumed=assumed)),
+    )
+
+
 def halvings(job: Changed, model_at: ModelAt | None) -> int:
     """Return how often a job's sequence may be halved; 0 where its length is not known."""
     length = job.facts.workload.sequence_length

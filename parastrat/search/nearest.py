@@ -23,6 +23,7 @@ from parastrat.search.changes import (
     fewer_nodes,
     halved,
     halvings,
+    larger_batch,
     loss_in_chunks,
     more_divisible,
     more_nodes,
@@ -133,8 +134,8 @@ def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fi
         yield _fitting_of(replace(space, facts=smaller.facts), smaller.changes)
     chunked = loss_in_chunks(asked)
     yield None if chunked is None else _fitting(chunked, fixed)
-    divisible = more_divisible(asked)
-    yield None if divisible is None else _fitting(divisible, fixed)
+    for other in (more_divisible(asked), larger_batch(asked)):
+        yield None if other is None else _fitting(other, fixed)
     if not len(space.allowed.meshes.pp):
         yield _first(islice(fewer_nodes(asked), _FURTHER), fixed)
         usual = None if model_at is None else usual_format(asked, model_at)

@@ -223,3 +223,13 @@ def test_a_policy_may_be_settled_where_nothing_fits(recompute: Recompute) -> Non
     result = find_plan(job.facts, Constraints(recompute=recompute), model_at=job.model_at)
     assert result.chosen is None
     assert all(fit.case.estimate.fits for fit in result.nearest_fit)
+
+
+def test_a_sample_for_each_device_is_a_way_to_fit() -> None:
+    fixed = Constraints(tp=1, pp=1, cp=1)
+    result = find_plan(facts("llama-3.1-8b", "dgx-h100:1", 2, 4096), fixed)
+    changes = [fit.changes for fit in result.nearest_fit]
+    assert ("a global batch of 8 instead of 2",) in changes
+    # what has a sample for each has nothing to gain by more
+    enough = find_plan(facts("llama-3.1-8b", "dgx-h100:1", 8, 65536), fixed)
+    assert not any("global batch of" in fit.changes[0] for fit in enough.nearest_fit)
