@@ -15,12 +15,14 @@ import runpy
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing
+
+from parastrat.errors import ParastratError
 
 DEADLINE_S = 240
 #: what most ranks import; what is not installed is left out
@@ -47,6 +49,17 @@ def start_server() -> None:
     """Start what processes are forked from, unless it is there; whoever starts it says what it imports."""
     preload()
     multiprocessing.forkserver.ensure_running()
+
+
+def answers(asked: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Return what each action comes to, or the message with which it is refused."""
+    found: dict[str, Any] = {}
+    for name, action in asked.items():
+        try:
+            found[name] = action()
+        except ParastratError as error:
+            found[name] = error.message
+    return found
 
 
 def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from runtime.models import plan
-from runtime.ranks import on_ranks
+from runtime.ranks import answers, on_ranks
 from torch import nn
 
 import parastrat
-from parastrat.errors import ParastratError
 from parastrat.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -145,13 +144,7 @@ def everything() -> dict[str, Any]:
         for kind, flags in FLAGS.items():
             asked[f"{kind} {strategy}"] = partial(flipped, chosen, flags)
     asked["replaced ddp"] = partial(replaced, DDP)
-    found: dict[str, Any] = {}
-    for name, action in asked.items():
-        try:
-            found[name] = action()
-        except ParastratError as error:
-            found[name] = error.message
-    return found
+    return answers(asked)
 
 
 @pytest.fixture(scope="module")

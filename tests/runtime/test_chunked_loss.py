@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from runtime.models import plan
-from runtime.ranks import on_ranks
+from runtime.ranks import answers, on_ranks
 from torch import nn
 from torch.nn import functional
 
 import parastrat
-from parastrat.errors import ParastratError, UsageError
+from parastrat.errors import UsageError
 from parastrat.plan import Plan
 from parastrat.runtime.chunked_loss import chunked_cross_entropy
 
@@ -98,16 +100,15 @@ def test_what_does_not_go_together_is_refused() -> None:
         chunked_cross_entropy(head, hidden, torch.zeros(2, 5, dtype=torch.long), chunks=0)
 
 
-def everywhere() -> dict[str, list[float] | str]:
+def everywhere() -> dict[str, Any]:
     rank = int(os.environ["RANK"])
-    found: dict[str, list[float] | str] = {}
     plans = {"ddp": plan(dp_replicate=2), "fsdp2": plan(dp_shard=2), "tp": plan(tp=2)}
-    for name, chosen in plans.items():
-        try:
-            found[name] = trained(3, chosen, 0 if name == "tp" else rank, 2)
-        except ParastratError as error:
-            found[name] = str(error)
-    return found
+    return answers(
+        {
+            name: partial(trained, 3, chosen, 0 if name == "tp" else rank, 2)
+            for name, chosen in plans.items()
+        }
+    )
 
 
 @pytest.mark.slow

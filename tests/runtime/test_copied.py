@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from runtime.models import Gpt, plan, token_loss, tokens
-from runtime.ranks import on_ranks
+from runtime.ranks import answers, on_ranks
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import parastrat
-from parastrat.errors import ParastratError
 from parastrat.plan import Plan, Recompute
 from parastrat.workload import Precision
 
@@ -114,13 +113,7 @@ def everything() -> dict[str, Any]:
         "copied tp": partial(copied, plan(tp=2)),
         "copied pp": partial(copied, plan(pp=2, gradient_accumulation_steps=2)),
     }
-    found: dict[str, Any] = {}
-    for name, action in asked.items():
-        try:
-            found[name] = action()
-        except ParastratError as error:
-            found[name] = error.message
-    return found
+    return answers(asked)
 
 
 @pytest.fixture(scope="module")

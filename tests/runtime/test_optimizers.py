@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 from runtime.models import plan
-from runtime.ranks import on_ranks
+from runtime.ranks import answers, on_ranks
 from torch import nn
 
 import parastrat
-from parastrat.errors import ParastratError
 from parastrat.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -61,13 +60,7 @@ def everything() -> dict[str, float | str]:
         for strategy, chosen in PLANS.items()
         for name, settings in (*((name, {}) for name in RIGHT), *REFUSED.items())
     }
-    found: dict[str, float | str] = {}
-    for name, action in asked.items():
-        try:
-            found[name] = action()
-        except ParastratError as error:
-            found[name] = error.message
-    return found
+    return answers(asked)
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from runtime.models import plan
-from runtime.ranks import on_ranks
+from runtime.ranks import answers, on_ranks
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import parastrat
-from parastrat.errors import ParastratError
 from parastrat.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -162,13 +161,7 @@ def everything() -> dict[str, Any]:
         "renormalised": embedding,
         "compiled": compiled,
     }
-    found: dict[str, Any] = {}
-    for name, action in asked.items():
-        try:
-            found[name] = action()
-        except ParastratError as error:
-            found[name] = error.message
-    return found
+    return answers(asked)
 
 
 @pytest.fixture(scope="module")

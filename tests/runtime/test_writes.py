@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from runtime.models import plan
-from runtime.ranks import on_ranks
+from runtime.ranks import answers, on_ranks
 from torch import nn
 
 import parastrat
-from parastrat.errors import ParastratError
 from parastrat.plan import Plan
 
 pytestmark = pytest.mark.slow
@@ -138,13 +137,7 @@ def everything() -> dict[str, Any]:
         asked[f"assigned {name}"] = partial(difference, partial(stacked, Block), chosen, Assigning)
         if name != "tp":
             asked[f"pair {name}"] = partial(difference, Pair, chosen)
-    found: dict[str, Any] = {}
-    for name, action in asked.items():
-        try:
-            found[name] = action()
-        except ParastratError as error:
-            found[name] = error.message
-    return found
+    return answers(asked)
 
 
 @pytest.fixture(scope="module")
