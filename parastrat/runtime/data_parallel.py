@@ -153,7 +153,7 @@ def _guard(units: Sequence[nn.Module]) -> None:
     """Let FSDP2 hear of all backwards, and refuse what it would lose; the root is the last of its units."""
     see_outputs(units)
     refuse_second_gradients(units)
-    refuse_lost_writes(units)
+    refuse_lost_writes(units[-1])
     refuse_assigned_data(units[-1])
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
 from parastrat.runtime.training.unused import at, held_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -54,14 +55,15 @@ def refuse_assigned_data(root: nn.Module) -> None:
     root.register_forward_pre_hook(_apart(before), prepend=True)
 
 
-def refuse_lost_writes(units: Sequence[nn.Module]) -> None:
+def refuse_lost_writes(root: nn.Module) -> None:
     """Refuse forwards that write to weights which FSDP2 gathered for them.
 
     What counts writes is looked at in each forward, and the values in a unit's first.
 
     Args:
-        units: sharded ones, or replicated by what is built on FSDP2.
+        root: sharded by FSDP2, or replicated by what is built on it, with all units in it.
     """
+    units = [part for part in root.modules() if isinstance(part, FSDPModule)]
     for unit in units:
         # parameters without a dimension are left whole: what is written to them stays
         _Writes(unit, [place for place in held_by(unit, set(units)) if isinstance(at(place), DTensor)])
