@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.model import ModelSpec
+    from parastrat.search.rows import Constraints
     from parastrat.workload import Precision
 
     #: the model at a sequence length, in a number format
@@ -63,6 +64,13 @@ def loss_in_chunks(job: Changed) -> Changed | None:
             workload=replace(facts.workload, loss_chunks=USUAL_CHUNKS),
         ),
     )
+
+
+def within_chunks(fixed: Constraints) -> Constraints | None:
+    """Return what leaves plans for a loss in chunks alone, as PS108 has it; None where that leaves none."""
+    if (fixed.tp or 1) > 1 or (fixed.pp or 1) > 1:
+        return None
+    return replace(fixed, tp=1, pp=1)
 
 
 def usual_format(job: Changed, model_at: ModelAt) -> Changed | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.search.changes import Changed, loss_in_chunks
+from parastrat.search.changes import Changed, loss_in_chunks, within_chunks
 from parastrat.search.choice import find_plan
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def chunked_loss(facts: Facts, fixed: Constraints, chosen: Case | None, toleranc
         chosen: the plan that is recommended; None where nothing can run, of which nearest fits tell more.
         tolerance: as ``find_plan`` took it.
     """
-    there = None if chosen is None else loss_in_chunks(Changed(changes=(), facts=facts))
-    if chosen is None or there is None:
+    there, within = loss_in_chunks(Changed(changes=(), facts=facts)), within_chunks(fixed)
+    if chosen is None or there is None or within is None:
         return None
-    other = find_plan(there.facts, fixed, tolerance=tolerance).chosen
+    other = find_plan(there.facts, within, tolerance=tolerance).chosen
     if other is None:
         return None
     here, with_chunks = (case.estimate.time.step for case in (chosen, other))

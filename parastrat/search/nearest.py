@@ -29,6 +29,7 @@ from parastrat.search.changes import (
     more_nodes,
     smaller_states,
     usual_format,
+    within_chunks,
 )
 from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
@@ -132,8 +133,8 @@ def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fi
     smaller = smaller_states(asked)
     if smaller is not None:
         yield _fitting_of(replace(space, facts=smaller.facts), smaller.changes)
-    chunked = loss_in_chunks(asked)
-    yield None if chunked is None else _fitting(chunked, fixed)
+    chunked, within = loss_in_chunks(asked), within_chunks(fixed)
+    yield None if chunked is None or within is None else _fitting(chunked, within)
     for other in (more_divisible(asked), larger_batch(asked)):
         yield None if other is None else _fitting(other, fixed)
     if not len(space.allowed.meshes.pp):

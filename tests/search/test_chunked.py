@@ -37,6 +37,7 @@ def test_nothing_is_said_where_it_gains_nothing() -> None:
     small = facts("gpt2", "dgx-h100:1", 512, 1024)
     assert chunked_loss(small, Constraints(), find_plan(small).chosen, TOLERANCE) is None
     assert chunked_loss(small, Constraints(), None, TOLERANCE) is None
+    assert chunked_loss(small, Constraints(tp=2), find_plan(small).chosen, TOLERANCE) is None
     images = facts("resnet-50", "dgx-h100:1", 512, None)
     assert chunked_loss(images, Constraints(), find_plan(images).chosen, TOLERANCE) is None
 
