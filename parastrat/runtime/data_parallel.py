@@ -25,7 +25,7 @@ from parastrat.runtime.training.buffers import (
 )
 from parastrat.runtime.training.reached import Reached
 from parastrat.runtime.training.scalars import average_scalars, scalars_in
-from parastrat.runtime.training.seen import refuse_second_gradients, see_outputs
+from parastrat.runtime.training.seen import free_after_evaluation, refuse_second_gradients, see_outputs
 from parastrat.runtime.training.writes import refuse_assigned_data, refuse_lost_writes
 from parastrat.runtime.ways import chooses_ways, outside_of
 
@@ -152,6 +152,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
 def _guard(units: Sequence[nn.Module]) -> None:
     """Let FSDP2 hear of all backwards, and refuse what it would lose; the root is the last of its units."""
     see_outputs(units)
+    free_after_evaluation(units)
     refuse_second_gradients(units)
     refuse_lost_writes(units[-1])
     refuse_assigned_data(units[-1])

@@ -78,15 +78,23 @@ def check_mean(loss_fn: Any, parts: int) -> None:
 
 
 def _adds_up(loss_fn: Any) -> bool:
-    """Return whether a function asks one of torch's for a sum, and neither divides nor scales it."""
+    """Return whether a function asks one of torch's for a sum, and neither scales nor passes it on."""
     code = getattr(loss_fn, "__code__", None)
     if code is None or "sum" not in code.co_consts or not _SCALING.isdisjoint(code.co_names):
         return False
     steps = list(dis.get_instructions(code))
     scales = any(step.opname == "BINARY_OP" and step.argrepr.strip("=") in {"/", "*"} for step in steps)
-    # as CALL_KW takes them since Python 3.13, and KW_NAMES before
-    named = any("reduction" in each for each in code.co_consts if isinstance(each, tuple))
-    return named and not scales
+    # as CALL_KW takes them since Python 3.13, and KW_NAMES before; the call is the next one
+    asks = [place for place, step in enumerate(steps) if "reduction" in _names(step, code.co_consts)]
+    if scales or not asks:
+        return False
+    behind = [step.opname for step in steps[asks[-1] :] if step.opname.startswith("CALL")]
+    return len(behind) == 1
+
+
+def _names(step: dis.Instruction, constants: tuple[Any, ...]) -> tuple[Any, ...]:
+    value = constants[step.arg or 0] if step.opname == "KW_NAMES" else step.argval
+    return value if isinstance(value, tuple) else ()
 
 
 def predicts_next(module: nn.Module) -> bool:

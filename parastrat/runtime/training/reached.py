@@ -17,7 +17,7 @@ from parastrat.runtime.leaves import hides_tensors, tensors_in
 from parastrat.runtime.training.messages import true_on_any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 _HIDES_A_GRAPH = "CheckpointFunctionBackward"
 
 
-def reached_from(outputs: Iterable[torch.Tensor]) -> set[torch.Tensor] | None:
+def reached_from(outputs: Sequence[torch.Tensor]) -> set[torch.Tensor] | None:
     """Return the leaves that get a gradient from these tensors; None if their graph does not tell."""
     waiting = [each.grad_fn for each in outputs if each.grad_fn is not None]
     seen = set(waiting)
-    found: set[torch.Tensor] = set()
+    found = {each for each in outputs if each.grad_fn is None and each.requires_grad}
     while waiting:
         node: Any = waiting.pop()
         if node.name() == _HIDES_A_GRAPH:

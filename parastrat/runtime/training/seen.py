@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
 from parastrat.runtime.leaves import hides_tensors, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
 
@@ -60,6 +61,29 @@ def refuse_second_gradients(units: Iterable[nn.Module]) -> None:
         unit.register_forward_hook(after)
 
 
+def free_after_evaluation(units: Sequence[nn.Module]) -> None:
+    """Free what a forward without gradients leaves gathered, which FSDP2 does behind a backward alone.
+
+    Until then a model's parameters are gathered copies: of an optimizer or an average that is made of them
+    nothing would reach the shards, and what an optimizer steps would not reach the next forward.
+
+    Args:
+        units: sharded ones, or replicated by what is built on FSDP2; the root is the last.
+    """
+
+    # as above
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(root: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if torch.is_grad_enabled():
+            return
+        returned = {_storage(leaf) for leaf in tensors_in(output)}
+        if returned.isdisjoint(map(_storage, root.parameters())):
+            for unit in units:
+                unit.reshard()  # type: ignore[operator]
+
+    units[-1].register_forward_hook(after)
+
+
 def _once(_gradient: torch.Tensor) -> None:
     # autograd computes gradients under this mode only where it is asked for their graph
     if torch.is_grad_enabled():
@@ -68,6 +92,12 @@ def _once(_gradient: torch.Tensor) -> None:
             "at the end of the first backward",
             hint="leave the penalty out, or plan ddp: parastrat recommend --strategy ddp",
         )
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001  (whatever hooks)
+    address: int = own.untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
+    return address
 
 
 def _name(unit: nn.Module) -> str:

@@ -86,6 +86,8 @@ def _digest(samples: list[Any]) -> str:
             hashed.update(plain.view(torch.uint8).numpy().tobytes())
         elif isinstance(leaf, bytes | str | int | float):
             hashed.update(repr(leaf).encode())
+        elif getattr(getattr(leaf, "dtype", None), "hasobject", False):  # bytes of these are addresses
+            hashed.update(repr(leaf.tolist()).encode())
         elif hasattr(leaf, "tobytes"):  # arrays and images
             hashed.update(leaf.tobytes())
     return hashed.hexdigest()

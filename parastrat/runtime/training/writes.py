@@ -51,6 +51,7 @@ def refuse_assigned_data(root: nn.Module) -> None:
                 )
             known[number] = (local, shown)
 
+    before(root, ())
     # before FSDP2 gathers; its own hooks are not compiled either
     root.register_forward_pre_hook(_apart(before), prepend=True)
 
@@ -86,7 +87,9 @@ class _Writes:
     def _ended(self, _unit: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
         before, self._before = self._before, []
         for place, look in zip(self._places, before, strict=False):
-            if look != _look(place, values=self._is_first):
+            now = _look(place, values=self._is_first)
+            # what was gathered anew meanwhile, as for a backward inside of the forward, is another tensor
+            if now.of is look.of and now.told != look.told:
                 raise WrapError(
                     f"a forward writes to {_named(place)}, which FSDP2 has gathered for it: that is lost",
                     hint="write outside of the forward, to what model.parameters() has behind "
@@ -95,27 +98,34 @@ class _Writes:
         self._is_first = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Look:
     """What tells a write to a tensor."""
 
+    of: torch.Tensor | None
     writes: int
+    #: of the storage, which stays where FSDP2 frees and fills it
     address: int
     #: norm in fp32, of values that may be nothing else
     norm: float | None
+
+    @property
+    def told(self) -> tuple[int, int, float | None]:
+        return self.writes, self.address, self.norm
 
 
 def _look(place: Place, *, values: bool) -> _Look:
     parameter = at(place)
     own = parameter._local_tensor if isinstance(parameter, DTensor) else parameter  # noqa: SLF001  (as elsewhere)
     if own is None or own.is_inference() or isinstance(own, FakeTensor):
-        return _Look(writes=0, address=0, norm=None)
+        return _Look(of=None, writes=0, address=0, norm=None)
     norm = None
     if values and own.numel() and (own.is_floating_point() or own.is_complex()):
         plain = torch.view_as_real(own.detach()) if own.is_complex() else own.detach()
         found = float(torch.linalg.vector_norm(plain, dtype=torch.float32))
         norm = None if math.isnan(found) else found
-    return _Look(writes=own._version, address=own.data_ptr(), norm=norm)  # noqa: SLF001  (no public way)
+    address = own.untyped_storage()._cdata  # noqa: SLF001  (no public way)
+    return _Look(of=own, writes=own._version, address=address, norm=norm)  # noqa: SLF001  (as above)
 
 
 def _named(place: Place) -> str:
