@@ -9,7 +9,7 @@ from parastrat.check.known import Given, known_case
 from parastrat.check.positions import positions_of
 from parastrat.check.recognition import KNOWN, SCRIPTS, SUFFIXES, named_format, structure_of, text_of
 from parastrat.config_file import ConfigFile, ConfigFormat
-from parastrat.errors import ConfigError, PlanFileError
+from parastrat.errors import ConfigError, PlanFileError, UsageError
 from parastrat.finding import Finding, Hit, Ignored, Severity
 from parastrat.parse.config_text import ConfigSyntaxError
 from parastrat.parse.formats import form_problems, with_full_names, with_plain_values
@@ -20,6 +20,7 @@ from parastrat.parse.problems import MalformedPlanError, PlanSyntaxError, Proble
 from parastrat.profiles.files import read_format
 from parastrat.rules import RULES, FileRule, rule_named
 from parastrat.rules.rule import finding
+from parastrat.tables import check_counts, check_samples
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,15 +151,32 @@ def _check_plan(path: Path, lines: tuple[str, ...], given: Given) -> Checked:
 
 
 def _parsed_plan(path: Path) -> Parsed | list[Problem]:
-    """Return a plan file's plan, or what is wrong with its form."""
+    """Return a plan file's plan, or what is wrong with its form, or with numbers that no job has."""
     try:
-        return read_plan(path)
+        parsed = read_plan(path)
+        return _uncountable(parsed) or parsed
     except MalformedPlanError as error:
         return list(error.problems)
     except PlanSyntaxError as error:
         return [Problem(key="", text=error.reason, hint=error.hint, position=error.position, code="PS600")]
     except PlanFileError as error:
         return [Problem(key="", text=error.message, hint=error.hint, code="PS600")]
+
+
+def _uncountable(parsed: Parsed) -> list[Problem]:
+    part = "plan"
+    try:
+        if parsed.plan is not None:
+            check_counts(parsed.plan)
+        part = "workload"
+        if parsed.workload is not None:
+            check_samples(parsed.workload)
+    except UsageError as error:
+        name = error.message.partition(" = ")[0]
+        key = f"{part}.{name}" if name.isidentifier() else part
+        problem = Problem(key=key, text=f"cannot be counted: {error.message}", hint=error.hint)
+        return [located(problem, parsed.positions)]
+    return []
 
 
 def _of_problem(path: Path, problem: Problem) -> Finding:

@@ -81,7 +81,7 @@ def emit(
         _sharded(case) if plan.shards_parameters else _whole(case),
     ]
     lines = [
-        text.HEADER.format(title=heading(case), loop=loop(plan)),
+        text.HEADER.format(title=heading(case), loop=loop(plan, case.workload.loss_chunks)),
         imports,
         *definitions,
         "".join(body),

@@ -94,8 +94,13 @@ def _import_order(line: str) -> tuple[bool, str]:
     return line.startswith("from"), line
 
 
-def loop(plan: Plan) -> str:
-    """Return what the training loop must do for the plan's batch and precision."""
+def loop(plan: Plan, chunks: int = 1) -> str:
+    """Return what the training loop must do for the plan's batch and precision, and the model for its loss.
+
+    Args:
+        plan: the plan.
+        chunks: of the loss.
+    """
     steps, samples = plan.gradient_accumulation_steps, plan.micro_batch_size
     count = "one micro-batch" if steps == 1 else f"{steps} micro-batches"
     batch = f"a global batch of {plan.global_batch_size}"
@@ -109,4 +114,8 @@ def loop(plan: Plan) -> str:
         lines.append(f"Divide each loss by {steps}.{delayed}")
     if plan.precision is Precision.FP16_MIXED:
         lines.append("Scale the loss with torch.amp.GradScaler: fp16 gradients vanish below 6e-8.")
+    if chunks > 1:
+        lines.append(
+            f"The forward makes the logits of its loss in {chunks} chunks, each under a checkpoint."
+        )
     return "\n".join(lines)

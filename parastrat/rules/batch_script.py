@@ -45,7 +45,8 @@ def one_agent_a_node(file: ConfigFile) -> Iterator[Hit]:
     if agents is not None and agents > 1 and not is_node_for_each_task(file):
         yield Hit(
             message=f"srun starts torchrun {agents} times on each node",
-            fix="write #SBATCH --ntasks-per-node=1, and --nproc-per-node for the processes",
+            fix="write #SBATCH --ntasks-per-node=1, no other number of tasks (-n, --ntasks), and "
+            "--nproc-per-node for the processes",
             key=next(key for key in TASK_KEYS if file.get(key) is not None),
         )
 
@@ -118,6 +119,9 @@ def tasks_have_their_cores(file: ConfigFile) -> Iterator[Hit]:
     processes = count_of(file, "torchrun.nproc-per-node")
     if file.get("sbatch") is None or processes is None or processes < 2:
         return
+    several = (count_of(file, key) or 1 for key in ("sbatch.ntasks-per-node", "sbatch.ntasks"))
+    if file.get("started.by") == "script" and max(several) > 1:
+        return  # what the batch shell starts has the cores of all tasks on its node
     cores = count_of(file, "sbatch.cpus-per-task")
     asked = ("cpus-per-task", "exclusive", "cpus-per-gpu", "mincpus")
     if cores is not None and cores < processes:

@@ -121,7 +121,7 @@ def adafactor_of_divided_parameters(case: Case) -> Hit | None:
     Transformers does too. Rprop, and SGD and Adagrad with fused=True, raise likewise.
     """
     plan = case.plan
-    divided = plan.mesh.tp > 1 or (plan.shards_parameters and plan.mesh.dp_shard > 1)
+    divided = plan.mesh.tp > 1 or (plan.shards_parameters and plan.mesh.dp_shard * plan.mesh.cp > 1)
     if (
         case.workload.optimizer is not Optimizer.ADAFACTOR
         or case.stack.name not in _DTENSORS
@@ -130,7 +130,7 @@ def adafactor_of_divided_parameters(case: Case) -> Hit | None:
         return None
     return Hit(
         message=f"adafactor under {plan.strategy}: torch.optim.Adafactor raises on divided parameters",
-        fix="use --optimizer adamw, or plan --strategy ddp",
+        fix="use --optimizer adamw, or a plan that divides no parameters, where one fits",
     )
 
 

@@ -171,6 +171,25 @@ def test_line_breaks_of_dos_are_one_error_at_the_first(tmp_path: Path) -> None:
     assert (found.code, found.line) == ("PS664", 2)
 
 
+def test_what_the_batch_shell_starts_has_the_cores_of_all_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "job.sbatch"
+    asked = "#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=8\n#SBATCH --cpus-per-task=4\n"
+    launch = "torchrun --standalone --nproc-per-node 8 train.py\n"
+    path.write_text(f"#!/bin/bash\n{asked}{launch}")
+    assert "PS660" not in {each.code for each in check_file(path, Given()).findings}
+    path.write_text(f"#!/bin/bash\n{asked}srun {launch}")
+    assert "PS660" in {each.code for each in check_file(path, Given()).findings}
+
+
+def test_counts_that_no_job_has_are_told_with_their_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    plan = 'micro_batch_size = 1\ngradient_accumulation_steps = 8\nprecision = "fp32"\nbackend = "gloo"\n'
+    batch = 'global_batch_size = 8\noptimizer = "adamw"\nprecision = "fp32"\n'
+    path.write_text(f"[workload]\n{batch}sequence_length = 8\nloss_chunks = 99999\n[plan]\n{plan}")
+    found = [each for each in check_file(path, Given()).findings if "counted" in each.message]
+    assert [(each.code, each.line) for each in found] == [("PS602", 6)]
+
+
 def test_a_script_of_late_directives_alone_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     path.write_text("set -e\n#SBATCH --nodes=2\npython train.py\n")

@@ -51,6 +51,13 @@ def names_in(text: str) -> dict[str, Any]:
     return names
 
 
+def test_a_loss_in_chunks_is_asked_of_the_forward(case_of: Callable[..., Case]) -> None:
+    case = case_of(ranks=8, mesh=Mesh(dp_shard=8))
+    chunked = replace(case, workload=replace(case.workload, loss_chunks=8))
+    assert "logits of its loss in 8 chunks" in text_of(chunked)
+    assert "chunks" not in text_of(case)
+
+
 @pytest.mark.parametrize(
     ("name", "fields"),
     [

@@ -43,6 +43,7 @@ def test_fsdp1_is_legacy() -> None:
 def test_adafactor_of_divided_parameters() -> None:
     shards = {"dp_shard": 8, "shard": Shard.PARAMETERS}
     assert "PS394" in codes(optimizer=Optimizer.ADAFACTOR, **shards)
+    assert "PS394" in codes(optimizer=Optimizer.ADAFACTOR, cp=8, shard=Shard.PARAMETERS)
     assert "PS394" in codes(optimizer=Optimizer.ADAFACTOR, tp=2)
     assert "PS394" not in codes(optimizer=Optimizer.ADAFACTOR, dp_replicate=8)
     assert "PS394" not in codes(optimizer=Optimizer.ADAMW, **shards)
