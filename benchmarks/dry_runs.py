@@ -328,18 +328,11 @@ def main() -> None:
         own = [each for each in ran if each.of.way == way]
         if own:
             print(f"{way}: {summary(own)}")
-    whole, chunked = ([each for each in ran if own(each.of)] for own in (_is_whole, _is_chunked))
+    whole = [each for each in ran if each.of.blocks is None]
+    chunked = [each for each in ran if each.of.chunks > 1]
     for name, chosen in (("whole", whole), ("loss in chunks", chunked), ("all", ran)):
         if chosen:
             print(f"{name}: {summary(chosen)}; {len(every) - len(ran)} refused")
-
-
-def _is_whole(each: Combination) -> bool:
-    return each.blocks is None
-
-
-def _is_chunked(each: Combination) -> bool:
-    return each.chunks > 1
 
 
 def summary(found: list[Compared]) -> str:

@@ -19,6 +19,7 @@ from parastrat.hardware import FigureKind
 from parastrat.plan import Offload, Shard
 from parastrat.ranks.division import division, local, sharded_total
 from parastrat.ranks.states import element_bytes, updated_parameters
+from parastrat.remembered import remembered
 from parastrat.workload import Optimizer
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class HostRates:
         return self.link_is_assumed or self.memory is None
 
 
+@remembered
 def host_rates(facts: Facts) -> HostRates:
     """Return the rates.
 

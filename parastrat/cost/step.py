@@ -72,8 +72,9 @@ def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = N
     if assumes_rates(facts):
         out["assumed_spread"] = np.full(len(columns.pp), ASSUMED_SPREAD)
     spread: Numbers = time_spread(facts)
-    if np.any(rests_on_assumed(facts, columns)):
-        spread = np.where(rests_on_assumed(facts, columns), time_spread(facts, assumes=True), spread)
+    assumed = rests_on_assumed(facts, columns)
+    if np.any(assumed):
+        spread = np.where(assumed, time_spread(facts, assumes=True), spread)
     step = out["step"]
     return {**out, "step_low": step * np.exp(-spread), "step_high": step * np.exp(spread)}
 

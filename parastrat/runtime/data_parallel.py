@@ -18,6 +18,7 @@ from parastrat.plan import Plan
 from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
+from parastrat.runtime.shares import share_of
 from parastrat.runtime.training.buffers import (
     follow_first_rank,
     has_changing_buffers,
@@ -166,7 +167,7 @@ def _columns_over(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
     """
 
     def placement(parameter: nn.Parameter) -> Shard | None:
-        own: Any = parameter._local_tensor if isinstance(parameter, DTensor) else parameter  # noqa: SLF001
+        own: Any = share_of(parameter)
         if own.ndim != _STACKED or own.shape[0] % ranks == 0:
             return None
         return next((Shard(dim) for dim in (1, 2) if own.shape[dim] % ranks == 0), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from parastrat.chunked_loss import USUAL_CHUNKS, has_whole_logits, in_chunks
 from parastrat.search.divisible import with_divisible_batch
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.model import ModelSpec
     from parastrat.search.rows import Constraints
-    from parastrat.workload import Precision
+    from parastrat.workload import Precision, Workload
 
     #: the model at a sequence length, in a number format
     ModelAt: TypeAlias = Callable[[int | None, Precision], ModelSpec]
@@ -40,10 +40,9 @@ def smaller_states(job: Changed) -> Changed | None:
     if workload.optimizer is not Optimizer.ADAMW:
         return None
     chosen = Optimizer.ADAMW_8BIT
-    assumed = tuple(name for name in workload.assumed if name != "optimizer")
     return Changed(
         changes=(*job.changes, f"optimizer {chosen.value} instead of {workload.optimizer.value}"),
-        facts=replace(job.facts, workload=replace(workload, optimizer=chosen, assumed=assumed)),
+        facts=replace(job.facts, workload=_stating(workload, optimizer=chosen)),
     )
 
 
@@ -105,10 +104,16 @@ def larger_batch(job: Changed) -> Changed | None:
     own, batch = facts.workload.global_batch_size, facts.hardware.world_size
     if own >= batch:
         return None
-    assumed = tuple(name for name in facts.workload.assumed if name != "global_batch_size")
     return Changed(
         changes=(*job.changes, f"a global batch of {batch:,} instead of {own:,}"),
-        facts=replace(facts, workload=replace(facts.workload, global_batch_size=batch, assumed=assumed)),
+        facts=replace(facts, workload=_stating(facts.workload, global_batch_size=batch)),
+    )
+
+
+def _stating(workload: Workload, **fields: Any) -> Workload:
+    """Return a workload with other fields, which are no longer assumed."""
+    return replace(
+        workload, **fields, assumed=tuple(name for name in workload.assumed if name not in fields)
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.tensor import DTensor
+
+from parastrat.runtime.shares import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,7 +31,7 @@ class OnShares:
         make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer],
         parameters: Iterable[nn.Parameter],
     ) -> None:
-        self._pairs = [(parameter, _share(parameter).detach()) for parameter in parameters]
+        self._pairs = [(parameter, share_of(parameter).detach()) for parameter in parameters]
         self._optimizer = make([share for _, share in self._pairs])
 
     def make_states(self) -> None:
@@ -55,16 +57,9 @@ class OnShares:
             parameter.grad = None
 
 
-def _share(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds, without the gradient's way that ``to_local`` would open."""
-    own: Any = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
-    found: torch.Tensor = own
-    return found
-
-
 def _gradient(parameter: nn.Parameter) -> torch.Tensor | None:
     """Return the gradient's share, divided as the parameter is, for which torch sends what it has to."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and isinstance(parameter, DTensor):
-        return _share(gradient.redistribute(parameter.device_mesh, parameter.placements))
+        return share_of(gradient.redistribute(parameter.device_mesh, parameter.placements))
     return gradient

@@ -10,11 +10,11 @@ from unittest.mock import patch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from parastrat.dry_run import Traffic
+from parastrat.runtime.shares import share_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.dry_run.watch import Watch
@@ -100,7 +100,7 @@ class Steps:
         held: dict[int, int] = {}
         for module in self._modules:
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001
+                own = share_of(tensor)
                 if isinstance(own, FakeTensor):
                     storage = own.untyped_storage()
                     held[storage._cdata] = storage.nbytes()  # noqa: SLF001  (the address; no accessor)

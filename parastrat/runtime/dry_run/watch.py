@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parastrat.dry_run import Traffic
+from parastrat.runtime.shares import share_of
 
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
@@ -76,7 +77,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
 
     def hold(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage from now on, if it was not."""
-        own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001  (whatever hooks)
+        own = share_of(tensor)
         storage = own.untyped_storage()
         key = storage._cdata  # noqa: SLF001  (the address; no public accessor)
         if key not in self._bytes:

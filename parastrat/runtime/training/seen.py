@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
 from parastrat.runtime.leaves import hides_tensors, tensors_in
+from parastrat.runtime.shares import memory_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -76,8 +76,8 @@ def free_after_evaluation(units: Sequence[nn.Module]) -> None:
     def after(root: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         if torch.is_grad_enabled():
             return
-        returned = {_storage(leaf) for leaf in tensors_in(output)}
-        if returned.isdisjoint(map(_storage, root.parameters())):
+        returned = {memory_of(leaf) for leaf in tensors_in(output)}
+        if returned.isdisjoint(map(memory_of, root.parameters())):
             for unit in units:
                 unit.reshard()  # type: ignore[operator]
 
@@ -92,12 +92,6 @@ def _once(_gradient: torch.Tensor) -> None:
             "at the end of the first backward",
             hint="leave the penalty out, or plan ddp: parastrat recommend --strategy ddp",
         )
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # noqa: SLF001  (whatever hooks)
-    address: int = own.untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
-    return address
 
 
 def _name(unit: nn.Module) -> str:

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
+from parastrat.runtime.shares import memory_of, share_of
 from parastrat.runtime.training.unused import at, held_by
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class _Look:
 
 def _look(place: Place, *, values: bool) -> _Look:
     parameter = at(place)
-    own = parameter._local_tensor if isinstance(parameter, DTensor) else parameter  # noqa: SLF001  (as elsewhere)
+    own = None if parameter is None else share_of(parameter)
     if own is None or own.is_inference() or isinstance(own, FakeTensor):
         return _Look(of=None, writes=0, address=0, norm=None)
     norm = None
@@ -124,8 +125,7 @@ def _look(place: Place, *, values: bool) -> _Look:
         plain = torch.view_as_real(own.detach()) if own.is_complex() else own.detach()
         found = float(torch.linalg.vector_norm(plain, dtype=torch.float32))
         norm = None if math.isnan(found) else found
-    address = own.untyped_storage()._cdata  # noqa: SLF001  (no public way)
-    return _Look(of=own, writes=own._version, address=address, norm=norm)  # noqa: SLF001  (as above)
+    return _Look(of=own, writes=own._version, address=memory_of(own), norm=norm)  # noqa: SLF001  (no public way)
 
 
 def _named(place: Place) -> str:
