@@ -15,8 +15,9 @@ _FIRST = 200
 _LEAST_OF_EACH = 5
 MOST_OF_EACH = 24
 _GROWTH = 4
-#: so many are visited at once: their floors would take longer to compare
-_FEW = 600
+#: so many are visited at once, or so many times as many as of a group at first, if they are less: their
+#: floors would take longer to compare
+_FEW, _TIMES = 600, 25
 
 #: floors are computed in another order than what they bound, so that their last digits may differ
 _ROUNDING = 1 + 1e-9
@@ -39,7 +40,7 @@ def visit(
         judge: the values of some rows, infinite where a row has none.
         limits: from the least value of every group what a floor must not exceed to matter.
         least: the least value of every group so far, which is kept; none where it is not given.
-        most: how many rows of a group are visited first, at most.
+        most: how many rows of a group are visited first, at most. The less, the longer a visit takes.
     """
     if least is None:
         least = np.full(int(groups.max(initial=-1)) + 1, np.inf)
@@ -48,8 +49,8 @@ def visit(
     present = max(int(np.count_nonzero(np.bincount(groups[left]))), 1)
     of_each = int(np.clip(_FIRST // present, _LEAST_OF_EACH, most))
     while len(left):
-        few = len(left) <= _FEW
-        now = np.ones(len(left), dtype=bool) if few else _place_in_group(groups[left]) < of_each
+        at_once = len(left) <= min(_FEW, _TIMES * most)
+        now = np.ones(len(left), dtype=bool) if at_once else _place_in_group(groups[left]) < of_each
         rows, left = left[now], left[~now]
         np.minimum.at(least, groups[rows], judge(rows))
         left = left[mattering(floors[left], groups[left], limits(least))]

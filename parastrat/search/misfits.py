@@ -27,7 +27,7 @@ _MEMORY_CODES = "PS1"
 
 #: meshes of a rung that are visited first, and plans, which are judged at once sooner than one by one
 _MESHES_OF_EACH = 48
-_MOST_OF_EACH = 30
+_MOST_OF_EACH = 5
 
 #: of more rows those that need least are visited first
 _SEVERAL = 300
