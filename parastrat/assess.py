@@ -13,6 +13,7 @@ from parastrat.cost import time_columns, time_estimate
 from parastrat.estimate import Estimate
 from parastrat.launch import Launch
 from parastrat.memory import memory_columns, memory_estimate
+from parastrat.memory.host import host_of
 from parastrat.remembered import remembered
 from parastrat.rules.backend import decide_backend
 from parastrat.tables import facts_columns, plan_columns
@@ -100,6 +101,7 @@ def columns_of(case: Case) -> Columns:
             "memory_total": memory.total,
             "memory_margin": memory.margin,
             "memory_capacity": memory.capacity,
+            **host_of(case.facts, case.plan),
         }
     )
 

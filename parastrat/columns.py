@@ -109,6 +109,9 @@ class Columns:
     memory_total: Numbers
     memory_margin: Numbers
     memory_capacity: Numbers
+    #: bytes that processes and what is offloaded take of each host, and that it has
+    host_needed: Numbers
+    host_capacity: Numbers
 
     #: tables of columns, each with the rows of it that are meant (None: all); the first that has a name
     #: counts. What was read is an attribute, so that it is found without a call when it is read again

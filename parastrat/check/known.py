@@ -15,8 +15,10 @@ from parastrat.columns import code_of
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ModelError, ParastratError, UnknownFactError
 from parastrat.finding import Hit
+from parastrat.memory.host import host_of
 from parastrat.parse import FingerprintedModel, Parsed, resolved_ref
 from parastrat.parse.frameworks import launch_fields, plan_fields, workload_fields
+from parastrat.plan import Offload
 from parastrat.profiles import load_stack
 from parastrat.rules import RULES, CaseRule, PlanRule, runtime_support
 from parastrat.rules.rule import finding
@@ -211,6 +213,9 @@ def _of_plan_file(parsed: Parsed, given: Given) -> tuple[Case, dict[str, Any]]:
             "memory_margin": memory.margin,
             "memory_capacity": memory.capacity,
         }
+    if plan is not None and hardware is not None and plan.offload is Offload.NONE:
+        # of processes alone, which do not hang on the model
+        columns |= host_of(case.facts, plan)
     return case, columns
 
 

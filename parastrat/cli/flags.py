@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from parastrat.cli.completion import hardware_words, model_words, stack_words
-from parastrat.plan import Recompute
+from parastrat.plan import Offload, Recompute
 from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 from parastrat.workload import Optimizer, Precision
 
@@ -114,6 +114,9 @@ class FixedFlags:
     recompute: Annotated[
         Recompute | None, typer.Option(help="What backward computes again instead of keeping it.")
     ] = None
+    offload: Annotated[
+        Offload, typer.Option(help="What stands in host memory instead of on devices.", show_default=False)
+    ] = Offload.NONE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
         ep=mesh.ep,
         micro_batch_size=fixed.micro_batch,
         recompute=fixed.recompute,
+        offload=fixed.offload,
     )
     shard = unusual_shard(fixed)
     plan = _best(facts, constraints) if shard is None else None

@@ -127,5 +127,6 @@ def constraints_of(fixed: FixedFlags, facts: Facts) -> Constraints:
         ep=fixed.ep,
         micro_batch_size=fixed.micro_batch,
         recompute=fixed.recompute,
+        offload=fixed.offload,
         strategy=None if strategy is None else strategy.name,
     )

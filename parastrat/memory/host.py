@@ -13,13 +13,14 @@ gradients); github.com/pytorch/pytorch/issues/95823 (pinned memory is rounded up
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import Columns
+from parastrat.columns import Columns, code_of
+from parastrat.elementwise import smaller, some
 from parastrat.hardware import DeviceType
 from parastrat.model import Split
 from parastrat.plan import Offload, Shard
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 #: bytes that ``torch.distributed.checkpoint`` copies ahead of the file (``per_thread_copy_ahead``)
 _COPY_AHEAD = 10_000_000
+_NOWHERE = code_of(Offload.NONE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +67,6 @@ class HostMemory:
         return self.processes + self.offloaded
 
     @property
-    def exceeded(self) -> bool:
-        """Whether a host is known to have too little."""
-        return self.capacity is not None and self.least > self.capacity
-
-    @property
     def total(self) -> int:
         """The peak under the assumptions; loading and saving are never at once."""
         return self.least + self.rounding + max(self.loading, self.checkpointing)
@@ -81,8 +78,11 @@ def host_memory(facts: Facts, plan: Plan) -> HostMemory | None:
     if hardware.device.type is DeviceType.CPU:
         return None
     ranks = min(plan.mesh.world_size, hardware.devices_per_node)
-    kept, offloaded = _states(facts, replace(plan, offload=Offload.NONE)), _states(facts, plan)
-    on_host = {name: kept[name] - offloaded[name] for name in kept}
+    of_plan = {name: np.array([value]) for name, value in plan_columns(plan).items()}
+    kept, on_host = (
+        {name: float(part[0]) for name, part in states.items()}
+        for states in _states(facts, Columns({**facts_columns(facts), **of_plan}))
+    )
     pinned = on_host["parameters"] + on_host["gradients"]
     element, shards = element_bytes(facts), 1
     if plan.shard is Shard.PARAMETERS:
@@ -112,16 +112,49 @@ def whole_models_bytes(facts: Facts, plan: Plan) -> int:
     return ceil(ranks * element_bytes(facts).parameter * facts.model.parameters)
 
 
-def _states(facts: Facts, plan: Plan) -> dict[str, float]:
-    """Return the states that the fullest rank has on its device."""
-    of_plan = {name: np.array([value]) for name, value in plan_columns(plan).items()}
-    columns = Columns({**facts_columns(facts), **of_plan})
-    load = rank_columns(facts.model, columns)
-    states = state_bytes(
-        load, division(columns), columns.shard, of_elements(columns.offload, element_bytes(facts))
+def host_of(facts: Facts, plan: Plan) -> dict[str, int]:
+    """Return what ``host_columns`` does of one plan, in whole bytes."""
+    capacity = _limit(facts)
+    if capacity is None:
+        return {}
+    found = None if plan.offload is Offload.NONE else host_memory(facts, plan)
+    needed = processes_bytes(facts, plan) if found is None else found.least
+    return {"host_needed": needed, "host_capacity": capacity}
+
+
+def host_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
+    """Return ``least`` of ``HostMemory`` for every row, beside what a host has, as rules read both.
+
+    Nothing where the device's memory is the host's, or where that is unknown.
+    """
+    capacity = _limit(facts)
+    if capacity is None:
+        return {}
+    ranks = smaller(columns.world_size, facts.hardware.devices_per_node)
+    needed = ranks * facts.stack.host_process_bytes
+    if some(columns.offload != _NOWHERE):
+        _, on_host = _states(facts, columns)
+        needed = needed + ranks * sum(on_host.values())
+    return {"host_needed": needed, "host_capacity": capacity}
+
+
+def _limit(facts: Facts) -> int | None:
+    hardware = facts.hardware
+    return None if hardware.device.type is DeviceType.CPU else hardware.host.memory_bytes
+
+
+def _states(facts: Facts, c: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return for every row the states of the fullest rank, and those of them that its host has."""
+    load, element = rank_columns(facts.model, c), element_bytes(facts)
+    everything, here = (
+        state_bytes(load, division(c), c.shard, of_elements(offload, element))
+        for offload in (_NOWHERE, c.offload)
     )
-    named = ((name, getattr(states, name)) for name in ("parameters", "gradients", "optimizer"))
-    return {name: float(np.max(part)) for name, part in named}
+    names = ("parameters", "gradients", "optimizer")
+    kept, held = (
+        {name: np.max(getattr(states, name), axis=0) for name in names} for states in (everything, here)
+    )
+    return kept, {name: kept[name] - held[name] for name in names}
 
 
 def _largest_group(facts: Facts, tp: int) -> float:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from parastrat.result import Applied, SearchResult
 
 #: flags that may ask for what ``auto_parallelize`` does not apply
-_NOT_APPLIED = ("--cp", "--ep", "--strategy")
+_NOT_APPLIED = ("--cp", "--ep", "--strategy", "--offload")
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 
@@ -56,6 +56,8 @@ def plan_flags(plan: Plan) -> list[str]:
     if plan.mesh.dp > 1 and plan.shard is not Shard.PARAMETERS:
         flags += ["--strategy", plan.strategy]
     flags += ["--micro-batch", str(plan.micro_batch_size), "--recompute", plan.recompute.value]
+    if plan.offload is not Offload.NONE:
+        flags += ["--offload", plan.offload.value]
     return flags
 
 
@@ -102,10 +104,11 @@ def steps_to_fit(result: SearchResult, context: Context) -> list[Step]:
     for fit in result.nearest_fit:
         flags = _changed_flags(fit.case, result.facts)
         fixed = context.fixed if flags else ()
-        is_said = fit.case.plan.offload is Offload.NONE and (
-            "--on" in context.arguments or "--on" not in flags
-        )
-        if is_said and (flags or context.fixed):
+        is_said = "--on" in context.arguments or "--on" not in flags
+        offload = fit.case.plan.offload
+        if offload is not Offload.NONE and "--offload" not in context.fixed:
+            fixed = (*context.fixed, "--offload", offload.value)
+        if is_said and (flags or fixed or context.fixed):
             command = typed("recommend", _replaced(context.arguments, flags), fixed)
             steps.append(Step(purpose="; ".join(fit.changes), command=command))
     return steps

@@ -4,44 +4,46 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.errors import UnknownFactError
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload
-from parastrat.rules.rule import case_rule
+from parastrat.rules.rule import case_rule, plan_rule
 from parastrat.units import GIB
 
 if TYPE_CHECKING:
     from parastrat.case import Case
+    from parastrat.columns import Columns
+    from parastrat.units import Mask
 
 
-@case_rule(
+@plan_rule(
     "PS106",
     Severity.ERROR,
     source="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
 )
-def host_memory_is_too_small(case: Case) -> Hit | None:
+def host_memory_is_too_small(p: Columns) -> Mask:
     """What a plan keeps on its hosts must fit into their memory.
 
     Offloading moves parameters, gradients and optimizer states of all ranks of a host into one memory, and
     every process takes about two gigabytes of it before it has a model. Where that is more than there is,
     the kernel ends a process, mostly without a word in the job's own log.
     """
-    from parastrat.memory.host import host_memory, processes_bytes  # noqa: PLC0415 - numpy; rules load without
+    return p.host_needed > p.host_capacity
 
-    capacity = case.hardware.host.memory_bytes
-    if capacity is None or case.hardware.device.type is DeviceType.CPU:
-        return None
-    needed = processes_bytes(case.facts, case.plan)
-    offloaded = None if case.plan.offload is Offload.NONE else host_memory(case.facts, case.plan)
-    if offloaded is not None:
-        needed = offloaded.least
-    if needed <= capacity:
-        return None
-    ranks = min(case.plan.mesh.world_size, case.hardware.devices_per_node)
-    offloads = "" if case.plan.offload is Offload.NONE else f" with the {case.plan.offload.value} offloaded"
+
+@host_memory_is_too_small.message
+def _host_memory_is_too_small(case: Case) -> Hit:
+    from parastrat.memory.host import host_memory  # noqa: PLC0415 - numpy; rules load without
+
+    host = host_memory(case.facts, case.plan)
+    if host is None or host.capacity is None:
+        raise UnknownFactError("host_capacity")
+    offload = case.plan.offload
+    offloads = "" if offload is Offload.NONE else f" with the {offload.value} offloaded"
     return Hit(
-        message=f"the {ranks} processes of a host need {needed / GIB:,.0f} GiB of its own memory"
-        f"{offloads}; it has {capacity / GIB:,.0f} GiB",
+        message=f"the {host.ranks} processes of a host need {host.least / GIB:,.0f} GiB of its own memory"
+        f"{offloads}; it has {host.capacity / GIB:,.0f} GiB",
         fix="offload less, or use more hosts" if offloads else "start fewer processes on a host",
     )
 

@@ -10,6 +10,7 @@ import numpy as np
 from parastrat.assess import Estimated, assess, assess_all, cases_of, estimated, plans_table
 from parastrat.columns import Columns, code_of
 from parastrat.hardware import DeviceType
+from parastrat.memory.host import host_columns
 from parastrat.rules import rejection_masks
 from parastrat.search.bounded import Searched, searched
 from parastrat.search.misfits import nearest_of
@@ -53,6 +54,7 @@ class Alone:
                 "memory_capacity": capacity,
                 "roomy": total + margin <= capacity,
                 "step": self.found.time["step"][self.first :],
+                **host_columns(self.facts, self.columns),
             }
         )
         kept, rejected = attributed(columns, dict(rejection_masks(columns, self.space.allowed.judged)))

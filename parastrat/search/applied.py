@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from parastrat.plan import Offload
 from parastrat.result import Applied
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.search.choice import find_plan
@@ -19,7 +20,8 @@ def applied_instead(
 ) -> Applied | None:
     """Return the recommendation among plans that ``auto_parallelize`` applies; None if it applies that one.
 
-    What was settled holds there too, but not degrees of axes that it does not apply, nor a strategy.
+    What was settled holds there too, but not degrees of axes that it does not apply, nor a strategy, nor
+    what is offloaded.
 
     Args:
         facts: the job.
@@ -29,5 +31,5 @@ def applied_instead(
     """
     if chosen is None or not refusals_of(chosen.plan):
         return None
-    instead = replace(fixed, applied=True, cp=None, ep=None, strategy=None)
+    instead = replace(fixed, applied=True, cp=None, ep=None, strategy=None, offload=Offload.NONE)
     return Applied(case=find_plan(facts, instead, tolerance=tolerance).chosen)

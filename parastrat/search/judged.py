@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.cost import step_s
 from parastrat.memory import memory_margin, memory_totals
+from parastrat.memory.host import host_columns
 from parastrat.plan import Recompute
 from parastrat.rules import rejection_masks
 from parastrat.search.bounded import NEVER
@@ -54,6 +55,7 @@ def with_memory(facts: Facts, columns: Columns) -> Columns:
             "memory_margin": margin,
             "memory_capacity": capacity,
             "roomy": total + margin <= capacity,
+            **host_columns(facts, columns),
         }
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.rules import rejection_masks
+from parastrat.rules.memory import does_not_fit
 from parastrat.search.best_first import visit
 from parastrat.search.judged import with_memory
 from parastrat.search.obeying import Rejected, attributed
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from parastrat.search.bounded import Bounded
     from parastrat.search.visited import Visited
 
-#: codes of rules about memory, whose rows may come near to fitting
-_MEMORY_CODES = "PS1"
 
 #: meshes of a rung that are visited first, and plans, which are judged at once sooner than one by one
 _MESHES_OF_EACH = 48
@@ -121,7 +120,7 @@ class _Nearest:
 
     def keep(self, entry: Rejected) -> None:
         """Keep what comes nearer than what is known, of plans that a rule of memory removed."""
-        if not entry.rule.code.startswith(_MEMORY_CODES):
+        if entry.rule is not does_not_fit:
             return
         misfits = entry.columns.at(entry.rows)
         order = np.lexsort((misfits.place, misfits.memory_total))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
 from parastrat.columns import Columns
-from parastrat.memory.host import host_memory
 from parastrat.plan import Offload
 from parastrat.ranks.states import least_bytes
 from parastrat.result import NearestFit
@@ -122,8 +121,7 @@ def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fi
             change = f"offload the {offload.value} to host memory"
             changed, allowed = replace(fixed, offload=offload), offloading(space.allowed, offload)
             fit = _fitting_of(replace(space, fixed=changed, allowed=allowed), (change,))
-            host = None if fit is None else host_memory(facts, fit.plan)
-            if fit is not None and not (host and host.exceeded):
+            if fit is not None:
                 yield fit
                 break
     asked = Changed(changes=(), facts=facts)

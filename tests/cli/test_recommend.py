@@ -81,6 +81,19 @@ def test_a_loss_in_chunks_is_told_where_it_gains(capsys: pytest.CaptureFixture[s
     assert asked["chunked_loss"] is None
 
 
+def test_what_would_fit_offloaded_is_recommended_so_by_the_command_that_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = ("llama-3.1-70b", "--on", "dgx-a100:1")
+    with pytest.raises(SystemExit) as left:
+        main(["recommend", *job])
+    assert left.value.code == 1
+    command = f"parastrat recommend {' '.join(job)} --offload optimizer"
+    assert command in " ".join(capsys.readouterr().out.replace("\\", "").split())
+    taken = json.loads(answered(capsys, "--offload", "optimizer", "--json", job=job))
+    assert taken["plan"]["offload"] == "optimizer"
+
+
 def test_what_auto_parallelize_applies_instead_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("llama-3.1-8b", "--on", "p5.48xlarge:8", "--seq-len", "65536")
     said = " ".join(answered(capsys, job=job).split())

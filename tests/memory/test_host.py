@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from memory.test_peaks import facts, memory, plan
+from parastrat.assess import plans_table
 from parastrat.case import Facts
-from parastrat.memory.host import HostMemory, host_memory
+from parastrat.columns import Columns
+from parastrat.memory.host import HostMemory, host_columns, host_memory, host_of
 from parastrat.plan import Mesh, Offload, Plan, Shard
 from parastrat.profiles import load_hardware
+from parastrat.tables import facts_columns
 from parastrat.workload import Precision
 
 
@@ -81,10 +85,19 @@ def test_the_memory_of_cpu_hosts_is_their_devices() -> None:
     assert host_memory(job, plan(mesh=Mesh(dp_shard=4))) is None
 
 
-def test_a_host_of_unknown_memory_is_never_exceeded() -> None:
+def test_rules_read_what_a_host_has_and_needs() -> None:
+    job, offloading = facts("gpt2", on="dgx-h100:1"), plan(offload=Offload.PARAMETERS)
+    found, own = of(job, offloading), host_of(job, offloading)
+    assert own == {"host_needed": found.least, "host_capacity": found.capacity}
+    table = Columns({**facts_columns(job), **plans_table([offloading, plan()])})
+    several = host_columns(job, table)
+    assert several["host_capacity"] == found.capacity
+    needed = [host_of(job, each)["host_needed"] for each in (offloading, plan())]
+    assert np.ceil(several["host_needed"]).tolist() == needed
+    assert needed[0] > needed[1] > 0
+
+
+def test_a_host_of_unknown_memory_is_not_judged() -> None:
     job = facts(on="h100-sxm5x8:8")
-    found = of(job, plan(offload=Offload.PARAMETERS))
-    assert found.capacity is None
-    assert not found.exceeded
-    assert replace(found, capacity=found.least - 1).exceeded
-    assert not replace(found, capacity=found.least).exceeded
+    assert of(job, plan(offload=Offload.PARAMETERS)).capacity is None
+    assert host_of(job, plan(offload=Offload.PARAMETERS)) == {}

@@ -152,6 +152,7 @@ def test_what_would_fit_is_asked_for_by_its_flags() -> None:
     result = replace(nothing(), nearest_fit=fits)
     fixed = replace(CONTEXT, fixed=("--tp", "2"))
     assert [step.command for step in steps_to_fit(result, fixed)] == [
+        "parastrat recommend small --on cluster:2 --global-batch 64 --tp 2 --offload optimizer",
         "parastrat recommend small --on cluster:2 --global-batch 64",
         "parastrat recommend small --on cluster:2 --global-batch 128 --seq-len 512 --tp 2",
         "parastrat recommend small --on cluster:4 --global-batch 64 --tp 2",
@@ -163,7 +164,8 @@ def test_what_would_fit_is_asked_for_by_its_flags() -> None:
     ]
     here = replace(CONTEXT, arguments=("small",))
     assert [step.command for step in steps_to_fit(result, here)] == [
-        "parastrat recommend small --seq-len 512 --global-batch 128"
+        "parastrat recommend small --offload optimizer",
+        "parastrat recommend small --seq-len 512 --global-batch 128",
     ]
 
 

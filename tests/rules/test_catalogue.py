@@ -212,6 +212,8 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
         "memory_total": one_of(10, 70, 76, 90) * GIB,
         "memory_margin": one_of(5) * GIB,
         "memory_capacity": one_of(75, 78) * GIB,
+        "host_needed": one_of(16, 900) * GIB,
+        "host_capacity": one_of(512, 1024) * GIB,
     }
 
 

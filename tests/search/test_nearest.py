@@ -13,6 +13,7 @@ from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
 from parastrat.estimate import Verdict
 from parastrat.hardware import Host
+from parastrat.memory.host import host_of
 from parastrat.plan import Offload, Recompute
 from parastrat.result import NearestFit, SearchResult
 from parastrat.search import Constraints, find_plan
@@ -101,6 +102,23 @@ def test_offloading_is_no_way_where_the_host_has_too_little() -> None:
     small = replace(ample, hardware=replace(ample.hardware, host=Host(memory_bytes=17 * 2**30)))
     ways = [[fit.changes[0] for fit in find_plan(each).nearest_fit] for each in (ample, small)]
     assert [any("offload" in change for change in changes) for changes in ways] == [True, False]
+
+
+def test_no_plan_is_recommended_of_which_the_host_cannot_hold_what_is_offloaded() -> None:
+    job, fixed = facts("gpt2-xl", "dgx-h100:1", 64, 1024), Constraints(offload=Offload.PARAMETERS)
+    chosen = find_plan(job, fixed).chosen
+    assert chosen is not None
+    needed = host_of(job, chosen.plan)["host_needed"]
+    steps = []
+    for memory in (needed, needed - 1):
+        there = replace(
+            job, hardware=replace(job.hardware, host=replace(job.hardware.host, memory_bytes=memory))
+        )
+        result = find_plan(there, fixed)
+        assert any(entry.code == "PS106" for entry in result.rejected)
+        assert result.chosen is None or host_of(there, result.chosen.plan)["host_needed"] <= memory
+        steps.append(None if result.chosen is None else result.chosen.estimate.time.step)
+    assert steps[0] == chosen.estimate.time.step != steps[1]
 
 
 SHORT_OF_MEMORY = [
