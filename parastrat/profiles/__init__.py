@@ -40,6 +40,9 @@ __all__ = [
 ]
 
 _GENERIC = re.compile(r"(?P<device>.+)x(?P<per_node>\d+)")
+_TURNED = re.compile(r"(?P<per_node>[1-9]\d*)\s*[x*]\s*(?P<device>.+)")
+#: so many names are told where none is near
+_MOST_NAMES = 30
 _ALIASES = "aliases"
 
 
@@ -242,11 +245,33 @@ def _stored(name: str, num_nodes: int | None, ranks_per_node: int | None) -> Har
 def _unknown_hardware(name: str) -> ProfileError:
     if _read("devices", name):
         return ProfileError(f"{name!r} is a device, not a node", hint=f"say how many a node has: {name}x8")
+    written = _as_written_here(name)
+    if written is not None:
+        return ProfileError(f"unknown hardware {name!r}", hint=f"did you mean {written}?")
     known = all_names((ProfileKind.NODES, ProfileKind.DEVICES))
     return ProfileError(f"unknown hardware {name!r}", hint=_did_you_mean(name, known))
+
+
+def _as_written_here(name: str) -> str | None:
+    """Return what ``8xH100`` or ``DGX-H100`` is called here; None where that is nothing either."""
+    lower = name.lower()
+    match = _TURNED.fullmatch(lower)
+    for other in (lower, f"{match['device']}x{int(match['per_node'])}" if match else lower):
+        if other != name and (_read("nodes", other) or _is_generic(other)):
+            return other
+    return None
+
+
+def _is_generic(name: str) -> bool:
+    match = _GENERIC.fullmatch(name)
+    return match is not None and _read("devices", match["device"]) is not None
 
 
 def _did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     close = nearest(name, names)
-    return f"did you mean {', '.join(close)}?" if close else f"known: {', '.join(names)}"
+    if close:
+        return f"did you mean {', '.join(close)}?"
+    if len(names) > _MOST_NAMES:
+        return "`parastrat profiles` lists all names"
+    return f"known: {', '.join(names)}"
