@@ -66,7 +66,9 @@ def device_type(choice: Choice | None) -> str:
     if choice is not None and choice.launch is not None:
         return choice.launch.device
     here = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if here is None or (choice is not None and choice.plan.backend is Backend.GLOO):
+    # one process has no collectives, so that its plan's backend says nothing of devices
+    plan = None if choice is None or choice.plan.mesh.world_size == 1 else choice.plan
+    if here is None or (plan is not None and plan.backend is Backend.GLOO):
         return "cpu"
     return here.type
 

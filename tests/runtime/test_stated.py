@@ -74,8 +74,13 @@ def test_without_plan_or_sample_there_is_nothing_to_decide_from(monkeypatch: pyt
         parastrat.auto_parallelize(Gpt())
 
 
-def test_gloo_plans_run_on_the_cpu() -> None:
+def test_gloo_plans_of_several_ranks_run_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_type(Choice(plan=plan())) == "cpu"
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    assert device_type(Choice(plan=plan(dp_shard=2))) == "cpu"
+    # one process has no collectives: the backend of its plan says nothing
+    assert device_type(Choice(plan=plan())) == device_type(None) == "cuda"
     assert backend(Choice(plan=plan()), "cpu") is Backend.GLOO
     assert backend(None, "cuda") is Backend.NCCL
 
