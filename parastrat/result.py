@@ -132,6 +132,9 @@ class SearchResult:
     #: what would be recommended if the loss made its logits in chunks; None where nobody asked, or where
     #: that is no faster
     chunked_loss: Case | None = None
+    #: what would be recommended if states were offloaded to host memory; None where nobody asked, or where
+    #: that is no faster
+    offloaded: Case | None = None
     #: what ``auto_parallelize`` applies instead of the chosen plan; None where nobody asked, or where it
     #: applies that one
     applied: Applied | None = None

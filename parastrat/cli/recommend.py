@@ -55,6 +55,7 @@ def recommend(
         memory_front,
         nearby_batch,
         network_doubt,
+        offloaded,
     )
 
     check_tolerance(tolerance)
@@ -64,9 +65,15 @@ def recommend(
     doubt = network_doubt(found.facts, constraints, result.chosen, tolerance)
     nearby = nearby_batch(found.facts, constraints, result.chosen, tolerance)
     chunked = chunked_loss(found.facts, constraints, result.chosen, tolerance)
+    away = offloaded(found.facts, constraints, result.chosen, tolerance)
     instead = applied_instead(found.facts, constraints, result.chosen, tolerance)
     result = replace(
-        result, network_doubt=doubt, nearby_batch=nearby, chunked_loss=chunked, applied=instead
+        result,
+        network_doubt=doubt,
+        nearby_batch=nearby,
+        chunked_loss=chunked,
+        offloaded=away,
+        applied=instead,
     )
     if front:
         result = replace(result, front=memory_front(found.facts, constraints))

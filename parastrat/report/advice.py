@@ -10,7 +10,7 @@ from parastrat.finding import Severity
 from parastrat.report.commands import estimate_command
 from parastrat.report.numbers import duration, percent
 from parastrat.report.text import Line, Span, Tone, heading, labelled, line, wrapped
-from parastrat.report.wording import plan_name
+from parastrat.report.wording import offload_words, plan_name
 from parastrat.rules.backend import decide_backend
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
         *_applied(chosen, result.applied),
         *_nearby(chosen, result.nearby_batch),
         *_in_chunks(chosen, result.chunked_loss),
+        *_offloaded(chosen, result.offloaded),
         *_doubted(result.network_doubt),
     ]
     others = [*_faster(result, chosen), *_others(result, chosen)]
@@ -190,6 +191,18 @@ def _in_chunks(chosen: Case, other: Case | None) -> list[str]:
     gain = f"{plan_name(other)} in {duration(there)}, {percent(abs(1 - there / here))} "
     gain += "less" if there <= here else "more, but simpler"
     return [f"with the loss in chunks (chunked_cross_entropy): {gain} (--loss-chunks {chunks})"]
+
+
+def _offloaded(chosen: Case, other: Case | None) -> list[str]:
+    """Return what offloading would give, with the rates that it rests on."""
+    if other is None:
+        return []
+    here, there = (case.estimate.time for case in (chosen, other))
+    tie = "maybe a tie: " if there.may_tie(here) else ""
+    gain = f"{tie}{plan_name(other)} in {duration(there.step)}, {percent(1 - there.step / here.step)} less"
+    what = other.plan.offload.value
+    rates = f"at {offload_words(other)}; auto_parallelize does not apply it"
+    return [f"with the {what} offloaded to host memory: {gain} (--offload {what}), {rates}"]
 
 
 def _doubted(doubt: NetworkDoubt | None) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +30,19 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
     return fastest_of(searched(facts, fixed, obeying(facts, fixed, meshes.at(np.flatnonzero(able)))))
 
 
-def fastest_of(space: Searched) -> Plan | None:
-    """Return the fastest plan of a space that fits, with its margin where one does."""
+def fastest_of(space: Searched, within: float = inf) -> Plan | None:
+    """Return the fastest plan of a space that fits, with its margin where one does.
+
+    Args:
+        space: what is searched.
+        within: seconds of a step; where none is as fast, any slower plan or none is returned.
+    """
+
+    def limits(least: Any) -> Any:
+        return np.minimum(near(least), within)
+
     meshes, found = np.arange(len(space.allowed.meshes.pp)), nothing_of(space)
-    wanted = Wanted(groups=np.zeros(len(meshes), dtype=np.int64), limits=near, alone=True)
+    wanted = Wanted(groups=np.zeros(len(meshes), dtype=np.int64), limits=limits, alone=True)
     found.visit(meshes, wanted)
     if not any(each.columns.roomy.any() for each in found.judged):
         found.visit(meshes, replace(wanted, roomy=False))

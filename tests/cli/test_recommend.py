@@ -81,6 +81,16 @@ def test_a_loss_in_chunks_is_told_where_it_gains(capsys: pytest.CaptureFixture[s
     assert asked["chunked_loss"] is None
 
 
+def test_offloading_is_told_where_it_gains(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("llama-2-13b", "--on", "8x-rtx-4090:2")
+    said = " ".join(answered(capsys, job=job).split())
+    assert "with the parameters offloaded to host memory: HSDP (dp_replicate 2 x dp_shard 8) in " in said
+    assert "less (--offload parameters), at 25 GB/s to a GPU" in said
+    other = json.loads(answered(capsys, "--json", job=job))["offloaded"]
+    asked = json.loads(answered(capsys, "--offload", "parameters", "--json", job=job))
+    assert (asked["plan"], asked["offloaded"]) == (other["plan"], None)
+
+
 def test_what_would_fit_offloaded_is_recommended_so_by_the_command_that_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
