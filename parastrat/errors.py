@@ -23,6 +23,14 @@ class UsageError(ParastratError):
     """Flags or arguments that cannot be meant."""
 
 
+class CountError(UsageError):
+    """A number that no job has; ``fields`` are those of the plan or the workload that make it."""
+
+    def __init__(self, message: str, *, hint: str, fields: tuple[str, ...]) -> None:
+        super().__init__(message, hint=hint)
+        self.fields = fields
+
+
 class ModelError(ParastratError):
     """A model that is unknown, cannot be read or cannot be built."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from parastrat.columns import code_of
-from parastrat.errors import UsageError
+from parastrat.errors import CountError
 from parastrat.model import Family
 from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 
@@ -32,7 +32,7 @@ def workload_columns(workload: Workload) -> dict[str, Any]:
     """Return what is trained with, as columns.
 
     Raises:
-        UsageError: as ``check_samples`` raises it.
+        CountError: as ``check_samples`` raises it.
     """
     check_samples(workload)
     return {
@@ -94,7 +94,7 @@ def plan_columns(plan: Plan) -> dict[str, Any]:
     """Return one plan's columns as plain numbers.
 
     Raises:
-        UsageError: a number of the plan is larger than columns can count.
+        CountError: a number of the plan is larger than columns can count.
     """
     check_counts(plan)
     return {
@@ -136,7 +136,7 @@ def check_samples(workload: Workload) -> None:
     """Check that what samples consist of can be counted.
 
     Raises:
-        UsageError: it cannot, and no job has as much.
+        CountError: it cannot, and no job has as much.
     """
     _check_countable("sequence_length", workload.sequence_length or 1, MOST_TOKENS)
     _check_countable("loss_chunks", workload.loss_chunks, MOST_CHUNKS)
@@ -146,16 +146,23 @@ def check_counts(plan: Plan) -> None:
     """Check that what a plan makes many of can be counted.
 
     Raises:
-        UsageError: it cannot, and no job has as many.
+        CountError: it cannot, and no job has as many.
     """
     _check_countable("micro_batch_size", plan.micro_batch_size, MOST_SAMPLES)
     _check_countable("gradient_accumulation_steps", plan.gradient_accumulation_steps, MOST_SAMPLES)
-    _check_countable("the product of the mesh", plan.mesh.world_size, MOST_RANKS)
+    axes = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    largest = tuple(sorted(axes, key=lambda axis: -int(getattr(plan.mesh, axis))))
+    _check_countable("the product of the mesh", plan.mesh.world_size, MOST_RANKS, largest)
     _check_countable("ep", plan.mesh.ep, MOST_RANKS)
-    _check_countable("pp x virtual_stages", plan.mesh.pp * plan.virtual_stages, MOST_RANKS)
+    stages = plan.mesh.pp * plan.virtual_stages
+    _check_countable("pp x virtual_stages", stages, MOST_RANKS, ("virtual_stages", "pp"))
 
 
-def _check_countable(name: str, number: int, most: int) -> None:
-    """Refuse what no job has, before arrays of 64 bits are made of it."""
+def _check_countable(name: str, number: int, most: int, fields: tuple[str, ...] = ()) -> None:
+    """Refuse what no job has, before arrays of 64 bits are made of it; ``fields`` make it."""
     if number > most:
-        raise UsageError(f"{name} = {number:,} is more than parastrat counts", hint=f"at most {most:,}")
+        raise CountError(
+            f"{name} = {number:,} is more than parastrat counts",
+            hint=f"at most {most:,}",
+            fields=fields or (name,),
+        )

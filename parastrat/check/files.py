@@ -9,7 +9,7 @@ from parastrat.check.known import Given, known_case
 from parastrat.check.positions import positions_of
 from parastrat.check.recognition import KNOWN, SCRIPTS, SUFFIXES, named_format, structure_of, text_of
 from parastrat.config_file import ConfigFile, ConfigFormat
-from parastrat.errors import ConfigError, PlanFileError, UsageError
+from parastrat.errors import ConfigError, CountError, PlanFileError
 from parastrat.finding import Finding, Hit, Ignored, Severity
 from parastrat.parse.config_text import ConfigSyntaxError
 from parastrat.parse.formats import form_problems, with_full_names, with_plain_values
@@ -171,9 +171,9 @@ def _uncountable(parsed: Parsed) -> list[Problem]:
         part = "workload"
         if parsed.workload is not None:
             check_samples(parsed.workload)
-    except UsageError as error:
-        name = error.message.partition(" = ")[0]
-        key = f"{part}.{name}" if name.isidentifier() else part
+    except CountError as error:
+        keys = [f"{part}.{name}" for name in error.fields]
+        key = next((key for key in keys if key in parsed.positions), part)
         problem = Problem(key=key, text=f"cannot be counted: {error.message}", hint=error.hint)
         return [located(problem, parsed.positions)]
     return []

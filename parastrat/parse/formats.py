@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,24 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
     for path, allowed in choices.items():
         exact = known.get("exact", {}).get(path, ()) if path in known.get("folded", ()) else allowed
         yield from _of_choice(file, path, allowed, exact)
+    for word, dash in (file.get("dashes") or {}).items():
+        yield _of_dash(word, dash)
     if "environment" in known:
         yield from _of_environment(file, known["environment"])
+
+
+def _of_dash(word: str, dash: str) -> Problem:
+    """Say what an option begins with that a text processor has changed."""
+    option = word.partition("=")[0]
+    meant = option.lstrip(f"-{dash}")
+    mend = f"write --{meant}; a word without hyphens begins what is to be run"
+    return Problem(
+        key=f"dashes.{word}",
+        name=option,
+        text=f"begins with {unicodedata.name(dash).lower()} ({dash}), not with two hyphens (--)",
+        hint=mend,
+        code="PS601",
+    )
 
 
 def top_keys(known: Mapping[str, Any], table: Mapping[str, Any]) -> list[str]:

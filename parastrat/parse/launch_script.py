@@ -24,8 +24,8 @@ _SWITCHES = frozenset(
 _OF_LAUNCH = "use-env"
 #: a letter with its value, as argparse takes it
 _ATTACHED = re.compile(r"-[rt]\d.*")
-#: what text processors make of hyphens; to torchrun they begin the script's name
-_DASHES = ("\u2013", "\u2014")
+#: an option that begins with what text processors make of hyphens; to torchrun it is the script's name
+_DASHED = re.compile("-?([\u2010-\u2015\u2212])[-\u2010-\u2015\u2212]?(?=[A-Za-z])")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
 #: what starts a command on other machines, whatever the job is
 _REMOTE = frozenset({"ssh", "pdsh", "clush", "mpirun", "mpiexec", "parallel-ssh"})
@@ -89,9 +89,10 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
     ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and of ``tasks``
     whether they are on chosen nodes, or unknown; ``shell``, where one of its own expands its words;
     ``module``: ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no
-    other launch stands there), ``late`` (directives behind the first command, by their lines), ``dos``
-    (lines that end as DOS ends them) and ``text``, the logical lines by their number. Values are text as
-    written.
+    other launch stands there), ``dashes`` (options that begin with another dash than a hyphen, and that
+    dash; they are read as they were meant), ``late`` (directives behind the first command, by their lines),
+    ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by their number. Values are
+    text as written.
     """
     found = _Found()
     if "\r\n" in text:
@@ -236,7 +237,11 @@ def _read_options(words: list[str], module: str, number: int, launch: _Found) ->
     for word in rest:
         if word.startswith(("$", "`")):
             launch.note("started", "options", "unknown", number)
-        if not word.startswith(("-", *_DASHES)) or word == "--":
+        dashed = _DASHED.match(word)
+        if dashed is not None:
+            launch.note("dashes", word, dashed[1], number)
+            word = "--" + word[dashed.end() :]  # noqa: PLW2901 - as it was meant
+        if not word.startswith("-") or word == "--":
             return  # the script, and what is its own
         whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
         name, equals, value = whole.lstrip("-").partition("=")

@@ -181,6 +181,10 @@ LENIENT = {
         SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node gpu"),
         SCRIPT.replace("--nnodes 2", "--nnodes 2:2"),
         SCRIPT.replace("--nnodes 2", "--nnodes ${NODES:-2}"),
+        SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node $GPUS"),
+        SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node auto").replace("c10d", "$RDZV"),
+        SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node xpu").replace("c10d", "etcd-v2"),
+        SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node cpu --monitor-interval 0.5"),
         # a backend's own name, and places to meet without a port or with one that the shell knows
         SCRIPT.replace("--nproc-per-node 8", "--nproc-per-node vendor_2"),
         SCRIPT.replace('"$HEAD:29500"', "[fe80::1]"),
@@ -192,6 +196,10 @@ LENIENT = {
             "--node-rank $SLURM_NODEID --master-addr $HEAD train.py'",
         ),
         SCRIPT.replace("--rdzv-backend c10d", "--node-rank $NODE_RANK"),
+        SCRIPT.replace("--rdzv-backend c10d", "--node-rank ${NODE_RANK:-$SLURM_NODEID}"),
+        SCRIPT.replace("srun torchrun", "NODE_RANK=$1\nsrun torchrun").replace(
+            "--rdzv-backend c10d", "--node-rank $NODE_RANK"
+        ),
         SCRIPT.replace("--rdzv-backend c10d", "$RANK_OPTION"),
     ),
     ".sh": (
@@ -467,6 +475,27 @@ BAD = (
     _script("no cores", "#SBATCH --cpus-per-task=64\n", "", "PS660"),
     _script("number of the batch shell", "--rdzv-backend c10d", "--node-rank $SLURM_NODEID", "PS663"),
     _script("number of its process", "--rdzv-backend c10d", "--node-rank=${SLURM_PROCID}", "PS663"),
+    _script(
+        "number of the batch shell, or 0", "--rdzv-backend c10d", "--node-rank ${SLURM_NODEID:-0}", "PS663"
+    ),
+    _script("number as a sum", "--rdzv-backend c10d", "--node-rank $((SLURM_PROCID))", "PS663"),
+    _script("number of the task on its node", "--rdzv-backend c10d", "--node-rank $SLURM_LOCALID", "PS663"),
+    _script("the same number on both nodes", "--rdzv-backend c10d", "--node-rank 0", "PS663"),
+    _script(
+        "number of the batch shell, by another name",
+        "srun torchrun --nnodes 2 --nproc-per-node 8 \\\n    --rdzv-backend c10d",
+        "NODE_RANK=$SLURM_NODEID\nsrun torchrun --nnodes 2 --nproc-per-node 8 --node-rank $NODE_RANK",
+        "PS663",
+    ),
+    Bad(
+        what="number of the task on its node, in a shell of the step",
+        text=SCRIPT.replace("srun torchrun", "srun bash -c 'torchrun").replace(
+            '--rdzv-backend c10d --rdzv-endpoint "$HEAD:29500" train.py --nodes 3',
+            "--node-rank ${SLURM_LOCALID} --master-addr $HEAD train.py'",
+        ),
+        suffix=".sbatch",
+        code="PS663",
+    ),
     _script("in an environment", "srun torchrun", "uv run torchrun", "PS655"),
     _script("in a container", "srun torchrun", "A=1 apptainer exec --nv a.sif torchrun", "PS655"),
     _script("for some time", "srun torchrun", "timeout 2h torchrun", "PS655"),
@@ -481,6 +510,17 @@ BAD = (
     ),
     _script("no processes", "--nproc-per-node 8", "--nproc-per-node=0", "PS662"),
     _script("processes of no number", "--nproc-per-node 8", "--nproc-per-node 8x", "PS662"),
+    _script("processes in a word", "--nproc-per-node 8", "--nproc-per-node eight", "PS662"),
+    _script("processes by torch's other name", "--nproc-per-node 8", "--nproc-per-node cuda", "PS662"),
+    _script("processes in capitals", "--nproc-per-node 8", "--nproc-per-node GPU", "PS662"),
+    _script("processes in the plural", "--nproc-per-node 8", "--nproc-per-node gpus", "PS662"),
+    _script("nodes in a word", "--nnodes 2", "--nnodes two", "PS662"),
+    _script("letters of a rendezvous turned", "--rdzv-backend c10d", "--rdzv-backend cd10", "PS662"),
+    _script("rendezvous in capitals", "--rdzv-backend c10d", "--rdzv-backend C10D", "PS662"),
+    _script("backend of the process group", "--rdzv-backend c10d", "--rdzv-backend nccl", "PS662"),
+    _script("port in a word", "--nnodes 2", "--nnodes 2 --master-port abc", "PS662"),
+    _script("start of no kind", "--nnodes 2", "--nnodes 2 --start-method spwan", "PS662"),
+    _script("an interval of no number", "--nnodes 2", "--nnodes 2 --monitor-interval often", "PS662"),
     _script("nodes of no number", "--nnodes 2", "--nnodes x", "PS662"),
     _script("nodes of three numbers", "--nnodes 2", "--nnodes 1:2:3", "PS662"),
     _script("fewest above most", "--nnodes 2", "--nnodes 2:1", "PS662"),

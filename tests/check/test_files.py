@@ -190,6 +190,14 @@ def test_counts_that_no_job_has_are_told_with_their_file(tmp_path: Path) -> None
     assert [(each.code, each.line) for each in found] == [("PS602", 6)]
 
 
+def test_a_product_that_cannot_be_counted_is_told_at_its_largest_axis(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    plan = 'micro_batch_size = 1\ngradient_accumulation_steps = 8\nprecision = "fp32"\nbackend = "gloo"\n'
+    path.write_text(f"[plan]\npp = 2\ntp = 99999999\ndp_shard = 1\n{plan}")
+    found = [each for each in check_file(path, Given()).findings if "counted" in each.message]
+    assert [(each.code, each.line) for each in found] == [("PS602", 3)]
+
+
 def test_a_script_of_late_directives_alone_is_read(tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     path.write_text("set -e\n#SBATCH --nodes=2\npython train.py\n")

@@ -1,0 +1,52 @@
+"""What is meant by words of launch scripts that their launchers do not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from check.bad_configs import SCRIPT
+
+from parastrat.check import check_file
+from parastrat.check.known import Given
+
+
+def found_in(folder: Path, text: str) -> list[tuple[str, str, str]]:
+    """Return the findings of a script: code, message and fix."""
+    path = folder / "job.sbatch"
+    path.write_text(text)
+    return [(found.code, found.message, found.fix) for found in check_file(path, Given()).findings]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "meant"),
+    [
+        ("--nproc-per-node 8", "--nproc-per-node eight", "8"),
+        ("--nproc-per-node 8", "--nproc-per-node GPUS", "gpu"),
+        ("--nproc-per-node 8", "--nproc-per-node cuda", "gpu"),
+        ("--nnodes 2", "--nnodes two", "2"),
+        ("c10d", "cd10", "c10d"),
+        ("c10d", "gloo", "c10d"),
+        ("c10d", "etcd_v2", "etcd-v2"),
+        ("--nnodes 2", "--nnodes 2 --start-method spwan", "spawn"),
+    ],
+)
+def test_words_get_what_was_meant(tmp_path: Path, old: str, new: str, meant: str) -> None:
+    wrong = new.removeprefix("--nnodes 2 ") if "--" in new else f"--rdzv-backend {new}"
+    assert (("PS662", wrong, f"did you mean {meant}?")) in found_in(tmp_path, SCRIPT.replace(old, new))
+
+
+@pytest.mark.parametrize("dashes", ["\N{EN DASH}", "\N{EM DASH}", "-\N{EN DASH}", "\N{EN DASH}\N{EN DASH}"])
+def test_a_dash_of_a_text_processor_is_one_clear_message(tmp_path: Path, dashes: str) -> None:
+    name = "em dash (\N{EM DASH})" if "\N{EM DASH}" in dashes else "en dash (\N{EN DASH})"
+    ((code, message, fix),) = found_in(
+        tmp_path, SCRIPT.replace("--nproc-per-node 8", f"{dashes}nproc-per-node 8")
+    )
+    assert code == "PS601"
+    assert message == f"{dashes}nproc-per-node begins with {name}, not with two hyphens (--)"
+    assert fix.startswith("write --nproc-per-node;")
+
+
+def test_what_stands_behind_a_dash_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    found = found_in(tmp_path, SCRIPT.replace("--nproc-per-node 8", "\N{EN DASH}nproc-per-node=16"))
+    assert [code for code, _, _ in found] == ["PS601", "PS657"]
