@@ -156,41 +156,58 @@ def parameters(checkout: Checkout, place: str) -> Keys:
     a default value is of its kind.
     """
     name, _, others = place.partition(":")
+    return _keys_looked_up(checkout, name, others, _TABLES)
+
+
+def lookups(checkout: Checkout, place: str) -> Keys:
+    """Return the keys that a file looks up in a table of its own, by ``FILE:TABLE:CONSTANTS,...``.
+
+    ``TABLE`` is what its functions call it; the rest is as for ``parameters``.
+    """
+    name, table, others = place.split(":")
+    return _keys_looked_up(checkout, name, others, {table})
+
+
+def _keys_looked_up(checkout: Checkout, name: str, others: str, tables: set[str]) -> Keys:
     known: dict[str, Any] = {}
     for file in [*filter(None, others.split(",")), name]:
         known |= dict(_constants(tree_of(checkout, file)))
     found: Keys = {}
     for node in ast.walk(tree_of(checkout, name)):
-        key, kind = _looked_up(node, known)
+        key, kind = _looked_up(node, known, tables)
         if isinstance(key, str) and (kind != "any" or key not in found):
             found[key] = kind
     return found
 
 
-def _looked_up(node: ast.AST, known: dict[str, Any]) -> tuple[Any, str]:
+def _looked_up(node: ast.AST, known: dict[str, Any], tables: set[str]) -> tuple[Any, str]:
     """Return the key that an expression looks up in the table, and its kind; None where it does not."""
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
         table = node.comparators[0]
         if isinstance(table, ast.Call) and isinstance(table.func, ast.Attribute):
             table = table.func.value  # .keys()
-        return (_value(node.left, known), "any") if _is_table(table) else (None, "")
-    if isinstance(node, ast.Subscript) and _is_table(node.value):
+        return (_value(node.left, known), "any") if _is_table(table, tables) else (None, "")
+    if isinstance(node, ast.Subscript) and _is_table(node.value, tables):
         return _value(node.slice, known), "any"
     if not isinstance(node, ast.Call):
         return None, ""
-    if isinstance(node.func, ast.Attribute) and node.func.attr == "get" and _is_table(node.func.value):
+    if (
+        isinstance(node.func, ast.Attribute)
+        and node.func.attr == "get"
+        and _is_table(node.func.value, tables)
+    ):
         is_table = len(node.args) > 1 and ast.unparse(node.args[1]) == "{}"
         return _value(node.args[0], known), "table" if is_table else "any"
     if ast.unparse(node.func) == "get_scalar_param":
-        if _is_table(node.args[0]):
+        if _is_table(node.args[0], tables):
             return _value(node.args[1], known), _of_value(_value(node.args[2], known))
-        if isinstance(node.args[0], ast.Subscript) and _is_table(node.args[0].value):
+        if isinstance(node.args[0], ast.Subscript) and _is_table(node.args[0].value, tables):
             return _value(node.args[0].slice, known), "table"
     return None, ""
 
 
-def _is_table(node: ast.AST) -> bool:
-    return isinstance(node, ast.Name) and node.id in _TABLES
+def _is_table(node: ast.AST, tables: set[str]) -> bool:
+    return isinstance(node, ast.Name) and node.id in tables
 
 
 def _of_value(value: Any) -> str:

@@ -23,7 +23,7 @@ from format_sources import Checkout, choices, nccl_variables, torch_variables
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "scripts" / "data" / "formats.toml"
 FOLDER = ROOT / "profiles" / "formats"
-_READERS = ("fields", "removed", "arguments", "texts", "parameters", "defaults")
+_READERS = ("fields", "removed", "arguments", "texts", "parameters", "lookups", "defaults")
 _PLACE = re.compile(r"\S+\.py:\w+")
 
 
@@ -71,7 +71,7 @@ def table_of(name: str, recipe: dict[str, Any], checkout: Checkout, nccl: Checko
         **recipe.get("fixed", {}),
     }
     profile["choices"] = choices_of(recipe.get("choices", {}), checkout)
-    stated = ("name", "prefix", "unknown", "abbreviated", "short")
+    stated = ("name", "prefix", "unknown", "abbreviated", "short", "renamed")
     profile["tables"] = [
         {**{key: table[key] for key in stated if key in table}, "keys": keys_of(table, checkout)}
         for table in recipe["tables"]

@@ -174,7 +174,7 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
         ignored = entry["unknown"] == "ignored"
         if ignored and key.startswith(_NOTES):
             return
-        near = did_you_mean(key, list(kinds))
+        near = entry.get("renamed", {}).get(key) or did_you_mean(key, list(kinds))
         if file.format is ConfigFormat.SCRIPT:
             hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
             text, name = f"is no option of {entry['name']}", f"--{key}"

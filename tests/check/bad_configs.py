@@ -108,6 +108,17 @@ LENIENT = {
             {**ZERO, "tensorboard": {"enabled": True}, "wandb": {"enabled": True, "project": "mine"}}
         ),
         json.dumps({"train_batch_size": 64, "optimizer": {"type": "SGD"}}),
+        json.dumps(
+            {
+                **ZERO,
+                "aio": {"block_size": 1048576, "overlap_events": True},
+                "flops_profiler": {"enabled": True, "output_file": None},
+                "comms_logger": {"enabled": True, "prof_ops": ["all_reduce"]},
+                "data_types": {"grad_accum_dtype": "fp32"},
+                "checkpoint": {"tag_validation": "Warn", "parallel_write": {"pipeline_stage": True}},
+                "zero_optimization": {"stage": 3, "leaf_module": {"classes": "Expert"}},
+            }
+        ),
         json.dumps({**ZERO, "optimizer": {"type": "adamw"}, "communication_data_type": "FP32"}),
     ),
     ".sbatch": (
@@ -370,6 +381,23 @@ BAD = (
     _json("key of tensorboard", "PS601", tensorboard={"enabled": True, "output_dir": "runs"}),
     _json("key of wandb", "PS601", wandb={"enabled": True, "projekt": "mine"}),
     _json("key of csv_monitor", "PS601", csv_monitor={"enabled": True, "jobname": "mine"}),
+    _json("key of aio", "PS606", aio={"block_sise": 1048576}),
+    _json("earlier key of aio", "PS606", aio={"thread_count": 1}),
+    _json("key of the profiler", "PS606", flops_profiler={"enabled": True, "profile_stp": 1}),
+    _json("key of the logger", "PS601", comms_logger={"enabled": True, "prof_al": False}),
+    _json("key of elasticity", "PS606", elasticity={"enabled": False, "micro_batch_size": [2]}),
+    _json("batches that are no list", "PS602", elasticity={"enabled": False, "micro_batch_sizes": 2}),
+    _json("key of data types", "PS606", data_types={"grad_accumulation_dtype": "fp32"}),
+    _json("key of checkpoints", "PS606", checkpoint={"load_univeral": True}),
+    _json("key of activations", "PS606", activation_checkpointing={"partition_activation": True}),
+    _json("key of fp16", "PS601", bf16=None, fp16={"enabled": True, "loss_scale_windw": 100}),
+    _json("key of a timer", "PS601", timers={"throughput": {"enable": True}}),
+    _json("key of the compiler", "PS601", compile={"deepcompil": True}),
+    _json("key of tensor parallelism", "PS601", tensor_parallel={"autotp_sise": 2}),
+    _json("key of the hybrid engine", "PS601", hybrid_engine={"enable": True}),
+    _json("key of the optimizer", "PS606", optimizer={"type": "AdamW", "parms": {"lr": 1e-4}}),
+    _zero("key of leaves", "PS601", leaf_module={"clases": ["Expert"]}),
+    _zero("key of ZenFlow", "PS601", zenflow={"topk_ration": 0.1}),
     _json("key of comet", "PS601", comet={"enabled": True, "projects": "mine"}),
     _json(
         "batch that the steps do not divide",
