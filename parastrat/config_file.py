@@ -34,6 +34,8 @@ class ConfigFile:
     positions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     #: dotted keys that are written twice
     repeated: tuple[str, ...] = ()
+    #: dotted keys whose number or switch is written as text
+    quoted: frozenset[str] = frozenset()
 
     def get(self, key: str) -> Any:
         """Return the value of a dotted key; None where it, or a table around it, is absent."""

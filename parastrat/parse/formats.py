@@ -35,7 +35,8 @@ _SWITCHES = {
     **dict.fromkeys(("n", "no", "f", "false", "off", "0"), False),
 }
 #: what is read of text where another kind is usual; messages do not suggest it
-_AS_TEXT = {"switch", "digits", _AUTO}
+_DIGITS = "digits"
+_AS_TEXT = {"switch", _DIGITS, _AUTO}
 #: what YAML makes of a choice that is called no
 _NO = "no"
 #: how keys begin that are remarks, in formats without comments
@@ -184,7 +185,10 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
         yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")
         return
     accepted, value = kinds[key].split(" or "), file.get(path)
-    if value is None or any(_is_of(kind, value, file.format) for kind in accepted):
+    if value is None or any(_is_of(kind, value, file.format) for kind in accepted if kind != _DIGITS):
+        return
+    number = whole_number(value) if _DIGITS in accepted else None
+    if number is not None and any(_is_of(kind, number, file.format) for kind in accepted):
         return
     if value == _AUTO and file.format is ConfigFormat.DEEPSPEED:
         return
@@ -222,24 +226,28 @@ def _from_text(kind: str, value: Any) -> Any:
     text = str(value).lower()
     if kind == "switch":
         return _SWITCHES.get(text)
-    if kind == "digits":
+    if kind == _DIGITS:
         return whole_number(value)
     return text if text == _AUTO else None
 
 
 def with_plain_values(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
     """Return a file with numbers and switches where its reader takes text for them."""
-    table = dict(file.table)
+    table, quoted = dict(file.table), set()
     for entry in known["tables"]:
-        section = table.get(entry["name"])
-        if isinstance(section, dict):
-            table[entry["name"]] = {key: _plain(entry["keys"], key, section[key]) for key in section}
-    return replace(file, table=table)
+        name, section = entry["name"], table.get(entry["name"]) if entry["name"] else table
+        if not isinstance(section, dict):
+            continue
+        plain = {key: _plain(entry["keys"], key, section[key]) for key in section}
+        changed = {key for key in section if isinstance(section[key], str) and plain[key] != section[key]}
+        quoted |= {f"{name}.{key}" if name else key for key in changed}
+        table = {**table, name: plain} if name else plain
+    return replace(file, table=table, quoted=frozenset(quoted))
 
 
 def _plain(kinds: Mapping[str, str], key: str, value: Any) -> Any:
     accepted = kinds.get(key, "").split(" or ")
-    read = [_from_text(kind, value) for kind in accepted if kind in ("switch", "digits")]
+    read = [_from_text(kind, value) for kind in accepted if kind in ("switch", _DIGITS)]
     return next((each for each in read if each is not None), value)
 
 

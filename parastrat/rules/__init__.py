@@ -13,6 +13,7 @@ from parastrat.finding import Severity
 from parastrat.rules import (
     accelerate,
     accelerate_fsdp,
+    accelerate_quotes,
     axes,
     backend_rules,
     batch,
@@ -85,6 +86,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     file_form,
     accelerate,
     accelerate_fsdp,
+    accelerate_quotes,
     deepspeed,
     deepspeed_engine,
     launch_script,

@@ -240,7 +240,7 @@ def processes_have_the_gpus_that_are_named(file: ConfigFile) -> Iterator[Hit]:
             fix="write distributed_type: 'NO', or gpu_ids: all",
             key="gpu_ids",
         )
-    if _is_distributed(file) and world > named * machines:
+    if starts_several(file) and world > named * machines:
         yield Hit(
             message=f"gpu_ids names {named} GPUs for {world // machines} processes on a machine",
             fix=f"write num_processes: {named * machines}, or gpu_ids: all",
@@ -248,7 +248,7 @@ def processes_have_the_gpus_that_are_named(file: ConfigFile) -> Iterator[Hit]:
         )
 
 
-def _is_distributed(file: ConfigFile) -> bool:
+def starts_several(file: ConfigFile) -> bool:
     """Return whether accelerate starts more than one process on GPUs."""
     kind = str(file.get("distributed_type"))
-    return kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM") or kind.startswith("MULTI_")
+    return kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM", *_SEVERAL)

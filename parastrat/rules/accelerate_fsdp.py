@@ -63,11 +63,21 @@ def loading_on_one_rank_needs_broadcast(file: ConfigFile) -> Iterator[Hit]:
 
     With fsdp_cpu_ram_efficient_loading the other ranks hold empty tensors until rank 0's are broadcast.
     accelerate refuses to start without fsdp_sync_module_states, in FSDP2 too, which always broadcasts.
+    Loading is on unless it is stated, and on where false stands in quotes: text counts as true there.
     """
-    loads = file.is_on("fsdp_config.fsdp_cpu_ram_efficient_loading")
-    if loads and file.get("fsdp_config.fsdp_sync_module_states") is False:
+    loading, sending = (
+        f"fsdp_config.{key}" for key in ("fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states")
+    )
+    if file.get("distributed_type") != "FSDP" or sending in file.quoted or file.get(sending) is not False:
+        return
+    is_text = loading in file.quoted
+    if is_text or file.get(loading) is not False:
+        by_itself = "" if file.get(loading) is not None else ", which is on unless it is stated,"
+        why = (
+            " ('false' in quotes is text, and counts as true)" if file.get(loading) is False else by_itself
+        )
         yield Hit(
-            message="fsdp_cpu_ram_efficient_loading without fsdp_sync_module_states",
+            message=f"fsdp_cpu_ram_efficient_loading{why} without fsdp_sync_module_states",
             fix="remove fsdp_sync_module_states: it is true unless it is stated",
             key="fsdp_config.fsdp_sync_module_states",
         )

@@ -133,13 +133,33 @@ def test_the_last_of_two_values_is_judged(tmp_path: Path) -> None:
     assert [each.code for each in check_file(path, Given()).findings] == ["PS605", "PS619"]
 
 
-def test_switches_written_as_text_are_switches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loads", ["true", "'True'", "'yes'"])
+def test_text_for_a_switch_is_true_where_accelerate_asks_it(tmp_path: Path, loads: str) -> None:
+    # accelerate launch stops at false alone; its plugin then sets what the text turned off
     path = tmp_path / "config.yaml"
     path.write_text(
-        GOOD["FSDP1"].replace("loading: true", "loading: 'True'").replace("states: true", "states: 'no'")
+        GOOD["FSDP1"].replace("loading: true", f"loading: {loads}").replace("states: true", "states: 'no'")
     )
     (found,) = check_file(path, Given()).findings
-    assert found.code == "PS615"
+    assert (found.code, found.severity) == ("PS668", Severity.WARNING)
+    assert "fsdp_sync_module_states in quotes counts as true: weights are sent" in found.message
+
+
+def test_numbers_in_quotes_are_told_by_what_accelerate_does_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD["FSDP2"].replace("num_processes: 16", "num_processes: '16'"))
+    (found,) = check_file(path, Given()).findings
+    assert found.message == (
+        "num_processes '16' is text, which accelerate divides by num_machines (2): "
+        "it stops with a TypeError"
+    )
+    assert found.fix == "write num_processes: 16 without quotes"
+
+
+def test_numbers_in_quotes_are_numbers_to_the_other_rules(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(GOOD["MESH"].replace("num_processes: 16", "num_processes: '8'"))
+    assert [each.code for each in check_file(path, Given()).findings] == ["PS667", "PS610"]
 
 
 def test_an_anchor_that_stands_twice_is_told_once(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
