@@ -2,9 +2,9 @@
 
 Usage: python benchmarks/check_configs.py [FOLDER OR FILE...]
 
-The bad ones are ``tests/check/bad_configs.py``, one mistake each. The good ones are those of the paths,
-such as a checkout of https://github.com/huggingface/accelerate (``examples/``) or of
-https://github.com/deepspeedai/DeepSpeedExamples: errors and warnings about them are false alarms, unless
+The bad ones are ``tests/check/bad_configs.py`` and ``bad_launches.py``, one mistake each. The good
+ones are those of the paths, such as a checkout of https://github.com/huggingface/accelerate
+(``examples/``) or of https://github.com/deepspeedai/DeepSpeedExamples: errors and warnings about them are false alarms, unless
 somebody finds that the file is wrong.
 """
 
@@ -17,17 +17,23 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from check.bad_configs import BAD
+from check.bad_launches import ALONE, BESIDE, TOGETHER
 
 from parastrat.check import check_file, config_files
 from parastrat.check.known import Given
 from parastrat.finding import Severity
+
+#: files with one mistake
+MISTAKES = (*BAD, *ALONE, *TOGETHER)
 
 
 def missed() -> list[str]:
     """Return the mistakes whose rule says nothing."""
     lost = []
     with tempfile.TemporaryDirectory() as folder:
-        for bad in BAD:
+        for name, text in BESIDE.items():
+            (Path(folder) / name).write_text(text, encoding="utf-8")
+        for bad in MISTAKES:
             path = Path(folder) / f"config{bad.suffix}"
             path.write_text(bad.text, encoding="utf-8")
             if bad.code not in [found.code for found in check_file(path, Given()).findings]:
@@ -38,7 +44,7 @@ def missed() -> list[str]:
 def main() -> None:
     """Print the counts, what was missed, and every alarm."""
     lost = missed()
-    print(f"bad files: {len(BAD) - len(lost)} of {len(BAD)} found")
+    print(f"bad files: {len(MISTAKES) - len(lost)} of {len(MISTAKES)} found")
     for what in lost:
         print(f"  missed: {what}")
     files = [file for path in sys.argv[1:] for file in config_files(Path(path))]

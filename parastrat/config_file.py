@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,8 +15,12 @@ class ConfigFormat(StrEnum):
     PLAN = "plan"
     ACCELERATE = "accelerate"
     DEEPSPEED = "deepspeed"
-    #: a shell or batch script that starts torchrun
+    #: a shell or batch script that starts torchrun, accelerate launch or deepspeed
     SCRIPT = "script"
+
+
+#: of the shell, or of a template that somebody fills in: nobody knows here what will stand there
+FILLED_IN = re.compile(r"[$`{}<>%@]")
 
 
 def whole_number(value: object, digits: int = 10) -> int | None:

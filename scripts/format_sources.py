@@ -26,6 +26,8 @@ _KINDS = {
     "Path": "text",
 }
 _SWITCHES = ("store_true", "store_false")
+#: other actions without a value: torch's takes an environment variable for the default
+_FLAGS = ("help", "check_env")
 _C = (".cc", ".h", ".cu", ".cuh", ".hpp")
 #: the readers' own names for the table that a user wrote
 _TABLES = {"param_dict", "ds_config", "monitor_dict", "config_dict"}
@@ -140,6 +142,27 @@ def arguments(checkout: Checkout, place: str) -> Keys:
 def texts(checkout: Checkout, place: str) -> Keys:
     """Return the options of a command line as a shell's words: with hyphens, each of them text."""
     return {option.replace("_", "-"): "text" for option in arguments(checkout, place)}
+
+
+def words(checkout: Checkout, place: str) -> Keys:
+    """Return the options of a command line as they are declared, each of them text."""
+    return dict.fromkeys(arguments(checkout, place), "text")
+
+
+def switches(checkout: Checkout, name: str) -> list[str]:
+    """Return the options of a command line that take no value."""
+    return [
+        str(arg.value).removeprefix("--")
+        for call in ast.walk(tree_of(checkout, name))
+        if isinstance(call, ast.Call) and _keyword_text(call, "action") in (*_SWITCHES, *_FLAGS)
+        for arg in call.args
+        if isinstance(arg, ast.Constant) and str(arg.value).startswith("--")
+    ]
+
+
+def _keyword_text(call: ast.Call, name: str) -> str:
+    """Return an argument of a call by its keyword as it is written, without quotes."""
+    return next((ast.unparse(each.value).strip("'") for each in call.keywords if each.arg == name), "")
 
 
 def _of_argument(call: ast.Call) -> str:

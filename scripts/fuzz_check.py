@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from check.bad_configs import GOOD  # noqa: E402
+from check.bad_launches import ACCELERATE, BESIDE, BY_HAND, DEEPSPEED, WITH_FILE  # noqa: E402
 
 from parastrat.check import check_file  # noqa: E402
 from parastrat.check.known import Given  # noqa: E402
@@ -58,6 +59,9 @@ def seeds() -> list[tuple[str, str]]:
         else ("config.json", json.dumps(good, indent=2))
         for name, good in GOOD.items()
     ]
+    # what lies beside scripts is damaged too, and they are read with what it was last
+    texts += [("launch.sh", text) for text in (ACCELERATE, WITH_FILE, BY_HAND, DEEPSPEED)]
+    texts += BESIDE.items()
     return [*texts, ("plan.toml", PLAN.read_text(encoding="utf-8")), (PROJECT, SETTINGS)]
 
 

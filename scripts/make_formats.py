@@ -23,7 +23,7 @@ from format_sources import Checkout, choices, nccl_variables, torch_variables
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "scripts" / "data" / "formats.toml"
 FOLDER = ROOT / "profiles" / "formats"
-_READERS = ("fields", "removed", "arguments", "texts", "parameters", "lookups", "defaults")
+_READERS = ("fields", "removed", "arguments", "texts", "words", "parameters", "lookups", "defaults")
 _PLACE = re.compile(r"\S+\.py:\w+")
 
 
@@ -59,8 +59,9 @@ def choices_of(table: dict[str, list[Any]], checkout: Checkout) -> dict[str, lis
     }
 
 
-def table_of(name: str, recipe: dict[str, Any], checkout: Checkout, nccl: Checkout) -> dict[str, Any]:
+def table_of(name: str, recipe: dict[str, Any], sources: dict[str, Checkout]) -> dict[str, Any]:
     """Return a format's profile."""
+    checkout = sources[name]
     file, _, pattern = recipe["version"].partition(":")
     match = re.search(pattern, checkout.text(file))
     if match is None:
@@ -71,11 +72,7 @@ def table_of(name: str, recipe: dict[str, Any], checkout: Checkout, nccl: Checko
         **recipe.get("fixed", {}),
     }
     profile["choices"] = choices_of(recipe.get("choices", {}), checkout)
-    stated = ("name", "prefix", "unknown", "abbreviated", "short", "renamed")
-    profile["tables"] = [
-        {**{key: table[key] for key in stated if key in table}, "keys": keys_of(table, checkout)}
-        for table in recipe["tables"]
-    ]
+    profile["tables"] = [_part_of(table, sources[table.get("of", name)]) for table in recipe["tables"]]
     if "variants" in recipe:
         profile["variants"] = [
             {
@@ -87,13 +84,30 @@ def table_of(name: str, recipe: dict[str, Any], checkout: Checkout, nccl: Checko
             for variant in recipe["variants"]
         ]
     if "environment" in recipe:
-        profile["environment"] = _environment(recipe["environment"], checkout, nccl)
+        profile["environment"] = _environment(recipe["environment"], checkout, sources["nccl"])
     return profile
+
+
+def _part_of(recipe: dict[str, Any], checkout: Checkout) -> dict[str, Any]:
+    """Return one table of a profile, with the commit where it is of another project."""
+    stated = ("name", "command", "prefix", "separator", "unknown", "abbreviated", "short", "renamed")
+    part = {key: recipe[key] for key in stated if key in recipe}
+    if "of" in recipe:
+        part["source"] = f"{recipe['project']} @{checkout.commit}: {recipe['switches']}"
+    keys = keys_of(recipe, checkout)
+    if "switches" in recipe:
+        found = [
+            option.replace("_", "-") if recipe.get("separator") == "-" else option
+            for option in format_sources.switches(checkout, recipe["switches"])
+        ]
+        part["switches"] = [option for option in keys if option in {*found, "help", "m"}]
+    return {**part, "keys": keys}
 
 
 def _files(recipe: dict[str, Any]) -> list[str]:
     """Return the files that a recipe reads, each once."""
-    lines = [line for table in [*recipe["tables"], *recipe.get("variants", ())] for line in table["read"]]
+    own = [table for table in recipe["tables"] if "of" not in table]
+    lines = [line for table in [*own, *recipe.get("variants", ())] for line in table["read"]]
     return list(dict.fromkeys(line.partition(" ")[2].partition(":")[0] for line in lines))
 
 
@@ -138,10 +152,15 @@ def main() -> None:
     given = parser.parse_args()
     spec = importlib.util.find_spec("torch")
     torch = given.torch or Path(spec.submodule_search_locations[0] if spec else "torch")
-    sources = {"accelerate": given.accelerate, "deepspeed": given.deepspeed, "script": torch}
+    sources = {
+        "accelerate": Checkout(given.accelerate),
+        "deepspeed": Checkout(given.deepspeed),
+        "script": Checkout(torch),
+        "nccl": Checkout(given.nccl),
+    }
     recipes = tomllib.loads(RECIPES.read_text(encoding="utf-8"))
     for name, recipe in recipes.items():
-        profile = table_of(name, recipe, Checkout(sources[name]), Checkout(given.nccl))
+        profile = table_of(name, recipe, sources)
         path = FOLDER / f"{name}.toml"
         old = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         for line in changes(old, profile):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from parastrat.check.beside import beside
 from parastrat.check.known import Given, known_case
 from parastrat.check.positions import positions_of
 from parastrat.check.recognition import KNOWN, SCRIPTS, SUFFIXES, named_format, structure_of, text_of
@@ -15,6 +16,7 @@ from parastrat.parse.config_text import ConfigSyntaxError
 from parastrat.parse.formats import form_problems, with_full_names, with_plain_values
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
 from parastrat.parse.launch_script import script_tables
+from parastrat.parse.launchers import LAUNCHERS
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, PlanSyntaxError, Problem, located
 from parastrat.profiles.files import read_format
@@ -90,9 +92,9 @@ def check_file(path: Path, given: Given) -> Checked:
 def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
     """Check each launch of a script with the job that they are of; what is said of both is said once."""
     known, several = read_format(ConfigFormat.SCRIPT.value), []
-    for table, positions in script_tables(text):
-        if table.keys().isdisjoint(("torchrun", "sbatch", "late")):
-            raise ConfigError(f"{path} starts no torchrun and asks Slurm for nothing", hint=KNOWN)
+    for table, positions in script_tables(text, known):
+        if table.keys().isdisjoint((*LAUNCHERS, "sbatch", "late")):
+            raise ConfigError(f"{path} starts no launcher and asks Slurm for nothing", hint=KNOWN)
         file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
         several.append(_check_config(path, lines, with_full_names(file, known), given))
     first, *others = several
@@ -112,6 +114,10 @@ def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: G
     problems += form_problems(file, known)
     found = [_of_problem(path, located(problem, file.positions)) for problem in problems]
     file = with_plain_values(file, known)
+    if file.format is ConfigFormat.SCRIPT:
+        launch = beside(file, path.parent)
+        file = launch.file
+        found += [_placed(path, finding(rule, hit), hit.key, file.positions) for rule, hit in launch.hits()]
     inner = deepspeed_part(file)
     found += [
         _placed(path, finding(rule, hit), hit.key, part.positions)

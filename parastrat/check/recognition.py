@@ -12,7 +12,7 @@ from parastrat.errors import ConfigError
 from parastrat.parse.config_text import ConfigSyntaxError, Structure, json_structure, yaml_structure
 from parastrat.parse.form import did_you_mean
 from parastrat.parse.formats import top_keys
-from parastrat.parse.launch_script import starts_torchrun
+from parastrat.parse.launch_script import starts_training
 from parastrat.profiles.files import read_format
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
 SUFFIXES = (".toml", ".json", ".yaml", ".yml", *SCRIPTS)
 KNOWN = (
-    "parastrat check reads plan.toml, accelerate's YAML or JSON, DeepSpeed's JSON, and torchrun's scripts"
+    "parastrat check reads plan.toml, accelerate's YAML or JSON, DeepSpeed's JSON, and scripts that start "
+    "torchrun, accelerate launch or deepspeed"
 )
 
 #: keys that no other tool's files have: one is enough to take a file of a folder for the format's
@@ -88,7 +89,7 @@ def _is_config(path: Path) -> bool:
         if path.suffix == ".toml":
             return 'schema = "parastrat.plan' in text
         if path.suffix in SCRIPTS:
-            return starts_torchrun(text)
+            return starts_training(text, read_format(ConfigFormat.SCRIPT.value))
         return format_of(path, structure_of(path, text).table, _SIGNS) is not None
     except ConfigSyntaxError:
         return _SIGN.search(text) is not None and _PLACEHOLDER.search(text) is None
@@ -111,12 +112,17 @@ def named_format(path: Path, table: Mapping[str, Any]) -> ConfigFormat:
     Raises:
         ConfigError: they are nobody's, or most of them are another tool's.
     """
-    found = format_of(
-        path, table, {format_: (*signs, *_HINTS[format_]) for format_, signs in _SIGNS.items()}
-    )
+    found = format_of_named(path, table)
     if found is None:
         raise ConfigError(f"{path} has too few keys of a configuration that parastrat knows", hint=KNOWN)
     return found
+
+
+def format_of_named(path: Path, table: Mapping[str, Any]) -> ConfigFormat | None:
+    """Return whose keys a file has that somebody named; None: nobody's, or most are another tool's."""
+    return format_of(
+        path, table, {format_: (*signs, *_HINTS[format_]) for format_, signs in _SIGNS.items()}
+    )
 
 
 def format_of(

@@ -6,7 +6,7 @@ import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import ConfigFormat, whole_number
+from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
 from parastrat.parse.form import did_you_mean, written
 from parastrat.parse.problems import Problem
 
@@ -126,7 +126,7 @@ def with_full_names(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
         name, section = entry["name"], table.get(entry["name"])
         if not isinstance(section, dict):
             continue
-        full = {key: _full_name(key, entry, section) for key in section}
+        full = {key: full_name(key, entry, section) for key in section}
         table[name] = {full[key]: value for key, value in section.items()}
         for key in section:
             if full[key] != key:
@@ -134,7 +134,7 @@ def with_full_names(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
     return replace(file, table=table, positions=positions)
 
 
-def _full_name(key: str, entry: Mapping[str, Any], section: Mapping[str, Any]) -> str:
+def full_name(key: str, entry: Mapping[str, Any], section: Mapping[str, Any]) -> str:
     """Return the key that a reader takes a key for; the key itself where that stands there as well."""
     keys, prefix = entry["keys"], entry.get("prefix")
     full = key
@@ -178,7 +178,7 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
         near = entry.get("renamed", {}).get(key) or did_you_mean(key, list(kinds))
         if file.format is ConfigFormat.SCRIPT:
             hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
-            text, name = f"is no option of {entry['name']}", f"--{key}"
+            text, name = f"is no option of {entry['command']}", f"--{key}"
         else:
             hint = f"did you mean {near}?" if near else f"remove it; {file.format} has no such key here"
             text, name = "is not read by anybody" if ignored else f"is no key of {file.format}", ""
@@ -253,9 +253,11 @@ def _plain(kinds: Mapping[str, str], key: str, value: Any) -> Any:
 
 def _of_choice(file: ConfigFile, path: str, choices: list[Any], exact: Sequence[Any]) -> Iterator[Problem]:
     value, same = file.get(path), {str(choice).lower(): choice for choice in choices}
+    is_script = file.format is ConfigFormat.SCRIPT
     if (
         value is None
         or value == _AUTO
+        or (is_script and FILLED_IN.search(str(value)) is not None)
         or isinstance(value, dict | list)
         or (value is False and _NO in same)
     ):
@@ -265,4 +267,5 @@ def _of_choice(file: ConfigFile, path: str, choices: list[Any], exact: Sequence[
         return
     near = did_you_mean(str(value), list(same))
     hint = f"did you mean {same[near]}?" if near else f"write one of {', '.join(map(str, choices))}"
-    yield Problem(key=path, text=f"cannot be {written(value)}", hint=hint)
+    name = f"--{path.partition('.')[2]}" if is_script else ""
+    yield Problem(key=path, name=name, text=f"cannot be {written(value)}", hint=hint)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import ConfigFile, ConfigFormat, whole_number
+from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.plan import Mesh, Offload, Shard
 from parastrat.rules.accelerate import degree
+from parastrat.rules.launch_facts import count_of, processes_of, told_nodes
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
     from parastrat.finding import Hit
 
-#: a longer number counts no machines
-_DIGITS = 8
+#: from here on a number counts no machines
+_MOST = 10**7
 _STAGES = {0: Shard.NONE, 1: Shard.OPTIMIZER, 2: Shard.GRADIENTS, 3: Shard.PARAMETERS}
 _PRECISIONS = {
     "no": Precision.FP32,
@@ -95,11 +96,10 @@ def launch_fields(file: ConfigFile) -> Mapping[str, Any]:
     if file.format is not ConfigFormat.SCRIPT:
         return {}
     stated = {
-        "nodes": file.get("torchrun.nnodes") or file.get("sbatch.nodes"),
-        "ranks_per_node": file.get("torchrun.nproc-per-node"),
+        "nodes": told_nodes(file) or count_of(file, "sbatch.nodes"),
+        "ranks_per_node": processes_of(file),
     }
-    numbers = {name: whole_number(value, _DIGITS) for name, value in stated.items()}
-    counts = {name: number for name, number in numbers.items() if number}
+    counts = {name: number for name, number in stated.items() if number and number < _MOST}
     if len(counts) == len(stated):
         counts["world_size"] = counts["nodes"] * counts["ranks_per_node"]
     return {**counts, "env": dict(file.get("env") or {})}

@@ -1,4 +1,4 @@
-"""What a shell or batch script says of a launch: directives, variables, and how torchrun is started.
+"""What a shell or batch script says of a launch: directives, variables, and how launchers are started.
 
 A line-wise reading, not a shell: what a variable or a substitution stands for stays unknown.
 """
@@ -9,57 +9,30 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from parastrat.parse.formats import full_name
+from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
 from parastrat.parse.slurm_options import slurm_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(-.*)$")
 _ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
-#: options of torchrun that take no value, and the one that torch.distributed.launch alone has
-_SWITCHES = frozenset(
-    {"standalone", "no-python", "run-path", "module", "m", "help", "virtual-local-rank", "use-env"}
-)
+#: an option that torch.distributed.launch alone has, and that takes no value
 _OF_LAUNCH = "use-env"
 #: a letter with its value, as argparse takes it
-_ATTACHED = re.compile(r"-[rt]\d.*")
+_ATTACHED = re.compile(r"-(?:[rt]\d|[Hie][\w./]).*")
 #: an option that begins with what text processors make of hyphens; to torchrun it is the script's name
 _DASHED = re.compile("-?([\u2010-\u2015\u2212])[-\u2010-\u2015\u2212]?(?=[A-Za-z])")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
-#: what starts a command on other machines, whatever the job is
-_REMOTE = frozenset({"ssh", "pdsh", "clush", "mpirun", "mpiexec", "parallel-ssh"})
 _SHELLS = frozenset({"bash", "sh", "zsh"})
-#: what only speaks of a command
-_SPEAKING = frozenset({"echo", "printf", "which", "type", "command", "pip", "man"})
 #: of srun: how many nodes and tasks it starts, and what chooses nodes
 _SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
 _SRUN_CHOICES = ("nodelist", "relative")
 #: text for another shell that this one leaves as it is; between other quotes it puts in what it knows
 _IN_QUOTES = re.compile(r"\s-[a-z]*c\s+'|\\\$")
 _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
-#: what may stand before a command that it runs
-_RUNNING = frozenset(
-    {"exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
-)
-_TIME = re.compile(r"[\d.]+[smhd]?$")
-#: programs that run a command here, in an environment, a container or under a watch
-_WRAPPERS = frozenset(
-    {
-        "apptainer",
-        "conda",
-        "docker",
-        "enroot",
-        "mamba",
-        "micromamba",
-        "ncu",
-        "nice",
-        "nsys",
-        "numactl",
-        "pdm",
-    }
-    | {"pipenv", "pixi", "podman", "poetry", "setsid", "shifter", "singularity", "stdbuf", "taskset", "uv"}
-)
 
 
 @dataclass(slots=True)
@@ -72,6 +45,8 @@ class _Found:
     launches: list[_Found] = field(default_factory=list)
     #: whether lines are of a function, which runs where it is called
     in_function: bool = False
+    #: what is known of each launcher's options, by its table
+    known: Mapping[str, Any] = field(default_factory=dict)
     #: whether words are of a text that another shell reads, which expands them where it runs
     in_shell: bool = False
 
@@ -81,20 +56,23 @@ class _Found:
         self.positions[f"{section}.{name}"] = (line, 1)
 
 
-def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], ...]:
+def script_tables(
+    text: str, known: Mapping[str, Any]
+) -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], ...]:
     """Return what a script states of each of its launches, and where; of the job alone if it has none.
 
-    The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), ``torchrun``
-    (its options, with hyphens), ``started`` (``by``: ``srun``, ``other`` for what else reaches machines, or
+    The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), one of
+    ``torchrun``, ``accelerate`` and ``deepspeed`` (its options; torchrun's with hyphens), ``started``
+    (``by``: ``srun``, ``other`` for what else reaches machines, or
     ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and of ``tasks``
     whether they are on chosen nodes, or unknown; ``shell``, where one of its own expands its words;
     ``module``: ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no
     other launch stands there), ``dashes`` (options that begin with another dash than a hyphen, and that
     dash; they are read as they were meant), ``late`` (directives behind the first command, by their lines),
     ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by their number. Values are
-    text as written.
+    text as written. ``known`` is the profile of scripts.
     """
-    found = _Found()
+    found = _Found(known={entry["name"]: entry for entry in known["tables"]})
     if "\r\n" in text:
         found.table["dos"] = "yes"
         found.positions["dos"] = (text.partition("\r\n")[0].count("\n") + 1, 1)
@@ -128,9 +106,9 @@ def script_tables(text: str) -> tuple[tuple[dict[str, Any], dict[str, tuple[int,
     ) or ((found.table, found.positions),)
 
 
-def starts_torchrun(text: str) -> bool:
+def starts_training(text: str, known: Mapping[str, Any]) -> bool:
     """Return whether a script has a launch."""
-    return "torchrun" in script_tables(text)[0][0]
+    return not script_tables(text, known)[0][0].keys().isdisjoint(LAUNCHERS)
 
 
 def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -175,47 +153,18 @@ def _read_command(words: list[str], start: int, number: int, found: _Found) -> N
                 _read_commands(words_of(line) or [], number, found, tuple(words[:place]))
             found.in_shell = False
             return
-        module = _module_of(words, place)
-        options = words[place + (3 if module else 1) :]
-        if (name == "torchrun" or module) and options and _is_run(words[start:place], words[:place]):
-            _read_torchrun(words[:place], module, options, number, found)
+        begun = start_at(words, place)
+        if begun is not None and words[begun.end :] and is_run(words[start:place], words[:place]):
+            _read_launch(words[:place], begun, words[begun.end :], number, found)
             return
 
 
-def _is_run(own: list[str], before: list[str]) -> bool:
-    """Return whether a word behind others is a command that they run, not an argument of another."""
-    if own and own[0] in _SPEAKING:
-        return False
-    if not _REMOTE.isdisjoint(before) or "srun" in own:
-        # a container's runtime may stand between; other programs take a launcher's name for an option
-        return not (own and "launcher" in own[-1])
-    bare = [word for word in own if not _stands_before(word)]
-    return not bare or (bare[0].rpartition("/")[2] in _WRAPPERS and "launcher" not in own[-1])
-
-
-def _stands_before(word: str) -> bool:
-    """Whether a word only leads to a command: a variable, an option, a time, or what opens a group."""
-    is_open = word.endswith(("()", "{", "("))
-    return (
-        word in _RUNNING or word.startswith(("-", "$")) or "=" in word or is_open or bool(_TIME.match(word))
-    )
-
-
-def _module_of(words: list[str], place: int) -> str:
-    """Return ``torch.distributed.run`` or ``launch`` where python runs it as a module; else nothing."""
-    is_python = words[place].rpartition("/")[2].startswith("python")
-    rest = [word for word in words[place + 1 : place + 4] if word != "-u"][:2]
-    if is_python and len(rest) == 2 and rest[0] == "-m" and rest[1].startswith("torch.distributed."):
-        return rest[1]
-    return ""
-
-
-def _read_torchrun(before: list[str], module: str, words: list[str], number: int, found: _Found) -> None:
-    launch = _Found(table={"torchrun": {}}, positions={"torchrun": (number, 1)})
+def _read_launch(before: list[str], start: Start, words: list[str], number: int, found: _Found) -> None:
+    launch = _Found(table={start.launcher: {}}, positions={start.launcher: (number, 1)}, known=found.known)
     found.launches.append(launch)
     # what a variable runs is unknown, as is where a function runs
     named = any(word.startswith("$") or "()" in word for word in before)
-    unsure = found.in_function or named or not _REMOTE.isdisjoint(before)
+    unsure = found.in_function or named or not REMOTE.isdisjoint(before)
     by = "srun" if "srun" in before else "other" if unsure else "script"
     launch.note("started", "by", by, number)
     for name, value in _variables(before):
@@ -227,12 +176,14 @@ def _read_torchrun(before: list[str], module: str, words: list[str], number: int
             launch.note("started", "tasks", "chosen" if name else "unknown", number)
     if found.in_shell:
         launch.note("started", "shell", "own", number)
-    if module:
-        launch.note("started", "module", module, number)
-    _read_options(words, module, number, launch)
+    if start.module:
+        launch.note("started", "module", start.module, number)
+    _read_options(words, start, number, launch)
 
 
-def _read_options(words: list[str], module: str, number: int, launch: _Found) -> None:
+def _read_options(words: list[str], start: Start, number: int, launch: _Found) -> None:
+    entry = launch.known[start.launcher]
+    separator = entry.get("separator", "")
     rest = iter(words)
     for word in rest:
         if word.startswith(("$", "`")):
@@ -245,9 +196,11 @@ def _read_options(words: list[str], module: str, number: int, launch: _Found) ->
             return  # the script, and what is its own
         whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
         name, equals, value = whole.lstrip("-").partition("=")
-        name = name.replace("_", "-")
-        if not equals and name not in _SWITCHES:
+        if separator:
+            name = name.replace("_", separator).replace("-", separator)
+        is_switch = full_name(name, entry, {}) in entry["switches"]
+        of_launch = name == _OF_LAUNCH and start.module.endswith(".launch")
+        if not equals and not is_switch and not of_launch:
             value = next(rest, "")
-        if name == _OF_LAUNCH and module.endswith(".launch"):
-            continue
-        launch.note("torchrun", name, value if equals or value else "yes", number)
+        if not of_launch:
+            launch.note(start.launcher, name, value if equals or value else "yes", number)

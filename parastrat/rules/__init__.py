@@ -25,6 +25,8 @@ from parastrat.rules import (
     experts,
     file_form,
     host_memory,
+    launch_options,
+    launch_ranks,
     launch_script,
     launch_values,
     launcher,
@@ -90,7 +92,9 @@ FAMILIES: tuple[ModuleType, ...] = (
     deepspeed,
     deepspeed_engine,
     launch_script,
+    launch_ranks,
     launch_values,
+    launch_options,
     batch_script,
 )
 

@@ -1,4 +1,4 @@
-"""PS65x and PS66x: what Slurm makes of a batch script that starts torchrun."""
+"""PS65x and PS66x: what Slurm makes of a batch script that starts a launcher."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import (
+    OF_TASKS,
     TASK_KEYS,
     agents_of,
     count_of,
@@ -15,7 +16,12 @@ from parastrat.rules.launch_facts import (
     is_node_for_each_task,
     is_partly_unknown,
     nodes_of_step,
+    processes_of,
+    rank_of,
+    told_nodes,
+    variable_in,
 )
+from parastrat.rules.launchers import TORCHRUN, launcher_of, reaches_others
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -36,17 +42,17 @@ _FORMAT = ConfigFormat.SCRIPT
     covers=("PIT508",),
 )
 def one_agent_a_node(file: ConfigFile) -> Iterator[Hit]:
-    """Torchrun is started once a node; it starts the processes itself.
+    """A launcher is started once a node; it starts the processes itself.
 
     With several tasks a node as many agents start, each with all processes, and several processes share
     every GPU.
     """
-    agents = agents_of(file)
+    agents, launcher = agents_of(file), launcher_of(file)
     if agents is not None and agents > 1 and not is_node_for_each_task(file):
         yield Hit(
-            message=f"srun starts torchrun {agents} times on each node",
+            message=f"srun starts {launcher.command} {agents} times on each node",
             fix="write #SBATCH --ntasks-per-node=1, no other number of tasks (-n, --ntasks), and "
-            "--nproc-per-node for the processes",
+            f"--{launcher.processes} for the processes",
             key=next(key for key in TASK_KEYS if file.get(key) is not None),
         )
 
@@ -61,17 +67,19 @@ def one_agent_a_node(file: ConfigFile) -> Iterator[Hit]:
 def every_node_is_started(file: ConfigFile) -> Iterator[Hit]:
     """A batch script runs on the first node; srun starts what runs on all.
 
-    torchrun without srun waits on the first node for the others, which nobody has started.
+    A launcher without srun waits on the first node for the others, which nobody has started. deepspeed, and
+    accelerate with DeepSpeed or MPI, start them through ssh.
     """
-    nodes = count_of(file, "sbatch.nodes")
-    here = file.get("torchrun.standalone") is not None or count_of(file, "torchrun.nnodes") in (1, None)
-    if (here and file.get("started.only") == "no") or is_partly_unknown(file):
+    nodes, launcher, told = count_of(file, "sbatch.nodes"), launcher_of(file), told_nodes(file)
+    here = file.get("torchrun.standalone") is not None or told in (1, None)
+    unknown = is_partly_unknown(file) and (launcher is TORCHRUN or here)
+    if (here and file.get("started.only") == "no") or unknown or reaches_others(file) is not False:
         return  # something else runs on the others, or may
     if file.get("started.by") == "script" and nodes is not None and nodes > 1:
         yield Hit(
-            message=f"torchrun without srun in a job of {nodes} nodes",
-            fix="write srun torchrun ...",
-            key="torchrun",
+            message=f"{launcher.command} without srun in a job of {nodes} nodes",
+            fix=f"write srun {launcher.command} ...",
+            key=launcher.table,
         )
 
 
@@ -82,15 +90,18 @@ def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
     Two ranks on one GPU stop in NCCL's initialisation (duplicate GPU detected), after the job has waited in
     the queue. --gpus counts those of all nodes together.
     """
-    processes, key = count_of(file, "torchrun.nproc-per-node"), "torchrun.nproc-per-node"
-    if processes is None:
+    launcher, processes = launcher_of(file), processes_of(file)
+    key = f"{launcher.table}.{launcher.processes}"
+    if processes is None or file.get("accelerate.cpu") is not None:
         return
+    # one that counts on all nodes is told of as many times the GPUs
+    times = (told_nodes(file) or count_of(file, "sbatch.nodes") or 1) if launcher.in_all else 1
     for name in ("gpus-per-node", "gres"):
         gpus = gpus_of(file, f"sbatch.{name}")
         if gpus is not None and processes > gpus:
             yield Hit(
                 message=f"{processes} processes on a node with {gpus} GPUs",
-                fix=f"write --nproc-per-node {gpus}",
+                fix=f"write --{launcher.processes} {gpus * times}",
                 key=key,
             )
     in_all, per_task = gpus_of(file, "sbatch.gpus"), gpus_of(file, "sbatch.gpus-per-task")
@@ -114,9 +125,9 @@ def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
 def tasks_have_their_cores(file: ConfigFile) -> Iterator[Hit]:
     """A task gets one core unless the job asks for more.
 
-    torchrun's processes and their data loaders then share it, and the GPUs wait for data.
+    All processes of a launch and their data loaders then share it, and the GPUs wait for data.
     """
-    processes = count_of(file, "torchrun.nproc-per-node")
+    processes = processes_of(file)
     if file.get("sbatch") is None or processes is None or processes < 2:
         return
     several = (count_of(file, key) or 1 for key in ("sbatch.ntasks-per-node", "sbatch.ntasks"))
@@ -140,20 +151,25 @@ def tasks_have_their_cores(file: ConfigFile) -> Iterator[Hit]:
 
 @file_rule("PS661", Severity.ERROR, _FORMAT, source=_TORCHRUN)
 def as_many_nodes_as_started(file: ConfigFile) -> Iterator[Hit]:
-    """Torchrun must be told of as many nodes as it is started on.
+    """A launcher must be told of as many nodes as it is started on.
 
     Told of more it waits for nodes that nobody starts, until its time is over. Told of fewer it trains on
     those that come first, and the others wait for a place.
     """
-    started, key = nodes_of_step(file), "torchrun.nnodes"
-    told = count_of(file, key)
-    if file.get("torchrun.node-rank") is not None or is_partly_unknown(file) or is_node_for_each_task(file):
-        return  # one step for each node, or a node of torchrun's for each task
-    if file.get("started.by") == "srun" and None not in (started, told) and started != told:
+    started, launcher, told = nodes_of_step(file), launcher_of(file), told_nodes(file)
+    rank = rank_of(file)
+    one_step = rank is not None and variable_in(rank) not in OF_TASKS
+    unknown = is_partly_unknown(file) and (launcher is TORCHRUN or told is None)
+    if one_step or unknown or is_node_for_each_task(file) or reaches_others(file):
+        return  # one step for each node, or a node for each task, or it is only started once
+    if file.get("started.tasks") is not None or file.get("started.by") != "srun":
+        return
+    if None not in (started, told) and started != told:
         yield Hit(
-            message=f"srun starts torchrun on {counted(started)}, and --nnodes says {told}",
-            fix=f'write --nnodes {started}, or "$SLURM_JOB_NUM_NODES"',
-            key=key,
+            message=f"srun starts {launcher.command} on {counted(started)}, "
+            f"and --{launcher.nodes} says {told}",
+            fix=f'write --{launcher.nodes} {started}, or "$SLURM_JOB_NUM_NODES"',
+            key=f"{launcher.table}.{launcher.nodes}",
         )
 
 

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from parastrat.config_file import whole_number
+from parastrat.rules.launchers import ACCELERATE, DEEPSPEED, launcher_of
 
 if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
 _GRES = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w-]*)?(?::(\d{1,6}))?(?=[,(]|$)")
 _PER_NODE = re.compile(r"(?:[A-Za-z][\w-]*:)?(\d{1,6})$")
 
+#: a variable by itself, with a value for where it is not set, or in a sum
+_VARIABLE = re.compile(
+    r"\$(?:(?P<bare>\w+)|\{(?P<braced>\w+)(?::?[-=?][^${}`]*)?\}|\(\(\s*\$?\{?(?P<sum>\w+)\}?\s*\)\))"
+)
+#: what Slurm gives each task, and the batch shell as the first
+OF_TASKS = ("SLURM_NODEID", "SLURM_PROCID")
+
+
+def variable_in(text: str) -> str | None:
+    """Return the variable that a text is, alone; None for any other."""
+    found = _VARIABLE.fullmatch(text)
+    return found and (found["bare"] or found["braced"] or found["sum"])
+
 
 def count_of(file: ConfigFile, key: str) -> int | None:
     """Return a stated whole number; None for what only the shell knows."""
@@ -21,23 +35,69 @@ def count_of(file: ConfigFile, key: str) -> int | None:
 
 
 def nodes_of(file: ConfigFile) -> int | None:
-    """Return the nodes of a launch: torchrun's, else those that it is started on; None if unknown.
+    """Return the nodes of a launch: what it is told, else those that it is started on; None if unknown.
 
     A launch that no srun starts on other nodes has the one that its script runs on, unless it is the only
     one, and was meant for all.
     """
-    told = count_of(file, "torchrun.nnodes")
-    if told is not None or is_partly_unknown(file):
+    told = told_nodes(file)
+    if told is not None or is_partly_unknown(file) or launcher_of(file) is DEEPSPEED:
         return told
     if file.get("started.by") == "script" and file.get("started.only") == "no":
         return None
     return nodes_of_step(file)
 
 
+def told_nodes(file: ConfigFile) -> int | None:
+    """Return the nodes that a launcher is told of: by option, or by deepspeed's file of hosts."""
+    launcher, hosts = launcher_of(file), file.get("hosts")
+    stated = count_of(file, f"{launcher.table}.{launcher.nodes}")
+    is_filtered = any(file.get(f"deepspeed.{name}") is not None for name in ("include", "exclude"))
+    if launcher is DEEPSPEED and not stated and hosts and not is_filtered:
+        return len(hosts)
+    return stated
+
+
+def processes_of(file: ConfigFile) -> int | None:
+    """Return the processes on a node, or the fewest that one of them has; None if unknown."""
+    launcher = launcher_of(file)
+    stated = count_of(file, f"{launcher.table}.{launcher.processes}")
+    if stated is None or not launcher.in_all:
+        return stated or None
+    # machines are no more than the job has nodes
+    nodes = told_nodes(file) or count_of(file, "sbatch.nodes") or _one_node(file)
+    return None if not nodes else -(-stated // nodes)
+
+
+def _one_node(file: ConfigFile) -> int | None:
+    """Return 1 where Slurm is asked for no number of nodes or tasks; None where it decides."""
+    asked = ("nodes", "ntasks", "ntasks-per-node", "nodelist")
+    is_one = file.get("sbatch") is not None and not any(file.get(f"sbatch.{name}") for name in asked)
+    return 1 if is_one else None
+
+
+def rank_of(file: ConfigFile) -> str | None:
+    """Return the number of a node as it is written; None where it is not stated."""
+    launcher = launcher_of(file)
+    value = file.get(f"{launcher.table}.{launcher.rank}")
+    return value if isinstance(value, str) else None
+
+
+def is_static(file: ConfigFile) -> bool:
+    """Whether nodes are numbered by who starts them, and not by their rendezvous."""
+    backend = file.get("torchrun.rdzv-backend") or file.get("accelerate.rdzv_backend")
+    return backend in (None, "static")
+
+
 def is_partly_unknown(file: ConfigFile) -> bool:
-    """Whether some of torchrun's options stand in a variable of the shell, or in its own variables."""
+    """Whether some of what a launcher is told stands in the shell's variables, or in a file not at hand."""
     environment = file.get("env") or {}
-    return file.get("started.options") is not None or any(name.startswith("PET_") for name in environment)
+    in_file = launcher_of(file) is ACCELERATE and file.get("started.config") != "read"
+    return (
+        in_file
+        or file.get("started.options") is not None
+        or any(name.startswith("PET_") for name in environment)
+    )
 
 
 def counted(count: int | None, what: str = "node") -> str:
@@ -61,7 +121,7 @@ def nodes_of_step(file: ConfigFile) -> int | None:
 
 
 def agents_of(file: ConfigFile) -> int | None:
-    """Return how often srun starts torchrun on a node; None if unknown, or if srun does not start it."""
+    """Return how often srun starts a launcher on a node; None if unknown, or if srun does not."""
     if file.get("started.by") != "srun" or file.get("started.tasks") is not None:
         return None  # it is told of chosen nodes, or of what a variable holds
     own = [file.get(key) is not None for key in TASK_KEYS[:2]]
@@ -76,16 +136,17 @@ def agents_of(file: ConfigFile) -> int | None:
 
 
 def is_node_for_each_task(file: ConfigFile) -> bool:
-    """Whether torchrun is told of each task as a node, and each has GPUs of its own."""
+    """Whether a launcher is told of each task as a node, and each has GPUs of its own."""
     agents, nodes = agents_of(file), nodes_of_step(file)
-    told, has_own = count_of(file, "torchrun.nnodes"), file.get("sbatch.gpus-per-task") is not None
+    told, has_own = told_nodes(file), file.get("sbatch.gpus-per-task") is not None
     return agents is not None and nodes is not None and has_own and told == agents * nodes
 
 
 def endpoint_of(file: ConfigFile) -> tuple[str, str] | None:
     """Return the option that says where the nodes meet, with its value."""
-    for name in ("rdzv-endpoint", "master-addr"):
-        value = file.get(f"torchrun.{name}")
+    launcher = launcher_of(file)
+    for name in launcher.addresses:
+        value = file.get(f"{launcher.table}.{name}")
         if isinstance(value, str) and value:
             return name, value
     return None

@@ -1,4 +1,4 @@
-"""PS65x: how torchrun's nodes meet; what Slurm makes of a batch script is in ``batch_script``."""
+"""PS65x: how a launch's nodes meet; what Slurm makes of a batch script is in ``batch_script``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import count_of, endpoint_of, is_partly_unknown, nodes_of
+from parastrat.rules.launchers import launcher_of
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def nodes_meet_outside_themselves(file: ConfigFile) -> Iterator[Hit]:
         yield Hit(
             message=f"{nodes} nodes are to meet at {stated[1]}",
             fix='write the first node\'s name: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1',
-            key=f"torchrun.{stated[0]}",
+            key=f"{launcher_of(file).table}.{stated[0]}",
         )
 
 
@@ -154,5 +155,5 @@ def head_is_one_node(file: ConfigFile) -> Iterator[Hit]:
         yield Hit(
             message=f"the nodes are to meet at {stated[1]}",
             fix='take the first of: scontrol show hostnames "$SLURM_JOB_NODELIST"',
-            key=f"torchrun.{stated[0]}",
+            key=f"{launcher_of(file).table}.{stated[0]}",
         )

@@ -1,4 +1,4 @@
-"""PS662, PS663 and PS666: what stands behind torchrun's options, as torchrun reads it."""
+"""PS662: what stands behind launchers' options, as they read it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from parastrat.config_file import ConfigFormat
+from parastrat.config_file import FILLED_IN, ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import (
-    count_of,
-    counted,
-    endpoint_of,
-    is_partly_unknown,
-    nodes_of,
-    nodes_of_step,
-)
+from parastrat.rules.launchers import launcher_of
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -27,8 +20,6 @@ if TYPE_CHECKING:
 _RUN = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/run.py"
 _FORMAT = ConfigFormat.SCRIPT
 
-#: of the shell, or of a template that somebody fills in: nobody knows here what will stand there
-_FILLED_IN = re.compile(r"[$`{}<>%@]")
 #: what torchrun counts itself, beside a backend that a package brings under a name of its own
 _COUNTED = ("auto", "cpu", "gpu", "xpu")
 _BACKEND = re.compile(r"[A-Za-z_]\w*")
@@ -63,14 +54,6 @@ _STARTS = ("fork", "forkserver", "spawn")
 #: how alike a name must be to be meant: two letters turned, or one of four that is wrong
 _ALIKE = 0.7
 _ENDPOINT = re.compile(r"[^:]+:([^:]*)")
-#: a variable by itself, with a value for where it is not set, or in a sum
-_VARIABLE = re.compile(
-    r"\$(?:(?P<bare>\w+)|\{(?P<braced>\w+)(?::?[-=?][^${}`]*)?\}|\(\(\s*\$?\{?(?P<sum>\w+)\}?\s*\)\))"
-)
-#: what Slurm gives each task, and the batch shell as the first
-_OF_TASKS = ("SLURM_NODEID", "SLURM_PROCID")
-#: what counts the tasks of one node: where there is one, it is 0 on each
-_OF_NODE = "SLURM_LOCALID"
 _MOST_PORTS = 2**16
 
 
@@ -132,6 +115,10 @@ def _is_interval(text: str) -> bool:
         return False
 
 
+def _is_count(text: str) -> bool:
+    return (_number(text) or 0) > 0
+
+
 def _is_natural(text: str) -> bool:
     return (_number(text) or 0) >= 0 and _number(text) is not None
 
@@ -158,102 +145,74 @@ class _Value:
     meant: Callable[[str], str | None] = _meant_number
 
 
+def _is_all_or_more(text: str) -> bool:
+    """Whether deepspeed takes a text for a number; -1, its default, stands for all."""
+    return (_number(text) or 0) >= -1 and _number(text) is not None
+
+
+_COUNT = _Value(is_right=_is_count, wanted="1 or more")
+_RANK = _Value(is_right=_is_natural, wanted="0 for the first node, 1 for the second")
+_PORT = _Value(is_right=_is_port, wanted="a port below 65536")
+_MEETING = _Value(is_right=_is_rendezvous, wanted="c10d", meant=_meant_rendezvous)
+_RESTARTS = _Value(is_right=_is_natural, wanted="0 or more")
+_INTERVAL = _Value(is_right=_is_interval, wanted="seconds")
+_ALL_OR_MORE = _Value(is_right=_is_all_or_more, wanted="1 or more, or without it for all")
+
 _VALUES = {
-    "nnodes": _Value(is_right=_is_nodes, wanted="a number of nodes, or MIN:MAX"),
-    "nproc-per-node": _Value(is_right=_is_processes, wanted="1 or more, or gpu", meant=_meant_processes),
-    "node-rank": _Value(is_right=_is_natural, wanted="0 for the first node, 1 for the second"),
-    "master-port": _Value(is_right=_is_port, wanted="a port below 65536"),
-    "rdzv-endpoint": _Value(is_right=_is_port, wanted="a port below 65536 behind the host"),
-    "rdzv-backend": _Value(is_right=_is_rendezvous, wanted="c10d", meant=_meant_rendezvous),
-    "max-restarts": _Value(is_right=_is_natural, wanted="0 or more"),
-    "monitor-interval": _Value(is_right=_is_interval, wanted="seconds"),
-    "start-method": _Value(is_right=_STARTS.__contains__, wanted=", ".join(_STARTS), meant=_meant_start),
+    "torchrun": {
+        "nnodes": _Value(is_right=_is_nodes, wanted="a number of nodes, or MIN:MAX"),
+        "nproc-per-node": _Value(
+            is_right=_is_processes, wanted="1 or more, or gpu", meant=_meant_processes
+        ),
+        "node-rank": _RANK,
+        "master-port": _PORT,
+        "rdzv-endpoint": _Value(is_right=_is_port, wanted="a port below 65536 behind the host"),
+        "rdzv-backend": _MEETING,
+        "max-restarts": _RESTARTS,
+        "monitor-interval": _INTERVAL,
+        "start-method": _Value(
+            is_right=_STARTS.__contains__, wanted=", ".join(_STARTS), meant=_meant_start
+        ),
+    },
+    "accelerate": {
+        "num_processes": _COUNT,
+        "num_machines": _COUNT,
+        "machine_rank": _RANK,
+        "main_process_port": _PORT,
+        "rdzv_backend": _MEETING,
+        "max_restarts": _RESTARTS,
+        "monitor_interval": _INTERVAL,
+        "num_cpu_threads_per_process": _COUNT,
+    },
+    "deepspeed": {
+        "num_nodes": _ALL_OR_MORE,
+        "num_gpus": _ALL_OR_MORE,
+        "node_rank": _RANK,
+        "master_port": _PORT,
+        "ssh_port": _PORT,
+        "min_elastic_nodes": _ALL_OR_MORE,
+        "max_elastic_nodes": _ALL_OR_MORE,
+    },
 }
 
 
 @file_rule("PS662", Severity.ERROR, _FORMAT, source=_RUN)
-def counts_are_what_torchrun_reads(file: ConfigFile) -> Iterator[Hit]:
-    """Torchrun's counts must be counts, and its names ones that it knows.
+def counts_are_what_launchers_read(file: ConfigFile) -> Iterator[Hit]:
+    """Counts must be counts, and names ones that the launcher knows.
 
-    --nproc-per-node is 1 or more, auto, cpu, gpu, xpu, or the name of a backend that a package brings;
-    --nnodes is a number, or MIN:MAX; --rdzv-backend is c10d, etcd, etcd-v2 or static, or a package's own.
-    torchrun stops at anything else, on every node, when the job has waited in the queue.
+    torchrun's --nproc-per-node is 1 or more, auto, cpu, gpu, xpu, or the name of a backend that a package
+    brings; its --nnodes is a number, or MIN:MAX; a rendezvous is c10d, etcd, etcd-v2 or static, or a
+    package's own. accelerate and deepspeed take numbers alone. Launchers stop at anything else, on every
+    node, when the job has waited in the queue.
     """
-    for name, known in _VALUES.items():
-        value = file.get(f"torchrun.{name}")
+    launcher = launcher_of(file)
+    for name, known in _VALUES[launcher.table].items():
+        value = file.get(f"{launcher.table}.{name}")
         judged = _port_of(file) if name == "rdzv-endpoint" else value
-        if isinstance(judged, str) and not _FILLED_IN.search(judged) and not known.is_right(judged):
+        if isinstance(judged, str) and not FILLED_IN.search(judged) and not known.is_right(judged):
             meant = known.meant(judged)
             yield Hit(
                 message=f"--{name} {value}" if value else f"--{name} is empty",
                 fix=f"did you mean {meant}?" if meant else f"write --{name} with {known.wanted}",
-                key=f"torchrun.{name}",
+                key=f"{launcher.table}.{name}",
             )
-
-
-def _same_everywhere(file: ConfigFile, rank: str, nodes: int) -> str | None:
-    """Return why a number of a node is the same on all of them; None where it may be another on each."""
-    found = _VARIABLE.fullmatch(rank)
-    name = found and (found["bare"] or found["braced"] or found["sum"])
-    if name == _OF_NODE:
-        return "counts the tasks of one node, and is 0 for the first"
-    if file.get("started.by") != "srun" or file.get("started.tasks") is not None:
-        return None
-    here = file.get("started.shell") is None
-    if name in _OF_TASKS:
-        return "is 0 in the batch shell" if here else None
-    assigned = _VARIABLE.fullmatch(str(file.get(f"env.{name}") or "")) if name and here else None
-    if assigned is not None and (assigned["bare"] or assigned["braced"] or assigned["sum"]) in _OF_TASKS:
-        return "is set in the batch shell, to 0"
-    started = nodes_of_step(file)
-    alone = _number(rank) is not None and started is not None and started >= nodes
-    return "is the same for all that srun starts" if alone else None
-
-
-@file_rule("PS663", Severity.ERROR, _FORMAT, source=_RUN, covers=("PIT510",))
-def static_nodes_have_numbers(file: ConfigFile) -> Iterator[Hit]:
-    """The static rendezvous wants a number for every node.
-
-    It is torchrun's default, also where --rdzv-endpoint says where to meet. Without --node-rank each node
-    is number 0: each opens a store of its own, and waits there for the others. So it is where the batch
-    shell puts in its own number, before srun starts anything, and where the number is that of a task on
-    its node (SLURM_LOCALID), or simply the same.
-    """
-    nodes, stated, told = nodes_of(file), endpoint_of(file), str(file.get("torchrun.nnodes") or "")
-    if stated is None or nodes is None or nodes < 2 or ":" in told or is_partly_unknown(file):
-        return
-    if file.get("started.by") == "script" and file.get("started.only") == "no":
-        return  # another launch of the script may be of the other nodes
-    is_static = file.get("torchrun.rdzv-backend") in (None, "static")
-    rank, is_alone = file.get("torchrun.node-rank"), file.get("torchrun.standalone") is not None
-    why = _same_everywhere(file, str(rank), nodes) if is_static and rank is not None else None
-    if why is not None:
-        yield Hit(
-            message=f"--node-rank {rank} {why}: so on all {nodes} nodes",
-            fix="write srun bash -c 'torchrun ... --node-rank $SLURM_NODEID ...', in single quotes, which "
-            "each node reads itself; or --rdzv-backend c10d",
-            key="torchrun.node-rank",
-        )
-    if is_static and rank is None and not is_alone:
-        yield Hit(
-            message=f"--{stated[0]} for {nodes} nodes without --rdzv-backend: each is node 0",
-            fix="add --rdzv-backend c10d and --rdzv-endpoint, or another --node-rank on each node",
-            key=f"torchrun.{stated[0]}",
-        )
-
-
-@file_rule("PS666", Severity.ERROR, _FORMAT, source=_RUN)
-def ranks_of_nodes_begin_at_0(file: ConfigFile) -> Iterator[Hit]:
-    """--node-rank counts from 0 to --nnodes - 1.
-
-    Each node has a number of its own. The static rendezvous waits for the one that is missing until its
-    time is over.
-    """
-    rank, nodes = count_of(file, "torchrun.node-rank"), count_of(file, "torchrun.nnodes")
-    is_static = file.get("torchrun.rdzv-backend") in (None, "static")
-    if is_static and rank is not None and nodes is not None and 0 < nodes <= rank:
-        yield Hit(
-            message=f"--node-rank {rank} of {counted(nodes)}",
-            fix=f"write a number from 0 to {nodes - 1}, another one on each node",
-            key="torchrun.node-rank",
-        )

@@ -1,0 +1,124 @@
+"""PS669 to PS671: options of ``accelerate launch`` and deepspeed that contradict each other, and hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.config_file import FILLED_IN, ConfigFormat
+from parastrat.finding import Hit, Severity
+from parastrat.rules.launch_facts import count_of, counted
+from parastrat.rules.rule import file_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from parastrat.config_file import ConfigFile
+
+_LAUNCH = "https://github.com/huggingface/accelerate/blob/16cb6eb/src/accelerate/commands/launch.py"
+_RUNNER = "https://github.com/deepspeedai/DeepSpeed/blob/edaa722/deepspeed/launcher/runner.py"
+_FORMAT = ConfigFormat.SCRIPT
+
+_KINDS = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
+
+
+@file_rule("PS669", Severity.ERROR, _FORMAT, source=_LAUNCH)
+def accelerate_starts_one_kind(file: ConfigFile) -> Iterator[Hit]:
+    """``accelerate launch`` takes one kind of launch, and what belongs to it.
+
+    It stops before anything is started: at two of --cpu, --multi_gpu, --tpu, --use_deepspeed and
+    --use_fsdp; at --multi_gpu for one process; at --use_parallelism_config without --use_fsdp on the same
+    line; and where --no_python stands beside --module.
+    """
+    stated = file.get("accelerate") or {}
+    kinds = [name for name in _KINDS if name in stated]
+    if len(kinds) > 1:
+        yield Hit(
+            message=" and ".join(f"--{name}" for name in kinds) + " are two kinds of launch",
+            fix="leave one of them",
+            key=f"accelerate.{kinds[1]}",
+        )
+    if "multi_gpu" in stated and count_of(file, "accelerate.num_processes") == 1:
+        yield Hit(
+            message="--multi_gpu for 1 process",
+            fix="remove --multi_gpu, or write --num_processes with the GPUs of all machines",
+            key="accelerate.num_processes",
+        )
+    if "use_parallelism_config" in stated and "use_fsdp" not in stated:
+        yield Hit(
+            message="--use_parallelism_config without --use_fsdp on the line",
+            fix="add --use_fsdp --fsdp_version 2, or leave both to the configuration file",
+            key="accelerate.use_parallelism_config",
+        )
+    if "module" in stated and "no_python" in stated:
+        yield Hit(message="--module with --no_python", fix="leave one of them", key="accelerate.no_python")
+
+
+@file_rule("PS670", Severity.ERROR, _FORMAT, source=_RUNNER)
+def deepspeeds_options_agree(file: ConfigFile) -> Iterator[Hit]:
+    """Deepspeed's ways to choose GPUs exclude each other, and some need an option beside them.
+
+    It stops at --include beside --exclude, at either beside --num_nodes or --num_gpus, at --no_ssh without
+    the machine's --node_rank, and at --elastic_training without --master_addr.
+    """
+    stated = file.get("deepspeed") or {}
+    chosen = [name for name in ("include", "exclude") if stated.get(name)]
+    limits = [name for name in ("num_nodes", "num_gpus") if count_of(file, f"deepspeed.{name}") is not None]
+    for first, second in [(chosen[:1], chosen[1:]), (chosen[:1], limits[:1])]:
+        if first and second:
+            yield Hit(
+                message=f"--{first[0]} with --{second[0]}",
+                fix=f"leave one of them: --{first[0]} names hosts and GPUs, as in worker-0:0,1@worker-1",
+                key=f"deepspeed.{second[0]}",
+            )
+    for name, needed in (("no_ssh", "node_rank"), ("elastic_training", "master_addr")):
+        if name in stated and needed not in stated and file.get("started.options") is None:
+            yield Hit(
+                message=f"--{name} without --{needed}",
+                fix=f"add --{needed}" + (", another number on each node" if needed == "node_rank" else ""),
+                key=f"deepspeed.{name}",
+            )
+
+
+@file_rule("PS671", Severity.ERROR, _FORMAT, source=_RUNNER)
+def hosts_are_those_that_are_asked_for(file: ConfigFile) -> Iterator[Hit]:
+    """The file of hosts has a line HOST slots=GPUS for each machine that is asked for.
+
+    deepspeed stops at other lines and at hosts that stand twice. It takes the first --num_nodes of them:
+    where there are fewer it trains on those, and says nothing. --num_gpus starts as many processes on each
+    host as it says, whatever its slots.
+    """
+    key = next(
+        (key for key in ("deepspeed.hostfile", "accelerate.deepspeed_hostfile") if file.get(key)), ""
+    )
+    hosts, name = file.get("hosts"), file.get(key) if key else None
+    for number, what in (file.get("not_hosts") or {}).items():
+        yield Hit(
+            message=f"{name}, line {number}: {what}",
+            fix="write each host once, with its GPUs: worker-0 slots=8",
+            key=key,
+        )
+    if not hosts:
+        return
+    nodes, gpus = count_of(file, "deepspeed.num_nodes"), count_of(file, "deepspeed.num_gpus")
+    if nodes is not None and nodes > len(hosts):
+        yield Hit(
+            message=f"--num_nodes {nodes} of {counted(len(hosts), 'host')} in {name}",
+            fix=f"write --num_nodes {len(hosts)}, or add the other hosts",
+            key="deepspeed.num_nodes",
+        )
+    fewest = min(hosts, key=lambda host: int(hosts[host]))
+    if gpus is not None and gpus > hosts[fewest]:
+        yield Hit(
+            message=f"--num_gpus {gpus}, and {fewest} has slots={hosts[fewest]} in {name}",
+            fix=f"write --num_gpus {hosts[fewest]}",
+            key="deepspeed.num_gpus",
+        )
+    for option in ("include", "exclude"):
+        for part in str(file.get(f"deepspeed.{option}") or "").split("@"):
+            host = part.partition(":")[0]
+            if host and host not in hosts and not FILLED_IN.search(str(file.get(f"deepspeed.{option}"))):
+                yield Hit(
+                    message=f"--{option} names {host}, which is not in {name}",
+                    fix=f"write a host of the file, such as {next(iter(hosts))}",
+                    key=f"deepspeed.{option}",
+                )

@@ -1,0 +1,87 @@
+"""Launches by accelerate and deepspeed, alone and with the files that they name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from check.bad_configs import Bad
+from check.bad_launches import ALONE, BESIDE, DEEPSPEED, GOOD_LAUNCHES, TOGETHER, WITH_FILE
+
+from parastrat.check import check_file, config_files
+from parastrat.check.known import Given
+from parastrat.errors import ConfigError
+from parastrat.finding import Finding
+
+
+def found_in(
+    folder: Path, text: str, beside: dict[str, str], suffix: str = ".sbatch"
+) -> tuple[Finding, ...]:
+    """Return the findings of a script, with files beside it."""
+    for name, content in beside.items():
+        (folder / name).write_text(content)
+    path = folder / f"job{suffix}"
+    path.write_text(text)
+    found = check_file(path, Given()).findings
+    assert all(each.line is None or 1 <= each.line <= len(text.splitlines()) for each in found)
+    return found
+
+
+@pytest.mark.parametrize("bad", ALONE, ids=lambda bad: f"{bad.code}-{bad.what}")
+def test_mistakes_of_a_line_are_found(tmp_path: Path, bad: Bad) -> None:
+    assert bad.code in [each.code for each in found_in(tmp_path, bad.text, {}, bad.suffix)]
+
+
+@pytest.mark.parametrize("bad", TOGETHER, ids=lambda bad: f"{bad.code}-{bad.what}")
+def test_mistakes_that_a_file_shows_are_found_with_it_alone(tmp_path: Path, bad: Bad) -> None:
+    assert bad.code not in [each.code for each in found_in(tmp_path, bad.text, {})]
+    assert bad.code in [each.code for each in found_in(tmp_path, bad.text, BESIDE)]
+
+
+@pytest.mark.parametrize("text", GOOD_LAUNCHES)
+def test_good_launches_have_no_findings(tmp_path: Path, text: str) -> None:
+    assert found_in(tmp_path, text, BESIDE, ".sh") == ()
+
+
+def test_a_rule_of_the_file_is_told_in_the_lines_words(tmp_path: Path) -> None:
+    text = WITH_FILE.replace("fsdp.yaml", "mesh.yaml --num_processes 8")
+    (found,) = [each for each in found_in(tmp_path, text, BESIDE) if each.code == "PS610"]
+    assert found.message == (
+        "dp_replicate 2 x dp_shard 4 x tp 2 make 16 places for 8 processes (with mesh.yaml)"
+    )
+    assert found.fix == "make the sizes multiply to 8, or write --num_processes 16"
+    assert text.splitlines()[(found.line or 0) - 1].startswith("srun")
+
+
+def test_what_is_wrong_in_the_file_itself_is_told_there_alone(tmp_path: Path) -> None:
+    broken = BESIDE["mesh.yaml"].replace("num_processes: 16", "num_processes: 8")
+    text = WITH_FILE.replace("fsdp.yaml", "mesh.yaml")
+    assert "PS610" not in [each.code for each in found_in(tmp_path, text, {"mesh.yaml": broken})]
+    assert "PS610" in [each.code for each in check_file(tmp_path / "mesh.yaml", Given()).findings]
+
+
+@pytest.mark.parametrize("content", ["", "a: [", "\x00", "services: {}\n", "num_processes: []\n", "[1]\n"])
+def test_a_file_that_is_nothing_leaves_the_line_unknown(tmp_path: Path, content: str) -> None:
+    text = WITH_FILE.replace(" --machine_rank $SLURM_NODEID", "")
+    assert found_in(tmp_path, text, {"fsdp.yaml": content}) == ()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "said"),
+    [
+        ("worker-0\n", "hosts, line 1: worker-0 is not HOST slots=NUMBER"),
+        ("# ours\na slots=8\na slots=8\n", "hosts, line 3: a stands twice"),
+        ("\n# nobody\n", "hosts, line 1: there is no host"),
+    ],
+)
+def test_hosts_are_read_as_deepspeed_reads_them(tmp_path: Path, hosts: str, said: str) -> None:
+    found = found_in(tmp_path, DEEPSPEED.replace("--num_nodes 2 ", ""), {"hosts": hosts})
+    assert [(each.code, each.message) for each in found] == [("PS671", said)]
+
+
+def test_folders_give_scripts_of_every_launcher(tmp_path: Path) -> None:
+    for name, text in {"a.sh": DEEPSPEED, "b.sh": "accelerate launch t.py", "c.sh": "python t.py"}.items():
+        (tmp_path / name).write_text(text)
+    assert [path.name for path in config_files(tmp_path)] == ["a.sh", "b.sh"]
+    with pytest.raises(ConfigError, match="starts no launcher"):
+        check_file(tmp_path / "c.sh", Given())
