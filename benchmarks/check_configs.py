@@ -4,8 +4,8 @@ Usage: python benchmarks/check_configs.py [FOLDER OR FILE...]
 
 The bad ones are ``tests/check/bad_configs.py`` and ``bad_launches.py``, one mistake each. The good
 ones are those of the paths, such as a checkout of https://github.com/huggingface/accelerate
-(``examples/``) or of https://github.com/deepspeedai/DeepSpeedExamples: errors and warnings about them are false alarms, unless
-somebody finds that the file is wrong.
+(``examples/``) or of https://github.com/deepspeedai/DeepSpeedExamples: errors and warnings about them
+are false alarms, unless somebody finds that the file is wrong.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def check(
     if not files:
         raise ConfigError(
             f"no configuration in {', '.join(paths)}",
-            hint="name plan.toml, accelerate's YAML or DeepSpeed's JSON",
+            hint="name plan.toml, accelerate's YAML, DeepSpeed's JSON, or a script that starts a launcher",
         )
     checked, unread = [], []
     for file in dict.fromkeys(files):
