@@ -30,6 +30,8 @@ _TAKEN = {
     "main_process_ip": None,
     "main_process_port": None,
 }
+#: keys at the top which rules pass over where they are not stated; the others are kept as text
+_OPEN = ("gpu_ids", "machine_rank", "main_process_port", "mixed_precision", "num_processes")
 #: switches of the line that stand for a kind in the file
 _KINDS = {
     "multi_gpu": "MULTI_GPU",
@@ -158,11 +160,13 @@ def _joined(file: ConfigFile, config: ConfigFile | None) -> ConfigFile | None:
         for key, value in (config.table if config is not None else {}).items()
     }
     known, own = read_format(_ACCELERATE), file.get("accelerate")
+    if "use_parallelism_config" not in own and not own.keys().isdisjoint((*_KINDS, "tpu")):
+        table.pop("parallelism_config", None)  # it is the file's kind that takes it
     switches = next(entry for entry in read_format("script")["tables"] if entry["name"] == "accelerate")
     for name, value in own.items():
         entry = next((entry for entry in known["tables"] if name in entry["keys"]), None)
         is_known = FILLED_IN.search(value) is None
-        if name in ("num_processes", "machine_rank") and not is_known:
+        if entry is not None and not is_known and not entry["name"] and name in _OPEN:
             table.pop(name, None)
         elif name in _KINDS:
             table["distributed_type"] = _KINDS[name]

@@ -211,8 +211,10 @@ def _is_of(kind: str, value: Any, format_: ConfigFormat) -> bool:
         return True
     if kind in _AS_TEXT:
         return _from_text(kind, value) is not None
+    if kind == _NO:
+        return value is False
     if isinstance(value, bool):
-        return kind == "bool" or (kind == _NO and not value)
+        return kind == "bool"
     if kind in _LEAST:
         is_number = _is_of("number" if kind == "amount" else "int", value, format_)
         return is_number and bool(_LEAST[kind] <= value <= _MOST.get(kind, value))

@@ -222,6 +222,28 @@ def several_processes_are_distributed(file: ConfigFile) -> Iterator[Hit]:
         )
 
 
+@file_rule("PS672", Severity.WARNING, _FORMAT, source=f"{_SOURCE}/commands/launch.py")
+def options_with_defaults_stand_on_the_line(file: ConfigFile) -> Iterator[Hit]:
+    """rdzv_backend and enable_cpu_affinity are taken from the command line alone.
+
+    ``accelerate launch`` fills in from its file what the line leaves open. These two have defaults on the
+    line, static and off, so that they are never open: in the file they change nothing.
+    """
+    backend = file.get("rdzv_backend")
+    if isinstance(backend, str) and backend != "static":
+        yield Hit(
+            message=f"rdzv_backend {backend} in the file: accelerate launch takes static all the same",
+            fix=f"write accelerate launch --rdzv_backend {backend} ...",
+            key="rdzv_backend",
+        )
+    if file.is_on("enable_cpu_affinity"):
+        yield Hit(
+            message="enable_cpu_affinity in the file: accelerate launch leaves it off all the same",
+            fix="write accelerate launch --enable_cpu_affinity ...",
+            key="enable_cpu_affinity",
+        )
+
+
 @file_rule("PS629", Severity.ERROR, _FORMAT, source=f"{_SOURCE}/utils/launch.py", covers=("PIT511",))
 def processes_have_the_gpus_that_are_named(file: ConfigFile) -> Iterator[Hit]:
     """gpu_ids must name a GPU for every process of the machine.

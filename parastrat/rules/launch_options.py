@@ -43,7 +43,9 @@ def accelerate_starts_one_kind(file: ConfigFile) -> Iterator[Hit]:
             fix="remove --multi_gpu, or write --num_processes with the GPUs of all machines",
             key="accelerate.num_processes",
         )
-    if "use_parallelism_config" in stated and "use_fsdp" not in stated:
+    # what a variable holds may be --use_fsdp
+    whole = file.get("started.options") is None
+    if "use_parallelism_config" in stated and "use_fsdp" not in stated and whole:
         yield Hit(
             message="--use_parallelism_config without --use_fsdp on the line",
             fix="add --use_fsdp --fsdp_version 2, or leave both to the configuration file",

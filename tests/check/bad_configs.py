@@ -95,6 +95,7 @@ LENIENT = {
         FSDP2.replace("machine_rank: 0", "machine_rank: 1").replace("29500", "'29500'"),
         MESH.replace("_tp_size: 2", "_tp_size: '2'"),
         FSDP1 + "same_network: 'false'\n",
+        FSDP1 + "rdzv_backend: static\nsame_network: true\nenable_cpu_affinity: false\n",
         FSDP2.replace("TRANSFORMER", "SIZE") + "  fsdp_min_num_params: '100000000'\n",
         ACCELERATED_ZERO.replace("steps: 2", "steps: auto"),
         ACCELERATED_ZERO.replace("steps: 2", "steps: '2'").replace("3", "'3'")
@@ -315,6 +316,9 @@ BAD = (
         "states: false",
         "PS615",
     ),
+    _yaml("rendezvous of the file", FSDP2, "_rank: 0", "_rank: 0\nrdzv_backend: c10d", "PS672"),
+    _yaml("affinity of the file", FSDP2, "_rank: 0", "_rank: 0\nenable_cpu_affinity: true", "PS672"),
+    _yaml("kind that is a number", FSDP2, "distributed_type: FSDP", "distributed_type: 8", "PS602"),
     _yaml("unknown kind", FSDP2, "distributed_type: FSDP", "distributed_type: FDSP", "PS602"),
     _yaml("unknown format", FSDP2, "bf16", "bfloat16", "PS602"),
     _yaml("unknown policy", FSDP2, "TRANSFORMER_BASED_WRAP", "TRANSFORMER_WRAP", "PS602"),

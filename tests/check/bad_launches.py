@@ -160,6 +160,10 @@ GOOD_LAUNCHES = (
     WITH_FILE.replace("fsdp.yaml", "other.yaml --num_processes 8"),
     WITH_FILE.replace("fsdp.yaml", "mesh.yaml --num_processes $N"),
     WITH_FILE.replace("fsdp.yaml", "mesh.yaml --parallelism_config_tp_size $TP"),
+    WITH_FILE.replace("fsdp.yaml", "fsdp.yaml --gpu_ids $IDS"),
+    # a kind on the line leaves the file's mesh out
+    WITH_FILE.replace("fsdp.yaml", "mesh.yaml --use_fsdp --num_processes 8"),
+    ACCELERATE.replace("--multi_gpu", "--use_parallelism_config $FSDP_OPTIONS"),
     DEEPSPEED.replace("hosts", "/job/hosts").replace("_nodes 2", "_nodes 4"),
     DEEPSPEED.replace("--num_nodes 2", "--num_nodes $NODES"),
     "deepspeed --num_gpus=1 --bind_cores_to_rank train.py --deepspeed\n",
