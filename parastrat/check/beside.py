@@ -87,9 +87,8 @@ def beside(file: ConfigFile, folder: Path) -> Beside:
     there stays unknown.
     """
     file = _with_hosts(file, folder)
-    if file.get("accelerate") is None:
-        return Beside(file=file)
     config = _config(file.get("accelerate.config_file"), folder)
+    file = _with_engine(file, config, folder)
     if config is None:
         return Beside(file=file)
     own = dict(file.get("accelerate"))
@@ -151,6 +150,22 @@ def _with_hosts(file: ConfigFile, folder: Path) -> ConfigFile:
     except ConfigError:
         return file
     return replace(file, table={**file.table, "hosts": hosts, "not_hosts": wrong})
+
+
+def _with_engine(file: ConfigFile, config: ConfigFile | None, folder: Path) -> ConfigFile:
+    """Return a launch with DeepSpeed's configuration, if the line or accelerate's file names one here."""
+    key = "deepspeed_config_file"
+    stated = file.get("started.engine") or file.get(f"accelerate.{key}")
+    if stated is None and config is not None and config.get("distributed_type") == "DEEPSPEED":
+        stated = config.get(f"deepspeed_config.{key}")
+    path = _path(stated, folder)
+    if path is None or path.suffix != ".json":
+        return file
+    try:
+        table = structure_of(path, text_of(path)).table
+    except (ConfigError, ConfigSyntaxError):
+        return file
+    return replace(file, table={**file.table, "engine": table})
 
 
 def _joined(file: ConfigFile, config: ConfigFile | None) -> ConfigFile | None:

@@ -66,7 +66,8 @@ def script_tables(
     (``by``: ``srun``, ``other`` for what else reaches machines, or
     ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and of ``tasks``
     whether they are on chosen nodes, or unknown; ``shell``, where one of its own expands its words;
-    ``module``: ``torch.distributed.launch``; ``options``, where some are unknown; ``only``: whether no
+    ``module``: ``torch.distributed.launch``; ``engine``: DeepSpeed's file among the script's own words;
+    ``options``, where some are unknown; ``only``: whether no
     other launch stands there), ``dashes`` (options that begin with another dash than a hyphen, and that
     dash; they are read as they were meant), ``late`` (directives behind the first command, by their lines),
     ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by their number. Values are
@@ -193,7 +194,8 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
             launch.note("dashes", word, dashed[1], number)
             word = "--" + word[dashed.end() :]  # noqa: PLW2901 - as it was meant
         if not word.startswith("-") or word == "--":
-            return  # the script, and what is its own
+            _read_script([*rest], number, launch)
+            return
         whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
         name, equals, value = whole.lstrip("-").partition("=")
         if separator:
@@ -204,3 +206,12 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
             value = next(rest, "")
         if not of_launch:
             launch.note(start.launcher, name, value if equals or value else "yes", number)
+
+
+def _read_script(words: list[str], number: int, launch: _Found) -> None:
+    """Read DeepSpeed's file of a script's own words, as DeepSpeed's arguments or HF's trainer name it."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        behind = value if equals else next(iter(words[place + 1 :]), "")
+        if name in ("--deepspeed_config", "--deepspeed") and behind.endswith(".json"):
+            launch.note("started", "engine", behind, number)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from parastrat.config_file import whole_number
-from parastrat.rules.launchers import ACCELERATE, DEEPSPEED, launcher_of
+from parastrat.rules.launchers import ACCELERATE, DEEPSPEED, TORCHRUN, launcher_of
 
 if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
@@ -67,6 +67,16 @@ def processes_of(file: ConfigFile) -> int | None:
     # machines are no more than the job has nodes
     nodes = told_nodes(file) or count_of(file, "sbatch.nodes") or _one_node(file)
     return None if not nodes else -(-stated // nodes)
+
+
+def world_of(file: ConfigFile) -> int | None:
+    """Return the processes of a launch on all its nodes; None if unknown."""
+    launcher, nodes, processes = launcher_of(file), told_nodes(file), processes_of(file)
+    if launcher is ACCELERATE:
+        return count_of(file, "accelerate.num_processes")
+    alone = launcher is TORCHRUN and file.get("torchrun.nnodes") is None and not is_partly_unknown(file)
+    nodes = 1 if alone or file.get("torchrun.standalone") is not None else nodes
+    return None if nodes is None or processes is None else nodes * processes
 
 
 def _one_node(file: ConfigFile) -> int | None:

@@ -1,4 +1,4 @@
-"""PS669 to PS671: options of ``accelerate launch`` and deepspeed that contradict each other, and hosts."""
+"""PS669 to PS673: launches whose options contradict each other, their hosts, or DeepSpeed's batch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import FILLED_IN, ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import count_of, counted
+from parastrat.rules.launch_facts import count_of, counted, world_of
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _LAUNCH = "https://github.com/huggingface/accelerate/blob/16cb6eb/src/accelerate/commands/launch.py"
 _RUNNER = "https://github.com/deepspeedai/DeepSpeed/blob/edaa722/deepspeed/launcher/runner.py"
+_CONFIG = "https://github.com/deepspeedai/DeepSpeed/blob/edaa722/deepspeed/runtime/config.py"
 _FORMAT = ConfigFormat.SCRIPT
 
 _KINDS = ("cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp")
@@ -124,3 +125,33 @@ def hosts_are_those_that_are_asked_for(file: ConfigFile) -> Iterator[Hit]:
                     fix=f"write a host of the file, such as {next(iter(hosts))}",
                     key=f"deepspeed.{option}",
                 )
+
+
+@file_rule("PS673", Severity.ERROR, _FORMAT, source=_CONFIG)
+def batch_is_of_so_many_ranks(file: ConfigFile) -> Iterator[Hit]:
+    """The batch in DeepSpeed's file must be one of so many processes.
+
+    DeepSpeed stops where train_batch_size is not micro-batch x accumulation x data-parallel ranks. Where
+    the script divides the model there are fewer of these than processes, but they divide their number.
+    """
+    batch, micro, world = (
+        file.number("engine.train_batch_size"),
+        file.number("engine.train_micro_batch_size_per_gpu"),
+        world_of(file),
+    )
+    steps = 1 if file.get("engine.gradient_accumulation_steps") is None else None
+    steps = steps or file.number("engine.gradient_accumulation_steps")
+    # elastic training and autotuning choose batches of their own
+    chosen = file.is_on("engine.elasticity.enabled") or file.get("deepspeed.autotuning") is not None
+    if not world or not batch or not micro or not steps or min(batch, micro, steps) < 1 or chosen:
+        return
+    ranks, rest = divmod(batch, micro * steps)
+    if not rest and world % ranks:
+        name = file.get("started.engine") or "its DeepSpeed file"
+        key = "started.engine" if file.get("started.engine") else "accelerate"
+        yield Hit(
+            message=f"{'1 process' if world == 1 else f'{world} processes'}, and {name} has a batch of "
+            f"{ranks} ranks ({batch} = {micro} x {steps} x {ranks})",
+            fix=f'remove "train_batch_size" there: it follows from the others, as {micro * steps * world}',
+            key=key,
+        )

@@ -35,9 +35,10 @@ BY_HAND = (
 srun bash -c 'deepspeed --hostfile hosts --no_ssh --node_rank $SLURM_NODEID --master_addr '$HEAD' train.py'
 """
 )
+ENGINE = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}'
 HOSTS = "worker-0 slots=8\nworker-1 slots=8  # the other\n"
 #: what lies beside a script
-BESIDE = {"fsdp.yaml": FSDP2, "mesh.yaml": MESH, "hosts": HOSTS}
+BESIDE = {"fsdp.yaml": FSDP2, "mesh.yaml": MESH, "ds.json": ENGINE, "hosts": HOSTS}
 
 
 def _bad(what: str, base: str, old: str, new: str, code: str) -> Bad:
@@ -142,6 +143,26 @@ TOGETHER = (
         "PS655",
     ),
     _bad("accelerate: GPUs", WITH_FILE, "--gpus-per-node=8", "--gpus-per-node=4", "PS657"),
+    _deepspeed("another batch", "--num_gpus 8", "--num_gpus 6", "PS673"),
+    _deepspeed(
+        "another batch, as HF's trainer takes it",
+        "8 --master_port 29500 t.py --deepspeed_config",
+        "5 t.py --deepspeed",
+        "PS673",
+    ),
+    Bad(
+        what="torchrun: another batch",
+        text="torchrun --nproc-per-node 4 t.py --deepspeed_config=ds.json",
+        suffix=".sh",
+        code="PS673",
+    ),
+    _bad(
+        "accelerate: another batch",
+        ACCELERATE,
+        "--multi_gpu --num_processes 16",
+        "--use_deepspeed --deepspeed_config_file ds.json --num_processes 12",
+        "PS673",
+    ),
     _deepspeed("more nodes than hosts", "--num_nodes 2", "--num_nodes 4", "PS671"),
     _deepspeed("more processes than slots", "--num_gpus 8", "--num_gpus 16", "PS671"),
     _deepspeed("host of no file", "--num_nodes 2 --num_gpus 8", "--include worker-2:0", "PS671"),
@@ -166,6 +187,11 @@ GOOD_LAUNCHES = (
     ACCELERATE.replace("--multi_gpu", "--use_parallelism_config $FSDP_OPTIONS"),
     DEEPSPEED.replace("hosts", "/job/hosts").replace("_nodes 2", "_nodes 4"),
     DEEPSPEED.replace("--num_nodes 2", "--num_nodes $NODES"),
+    # the batch of 8 ranks: on 16 GPUs the script may divide the model
+    DEEPSPEED.replace("--num_nodes 2", "--num_nodes 1"),
+    "torchrun --nproc-per-node 4 t.py --deepspeed_config other.json\ntorchrun t.py --deepspeed\n",
+    DEEPSPEED.replace("--num_gpus 8", "--num_gpus 6 --autotuning tune"),
+    "torchrun --nproc-per-node $N t.py --deepspeed_config ds.json\n",
     "deepspeed --num_gpus=1 --bind_cores_to_rank train.py --deepspeed\n",
     "deepspeed -H hosts -i worker-1:0,2@worker-0 train.py\n",
     "deepspeed --num_acc 8 train.py\n",
