@@ -36,6 +36,7 @@ _JOBS: tuple[tuple[str, str, int | None, str], ...] = (
     ("gpt2", "p5.48xlarge:2", 1024, "torch"),
     ("nemotron-h-8b", "dgx-h100:2", 8192, "torch"),
     ("nemotron-h-8b", "dgx-h100:2", 8192, "megatron-core"),
+    ("llama-3.1-70b", "dgx-a100-40", 8192, "torch"),
 )
 _BATCH = 128
 

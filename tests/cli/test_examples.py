@@ -16,7 +16,7 @@ def test_an_example_is_a_case_that_the_rule_fires_on() -> None:
     assert "32 heads" in hit.message
 
 
-@pytest.mark.parametrize("code", ["PS101", "PS202", "PS206", "PS401", "PS410", "PS701", "PS801"])
+@pytest.mark.parametrize("code", ["PS101", "PS106", "PS202", "PS206", "PS401", "PS410", "PS701", "PS801"])
 def test_common_rules_have_an_example(code: str) -> None:
     rule = rule_named(code)
     assert rule is not None
