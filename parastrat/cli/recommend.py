@@ -55,7 +55,7 @@ def recommend(
         memory_front,
         nearby_batch,
         network_doubt,
-        offloaded,
+        offloaded_plan,
     )
 
     check_tolerance(tolerance)
@@ -65,7 +65,7 @@ def recommend(
     doubt = network_doubt(found.facts, constraints, result.chosen, tolerance)
     nearby = nearby_batch(found.facts, constraints, result.chosen, tolerance)
     chunked = chunked_loss(found.facts, constraints, result.chosen, tolerance)
-    away = offloaded(found.facts, constraints, result.chosen, tolerance)
+    away = offloaded_plan(found.facts, constraints, result.chosen, tolerance)
     instead = applied_instead(found.facts, constraints, result.chosen, tolerance)
     result = replace(
         result,

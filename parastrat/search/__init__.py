@@ -7,7 +7,7 @@ from parastrat.search.doubted import network_doubt
 from parastrat.search.front import memory_front
 from parastrat.search.ladder import RUNG_STRATEGIES
 from parastrat.search.nearby import nearby_batch
-from parastrat.search.offloaded import offloaded
+from parastrat.search.offloaded import offloaded_plan
 from parastrat.search.rows import Constraints
 
 __all__ = [
@@ -19,5 +19,5 @@ __all__ = [
     "memory_front",
     "nearby_batch",
     "network_doubt",
-    "offloaded",
+    "offloaded_plan",
 ]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from parastrat.search.rows import Constraints
 
 
-def offloaded(facts: Facts, fixed: Constraints, chosen: Case | None, tolerance: float) -> Case | None:
+def offloaded_plan(facts: Facts, fixed: Constraints, chosen: Case | None, tolerance: float) -> Case | None:
     """Return the faster of the recommendations with the optimizer and with the parameters offloaded.
 
     None where neither is faster by the tolerance, where nothing is known of the way to host memory, or

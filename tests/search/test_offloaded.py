@@ -6,7 +6,7 @@ import pytest
 from search.test_find_plan import facts
 
 from parastrat.plan import Offload
-from parastrat.search import Constraints, find_plan, offloaded
+from parastrat.search import Constraints, find_plan, offloaded_plan
 
 TOLERANCE = 0.05
 
@@ -30,7 +30,7 @@ def test_it_is_told_where_one_of_both_is_faster_by_the_tolerance(model: str, on:
         for offload in (Offload.OPTIMIZER, Offload.PARAMETERS)
     ]
     steps = [other.estimate.time.step for other in others if other is not None]
-    told = offloaded(job, Constraints(), chosen, TOLERANCE)
+    told = offloaded_plan(job, Constraints(), chosen, TOLERANCE)
     assert (told is not None) == any((1 + TOLERANCE) * step <= chosen.estimate.time.step for step in steps)
     if told is not None:
         assert told.estimate.time.step == min(steps)
@@ -40,9 +40,9 @@ def test_it_is_told_where_one_of_both_is_faster_by_the_tolerance(model: str, on:
 def test_nothing_is_said_where_it_is_no_question() -> None:
     job = facts("llama-2-13b", "8x-rtx-4090:2", 512, 4096)
     chosen = find_plan(job).chosen
-    assert offloaded(job, Constraints(), chosen, TOLERANCE) is not None
-    assert offloaded(job, Constraints(), None, TOLERANCE) is None
-    assert offloaded(job, Constraints(applied=True), chosen, TOLERANCE) is None
-    assert offloaded(job, Constraints(offload=Offload.OPTIMIZER), chosen, TOLERANCE) is None
+    assert offloaded_plan(job, Constraints(), chosen, TOLERANCE) is not None
+    assert offloaded_plan(job, Constraints(), None, TOLERANCE) is None
+    assert offloaded_plan(job, Constraints(applied=True), chosen, TOLERANCE) is None
+    assert offloaded_plan(job, Constraints(offload=Offload.OPTIMIZER), chosen, TOLERANCE) is None
     processors = facts("gpt2", "cpu:2", 64, 1024)
-    assert offloaded(processors, Constraints(), find_plan(processors).chosen, TOLERANCE) is None
+    assert offloaded_plan(processors, Constraints(), find_plan(processors).chosen, TOLERANCE) is None
