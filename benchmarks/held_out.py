@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from neutral import neutral
+from residuals import lines as left_of_errors
 
 from parastrat.correction import StackFit
 from parastrat.measured import read_rows
@@ -310,7 +311,7 @@ def main() -> None:
     """Print or write the page."""
     runs, all_of = published()
     fitter = Fitter()
-    lines = [_HEAD]
+    lines, dense = [_HEAD], {}
     for experts in (False, True):
         own = [each for each in runs if each.experts is experts and each.language]
         beside = [each for each in runs if experts and each.language and not each.experts]
@@ -320,8 +321,11 @@ def main() -> None:
             found = predictions(fitter, own, way, beside)
             known = with_intervals([each for each in found if each.of.known_rate])
             lines += [*table_lines(known, counts), *aside_lines(found), ""]
-    text = "\n".join(lines)
-    print(text)
+            if not experts:
+                dense[name] = [each.of.run for each in known], [each.error for each in known]
+    lines += left_of_errors(dense["source left out"], dense["known stack"])
+    text = "\n".join(lines).rstrip() + "\n"
+    print(text, end="")
     if "--write" in sys.argv:
         PAGE.write_text(text, encoding="utf-8")
 

@@ -27,12 +27,17 @@ SHAPES = (
 
 
 def on(stack: Stack, table: str | None = None, times: int = 1) -> list[Run]:
-    """Return runs that take what the model says of this stack, each shape a table or all in one."""
+    """Return runs that take what the model says of this stack, each shape a table or all in one.
+
+    Several of one shape are each of a somewhat longer sequence: runs alike would do the same work.
+    """
     runs = []
     for number, shape in enumerate(SHAPES):
-        job = job_of(row_of(**{"dp": 8, **shape}))
-        one = Run(table=table or f"table{number}", stack="torch", job=job, seconds=1.0)
-        runs += [replace(one, seconds=predicted(one, stack))] * times
+        for more in range(times):
+            length = {"seq_len": int(str(shape.get("seq_len", 8192))) + 16 * more}
+            job = job_of(row_of(**{"dp": 8, **shape, **length}))
+            one = Run(table=table or f"table{number}", stack="torch", job=job, seconds=1.0)
+            runs.append(replace(one, seconds=predicted(one, stack)))
     return runs
 
 
@@ -102,6 +107,21 @@ def test_a_table_of_many_runs_does_not_drown_another() -> None:
     both = fitted([*on(slow, "slow"), *on(fast, "fast", times=30)], STACK)
     alone = fitted(on(fast, "fast", times=30), STACK)
     assert after(both)["matmul_factor"] < after(alone)["matmul_factor"]
+
+
+def test_runs_of_the_same_work_count_little_more_than_one_of_them() -> None:
+    slow = replace(STACK, matmul_factor=0.8)
+    one, *others = on(slow, "slow", times=8)[:8]
+    wider = job_of(row_of(**{**SHAPES[0], "dp": 16, "gpus": 16, "global_batch": 128}))
+    assert replace(one, job=wider).work == one.work != others[0].work
+    assert replace(one, table="another").work != one.work
+    alone, same, several = (
+        after(fitted(runs, STACK, CONSTANTS[:1]))["matmul_factor"]
+        for runs in ([one], [one] * 8, [one, *others])
+    )
+    # eight of which each two go together by 0.9 tell as much as 8 / 7.3 that do not
+    assert STACK.matmul_factor > alone > same > several
+    assert alone - same < 0.2 * (alone - several)
 
 
 def test_runs_out_of_memory_or_without_a_time_are_left_out() -> None:
