@@ -132,6 +132,9 @@ class SearchResult:
     #: what would be recommended if the loss made its logits in chunks; None where nobody asked, or where
     #: that is no faster
     chunked_loss: Case | None = None
+    #: what would be recommended with torch.compile on every block; None where nobody asked, or where that
+    #: is no faster
+    compiled: Case | None = None
     #: what would be recommended if states were offloaded to host memory; None where nobody asked, or where
     #: that is no faster
     offloaded: Case | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.case import Facts
 from parastrat.errors import ModelError, UsageError
+from parastrat.hardware import DeviceType
 from parastrat.model import Family
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from parastrat.workload import Precision
 
 AUTO = "auto"
+
+#: stacks that differ in torch.compile alone
+_PLAIN, _COMPILED = "torch", "torch-compile"
 
 #: samples of one step where nothing says more
 _TOKENS_PER_STEP = 4 * 2**20
@@ -66,6 +70,20 @@ def resolved(flags: JobFlags) -> Job:
         facts=Facts(model=model, hardware=hardware, workload=workload, stack=stack),
         source=source,
     )
+
+
+def compiled_facts(job: Job) -> Facts | None:
+    """Return a job of plain torch with torch.compile on every block.
+
+    None for another stack; on processors, where nothing is known of compiled blocks; and of a model that is
+    traced, which is done in eager mode.
+    """
+    facts = job.facts
+    plain = facts.stack.name == _PLAIN and facts.hardware.device.type is not DeviceType.CPU
+    if not plain or load_source(job.source.ref) is None:
+        return None
+    stack = load_stack(_COMPILED)
+    return replace(facts, stack=stack, model=trained_model(job.source, facts.workload, stack.kernels))
 
 
 def hardware_of(ref: str, ranks_per_node: int | None) -> Hardware:

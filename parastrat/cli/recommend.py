@@ -46,11 +46,12 @@ def recommend(
     front: Front = False,
 ) -> None:
     """Find the plan for a model on some hardware, and say why."""
-    from parastrat.cli.facts import resolved
+    from parastrat.cli.facts import compiled_facts, resolved
     from parastrat.cli.output import paper, show, show_json, write_plan
     from parastrat.search import (
         applied_instead,
         chunked_loss,
+        compiled_blocks,
         find_plan,
         memory_front,
         nearby_batch,
@@ -65,6 +66,7 @@ def recommend(
     doubt = network_doubt(found.facts, constraints, result.chosen, tolerance)
     nearby = nearby_batch(found.facts, constraints, result.chosen, tolerance)
     chunked = chunked_loss(found.facts, constraints, result.chosen, tolerance)
+    compiled = compiled_blocks(compiled_facts(found), constraints, result.chosen, tolerance)
     away = offloaded_plan(found.facts, constraints, result.chosen, tolerance)
     instead = applied_instead(found.facts, constraints, result.chosen, tolerance)
     result = replace(
@@ -72,6 +74,7 @@ def recommend(
         network_doubt=doubt,
         nearby_batch=nearby,
         chunked_loss=chunked,
+        compiled=compiled,
         offloaded=away,
         applied=instead,
     )

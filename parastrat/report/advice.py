@@ -87,6 +87,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
         *_applied(chosen, result.applied),
         *_nearby(chosen, result.nearby_batch),
         *_in_chunks(chosen, result.chunked_loss),
+        *_compiled(chosen, result.compiled),
         *_offloaded(chosen, result.offloaded),
         *_doubted(result.network_doubt),
     ]
@@ -193,16 +194,29 @@ def _in_chunks(chosen: Case, other: Case | None) -> list[str]:
     return [f"with the loss in chunks (chunked_cross_entropy): {gain} (--loss-chunks {chunks})"]
 
 
+def _compiled(chosen: Case, other: Case | None) -> list[str]:
+    """Return what compiled blocks would give."""
+    if other is None:
+        return []
+    stack = other.stack.name
+    return [f"with torch.compile on every block: {_faster_by(chosen, other)} (--stack {stack})"]
+
+
 def _offloaded(chosen: Case, other: Case | None) -> list[str]:
     """Return what offloading would give, with the rates that it rests on."""
     if other is None:
         return []
-    here, there = (case.estimate.time for case in (chosen, other))
-    tie = "maybe a tie: " if there.may_tie(here) else ""
-    gain = f"{tie}{plan_name(other)} in {duration(there.step)}, {percent(1 - there.step / here.step)} less"
     what = other.plan.offload.value
     rates = f"at {offload_words(other)}; auto_parallelize does not apply it"
+    gain = _faster_by(chosen, other)
     return [f"with the {what} offloaded to host memory: {gain} (--offload {what}), {rates}"]
+
+
+def _faster_by(chosen: Case, other: Case) -> str:
+    """Return another plan with its step and what it is less."""
+    here, there = (case.estimate.time for case in (chosen, other))
+    tie = "maybe a tie: " if there.may_tie(here) else ""
+    return f"{tie}{plan_name(other)} in {duration(there.step)}, {percent(1 - there.step / here.step)} less"
 
 
 def _doubted(doubt: NetworkDoubt | None) -> list[str]:

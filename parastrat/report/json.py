@@ -44,6 +44,7 @@ def recommendation_json(result: SearchResult) -> dict[str, Any]:
         "network_doubt": _doubt_table(result.network_doubt),
         "nearby_batch": _outline(result.nearby_batch),
         "chunked_loss": _outline(result.chunked_loss),
+        "compiled": _outline(result.compiled),
         "offloaded": _outline(result.offloaded),
         "applied": None if result.applied is None else {"recommended": _outline(result.applied.case)},
         "alternatives": [_outline(case) for case in result.alternatives],

@@ -3,6 +3,7 @@
 from parastrat.search.applied import applied_instead
 from parastrat.search.choice import find_plan
 from parastrat.search.chunked import chunked_loss
+from parastrat.search.compiled import compiled_blocks
 from parastrat.search.doubted import network_doubt
 from parastrat.search.front import memory_front
 from parastrat.search.ladder import RUNG_STRATEGIES
@@ -15,6 +16,7 @@ __all__ = [
     "Constraints",
     "applied_instead",
     "chunked_loss",
+    "compiled_blocks",
     "find_plan",
     "memory_front",
     "nearby_batch",

@@ -81,6 +81,28 @@ def test_a_loss_in_chunks_is_told_where_it_gains(capsys: pytest.CaptureFixture[s
     assert asked["chunked_loss"] is None
 
 
+def test_compiled_blocks_are_told_where_they_gain(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("vit-l-16", "--on", "dgx-h100")
+    said = " ".join(answered(capsys, job=job).split())
+    assert "with torch.compile on every block: " in said
+    assert "less (--stack torch-compile)" in said
+    other = json.loads(answered(capsys, "--json", job=job))["compiled"]
+    asked = json.loads(answered(capsys, "--stack", "torch-compile", "--json", job=job))
+    assert (asked["plan"], asked["compiled"]) == (other["plan"], None)
+    gain = json.loads(answered(capsys, "--json", job=job))["estimate"]["time"]["step"]
+    assert 1.05 * other["estimate"]["time"]["step"] <= gain
+
+
+@pytest.mark.parametrize(
+    "job", [("gpt2", "--on", "dgx-a100"), ("gpt2", "--on", "cpu:2"), ("gpt2", "--stack", "megatron-core")]
+)
+def test_compiled_blocks_that_gain_nothing_or_are_no_question_are_not_told(
+    capsys: pytest.CaptureFixture[str], job: tuple[str, ...]
+) -> None:
+    on = () if "--on" in job else ("--on", "dgx-a100")
+    assert json.loads(answered(capsys, "--json", *on, job=job))["compiled"] is None
+
+
 def test_offloading_is_told_where_it_gains(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("llama-2-13b", "--on", "8x-rtx-4090:2")
     said = " ".join(answered(capsys, job=job).split())
