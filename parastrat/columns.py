@@ -76,6 +76,7 @@ class Columns:
     global_batch_size: Numbers
     sequence_length: Numbers
     without_tokens: Numbers
+    optimizer: Numbers
     # model
     layers: Numbers
     hidden: Numbers
@@ -105,6 +106,7 @@ class Columns:
     divides_experts: Numbers
     pads_vocabulary: Numbers
     splits_backward: Numbers
+    dtensors: Numbers
     # estimate
     memory_total: Numbers
     memory_margin: Numbers

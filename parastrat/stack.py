@@ -239,6 +239,8 @@ class Stack:
     #: kernels launched, or as much of the processor's time, for a collective of tensor parallelism
     launches_per_collective: float = 0.0
     attention: Attention = Attention.SECOND
+    #: whether the parameters that it divides are DTensors
+    dtensors: bool = False
     #: whether its pipelines can compute the gradients of weights apart from those of inputs
     splits_backward: bool = False
     #: launches of a backward in these two parts over those of a whole one, and further ones for each block

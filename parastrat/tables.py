@@ -40,6 +40,7 @@ def workload_columns(workload: Workload) -> dict[str, Any]:
         "sequence_length": workload.sequence_length,
         "without_tokens": workload.sequence_length is None,
         "loss_chunks": workload.loss_chunks,
+        "optimizer": code_of(workload.optimizer),
     }
 
 
@@ -87,6 +88,7 @@ def stack_columns(stack: Stack) -> dict[str, Any]:
         "divides_experts": stack.divides_experts,
         "pads_vocabulary": stack.pads_vocabulary,
         "splits_backward": stack.splits_backward,
+        "dtensors": stack.dtensors,
     }
 
 

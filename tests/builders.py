@@ -50,6 +50,7 @@ _RENAMED = {
     "model_name": ("model", "name"),
     "stack": ("stack", "name"),
     "splits_backward": ("stack", "splits_backward"),
+    "dtensors": ("stack", "dtensors"),
     "launch_backend": ("launch", "backend"),
     "workload_precision": ("workload", "precision"),
     "model_parameters": ("model", "parameters"),
@@ -251,6 +252,7 @@ def estimate(**memory: Any) -> Estimate:
 STACK = Stack(
     name="torch",
     kernels=Kernels.EAGER,
+    dtensors=True,
     master_weight_bytes=0,
     mixed_parameter_bytes=4,
     mixed_gradient_bytes=4,

@@ -24,8 +24,7 @@ _NONE = code_of(Shard.NONE)
 _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _PARAMETERS = code_of(Shard.PARAMETERS)
 
-#: stacks whose divided parameters are DTensors
-_DTENSORS = ("torch", "torch-compile")
+_ADAFACTOR = code_of(Optimizer.ADAFACTOR)
 
 
 @plan_rule("PS390", Severity.INFO, source=f"{_DOCS}/generated/torch.nn.DataParallel.html")
@@ -108,28 +107,26 @@ def fsdp1_is_legacy(case: Case) -> Hit | None:
     )
 
 
-@case_rule(
+@plan_rule(
     "PS394",
-    Severity.WARNING,
+    Severity.ERROR,
     source="https://github.com/pytorch/pytorch/blob/v2.13.0/torch/optim/_adafactor.py",
 )
-def adafactor_of_divided_parameters(case: Case) -> Hit | None:
+def adafactor_of_divided_parameters(p: Columns) -> Mask:
     """Adafactor needs whole parameters.
 
     It keeps means of rows and columns, and norms, of which torch 2.13's DTensors know no form in place:
     torch.optim.Adafactor raises in its first step under FSDP2 and tensor parallelism, and that of
     Transformers does too. Rprop, and SGD and Adagrad with fused=True, raise likewise.
     """
-    plan = case.plan
-    divided = plan.mesh.tp > 1 or (plan.shards_parameters and plan.mesh.dp_shard * plan.mesh.cp > 1)
-    if (
-        case.workload.optimizer is not Optimizer.ADAFACTOR
-        or case.stack.name not in _DTENSORS
-        or not divided
-    ):
-        return None
+    divided = (p.tp > 1) | ((p.shard == _PARAMETERS) & (p.dp_shard * p.cp > 1))
+    return divided & (p.optimizer == _ADAFACTOR) & (p.dtensors == 1)
+
+
+@adafactor_of_divided_parameters.message
+def _(case: Case) -> Hit:
     return Hit(
-        message=f"adafactor under {plan.strategy}: torch.optim.Adafactor raises on divided parameters",
+        message=f"adafactor under {case.plan.strategy}: torch.optim.Adafactor raises on divided parameters",
         fix="use --optimizer adamw, or a plan that divides no parameters, where one fits",
     )
 

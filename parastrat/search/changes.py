@@ -46,6 +46,18 @@ def smaller_states(job: Changed) -> Changed | None:
     )
 
 
+def of_elements(job: Changed) -> Changed | None:
+    """Return the job with an optimizer that needs no whole parameters, if its own does (PS394)."""
+    workload = job.facts.workload
+    if workload.optimizer is not Optimizer.ADAFACTOR or not job.facts.stack.dtensors:
+        return None
+    chosen = Optimizer.ADAMW
+    return Changed(
+        changes=(*job.changes, f"optimizer {chosen.value} instead of {workload.optimizer.value}"),
+        facts=replace(job.facts, workload=_stating(workload, optimizer=chosen)),
+    )
+
+
 def loss_in_chunks(job: Changed) -> Changed | None:
     """Return the job with a loss that makes the logits of an eighth of the tokens at a time.
 

@@ -26,6 +26,7 @@ from parastrat.search.changes import (
     loss_in_chunks,
     more_divisible,
     more_nodes,
+    of_elements,
     smaller_states,
     usual_format,
     within_chunks,
@@ -133,7 +134,7 @@ def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fi
         yield _fitting_of(replace(space, facts=smaller.facts), smaller.changes)
     chunked, within = loss_in_chunks(asked), within_chunks(fixed)
     yield None if chunked is None or within is None else _fitting(chunked, within)
-    for other in (more_divisible(asked), larger_batch(asked)):
+    for other in (of_elements(asked), more_divisible(asked), larger_batch(asked)):
         yield None if other is None else _fitting(other, fixed)
     if not len(space.allowed.meshes.pp):
         yield _first(islice(fewer_nodes(asked), _FURTHER), fixed)

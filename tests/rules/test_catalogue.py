@@ -35,7 +35,7 @@ from parastrat.rules.rule import plan_rule
 from parastrat.scans import Scans
 from parastrat.tables import facts_columns
 from parastrat.units import GIB
-from parastrat.workload import Precision
+from parastrat.workload import Optimizer, Precision
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -183,6 +183,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
                 "divides_experts",
                 "pads_vocabulary",
                 "splits_backward",
+                "dtensors",
                 "without_tokens",
                 "without_heads",
                 "without_experts",
@@ -192,6 +193,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
         "global_batch_size": np.where(exact, micro * steps * dp, one_of(1, 7, 64, 512)),
         "sequence_length": one_of(1020, 1024, 65536),
         "loss_chunks": one_of(1, 1, 1, 8),
+        "optimizer": choices(Optimizer),
         "layers": one_of(2, 6, 8, 30, 61),
         "hidden": one_of(1024),
         "heads": one_of(6, 16, 20),

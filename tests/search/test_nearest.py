@@ -121,6 +121,22 @@ def test_no_plan_is_recommended_of_which_the_host_cannot_hold_what_is_offloaded(
     assert steps[0] == chosen.estimate.time.step != steps[1]
 
 
+def test_an_optimizer_that_needs_whole_parameters_may_be_changed() -> None:
+    job = facts("gpt2-xl", "h100-sxm5x8:1", 64, 1024)
+    device = replace(job.hardware.device, usable_memory_bytes=10 * 2**30)
+    workload = replace(job.workload, optimizer=Optimizer.ADAFACTOR)
+    short = replace(job, hardware=replace(job.hardware, device=device), workload=workload)
+    fixed = Constraints(pp=1)
+    result = find_plan(short, fixed)
+    assert result.chosen is None
+    assert any(entry.code == "PS394" for entry in result.rejected)
+    fit = named(result, "optimizer adamw instead of adafactor")
+    assert fit.case.plan.mesh.dp_shard * fit.case.plan.mesh.tp > 1
+    # of other stacks' shards nothing such is known
+    other = replace(short, stack=replace(short.stack, dtensors=False))
+    assert find_plan(other, fixed).chosen is not None
+
+
 SHORT_OF_MEMORY = [
     ("gpt2-xl", "8x-rtx-4090:1", 4 * 2**30),
     ("gpt2-xl", "8x-rtx-4090:8", 3 * 2**29),
