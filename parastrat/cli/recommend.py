@@ -48,36 +48,13 @@ def recommend(
     """Find the plan for a model on some hardware, and say why."""
     from parastrat.cli.facts import compiled_facts, resolved
     from parastrat.cli.output import paper, show, show_json, write_plan
-    from parastrat.search import (
-        applied_instead,
-        chunked_loss,
-        compiled_blocks,
-        find_plan,
-        memory_front,
-        nearby_batch,
-        network_doubt,
-        offloaded_plan,
-    )
+    from parastrat.search import find_plan, memory_front, with_others
 
     check_tolerance(tolerance)
     found = resolved(job)
     constraints = replace(constraints_of(fixed, found.facts), applied=applied)
     result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
-    doubt = network_doubt(found.facts, constraints, result.chosen, tolerance)
-    nearby = nearby_batch(found.facts, constraints, result.chosen, tolerance)
-    chunked = chunked_loss(found.facts, constraints, result.chosen, tolerance)
-    compiled = compiled_blocks(compiled_facts(found), constraints, result.chosen, tolerance)
-    away = offloaded_plan(found.facts, constraints, result.chosen, tolerance)
-    instead = applied_instead(found.facts, constraints, result.chosen, tolerance)
-    result = replace(
-        result,
-        network_doubt=doubt,
-        nearby_batch=nearby,
-        chunked_loss=chunked,
-        compiled=compiled,
-        offloaded=away,
-        applied=instead,
-    )
+    result = with_others(result, constraints, compiled_facts(found))
     if front:
         result = replace(result, front=memory_front(found.facts, constraints))
     if output.output is not None and result.chosen is not None:

@@ -12,7 +12,8 @@ from parastrat.assess import assess_all
 from parastrat.case import Facts
 from parastrat.profiles import load_stack
 from parastrat.rules.runtime_support import refusals_of
-from parastrat.search import Constraints, applied_instead, find_plan
+from parastrat.search import Constraints, find_plan
+from parastrat.search.otherwise.applied import applied_instead
 
 TOLERANCE = 0.05
 APPLIED = Constraints(applied=True)

@@ -7,8 +7,9 @@ from dataclasses import replace
 from search.test_find_plan import facts
 
 from parastrat.profiles import load_stack
-from parastrat.search import Constraints, chunked_loss, find_plan
+from parastrat.search import Constraints, find_plan
 from parastrat.search.changes import Changed, loss_in_chunks
+from parastrat.search.otherwise.chunked import chunked_loss
 
 TOLERANCE = 0.05
 

@@ -10,7 +10,8 @@ from search.test_find_plan import facts
 from parastrat.case import Facts
 from parastrat.hardware import FigureKind, Provenance
 from parastrat.result import Doubt, NetworkDoubt
-from parastrat.search import Constraints, find_plan, network_doubt
+from parastrat.search import Constraints, find_plan
+from parastrat.search.otherwise.doubted import network_doubt
 
 TOLERANCE = 0.05
 

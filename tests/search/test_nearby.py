@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from search.test_find_plan import facts
 
-from parastrat.search import Constraints, find_plan, nearby_batch
+from parastrat.search import Constraints, find_plan
 from parastrat.search.divisible import more_divisible
+from parastrat.search.otherwise.nearby import nearby_batch
 
 TOLERANCE = 0.05
 

@@ -6,7 +6,8 @@ import pytest
 from search.test_find_plan import facts
 
 from parastrat.plan import Offload
-from parastrat.search import Constraints, find_plan, offloaded_plan
+from parastrat.search import Constraints, find_plan
+from parastrat.search.otherwise.offloaded import offloaded_plan
 
 TOLERANCE = 0.05
 
