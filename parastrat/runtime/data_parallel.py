@@ -24,9 +24,10 @@ from parastrat.runtime.training.buffers import (
     has_changing_buffers,
     norms_with_statistics,
 )
+from parastrat.runtime.training.gathered import Left
 from parastrat.runtime.training.reached import Reached
 from parastrat.runtime.training.scalars import average_scalars, scalars_in
-from parastrat.runtime.training.seen import free_after_evaluation, refuse_second_gradients, see_outputs
+from parastrat.runtime.training.seen import refuse_second_gradients, see_outputs
 from parastrat.runtime.training.writes import refuse_assigned_data, refuse_lost_writes
 from parastrat.runtime.ways import chooses_ways, outside_of
 
@@ -92,7 +93,7 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
     own = _without_shared(module, units)
     for unit in (*own.values(), module):
         replicated(unit, mesh=mesh)
-    _guard((*own.values(), module))
+    _guard((*own.values(), module), wrapping.plan)
     wrapping.calls.append(
         "from torch.distributed._composable.replicate_with_fsdp import replicate\n"
         f"for name in {(*own, '')}:\n    replicate(model.get_submodule(name), mesh=mesh['dp_replicate'])"
@@ -132,7 +133,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     to_device_from_first_rank(_tensors(module), wrapping)
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
-    _guard((*own.values(), module))
+    _guard((*own.values(), module), wrapping.plan)
     said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
     if stacks:
         said += f", shard_placement_fn=<rows or columns of {len(stacks)} stacks such as {stacks[0]}>"
@@ -150,13 +151,14 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     return module
 
 
-def _guard(units: Sequence[nn.Module]) -> None:
+def _guard(units: Sequence[nn.Module], plan: Plan) -> None:
     """Let FSDP2 hear of all backwards, and refuse what it would lose; the root is the last of its units."""
     see_outputs(units)
-    free_after_evaluation(units)
     refuse_second_gradients(units)
     refuse_lost_writes(units[-1])
     refuse_assigned_data(units[-1])
+    # last, so that what it frees before a forward is seen by the others
+    Left(units[-1], is_stage=plan.mesh.pp > 1)
 
 
 def _columns_over(ranks: int) -> Callable[[nn.Parameter], Shard | None]:

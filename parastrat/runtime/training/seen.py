@@ -8,10 +8,9 @@ import torch
 
 from parastrat.errors import WrapError
 from parastrat.runtime.leaves import hides_tensors, tensors_in
-from parastrat.runtime.shares import memory_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from torch import nn
 
@@ -59,29 +58,6 @@ def refuse_second_gradients(units: Iterable[nn.Module]) -> None:
 
     for unit in units:
         unit.register_forward_hook(after)
-
-
-def free_after_evaluation(units: Sequence[nn.Module]) -> None:
-    """Free what a forward without gradients leaves gathered, which FSDP2 does behind a backward alone.
-
-    Until then a model's parameters are gathered copies: of an optimizer or an average that is made of them
-    nothing would reach the shards, and what an optimizer steps would not reach the next forward.
-
-    Args:
-        units: sharded ones, or replicated by what is built on FSDP2; the root is the last.
-    """
-
-    # as above
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def after(root: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if torch.is_grad_enabled():
-            return
-        returned = {memory_of(leaf) for leaf in tensors_in(output)}
-        if returned.isdisjoint(map(memory_of, root.parameters())):
-            for unit in units:
-                unit.reshard()  # type: ignore[operator]
-
-    units[-1].register_forward_hook(after)
 
 
 def _once(_gradient: torch.Tensor) -> None:

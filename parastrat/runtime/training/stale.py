@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
+from parastrat.runtime.training.gathered import free_for_step
 
 #: by their identity, those that somebody still holds; mostly none
 _replaced: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
@@ -44,6 +45,7 @@ def replacing(module: nn.Module, plan: Plan) -> Iterator[None]:
 def _check(optimizer: Any, _args: Any, _keywords: Any) -> None:
     if type(optimizer) in _WHOLE_ALONE or (type(optimizer) in _WHOLE_IF_FUSED and _is_fused(optimizer)):
         _check_whole(optimizer)
+    free_for_step(parameter for group in optimizer.param_groups for parameter in group["params"])
     if not _replaced:
         return
     for group in optimizer.param_groups:

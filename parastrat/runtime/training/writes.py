@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -21,8 +22,6 @@ from parastrat.runtime.training.unused import at, held_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from parastrat.runtime.training.unused import Place
 
@@ -46,7 +45,7 @@ def refuse_assigned_data(root: nn.Module) -> None:
             held, earlier = known.get(number, (None, 0))
             if held is local and earlier != shown:
                 raise WrapError(
-                    f"something was assigned to .data of {_named(place)}, which is divided: what it holds "
+                    f"something was assigned to .data of {name_of(place)}, which is divided: what it holds "
                     "did not change",
                     hint="write in place, parameter.copy_(values) under torch.no_grad()",
                 )
@@ -54,13 +53,14 @@ def refuse_assigned_data(root: nn.Module) -> None:
 
     before(root, ())
     # before FSDP2 gathers; its own hooks are not compiled either
-    root.register_forward_pre_hook(_apart(before), prepend=True)
+    root.register_forward_pre_hook(apart(before), prepend=True)
 
 
 def refuse_lost_writes(root: nn.Module) -> None:
     """Refuse forwards that write to weights which FSDP2 gathered for them.
 
-    What counts writes is looked at in each forward, and the values in a unit's first.
+    What counts writes is looked at in each forward; the values, which tell all others, in a unit's first,
+    second, fourth and so on, as they take a pass over the weights and a wait for the device.
 
     Args:
         root: sharded by FSDP2, or replicated by what is built on it, with all units in it.
@@ -76,31 +76,56 @@ class _Writes:
 
     def __init__(self, unit: nn.Module, places: list[Place]) -> None:
         self._places = places
-        self._before: list[_Look] = []
-        self._is_first = True
-        unit.register_forward_pre_hook(_apart(self._began))
+        self._before: list[Look] = []
+        self._forwards = 0
+        unit.register_forward_pre_hook(apart(self._began))
         # before FSDP2 frees them
-        unit.register_forward_hook(_apart(self._ended), prepend=True)
+        unit.register_forward_hook(apart(self._ended), prepend=True)
 
     def _began(self, _unit: nn.Module, _args: tuple[Any, ...]) -> None:
-        self._before = [_look(place, values=self._is_first) for place in self._places]
+        self._forwards += 1
+        for place in self._places:
+            _count_writes_to_data(at(place))
+        self._before = [look_at(place, values=self._looks_at_values) for place in self._places]
+
+    @property
+    def _looks_at_values(self) -> bool:
+        return self._forwards.bit_count() == 1
 
     def _ended(self, _unit: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
         before, self._before = self._before, []
         for place, look in zip(self._places, before, strict=False):
-            now = _look(place, values=self._is_first)
+            now = look_at(place, values=self._looks_at_values)
             # what was gathered anew meanwhile, as for a backward inside of the forward, is another tensor
             if now.of is look.of and now.told != look.told:
                 raise WrapError(
-                    f"a forward writes to {_named(place)}, which FSDP2 has gathered for it: that is lost",
+                    f"a forward writes to {name_of(place)}, which FSDP2 has gathered for it: that is lost",
                     hint="write outside of the forward, to what model.parameters() has behind "
                     "optimizer.step(), or plan ddp: parastrat recommend --strategy ddp",
                 )
-        self._is_first = False
+
+
+class _Gathered(nn.Parameter):
+    """A gathered weight whose writes through ``.data`` are counted as others are."""
+
+    @property
+    def data(self) -> torch.Tensor:
+        """Return what shares values with it, and what counts writes, which torch's own does not."""
+        return self.detach()
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        torch.Tensor.data.__set__(self, values)  # type: ignore[attr-defined]
+
+
+def _count_writes_to_data(gathered: Any) -> None:
+    """Let what FSDP2 gathered, and keeps to gather again, count writes through ``.data``."""
+    if type(gathered) is nn.Parameter:
+        gathered.__class__ = _Gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Look:
+class Look:
     """What tells a write to a tensor."""
 
     of: torch.Tensor | None
@@ -115,24 +140,29 @@ class _Look:
         return self.writes, self.address, self.norm
 
 
-def _look(place: Place, *, values: bool) -> _Look:
+def look_at(place: Place, *, values: bool = False) -> Look:
+    """Return what tells a later write to what is at a place; with ``values`` also one past autograd."""
     parameter = at(place)
     own = None if parameter is None else share_of(parameter)
     if own is None or own.is_inference() or isinstance(own, FakeTensor):
-        return _Look(of=None, writes=0, address=0, norm=None)
+        return Look(of=None, writes=0, address=0, norm=None)
     norm = None
     if values and own.numel() and (own.is_floating_point() or own.is_complex()):
         plain = torch.view_as_real(own.detach()) if own.is_complex() else own.detach()
         found = float(torch.linalg.vector_norm(plain, dtype=torch.float32))
         norm = None if math.isnan(found) else found
-    return _Look(of=own, writes=own._version, address=memory_of(own), norm=norm)  # noqa: SLF001  (no public way)
+    # what is divided counts writes to it, and not what it holds
+    writes = own._version + (0 if own is parameter else parameter._version)  # noqa: SLF001  (no public way)
+    return Look(of=own, writes=writes, address=memory_of(own), norm=norm)
 
 
-def _named(place: Place) -> str:
+def name_of(place: Place) -> str:
+    """Return what tells a place to the user: its name, and the class of its owner."""
     owner, key = place
     return f"{key} of a {type(owner).__name__.removeprefix('FSDP')}"
 
 
-def _apart(hook: Callable[..., None]) -> Callable[..., None]:
+def apart(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that is not compiled with what it is on."""
     found: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
     return found
