@@ -61,6 +61,8 @@ class Wrapping:
     calls: list[str] = field(default_factory=list)
     #: None without pipeline stages
     pipeline: Pipeline | None = None
+    #: code of loss functions that were tried for sums
+    tried: set[Any] = field(default_factory=set)
     #: ``forward_backward`` is running; outside of it, every backward reduces
     stepping: bool = False
 

@@ -113,17 +113,20 @@ def of_gradients() -> float:
 def with_sampler(sampler: Any) -> list[float]:
     """This rank's samples of an epoch."""
     random.seed(torch.distributed.get_rank())
-    parastrat.auto_parallelize(nn.Linear(1, 1), plan=plan(dp_replicate=2, micro_batch_size=4))
+    model = parastrat.auto_parallelize(nn.Linear(1, 1), plan=plan(dp_replicate=2, micro_batch_size=4))
     loader = parastrat.shard_dataloader(DataLoader(DATA, batch_size=8, sampler=sampler))
+    del model  # which must live until then
     return [float(value) for (batch,) in loader for value in batch]
 
 
 def of_stream(*, alike: bool, workers: int) -> list[float]:
     """This rank's samples of an epoch over a stream that shuffles by itself."""
     rank = torch.distributed.get_rank()
-    parastrat.auto_parallelize(nn.Linear(1, 1), plan=plan(dp_replicate=2, micro_batch_size=4))
+    model = parastrat.auto_parallelize(nn.Linear(1, 1), plan=plan(dp_replicate=2, micro_batch_size=4))
     stream = DataLoader(Stream(7 if alike else rank), batch_size=8, num_workers=workers)
-    return [float(value) for batch in parastrat.shard_dataloader(stream) for value in batch]
+    loader = parastrat.shard_dataloader(stream)
+    del model  # which must live until then
+    return [float(value) for batch in loader for value in batch]
 
 
 def embedding() -> nn.Module:
@@ -134,6 +137,48 @@ def embedding() -> nn.Module:
 
 def compiled() -> nn.Module:
     return parastrat.auto_parallelize(torch.compile(Residual()), plan=plan(dp_shard=2))
+
+
+def squares(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (output - functional.one_hot(targets, 4)).pow(2).sum()
+
+
+class Summing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.CrossEntropyLoss(reduction="none")
+
+    def forward(self, output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.sum(self.inner(output, targets))
+
+
+def focused(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A mean of what is added up over classes, which refuses less than two samples."""
+    assert len(output) > 1
+    own = (output.log_softmax(-1) * functional.one_hot(targets, 4)).sum(-1)
+    return (-own * (1 - own.exp()).pow(2)).mean()
+
+
+#: of cross entropies, and of distances
+SUMS: dict[str, Any] = {
+    "plain": lambda o, t: functional.cross_entropy(o, t, reduction="none").sum(),
+    "called": lambda o, t: squares(o, t) * 2,
+    "module": Summing(),
+}
+MEANS: dict[str, Any] = {
+    "divided": lambda o, t: functional.cross_entropy(o, t, reduction="none").sum() / t.numel(),
+    "classes": focused,
+    "over samples": lambda o, t: (o - functional.one_hot(t, 4)).pow(2).sum(-1).mean(),
+}
+
+
+def through_stages(loss_fn: Any) -> float:
+    chosen = plan(pp=2, micro_batch_size=2, gradient_accumulation_steps=2)
+    model = parastrat.auto_parallelize(
+        nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), plan=chosen, sample_inputs=torch.ones(2, 4)
+    )
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 2])
+    return float(parastrat.forward_backward(model, x, y, loss_fn=loss_fn))
 
 
 def everything() -> dict[str, Any]:
@@ -148,6 +193,10 @@ def everything() -> dict[str, Any]:
         "own mean": partial(
             with_loss, lambda o, t: functional.cross_entropy(o, t, reduction="sum") / t.shape[0]
         ),
+        **{f"sum {name}": partial(with_loss, each) for name, each in SUMS.items()},
+        **{f"mean {name}": partial(with_loss, each) for name, each in MEANS.items()},
+        "sum pp": lambda: through_stages(squares),
+        "mean pp": lambda: through_stages(lambda o, t: squares(o, t) / o.numel()),
         "ignoring part": partial(with_loss, partial(functional.cross_entropy, ignore_index=0)),
         "gradients": of_gradients,
         "divided": lambda: with_sampler(DistributedSampler(DATA, num_replicas=2, rank=0)),
@@ -185,6 +234,15 @@ def test_losses_that_are_no_mean_over_targets(ranks: list[dict[str, Any]]) -> No
             assert "loss_fn weighs classes" in found[name]
         for name in ("summed part", "summed lambda"):
             assert "loss_fn reduces by 'sum'" in str(found[name])
+
+
+def test_losses_that_add_up_over_samples(ranks: list[dict[str, Any]]) -> None:
+    for name in (*(f"sum {name}" for name in SUMS), "sum pp"):
+        assert any("loss_fn adds up over samples" in str(found[name]) for found in ranks), name
+    for found in ranks:
+        assert not [name for name in SUMS if isinstance(found[f"sum {name}"], float)]
+        assert all(found[f"mean {name}"] < 1e-6 for name in MEANS)
+        assert isinstance(found["mean pp"], float)
 
 
 def test_gradients_of_gradients_under_tensor_parallelism(ranks: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
 from parastrat.runtime.training.batches import called, micro_batches, to_device
 from parastrat.runtime.training.counted import check_mean, counted, setting_of
+from parastrat.runtime.training.summed import refuse_sum
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
 
@@ -206,7 +207,9 @@ def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> _Loss:
             if mean.loss_fn is None:
                 loss = _own_loss(output)
             else:
-                loss = mean.loss_fn(output, to_device(share.targets, wrapping.device))
+                targets = to_device(share.targets, wrapping.device)
+                refuse_sum(wrapping, mean.loss_fn, output, targets)
+                loss = mean.loss_fn(output, targets)
         weight = share.count / mean.total
     scale = 1.0 if wrapping.loss_scale is None else wrapping.loss_scale.scale
     # reduction averages over the data-parallel ranks; the weights already add up to one over all of them
