@@ -124,7 +124,8 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
 
     Args:
         loader: Over the whole dataset, as for one process. Of an ``IterableDataset`` every rank reads all
-            samples and keeps its own: it must give the same ones in one order on all ranks.
+            samples and keeps its own: it must give the same ones in one order on all ranks; ``len`` of what
+            is returned is known where that of the stream is.
 
     Raises:
         UsageError: if no model was wrapped, or the loader does not batch.
@@ -144,7 +145,9 @@ def shard_dataloader(loader: DataLoader[Any]) -> DataLoader[Any]:
             hint="pass a DataLoader with a batch_size and, if need be, a sampler",
         )
     if isinstance(loader.dataset, IterableDataset):
-        stream = ShareOfStream(loader.dataset, wrapping.mesh.dp_rank, plan.mesh.dp, share)
+        stream = ShareOfStream(
+            loader.dataset, wrapping.mesh.dp_rank, plan.mesh.dp, share, drop_last=loader.drop_last
+        )
         kept = kept_by(loader) | {"collate_fn": Collation(loader.collate_fn)}
         return StreamLoader(stream, batch_size=share, drop_last=loader.drop_last, **kept)
     sampler = ShareSampler(

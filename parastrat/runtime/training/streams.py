@@ -24,10 +24,21 @@ class _Told:
 
 
 class ShareOfStream(IterableDataset[Any]):
-    """One rank's samples of a stream that every rank reads."""
+    """One rank's samples of a stream that every rank reads.
 
-    def __init__(self, stream: IterableDataset[Any], rank: int, ranks: int, share: int) -> None:
+    Args:
+        stream: of all samples.
+        rank: which part of each global batch is read.
+        ranks: that read it.
+        share: samples of a rank.
+        drop_last: leave out the last global batch where it is not whole, on all ranks alike.
+    """
+
+    def __init__(
+        self, stream: IterableDataset[Any], rank: int, ranks: int, share: int, *, drop_last: bool
+    ) -> None:
         self._stream, self._rank, self._ranks, self._share = stream, rank, ranks, share
+        self._drop_last = drop_last
         # workers have no group to ask in
         self._tells = dist.is_initialized()
 
@@ -42,8 +53,21 @@ class ShareOfStream(IterableDataset[Any]):
                 yield _Told(own[0], _digest(batch)) if tells else own[0]
                 yield from own[1:]
                 batch, tells = [], False
-        if len(batch) >= self._ranks:
-            yield from batch[self._rank :: self._ranks]
+        yield from batch[self._last(len(batch))]
+
+    def __len__(self) -> int:
+        """Return how many samples the rank has, where the stream tells how many there are.
+
+        Raises:
+            TypeError: it does not.
+        """
+        whole, rest = divmod(len(self._stream), self._share * self._ranks)  # type: ignore[arg-type]
+        return whole * self._share + len(range(rest)[self._last(rest)])
+
+    def _last(self, rest: int) -> slice:
+        """Return this rank's part of a global batch that is not whole, and has so many samples."""
+        is_read = rest >= self._ranks and not self._drop_last
+        return slice(self._rank, None, self._ranks) if is_read else slice(0)
 
 
 @dataclass(frozen=True, slots=True)
