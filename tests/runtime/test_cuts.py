@@ -16,6 +16,7 @@ from parastrat.runtime.training.batches import micro_batches
 LENGTH = 4
 TOKENS = torch.arange(LENGTH * LENGTH).view(LENGTH, LENGTH)
 CAUSAL = torch.ones(LENGTH, LENGTH).tril().bool()
+PADDING = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 0]]).bool()
 STATES = torch.ones(LENGTH, LENGTH, 8)
 
 
@@ -29,11 +30,18 @@ def shapes(inputs: Any, targets: Any = None, micro: int = 2) -> Any:
 
 @pytest.mark.parametrize(
     "inputs",
-    [(TOKENS, CAUSAL), {"x": STATES, "mask": CAUSAL}, {"x": TOKENS, "positions": torch.arange(LENGTH)}],
-    ids=["mask", "mask of states", "positions"],
+    [
+        (TOKENS, CAUSAL),
+        {"x": STATES, "mask": CAUSAL},
+        {"x": TOKENS, "positions": torch.arange(LENGTH)},
+        {"x": TOKENS, "mask": CAUSAL.long()},
+        {"x": TOKENS, "attention_mask": CAUSAL},
+        {"x": TOKENS, "attn_mask": PADDING},
+    ],
+    ids=["mask", "mask of states", "positions", "format of tokens", "name of padding", "another name"],
 )
 def test_a_sequence_as_long_as_the_batch_is_no_sample(inputs: Any) -> None:
-    with pytest.raises(UsageError, match="4 samples of 4 positions, and an input of shape"):
+    with pytest.raises(UsageError, match=r"4 samples of 4 positions, and \w+ ?\w* of shape"):
         shapes(inputs)
     # one micro-batch cuts nothing
     shapes(inputs, micro=LENGTH)
@@ -50,3 +58,8 @@ def test_samples_that_look_like_the_first_are_cut() -> None:
         {"ids": (2, 4), "attention_mask": (2, 4), "times": (2,)},
         (2, 4),
     )
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "src_key_padding_mask", "token_type_ids"])
+def test_what_only_samples_have_the_name_of_is_cut(name: str) -> None:
+    assert shapes({"x": TOKENS, name: PADDING}) == ({"x": (2, 4), name: (2, 4)}, None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from parastrat.errors import UsageError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: targets that losses leave out, by torch's convention
 IGNORED = -100
+#: ends of names of what is of samples and positions in forwards of transformers and of torch's layers,
+#: where ``attn_mask`` is of positions alone
+_OF_SAMPLES = ("attention_mask", "padding_mask", "token_type_ids")
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -85,22 +88,42 @@ def micro_batches(batch: Any, plan: Plan) -> list[Any]:
 def _check_cuts(inputs: Any, samples: int) -> None:
     """Refuse inputs over positions where a sequence is as long as the batch: they look as those of samples.
 
-    What has the shape and format of the first, as masks of padding have those of tokens, is of samples.
+    What has the shape and format of the first, as masks of padding have those of tokens, is of samples; so
+    is what has a name that is for nothing else. A triangle is of positions, whatever its name.
     """
-    first, *others = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    found = [(path, leaf) for path, leaf in tree_flatten_with_path(inputs)[0] if _has_dimensions(leaf)]
+    (_, first), *others = found
     if first.ndim == 1 or first.shape[1] != samples:
         return
-    for leaf in others:
+    for path, leaf in others:
+        name = str(getattr(path[-1], "key", "")) if path else ""
         is_square = leaf.ndim > 1 and leaf.shape[:2] == (samples, samples)
         is_like_first = leaf.shape == first.shape and leaf.dtype is first.dtype
+        is_told = (is_like_first or name.endswith(_OF_SAMPLES)) and not _is_triangular(leaf)
         counts = leaf.ndim == 1 and torch.equal(leaf.cpu(), torch.arange(samples, dtype=leaf.dtype))
-        if counts or (is_square and not is_like_first):
+        if counts or (is_square and not is_told):
             raise UsageError(
-                f"{samples} samples of {samples} positions, and an input of shape {tuple(leaf.shape)} "
-                "beside them: it may be of samples, which micro-batches cut, or of positions",
-                hint="give what is of positions a first dimension of 1, as mask[None], what is of samples "
-                "a second one, as mask[:, None], or take another batch size",
+                f"{samples} samples of {samples} positions, and {name or 'an input'} of shape "
+                f"{tuple(leaf.shape)} beside them: it may be of samples, which micro-batches cut, or of "
+                "positions",
+                hint="give what is of positions a first dimension of 1, as mask[None], and what is of "
+                "samples a second one, as mask[:, None], or, in a dict, a name such as padding_mask; or "
+                "take another batch size",
             )
+
+
+def _has_dimensions(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.ndim > 0
+
+
+def _is_triangular(leaf: torch.Tensor) -> bool:
+    """Return whether this is a causal mask of positions, in any format."""
+    if leaf.ndim != 2 or leaf.shape[0] != leaf.shape[1]:
+        return False
+    seen, whole = leaf.detach().cpu().bool(), torch.ones(leaf.shape, dtype=torch.bool)
+    return any(
+        torch.equal(seen, each) for each in (whole.tril(), whole.tril(-1), whole.triu(), whole.triu(1))
+    )
 
 
 def target_count(targets: Any, ignored: int = IGNORED) -> int:
