@@ -12,13 +12,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from parastrat.errors import UsageError, WrapError
+from parastrat.errors import UsageError
 from parastrat.runtime.leaves import as_tree, tensors_in
 from parastrat.runtime.pipeline.keeping import raise_together
 from parastrat.runtime.precision import COMPUTE
 from parastrat.runtime.tensor_parallel.logits import logits_divided
 from parastrat.runtime.training.batches import called, micro_batches, to_device
 from parastrat.runtime.training.counted import check_mean, counted, setting_of
+from parastrat.runtime.training.explained import explained
 from parastrat.runtime.training.summed import refuse_sum
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from parastrat.runtime.pipeline.pipelined import Pipeline
 
 LossFunction = Callable[..., torch.Tensor]
-
-#: what operators say of operands in several number formats
-_OF_FORMATS = ("dtype", "scalar type", "should be the same")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +90,7 @@ def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | N
         wrapping.loss_scale.scale_earlier_(model)
     wrapping.stepping = True
     try:
-        with completing(wrapping), _formats_explained(wrapping):
+        with completing(wrapping), explained(wrapping):
             if wrapping.pipeline is not None:
                 summed += _through(wrapping.pipeline, shares, total, loss_fn)
             else:
@@ -106,31 +104,6 @@ def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | N
     if wrapping.pipeline is None:
         wrapping.mesh.sum_over_data(summed)
     return summed
-
-
-@contextmanager
-def _formats_explained(wrapping: Wrapping) -> Iterator[None]:
-    """Say whose formats the plan changed, where a forward that casts by itself meets them."""
-    try:
-        yield
-    except RuntimeError as error:
-        precision = wrapping.plan.precision
-        gathers_short = wrapping.plan.shards_parameters and precision in COMPUTE
-        if not (wrapping.cast or gathers_short) or not any(text in str(error) for text in _OF_FORMATS):
-            raise
-        if wrapping.cast:
-            raise WrapError(
-                f"{len(wrapping.cast)} parameters such as {wrapping.cast[0]} were cast to the plan's "
-                f"{precision}, and the forward gives them another format: {error}",
-                hint="let the forward cast to its weights' dtype, as x.to(self.weight.dtype), or build the "
-                "model in one format",
-            ) from error
-        raise WrapError(
-            f"FSDP2 gathers weights in {COMPUTE[precision]} under {precision}, without autocast, and the "
-            f"forward makes tensors of another format: {error}",
-            hint="let constants follow the activations, as mask.to(x.dtype), or plan ddp, which runs under "
-            "autocast: parastrat recommend --strategy ddp",
-        ) from error
 
 
 def _one(model: nn.Module, share: _Share, total: int, loss_fn: LossFunction | None) -> torch.Tensor:
