@@ -46,7 +46,9 @@ def cut(name: str, blocks: int | None = BLOCKS) -> TransformerSource:
         return preset
     own, window = preset.architecture, preset.architecture.window
     if window is not None:
-        window = replace(window, layers=min(window.layers, blocks))
+        # every so many-th layer sees all keys, as in the whole
+        whole = own.layers - window.layers
+        window = replace(window, layers=blocks - (blocks // (own.layers // whole) if whole else 0))
     return replace(preset, architecture=replace(own, layers=blocks, window=window))
 
 

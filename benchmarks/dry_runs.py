@@ -3,7 +3,7 @@
 Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT] [--until HH:MM] [--write]
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
-all, on the model cut to four blocks; ten at full depth; and ten whose loss comes in chunks. Compared are
+all, on the model cut to four blocks; ten at full depth; and 28 whose loss comes in chunks. Compared are
 bytes of tensors: the estimate without its overhead, and the most that lives in a step, on the rank that
 needs most. The state keeps what dry runs found, one line each: a run that ended early goes on there, and
 none begins after ``--until``.
@@ -141,6 +141,24 @@ CHUNKED = (
     ("phi-3-mini", "ddp", Recompute.NONE, 2),
     ("qwen3-4b", "fsdp2", Recompute.ATTENTION, 4),
     ("mistral-7b", "single", Recompute.FULL, 8),
+    ("deepseek-v2-lite", "fsdp2", Recompute.NONE, 4),
+    ("deepseek-v2-lite", "fsdp2", Recompute.FULL, 4),
+    ("falcon-7b", "fsdp2", Recompute.NONE, 1),
+    ("falcon-7b", "fsdp2", Recompute.FULL, 4),
+    ("gpt-neox-20b", "fsdp2", Recompute.NONE, 1),
+    ("gpt-neox-20b", "fsdp2", Recompute.FULL, 4),
+    ("phi-3-mini", "fsdp2", Recompute.NONE, 4),
+    ("phi-4", "fsdp2", Recompute.FULL, 4),
+    ("gemma-2-2b", "fsdp2", Recompute.FULL, 4),
+    ("gemma-3-4b", "fsdp2", Recompute.NONE, 4),
+    ("bloom-7b1", "fsdp2", Recompute.FULL, 1),
+    ("bloom-7b1", "fsdp2", Recompute.FULL, 4),
+    ("gpt-oss-20b", "fsdp2", Recompute.FULL, 4),
+    ("mixtral-8x7b", "fsdp2", Recompute.FULL, 4),
+    ("qwen3-30b-a3b", "fsdp2", Recompute.FULL, 4),
+    ("mpt-7b", "fsdp2", Recompute.FULL, 4),
+    ("opt-6.7b", "fsdp2", Recompute.FULL, 4),
+    ("nemotron-3-8b", "fsdp2", Recompute.NONE, 4),
 )
 
 

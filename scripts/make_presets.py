@@ -25,6 +25,7 @@ _BIASES = ("qkv_bias = true", "output_bias = true", "ffn_bias = true")
 _LLAMA = ('family = "decoder"', 'norm = "rms"', "gated = true")
 _FP32_NORMS = ('family = "decoder"', 'norm = "rms-fp32"', "gated = true")
 _LAYER = ('norm = "layer"', "gated = false")
+_FALCON = ('family = "decoder"', *_LAYER, "fused_qkv = true", "parallel = true", "masked = true")
 # its keys have no bias; no dropout in training
 _WHISPER = (
     'family = "encoder-decoder"',
@@ -38,9 +39,11 @@ _WHISPER = (
 #: lines that a family's architecture has in common; POSITIONS is the row's longest sequence
 STYLES = {
     "llama": _LLAMA,
+    "mixtral": _LLAMA,
+    "deepseek": _LLAMA,
     "qwen2": (*_LLAMA, "qkv_bias = true"),
     "qwen3": (*_LLAMA, 'qk_norm = "head"'),
-    "phi3": (*_LLAMA, "fused_qkv = true"),
+    "phi3": (*_LLAMA, "fused_qkv = true", "values_in_projection = true", "heads_first = true"),
     "gpt2": (
         'family = "decoder"',
         *_LAYER,
@@ -67,8 +70,8 @@ STYLES = {
     "gpt-oss": (*_FP32_NORMS, "qkv_bias = true", "output_bias = true", "sinks = true", 'scores = "sinks"'),
     "olmo": ('family = "decoder"', 'norm = "bare"', "gated = true"),
     "olmo2": (*_FP32_NORMS, 'qk_norm = "width"'),
-    "falcon": ('family = "decoder"', *_LAYER, "fused_qkv = true"),
-    "falcon-7b": ('family = "decoder"', *_LAYER, "fused_qkv = true", "layer_norms = 1"),
+    "falcon": _FALCON,
+    "falcon-7b": (*_FALCON, "layer_norms = 1"),
     # two rows of the position table are the padding's
     "opt": (
         'family = "decoder"',
@@ -78,7 +81,15 @@ STYLES = {
         "positions = 2050",
         "dropout = true",
     ),
-    "neox": ('family = "decoder"', *_LAYER, *_BIASES, "fused_qkv = true"),
+    "neox": (
+        'family = "decoder"',
+        *_LAYER,
+        *_BIASES,
+        "fused_qkv = true",
+        "values_in_projection = true",
+        "heads_first = true",
+        "parallel = true",
+    ),
     "bloom": (
         'family = "decoder"',
         *_LAYER,
@@ -88,9 +99,15 @@ STYLES = {
         'scores = "plain"',
     ),
     # the square reads what the ReLU gives; so of hybrids, whose attention knows no places
-    "nemotron-h": ('family = "decoder"', 'norm = "rms-fp32"', "gated = false", "rotary = false"),
+    "nemotron-h": (
+        'family = "decoder"',
+        'norm = "rms-fp32"',
+        "gated = false",
+        "squared = true",
+        "rotary = false",
+    ),
     "mamba2": ('family = "decoder"', 'norm = "rms"', "gated = false", "fp32_stream = true"),
-    "nemotron": ('family = "decoder"', *_LAYER),
+    "nemotron": ('family = "decoder"', *_LAYER, "squared = true", "heads_first = true"),
     "bert": (
         'family = "encoder"',
         *_LAYER,
@@ -141,6 +158,8 @@ _EXPERTS = {
     "gpt-oss": ("router_bias = true", "bias = true", "composite_activation = true"),
     "llama4": ("every_token = true",),
     "nemotron-h": ("fp32_router = true",),
+    "mixtral": ("fp32_weights = true",),
+    "deepseek": ("fp32_weights = true", "fp32_router = true"),
 }
 _FIELDS = (
     "layers",

@@ -6,6 +6,7 @@ Formulas take numbers of one kind and one plan, or columns of all kinds beside a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ _AWAY = code_of(Offload.PARAMETERS)
 _NOTHING_AGAIN, _ATTENTION_AGAIN = code_of(Recompute.NONE), code_of(Recompute.ATTENTION)
 #: axes of kinds beside plans; policies come before these
 _KINDS = 2
-#: of a weight that tp ranks gather along its columns: as it comes, and put together
+#: of a weight that tp ranks gather along its columns, or of its gradient: as it comes, and put together
 _GATHERED_COPIES = 2
 
 
@@ -207,7 +208,9 @@ def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
         return freed
     of_weight = where(plans.alike.shards, element.compute, element.parameter)
     if kind.regathered is not None:
-        freed = freed - where(plans.c.tp > 1, _GATHERED_COPIES * of_weight * kind.regathered, 0.0)
+        # beside a gradient's copies comes the rank's own share, which elsewhere is among all gradients
+        copies = _GATHERED_COPIES + where(plans.alike.shards, 1 / plans.c.tp, 0.0)
+        freed = freed - where(plans.c.tp > 1, copies * of_weight * kind.regathered, 0.0)
     if sums and has_any(kind.added.expert):
         freed = freed - where(plans.alike.piped & d.sums_experts, of_weight * kind.added.expert, 0.0)
     return freed
@@ -222,8 +225,18 @@ def _never_met_bytes(plans: Plans, kind: Kind, unit: Numbers, everything: Bytes)
     if not has_any(unit):
         return 0.0
     whole, freed = plans.job.element.compute * unit, _freed_bytes(plans, kind)
-    late, later = kind.late * whole, kind.later * whole
-    return where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
+    first, *others = kind.moments
+    late, later = first.late * whole, kind.later * whole
+    never = where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
+    if not others:
+        return never
+    # less than at the moment at which most exists beside what backward reads
+    made = [shared_bytes(moment.working, plans.shares) for moment in kind.moments]
+    most = reduce(larger, made)
+    never = most - made[0] + never
+    for moment, own in zip(others, made[1:], strict=True):
+        never = smaller(never, most - own + moment.late * whole)
+    return where(whole > 0, never, 0.0)
 
 
 def _ended_bytes(plans: Plans, kind: Kind, running: Bytes) -> Bytes:

@@ -76,6 +76,8 @@ class Moment(NamedTuple):
     working: Shared
     #: beyond the least share of all moments
     sooner: Numbers
+    #: the share that comes later
+    late: Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +110,7 @@ class Kind:
     trainable: ParameterTotals
     cast: ParameterTotals
     added: ParameterTotals
-    #: of a unit's gradients the shares that come after it holds most, and after its halfway moment
-    late: Any
+    #: of a unit's gradients the share that comes after its halfway moment
     later: Any
     #: the share that is there whenever it may hold most, and whether it is unknown when
     soonest: Any
@@ -144,7 +145,8 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
     return Kind(
         kept=tuple(alike.setdefault(each, each) for each in kept),
         moments=tuple(
-            Moment(shared(moment.working) or _NOTHING, moment.meanwhile - soonest) for moment in moments
+            Moment(shared(moment.working) or _NOTHING, moment.meanwhile - soonest, _late(block, moment))
+            for moment in moments
         ),
         awaited=shared(own.awaited),
         beside_added=shared(own.beside_added),
@@ -160,12 +162,16 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         trainable=block_totals(block, trainable=True),
         cast=cast_totals(block) if multiplies else NO_PARAMETERS,
         added=added_totals(block),
-        late=_UNKNOWN if block.meanwhile is None else 1 - block.meanwhile,
         later=1.0 if block.halfway is None else 1 - block.halfway.meanwhile,
         soonest=soonest if way.known else 0.0,
         unknown=block.meanwhile is None,
         of_unit=block.unit,
     )
+
+
+def _late(block: Block, moment: Busy) -> float:
+    """Return the share of a unit's gradients that comes after a moment."""
+    return _UNKNOWN if block.meanwhile is None else 1 - moment.meanwhile
 
 
 @remembered

@@ -137,8 +137,10 @@ class Experts:
     period: int = 1
     #: a bias per expert in the router
     router_bias: bool = False
-    #: transformers' router reads a copy of its input in fp32 (Nemotron-H)
+    #: transformers' router reads a copy of its input in fp32 (Nemotron-H, DeepSeek)
     fp32_router: bool = False
+    #: what experts give back is weighed in fp32, as transformers' router gives the weights (Mixtral)
+    fp32_weights: bool = False
     #: biases in the experts
     bias: bool = False
     #: a gate on the shared experts, one number a token (Qwen2-MoE)
@@ -208,10 +210,17 @@ class Architecture:
     composite_activation: bool = False
     #: the activation is a ReLU, whose output alone backward needs
     rectified: bool = False
+    #: the activation is the square of a ReLU (Nemotron)
+    squared: bool = False
     #: keys have a bias where queries and values have one; Whisper's have none
     key_bias: bool = True
-    #: queries are copied to lie head by head, as attention then puts out, which is copied back (Whisper)
+    #: queries are copied to lie head by head, as attention then puts out, which is copied back: scaled ones
+    #: (Whisper), and those of which only a part of each head is rotated, to which the rest is joined
     heads_first: bool = False
+    #: values are a part of the fused projection as it is, which stays whole beside rotated queries and keys
+    values_in_projection: bool = False
+    #: transformers gives its attention a mask of all pairs, for which keys and values are repeated (Falcon)
+    masked: bool = False
     qk_norm: QkNorm | None = None
     #: a learned logit per head that takes up attention (gpt-oss)
     sinks: bool = False
@@ -220,6 +229,8 @@ class Architecture:
     #: norms in a layer: 1 where attention and feed-forward share it (Falcon-7B), 4 with norms on the
     #: outputs as well (Gemma 2); cross-attention brings one more
     layer_norms: int = 2
+    #: attention and feed-forward both read the block's input, each behind a norm of its own (GPT-NeoX)
+    parallel: bool = False
     #: a norm behind the embedding (BLOOM); encoders have one in any case
     embedding_norm: bool = False
     #: a norm before the logits

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.model import Operator, OperatorKind, Parameters, Split
+from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Norm, QkNorm, Scores
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, undivided
@@ -50,8 +50,13 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     if not flash and not setting.kernels.fused:
         # keys and values are repeated for the queries that share them
         kept += 2 * b * (q - kv) * keys
-    if a.heads_first and not setting.kernels.fused:
-        kept += b * q * tokens
+    copied = b * q * tokens if a.heads_first and not setting.kernels.fused else 0
+    kept += copied
+    if a.values_in_projection and setting.kernels.eager:
+        kept += b * (q + kv) * tokens
+    # of a mask and of what is repeated for it the whole is made again with attention where torch does that
+    share = _masked(setting, tokens) if causal and memory_tokens is None else 0.0
+    mask, repeated = share * b * tokens * keys, share * 2 * b * (q - kv) * keys
     selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
     seen = _pairs(a, tokens) if flash and causal and memory_tokens is None else tokens * keys
     # rotary embedding gives queries and keys in fp32, which a checkpoint of attention keeps as they are
@@ -63,14 +68,48 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
             _core(seen, tokens, a.heads, a.head_dim),
             elementwise(_turned(setting, rotary, (q * tokens, kv * keys)) + b * q * tokens, Split.TENSOR),
         ),
-        saved=Saved(tensor=kept),
+        saved=Saved(tensor=kept + repeated, replicated=mask),
         selective=Saved(tensor=selective + statistics),
-        core=Saved(tensor=statistics - given if flash else 0),
+        core=Saved(
+            tensor=statistics - given + copied + (repeated if a.masked else 0) if flash else 0,
+            replicated=mask,
+        ),
         attended=Saved(tensor=b * q * tokens + statistics),
         products=Saved(tensor=b * (q * tokens + 2 * kv * keys), sequence=b * a.hidden * tokens),
     )
     every = own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
     return undivided(every, weights=a.sinks) if attends_whole(setting) else every
+
+
+def _masked(setting: Setting, tokens: int) -> float:
+    """Return the share of layers whose attention transformers gives a mask of all pairs.
+
+    Falcon's all have one (``allow_is_causal_skip=False``, modeling_falcon.py), others where a query does
+    not see all keys before it (``sdpa_mask``, masking_utils.py). Torch makes of its bytes what is added to
+    scores, and the kernel that takes it has a key and a value for each query: both are repeated before it
+    (``use_gqa_in_sdpa``, sdpa_attention.py), or in torch's function (Falcon).
+    """
+    a = setting.architecture
+    if not setting.kernels.eager or keeps_scores(setting):
+        return 0.0
+    if a.masked:
+        return 1.0
+    return a.window.layers / a.layers if a.window is not None and a.window.size < tokens else 0.0
+
+
+def attention_masks(setting: Setting) -> Saved:
+    """Return the masks of all pairs that transformers makes before the layers of a decoder, once for all.
+
+    Where scores are kept in the stream's format, one for layers that see near keys alone and one for others
+    (``eager_mask``, masking_utils.py); else, where a layer has one at all, bytes that samples share.
+    """
+    a, pairs = setting.architecture, setting.tokens**2
+    if a.family is not Family.DECODER or not setting.kernels.eager:
+        return Saved()
+    if keeps_scores(setting):
+        kinds = 2 if a.window is not None and a.window.layers < a.layers else 1
+        return Saved(replicated=kinds * setting.stream * pairs)
+    return Saved(fixed=pairs if _masked(setting, setting.tokens) else 0)
 
 
 def _turned(setting: Setting, rotary: float, sizes: tuple[int, int]) -> float:
@@ -209,7 +248,9 @@ def _latent_attention(setting: Setting) -> Part:
     up = queries * qk + latent.kv_rank * keys_values
     low_rank = (_FP32 + 2 * b) * norms if setting.kernels.eager else 2 * b * norms
     statistics = _FP32 * a.heads * tokens
-    kept = b * (2 * qk + 2 * v) * tokens + statistics
+    # values are a part of the product that expands keys too, which stays whole where nothing is fused
+    values = keys_values if setting.kernels.eager else v
+    kept = b * (2 * qk + values + v) * tokens + statistics
     return Part(
         parameters=(
             Parameters(trainable=up + v * a.hidden, split=Split.TENSOR),

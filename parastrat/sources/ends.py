@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Block, Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Activations, Saved
+from parastrat.sources.attending import attention_masks
 from parastrat.sources.layers import Part, Setting, convolution, elementwise, joined, matmul, norm
 from parastrat.stack import Kernels
 
@@ -65,7 +66,12 @@ def embedding(setting: Setting) -> Block:
     mask = Saved(sequence=a.hidden * tokens if a.dropout else 0, replicated=_TOKEN_ID_BYTES * tokens)
     groups = (table, Parameters(trainable=others)) if others else (table,)
     part = joined(Part(parameters=groups, operators=(lookup,), saved=mask), normalised)
-    return end_block(setting, "embedding", 1, part, unit=False)
+    block, masks = end_block(setting, "embedding", 1, part, unit=False), attention_masks(setting)
+    if not masks.total:
+        return block
+    # layers that run again are given them again
+    again = block.activations.none + masks
+    return replace(block, activations=replace(block.activations, selective=again, full=again))
 
 
 def head(setting: Setting) -> Block:

@@ -54,14 +54,6 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
     )
 
 
-def last_weight(setting: Setting, *, mixed: bool) -> int:
-    """Return the parameters of the last product, whose gradients are the first that backward makes."""
-    a = setting.architecture
-    if mixed and a.experts is not None:
-        return a.experts.count * a.experts.ffn * a.hidden
-    return a.ffn * a.hidden
-
-
 def largest_weight(setting: Setting, *, mixed: bool) -> tuple[Parameters, Saved]:
     """Return the feed-forward's largest weight, and what lies beside its gradient, less all it keeps.
 

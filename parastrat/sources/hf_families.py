@@ -52,13 +52,20 @@ _SANDWICH: Table = {"layer_norms": 4}
 _FP32_NORMS: Table = {"norm": Norm.RMS_FP32}
 _SINKS: Table = {"sinks": True, "scores": Scores.SINKS}
 _CAPPED: Table = {"scores": Scores.CAPPED, "capped_logits": True}
+#: rotary embedding of a part of each head
+_PARTIAL: Table = {"heads_first": True}
+_SQUARED: Table = {"squared": True}
 _SHARED_NORM: Table = {"layer_norms": 1}
 _NO_BIAS: Table = {"attention_bias": False}
 
+#: tokens are weighed in fp32; so the router computes, and reads a copy of its input
+_FP32_WEIGHTS: Table = {"fp32_weights": True}
+_FP32_ROUTER: Table = _FP32_WEIGHTS | {"fp32_router": True}
 _TOP_K: Table = {"top_k": Size("num_experts_per_tok")}
 _LOCAL: Table = {"count": Size("num_local_experts"), **_TOP_K, "ffn": Size("intermediate_size")}
 _NARROW: Table = {"ffn": Size("moe_intermediate_size")}
-_ROUTED: Table = {"count": Size("n_routed_experts"), **_TOP_K, **_NARROW}
+#: as DeepSeek's, its router computes in fp32
+_ROUTED: Table = {"count": Size("n_routed_experts"), **_TOP_K, **_NARROW, **_FP32_ROUTER}
 _NUMBERED: Table = {"count": Size("num_experts"), **_TOP_K, **_NARROW}
 _DENSE_FIRST: Table = {"dense_layers": Size("first_k_dense_replace", least=0)}
 _SHARED: Table = {"shared_ffn": Size("n_shared_experts", times="moe_intermediate_size")}
@@ -93,10 +100,10 @@ _DENSE: Mapping[str, Form] = {
     "ernie4_5": Form(fields=_USE_BIAS),
     "smollm3": Form(fields=_ALL_BIASES),
     "seed_oss": Form(fields=_INNER_BIAS | {"output_bias": Flag("attention_out_bias")} | _MLP_BIAS),
-    "arcee": Form(fields=_PLAIN | _ALL_BIASES),
-    "jais2": Form(fields=_PLAIN | _LAYER | _ALL_BIASES),
-    "nemotron": Form(fields=_PLAIN | _LAYER | _ALL_BIASES),
-    "nanochat": Form(fields=_PLAIN | {"norm": Norm.BARE} | _ATTENTION_BIAS),
+    "arcee": Form(fields=_PLAIN | _SQUARED | _ALL_BIASES),
+    "jais2": Form(fields=_PLAIN | _SQUARED | _LAYER | _ALL_BIASES),
+    "nemotron": Form(fields=_PLAIN | _SQUARED | _LAYER | _PARTIAL | _ALL_BIASES),
+    "nanochat": Form(fields=_PLAIN | _SQUARED | {"norm": Norm.BARE} | _ATTENTION_BIAS),
     "gemma": Form(fields=_FP32_NORMS | _ATTENTION_BIAS),
     "gemma2": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _SANDWICH | _CAPPED, full_every=2),
     "gemma3_text": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _SANDWICH | _QK_HEAD, full_every=6),
@@ -108,15 +115,15 @@ _DENSE: Mapping[str, Form] = {
     "olmo": Form(fields={"norm": Norm.BARE} | _ATTENTION_BIAS),
     "olmo2": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _QK_WIDTH),
     "olmo3": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _QK_WIDTH, full_every=4),
-    "glm": Form(fields=_INNER_BIAS),
-    "glm4": Form(fields=_INNER_BIAS | _SANDWICH),
-    "phi3": Form(fields={"fused_qkv": True}),
+    "glm": Form(fields=_INNER_BIAS | _PARTIAL),
+    "glm4": Form(fields=_INNER_BIAS | _SANDWICH | _PARTIAL),
+    "phi3": Form(fields={"fused_qkv": True, "values_in_projection": True} | _PARTIAL),
     "cohere": Form(
         fields={"norm": Norm.UNBIASED} | _SHARED_NORM | _ATTENTION_BIAS, requires={"use_qk_norm": False}
     ),
     "cohere2": Form(fields={"norm": Norm.UNBIASED} | _SHARED_NORM | _ATTENTION_BIAS, full_every=4),
     "stablelm": Form(
-        fields=_LAYER | {"qkv_bias": Flag("use_qkv_bias")},
+        fields=_LAYER | _PARTIAL | {"qkv_bias": Flag("use_qkv_bias")},
         requires={"use_parallel_residual": False, "qk_layernorm": False},
     ),
     "starcoder2": Form(fields=_PLAIN | _LAYER | _USE_BIAS),
@@ -125,7 +132,7 @@ _DENSE: Mapping[str, Form] = {
 }
 
 _MIXED: Mapping[str, Form] = {
-    "mixtral": Form(experts=_LOCAL),
+    "mixtral": Form(experts=_LOCAL | _FP32_WEIGHTS),
     "phimoe": Form(fields=_LAYER | _ATTENTION_BIAS | {"head_bias": Flag("lm_head_bias")}, experts=_LOCAL),
     "granitemoe": Form(fields=_ATTENTION_BIAS, experts=_LOCAL),
     "granitemoeshared": Form(
@@ -142,7 +149,7 @@ _MIXED: Mapping[str, Form] = {
         experts=_LOCAL | {"router_bias": True, "bias": True, "composite_activation": True},
         full_every=2,
     ),
-    "minimax_m2": Form(fields=_QK_WIDTH, experts=_LOCAL),
+    "minimax_m2": Form(fields=_QK_WIDTH | _PARTIAL, experts=_LOCAL | _FP32_WEIGHTS),
     "olmoe": Form(
         fields=_ATTENTION_BIAS | _QK_WIDTH,
         experts={"count": Size("num_experts"), **_TOP_K, "ffn": Size("intermediate_size")},
@@ -175,11 +182,13 @@ _MIXED: Mapping[str, Form] = {
     ),
     "kolibri1": Form(
         fields=_QK_HEAD | _SANDWICH,
-        experts=_LOCAL | _NARROW | {"shared_ffn": Size("shared_expert_intermediate_size")},
+        experts=_LOCAL | _NARROW | _FP32_ROUTER | {"shared_ffn": Size("shared_expert_intermediate_size")},
         full_every=5,
     ),
     "glm4_moe": Form(
-        fields=_INNER_BIAS, experts=_ROUTED | _DENSE_FIRST | _SHARED, requires={"use_qk_norm": False}
+        fields=_INNER_BIAS | _PARTIAL,
+        experts=_ROUTED | _DENSE_FIRST | _SHARED,
+        requires={"use_qk_norm": False},
     ),
     "solar_open": Form(fields=_INNER_BIAS, experts=_ROUTED | _SHARED),
     "dots1": Form(fields=_ATTENTION_BIAS | _QK_HEAD, experts=_ROUTED | _DENSE_FIRST | _SHARED),
@@ -193,6 +202,7 @@ _MIXED: Mapping[str, Form] = {
     "exaone_moe": Form(
         fields=_QK_HEAD,
         experts=_NUMBERED
+        | _FP32_ROUTER
         | _DENSE_FIRST
         | {"shared_ffn": Size("num_shared_experts", times="moe_intermediate_size")},
         full_every=4,
@@ -200,6 +210,7 @@ _MIXED: Mapping[str, Form] = {
     "hy_v3": Form(
         fields=_ATTENTION_BIAS | _MLP_BIAS | _QK_HEAD,
         experts=_NUMBERED
+        | _FP32_ROUTER
         | {
             "shared_ffn": Size("num_shared_experts", times="moe_intermediate_size"),
             "dense_layers": 1,

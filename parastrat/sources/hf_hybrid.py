@@ -75,6 +75,7 @@ def _nemotron_h(config: Config) -> Architecture:
         vocab=config.size("vocab_size"),
         norm=Norm.RMS_FP32,
         gated=False,
+        squared=True,
         rotary=False,
         tied=False,
         ffn_bias=config.flag("mlp_bias"),

@@ -117,6 +117,7 @@ def _falcon(config: Config) -> dict[str, Any]:
         "ffn": config.size("ffn_hidden_size", 4 * config.size("hidden_size")),
         # the two branches side by side share a norm, unless each is said to have its own
         "layer_norms": 1 if config.flag("parallel_attn") and own != _TWO else _TWO,
+        "parallel": config.flag("parallel_attn"),
         "dropout": config.rate("hidden_dropout") > 0,
     }
 
@@ -150,7 +151,8 @@ OLDER: Mapping[str, OlderForm] = {
     "gpt_neox": (
         _GPT
         | _FUSED
-        | {"ffn_bias": True}
+        | {"ffn_bias": True, "parallel": Flag("use_parallel_residual")}
+        | {"values_in_projection": True, "heads_first": True}
         | {name: Flag("attention_bias") for name in ("qkv_bias", "output_bias")},
         {},
         _gpt_neox,
@@ -171,7 +173,7 @@ OLDER: Mapping[str, OlderForm] = {
         {},
         _mpt,
     ),
-    "falcon": (_GPT | _FUSED | {name: Flag("bias") for name in _BIASES}, {}, _falcon),
+    "falcon": (_GPT | _FUSED | {"masked": True} | {name: Flag("bias") for name in _BIASES}, {}, _falcon),
     "phi": (_GPT | _BIASES | {"layer_norms": 1, "head_bias": True}, {"qk_layernorm": False}, _phi),
     "persimmon": (_GPT | _FUSED | _BIASES, {}, _persimmon),
 }

@@ -211,13 +211,9 @@ def gradients(setting: Setting, inner: int, width: int, *, mixed: bool) -> Saved
     """
     summands = 0 if setting.kernels.fused else 2
     whole = summands * setting.element * setting.tokens * setting.architecture.hidden
+    stream = Saved(sequence=2 * width - whole, replicated=whole)
     of_inner = 2 * setting.element * inner
-    return Saved(
-        tensor=0 if mixed else of_inner,
-        expert=of_inner if mixed else 0,
-        sequence=2 * width - whole,
-        replicated=whole,
-    )
+    return stream + (Saved(expert=of_inner) if mixed else Saved(tensor=of_inner))
 
 
 def awaited(setting: Setting, part: Part, norms: int) -> Saved:

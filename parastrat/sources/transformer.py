@@ -6,18 +6,11 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from parastrat.model import Autocast, Block, Family, Halfway, ModelSpec, Parameters, Split
+from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.attending import attention, keeps_scores, scores_gradients
+from parastrat.sources.attending import attention
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
-from parastrat.sources.feed_forward import (
-    computed_experts,
-    divides_tokens,
-    feed_forward,
-    largest_weight,
-    last_weight,
-    mixture,
-)
+from parastrat.sources.feed_forward import divides_tokens, feed_forward, largest_weight, mixture
 from parastrat.sources.hybrid import hybrid_layers, next_tokens, scans_of
 from parastrat.sources.layers import (
     Part,
@@ -30,6 +23,7 @@ from parastrat.sources.layers import (
     joined,
     norm,
 )
+from parastrat.sources.moments import halfway, layer_moments
 from parastrat.stack import Kernels
 from parastrat.stage_load import StageLoad
 from parastrat.workload import Precision
@@ -39,8 +33,6 @@ if TYPE_CHECKING:
 
 #: additions to the residual in a layer: attention's output and the feed-forward's
 _ADDITIONS = 2
-#: bytes an element of a norm in several kernels as it runs backward: five tensors in fp32
-_OF_COMPOSITE = 5 * 4
 #: formats in which autocast computes where weights are not cast as they are gathered
 _AUTOCAST = (Precision.BF16_MIXED, Precision.FP16_MIXED)
 
@@ -118,6 +110,7 @@ def _cast(block: Block) -> Autocast:
         boundary_bytes=block.boundary_bytes,
         awaited=block.awaited,
         beside_added=block.beside_added,
+        busy=block.busy,
     )
 
 
@@ -190,37 +183,22 @@ def _buckets(a: Architecture) -> Part:
     return Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
 
 
-def _halfway(
-    setting: Setting, norms: list[Part], fed: Part, layer: Part, working: Saved, *, mixed: bool
-) -> Halfway:
-    """Return the moment behind the feed-forward's backward: its gradients are there.
-
-    Experts then have those of what they were given. The backward of a norm in several kernels makes fp32
-    tensors; behind another, attention makes most, the gradients of queries, keys, values and its output.
-    """
-    a, tokens = setting.architecture, setting.tokens
-    inner = Saved(tensor=working.tensor, expert=working.expert)
-    made = sum(group.trainable for group in fed.parameters)
-    if mixed:
-        routed = tokens * computed_experts(setting)
-        gone = largest_weight(setting, mixed=True)[1].times(-1)
-        own = Saved(expert=setting.element * a.hidden * routed)
-    elif norms and is_composite(setting):
-        gone, own = fed.saved, Saved(sequence=_OF_COMPOSITE * a.hidden * tokens)
-    else:
-        gone = joined(*norms, fed).saved
-        own = Saved(tensor=2 * setting.element * tokens * a.head_dim * (a.heads + a.kv_heads))
-        made += a.heads * a.head_dim * a.hidden
-    of_layer = sum(group.trainable for group in layer.parameters)
-    return Halfway(meanwhile=min(made / of_layer, 1.0), freed=gone + inner + own.times(-1))
-
-
 def _readers(a: Architecture, index: int) -> int:
     """Return how many products read a norm: the first attention's, the second the feed-forward's."""
-    attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated else 1
+    # Phi-3 has one product for gate and up
+    attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated and not a.fused_qkv else 1
     if a.layer_norms == 1:
         return attended + fed
     return (attended, fed)[index] if index < _ADDITIONS else 0
+
+
+def _norm_at(setting: Setting, index: int) -> Part:
+    """Return one of a layer's norms; the input of a second that stands beside the first is kept by that."""
+    own = norm(setting, added=index < _ADDITIONS, readers=_readers(setting.architecture, index))
+    if not (setting.architecture.parallel and index == 1) or is_composite(setting) or setting.kernels.fused:
+        return own
+    width = setting.stream * setting.tokens * setting.architecture.hidden
+    return replace(own, saved=own.saved + Saved(sequence=-width))
 
 
 def _layer(
@@ -236,10 +214,7 @@ def _layer(
     a, width = setting.architecture, setting.stream * setting.tokens * setting.architecture.hidden
     crossed = memory_tokens is not None
     memory = setting.stream * (memory_tokens or 0) * a.hidden
-    parts = [
-        norm(setting, added=index < _ADDITIONS, readers=_readers(a, index))
-        for index in range(a.layer_norms)
-    ]
+    parts = [_norm_at(setting, index) for index in range(a.layer_norms)]
     norms, attended = parts[1:], attention(setting, causal=causal)
     parts.append(attended)
     if crossed:
@@ -247,15 +222,9 @@ def _layer(
     fed = mixture(setting) if mixed else feed_forward(setting)
     parts += [fed, dropout_masks(setting)]
     routed = a.experts.top_k if mixed and a.experts else 0
-    inner = (a.experts.ffn * computed_experts(setting) if a.experts and mixed else a.ffn) * setting.tokens
-    part, working = joined(*parts), gradients(setting, inner, width, mixed=mixed)
-    groups = part.parameters
-    meanwhile = last_weight(setting, mixed=mixed) / sum(group.trainable for group in groups)
+    part = joined(*parts)
+    moments = layer_moments(setting, joined(*norms), fed, part, mixed=mixed)
     added, beside = largest_weight(setting, mixed=mixed)
-    if keeps_scores(setting) and not setting.kernels.fused:
-        # what runs backward before attention has freed what it kept
-        at_scores = scores_gradients(setting) + Saved(sequence=width) + joined(*norms, fed).saved.times(-1)
-        working = max(working, at_scores, key=lambda saved: saved.total)
     return Block(
         name="expert " + name if mixed else name,
         repeat=repeat,
@@ -263,9 +232,10 @@ def _layer(
         operators=part.operators,
         # checkpoints of all layers hold the encoder's output, which is one tensor and counted there
         activations=activations(part, width),
-        working=working,
-        meanwhile=meanwhile,
-        halfway=_halfway(setting, norms, fed, part, working, mixed=mixed),
+        working=moments[0].working,
+        meanwhile=moments[0].meanwhile,
+        busy=moments if len(moments) > 1 else (),
+        halfway=halfway(setting, joined(*norms), fed, part, mixed=mixed),
         added=added,
         beside_added=gradients(setting, 0, width, mixed=mixed) + beside,
         # GPT-2's is stored by its input features, and is divided as it is stored, across queries and keys

@@ -21,7 +21,7 @@ from parastrat.memory import memory_columns, memory_totals
 from parastrat.memory.kinds import Shared, shared_bytes
 from parastrat.memory.one_plan import one_plan
 from parastrat.memory.plans import shares_of
-from parastrat.model import Block, Halfway, Parameters, Split
+from parastrat.model import Block, Busy, Halfway, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.division import division, local, shard_ranks
@@ -725,6 +725,23 @@ def test_a_unit_may_hold_most_halfway_through_its_backward(
     layer = keeping(10**5, 10**6, repeat=3, parameters=parameters(UNIT), meanwhile=0.25, halfway=halfway)
     found = memory(holding(layer), **SHARDED)
     assert found.transient - 10**6 == 4 * (2 * UNIT + UNIT) - lacking
+
+
+def test_a_unit_may_hold_most_at_any_of_its_moments() -> None:
+    def transient(*busy: Busy) -> float:
+        layer = keeping(10**7, 10**6, repeat=3, parameters=parameters(UNIT), meanwhile=0.25, busy=busy)
+        return memory(holding(layer), **SHARDED).transient
+
+    few, many = (Busy(working=Saved(replicated=made), meanwhile=0.5) for made in (10, 3 * 10**6))
+    gathered = 4 * (2 * UNIT + UNIT)
+    # as much as of its only moment, or of the one that holds more with its gradients
+    assert transient(few) == gathered + 10 - 0.5 * 4 * UNIT
+    assert transient(few, many) == gathered + 3 * 10**6 - 0.5 * 4 * UNIT
+    later = Busy(working=Saved(replicated=3 * 10**6 - UNIT), meanwhile=0.75)
+    assert transient(many, later) == gathered + 3 * 10**6 - UNIT - 0.25 * 4 * UNIT
+    # with more beside it that has less made
+    early = Busy(working=Saved(replicated=3 * 10**6 + UNIT), meanwhile=0.0)
+    assert transient(many, early) == gathered + 3 * 10**6 - 0.5 * 4 * UNIT
 
 
 def test_dropout_leaves_sequences_whole() -> None:

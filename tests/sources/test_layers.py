@@ -14,8 +14,8 @@ from small import SMALL
 
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Window
-from parastrat.sources.attending import attention
+from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores, Window
+from parastrat.sources.attending import attention, attention_masks
 from parastrat.sources.layers import (
     Part,
     Setting,
@@ -263,6 +263,44 @@ def test_queries_of_heads_first_are_kept_once_more(kernels: Kernels) -> None:
     more = attention(setting(kernels, heads_first=True), causal=True).saved.tensor
     plain = attention(setting(kernels), causal=True).saved.tensor
     assert more - plain == (0 if kernels.fused else 2 * Q * T)
+    # what attention puts out is made again with it, its copy is not
+    cores = [attention(setting(kernels, heads_first=copied), causal=True).core for copied in (True, False)]
+    assert cores[0].tensor - cores[1].tensor == more - plain
+
+
+@pytest.mark.parametrize("kernels", Kernels)
+def test_values_may_keep_the_whole_projection(kernels: Kernels) -> None:
+    more = attention(setting(kernels, values_in_projection=True), causal=True).saved
+    assert more == attention(setting(kernels), causal=True).saved + Saved(
+        tensor=2 * (Q + KV) * T if kernels.eager else 0
+    )
+
+
+def test_a_mask_of_all_pairs_is_kept_with_keys_and_values_for_each_query() -> None:
+    plain = attention(setting(), causal=True)
+    repeated = Saved(tensor=2 * 2 * (Q - KV) * T)
+    mask = Saved(replicated=2 * T * T)
+    masked = attention(setting(masked=True), causal=True)
+    assert masked.saved == plain.saved + repeated + mask
+    assert masked.core == plain.core + repeated + mask
+    # of two layers one sees near keys alone; what it repeats is given to attention
+    near = setting(window=Window(size=T - 1, layers=1), layers=2)
+    assert attention(near, causal=True).saved == plain.saved + (repeated + mask).times(0.5)
+    assert attention(near, causal=True).core == plain.core + mask.times(0.5)
+    assert attention(setting(window=Window(size=T, layers=1)), causal=True).saved == plain.saved
+    for other in OTHER_KERNELS:
+        assert attention(setting(other, masked=True), causal=True).saved.replicated == 0
+
+
+def test_masks_are_made_once_for_all_layers() -> None:
+    near = Window(size=T, layers=1)
+    assert attention_masks(setting()) == attention_masks(setting(window=near)) == Saved()
+    assert attention_masks(setting(masked=True)) == Saved(fixed=T * T)
+    assert attention_masks(setting(scores=Scores.PLAIN)) == Saved(replicated=2 * T * T)
+    # of the stream's format, and of two kinds
+    both = replace(setting(scores=Scores.CAPPED, window=near, layers=2), autocast=True)
+    assert attention_masks(both) == Saved(replicated=2 * 4 * T * T)
+    assert attention_masks(setting(Kernels.FUSED_MATH, scores=Scores.PLAIN)) == Saved()
 
 
 def test_selective_recompute_keeps_every_second_product_and_attention() -> None:
@@ -308,7 +346,9 @@ def test_latent_attentions_operators() -> None:
 
 def test_what_latent_attention_keeps() -> None:
     tensor = 2 * (QK + QK + V + V) * T + STATISTICS
-    assert latent().saved == Saved(tensor=tensor, replicated=(4 + 2 * 2) * (16 + 11) * T)
+    # values are a part of what expands keys too, which nobody copies
+    whole = tensor + 2 * 4 * 3 * T
+    assert latent().saved == Saved(tensor=whole, replicated=(4 + 2 * 2) * (16 + 11) * T)
     assert latent(Kernels.FUSED).saved == Saved(tensor=tensor, replicated=2 * 2 * (16 + 11) * T)
     assert latent().selective == Saved(tensor=2 * (QK + V) * T + STATISTICS, replicated=2 * 16 * T)
     assert latent().core == Saved(tensor=STATISTICS)
