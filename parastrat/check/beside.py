@@ -16,7 +16,7 @@ from parastrat.profiles.files import read_format
 from parastrat.rules import RULES, FileRule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from parastrat.finding import Hit
@@ -44,7 +44,10 @@ _HOSTS = ("deepspeed.hostfile", "accelerate.deepspeed_hostfile")
 _ELSEWHERE = {"PS619", "PS667", "PS668"}
 #: what the line by itself shows, whatever stands in a file that is not at hand
 _OF_LINES = {"PS618"}
-_SETTING = re.compile(r"\b([a-z][a-z0-9_]*): (\S+)")
+#: sections that a kind sets up
+_SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
+#: a key with a value that can be typed behind an option
+_SETTING = re.compile(r'\b([a-z][a-z0-9_]*): (true|false|\d+|[A-Z][A-Z_]+|[a-z]+\d\w*|"[^"]*")(?![\w:])')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,15 +171,27 @@ def _with_engine(file: ConfigFile, config: ConfigFile | None, folder: Path) -> C
     return replace(file, table={**file.table, "engine": table})
 
 
-def _joined(file: ConfigFile, config: ConfigFile | None) -> ConfigFile | None:
-    """Return accelerate's file as it is with the options of a line; None where the shell knows some."""
+def _of_its_kind(config: ConfigFile | None, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what accelerate reads of its file, where the line may name another kind of launch."""
     table: dict[str, Any] = {
         key: dict(value) if isinstance(value, dict) else value
         for key, value in (config.table if config is not None else {}).items()
     }
-    known, own = read_format(_ACCELERATE), file.get("accelerate")
     if "use_parallelism_config" not in own and not own.keys().isdisjoint((*_KINDS, "tpu")):
         table.pop("parallelism_config", None)  # it is the file's kind that takes it
+    kind = "NO" if "cpu" in own else next((_KINDS[name] for name in own if name in _KINDS), None)
+    if kind is not None:
+        table["distributed_type"] = kind
+        for other, section in _SECTIONS.items():
+            if other != kind:
+                table.pop(section, None)
+    return table
+
+
+def _joined(file: ConfigFile, config: ConfigFile | None) -> ConfigFile | None:
+    """Return accelerate's file as it is with the options of a line; None where the shell knows some."""
+    known, own = read_format(_ACCELERATE), file.get("accelerate")
+    table = _of_its_kind(config, own)
     switches = next(entry for entry in read_format("script")["tables"] if entry["name"] == "accelerate")
     for name, value in own.items():
         entry = next((entry for entry in known["tables"] if name in entry["keys"]), None)
@@ -184,7 +199,7 @@ def _joined(file: ConfigFile, config: ConfigFile | None) -> ConfigFile | None:
         if entry is not None and not is_known and not entry["name"] and name in _OPEN:
             table.pop(name, None)
         elif name in _KINDS:
-            table["distributed_type"] = _KINDS[name]
+            continue
         elif name == "cpu":
             table["use_cpu"] = True
         elif entry is not None and not is_known and (entry["name"] or name == "num_machines"):

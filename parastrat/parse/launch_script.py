@@ -205,7 +205,7 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
         if not equals and not is_switch and not of_launch:
             value = next(rest, "")
         if not of_launch:
-            launch.note(start.launcher, name, value if equals or value else "yes", number)
+            launch.note(start.launcher, name, "yes" if is_switch and not equals else value, number)
 
 
 def _read_script(words: list[str], number: int, launch: _Found) -> None:

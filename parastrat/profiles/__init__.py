@@ -106,7 +106,7 @@ def load_hardware(ref: str, *, ranks_per_node: int | None = None) -> Hardware:
         _node(name, num_nodes or 1) or _generic(name, num_nodes or 1) or _detailed(name, num_nodes or 1)
     )
     if hardware is None:
-        raise _unknown_hardware(name)
+        raise _unknown_hardware(name, num_nodes)
     return hardware if ranks_per_node is None else with_ranks(hardware, ranks_per_node)
 
 
@@ -242,12 +242,14 @@ def _stored(name: str, num_nodes: int | None, ranks_per_node: int | None) -> Har
     )
 
 
-def _unknown_hardware(name: str) -> ProfileError:
+def _unknown_hardware(name: str, num_nodes: int | None) -> ProfileError:
     if _read("devices", name):
         return ProfileError(f"{name!r} is a device, not a node", hint=f"say how many a node has: {name}x8")
     written = _as_written_here(name)
     if written is not None:
-        return ProfileError(f"unknown hardware {name!r}", hint=f"did you mean {written}?")
+        return ProfileError(
+            f"unknown hardware {name!r}", hint=f"did you mean {named(written, num_nodes or 1)}?"
+        )
     known = all_names((ProfileKind.NODES, ProfileKind.DEVICES))
     return ProfileError(f"unknown hardware {name!r}", hint=_did_you_mean(name, known))
 

@@ -103,15 +103,22 @@ def steps_to_fit(result: SearchResult, context: Context) -> list[Step]:
     steps = []
     for fit in result.nearest_fit:
         flags = _changed_flags(fit.case, result.facts)
-        fixed = context.fixed if flags else ()
-        is_said = "--on" in context.arguments or "--on" not in flags
         offload = fit.case.plan.offload
-        if offload is not Offload.NONE and "--offload" not in context.fixed:
-            fixed = (*context.fixed, "--offload", offload.value)
+        moves = offload is not Offload.NONE and offload.value not in context.fixed
+        fixed = _offloading(context.fixed if flags or moves else (), offload)
+        is_said = "--on" in context.arguments or "--on" not in flags
         if is_said and (flags or fixed or context.fixed):
             command = typed("recommend", _replaced(context.arguments, flags), fixed)
             steps.append(Step(purpose="; ".join(fit.changes), command=command))
     return steps
+
+
+def _offloading(fixed: Sequence[str], offload: Offload) -> list[str]:
+    """Return flags that fix a part of the plan with what is offloaded."""
+    if "--offload" in fixed:
+        place = list(fixed).index("--offload")
+        fixed = [*fixed[:place], *fixed[place + 2 :]]
+    return [*fixed] if offload is Offload.NONE else [*fixed, "--offload", offload.value]
 
 
 def _changed_flags(case: Case, facts: Facts) -> dict[str, str]:

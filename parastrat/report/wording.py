@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from parastrat.cost.offload import host_rates
 from parastrat.hardware import DeviceType, FigureKind
+from parastrat.memory.host import host_memory
 from parastrat.plan import Compile, Offload, Shard
+from parastrat.report.numbers import size
 from parastrat.units import GB
 
 if TYPE_CHECKING:
@@ -122,7 +124,19 @@ def option_words(plan: Plan) -> list[str]:
 
 
 def offload_words(case: Case) -> str:
-    """Return the rates on which the time of what is offloaded rests, and which of them are assumed."""
+    """Return the rates on which offloading's time rests, and what a host needs; what is assumed is said."""
+    return f"{_host_rate_words(case)}{_host_room_words(case)}"
+
+
+def _host_room_words(case: Case) -> str:
+    host = host_memory(case.facts, case.plan)
+    if host is None:
+        return ""
+    had = "how much it has is unknown" if host.capacity is None else f"it has {size(host.capacity)}"
+    return f"; a host needs {size(host.least)}, {had}"
+
+
+def _host_rate_words(case: Case) -> str:
     rates, each = host_rates(case.facts), a_device(case.hardware)
     link = f"{rates.link / GB:,.0f} GB/s to {each}"
     if case.hardware.device.host_bytes_per_s is None:

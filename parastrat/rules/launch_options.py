@@ -119,7 +119,7 @@ def hosts_are_those_that_are_asked_for(file: ConfigFile) -> Iterator[Hit]:
     for option in ("include", "exclude"):
         for part in str(file.get(f"deepspeed.{option}") or "").split("@"):
             host = part.partition(":")[0]
-            if host and host not in hosts and not FILLED_IN.search(str(file.get(f"deepspeed.{option}"))):
+            if host and host not in hosts and not FILLED_IN.search(host):
                 yield Hit(
                     message=f"--{option} names {host}, which is not in {name}",
                     fix=f"write a host of the file, such as {next(iter(hosts))}",

@@ -145,9 +145,9 @@ class _Value:
     meant: Callable[[str], str | None] = _meant_number
 
 
-def _is_all_or_more(text: str) -> bool:
-    """Whether deepspeed takes a text for a number; -1, its default, stands for all."""
-    return (_number(text) or 0) >= -1 and _number(text) is not None
+def _is_number(text: str) -> bool:
+    """Whether deepspeed takes a text for a number; those below 1 stand for all."""
+    return _number(text) is not None
 
 
 _COUNT = _Value(is_right=_is_count, wanted="1 or more")
@@ -156,7 +156,7 @@ _PORT = _Value(is_right=_is_port, wanted="a port below 65536")
 _MEETING = _Value(is_right=_is_rendezvous, wanted="c10d", meant=_meant_rendezvous)
 _RESTARTS = _Value(is_right=_is_natural, wanted="0 or more")
 _INTERVAL = _Value(is_right=_is_interval, wanted="seconds")
-_ALL_OR_MORE = _Value(is_right=_is_all_or_more, wanted="1 or more, or without it for all")
+_ALL_OR_MORE = _Value(is_right=_is_number, wanted="1 or more, or without it for all")
 
 _VALUES = {
     "torchrun": {
@@ -182,7 +182,7 @@ _VALUES = {
         "rdzv_backend": _MEETING,
         "max_restarts": _RESTARTS,
         "monitor_interval": _INTERVAL,
-        "num_cpu_threads_per_process": _COUNT,
+        "num_cpu_threads_per_process": _RESTARTS,
     },
     "deepspeed": {
         "num_nodes": _ALL_OR_MORE,

@@ -136,7 +136,7 @@ def _pick(judged: Survey, rung: int) -> tuple[Plan | None, bool, PlanRule | None
 
 def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
     """Return why a rung has no plan at all, not even one that a rule could reject."""
-    if fixed != Constraints():
+    if fixed != Constraints(offload=fixed.offload):
         return "another plan was asked for"
     if rung in (3, 4) and facts.model.heads is None and facts.model.divisible is None:
         return "the model's heads are unknown, or it has none"

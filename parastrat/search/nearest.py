@@ -117,8 +117,9 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
 
 def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fit | None]:
     facts, fixed = space.facts, space.fixed
-    for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
-        if facts.hardware.device.host_bytes_per_s is not None and fixed.offload is Offload.NONE:
+    more = {Offload.NONE: (Offload.OPTIMIZER, Offload.PARAMETERS), Offload.OPTIMIZER: (Offload.PARAMETERS,)}
+    for offload in more.get(fixed.offload, ()):
+        if facts.hardware.device.host_bytes_per_s is not None:
             change = f"offload the {offload.value} to host memory"
             changed, allowed = replace(fixed, offload=offload), offloading(space.allowed, offload)
             fit = _fitting_of(replace(space, fixed=changed, allowed=allowed), (change,))

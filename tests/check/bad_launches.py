@@ -55,6 +55,18 @@ def _deepspeed(what: str, old: str, new: str, code: str) -> Bad:
 
 
 ALONE = (
+    Bad(
+        what="accelerate: nothing behind an option",
+        text="accelerate launch --num_processes",
+        suffix=".sh",
+        code="PS662",
+    ),
+    Bad(
+        what="torchrun: an empty count",
+        text='torchrun --standalone --nproc-per-node "" train.py',
+        suffix=".sh",
+        code="PS662",
+    ),
     _accelerate("misspelt option", "--num_machines", "--num_machine", "PS601"),
     _accelerate("beginning of an option", "--num_processes", "--num_proc", "PS601"),
     _accelerate("option of torchrun", "--num_processes", "--nproc_per_node", "PS601"),
@@ -133,7 +145,12 @@ TOGETHER = (
     _bad("accelerate: axis", WITH_FILE, "fsdp.yaml", "mesh.yaml --parallelism_config_tp_size 4", "PS610"),
     _bad("accelerate: the file's machines", WITH_FILE, "--nodes=2", "--nodes=3", "PS661"),
     _bad("accelerate: a process too few", WITH_FILE, "fsdp.yaml", "fsdp.yaml --num_processes 15", "PS618"),
-    _bad("accelerate: another kind", WITH_FILE, "fsdp.yaml", "fsdp.yaml --multi_gpu", "PS622"),
+    _deepspeed(
+        "one of two hosts that is not there",
+        "--num_nodes 2 --num_gpus 8",
+        "--include worker-0@worker-9",
+        "PS671",
+    ),
     _bad("accelerate: the file's number", WITH_FILE, " --machine_rank $SLURM_NODEID", "", "PS663"),
     _bad(
         "accelerate: without srun",
@@ -170,6 +187,12 @@ TOGETHER = (
     _bad("deepspeed: node 2 of 2", BY_HAND, "$SLURM_NODEID", "2", "PS666"),
 )
 GOOD_LAUNCHES = (
+    # the line goes before the file
+    "accelerate launch --config_file fsdp.yaml --num_machines 1 --num_processes 2 --multi_gpu t.py\n",
+    "accelerate launch --config_file fsdp.yaml --num_machines 1 --num_processes 2 --cpu t.py\n",
+    # its own default
+    'deepspeed --include "" --num_gpus 4 train.py\n',
+    "deepspeed --num_gpus -2 train.py\n",
     ACCELERATE,
     WITH_FILE,
     WITH_FILE.replace("fsdp.yaml", "mesh.yaml"),

@@ -126,6 +126,35 @@ def test_what_would_fit_offloaded_is_recommended_so_by_the_command_that_is_shown
     assert taken["plan"]["offload"] == "optimizer"
 
 
+@pytest.mark.parametrize(
+    ("job", "fixed", "command"),
+    [
+        # the flags that go leave what is offloaded
+        ("llama-3.1-70b --on dgx-h100:1", "--strategy fsdp2 --offload optimizer", " --offload optimizer"),
+        ("llama-3.1-8b --on h100x1", "--offload optimizer", " --offload parameters"),
+    ],
+)
+def test_commands_for_what_would_fit_say_what_is_offloaded(
+    capsys: pytest.CaptureFixture[str], job: str, fixed: str, command: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["recommend", *job.split(), *fixed.split()])
+    said = " ".join(capsys.readouterr().out.replace("\\", "").split())
+    assert f"parastrat recommend {job}{command}" in said
+    assert answered(capsys, *command.split(), job=tuple(job.split()))
+
+
+def test_offloading_is_no_other_plan_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    job = ("gpt2", "--on", "h100x1")
+    rungs = [
+        json.loads(answered(capsys, "--json", *more, job=job))["rungs"]
+        for more in ((), ("--offload", "optimizer"))
+    ]
+    reasons = [[rung["reason"] for rung in each[1:]] for each in rungs]
+    assert reasons[0] == reasons[1]
+    assert not any("another plan" in reason for reason in reasons[1])
+
+
 def test_what_auto_parallelize_applies_instead_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     job = ("llama-3.1-8b", "--on", "p5.48xlarge:8", "--seq-len", "65536")
     said = " ".join(answered(capsys, job=job).split())

@@ -225,7 +225,11 @@ def test_rates_of_what_is_offloaded_are_told_and_which_are_assumed() -> None:
     assert "20 GB/s to a GPU (assumed), as much" in shown(provenance=(entry,))
     known = replace(plain.hardware, host=Host(memory_bytes_per_s=4.5e11))
     offloading = replace(plain, hardware=known, plan=replace(plain.plan, offload=Offload.PARAMETERS))
-    assert offload_words(offloading) == "20 GB/s to a GPU, 450 GB/s in the host's memory"
+    rates = "20 GB/s to a GPU, 450 GB/s in the host's memory"
+    assert offload_words(offloading).startswith(f"{rates}; a host needs ")
+    assert offload_words(offloading).endswith(" GiB, how much it has is unknown")
+    small = replace(offloading, hardware=replace(known, host=Host(memory_bytes=64 * GIB)))
+    assert offload_words(small).endswith(" GiB, it has 64.0 GiB")
     assert "assumed" not in " ".join(rendered(plan_lines(plain, Paper()), Paper()).split())
     fit = NearestFit(
         changes=("so",), case=replace(plain, plan=replace(plain.plan, offload=Offload.OPTIMIZER))
