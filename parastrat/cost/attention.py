@@ -15,7 +15,7 @@ from parastrat.workload import Precision
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.cost.operators import OperatorTable
-    from parastrat.units import Numbers, Seconds
+    from parastrat.units import Mask, Numbers, Seconds
 
 #: seconds of a backward over those of its forward. It has 2.5 times the FLOPs, five products instead of two
 #: (Dao, arXiv:2307.08691, section 4.1), at 0.92 of the forward's rate in FlashAttention-2 and at 0.76 to
@@ -29,6 +29,18 @@ _BACKWARD = {
     Attention.FLEX: 2.5 / 0.92,
 }
 
+#: Megatron-LM's softmax is one kernel for heads x samples that are multiples of the 4 in a block of it, and
+#: for so many keys; else torch's kernels run one after another (megatron/model/fused_softmax.py,
+#: FusedScaleMaskSoftmax; fused_kernels/scaled_masked_softmax.h, get_batch_per_block: 128 threads, 32 a row)
+_OF_A_BLOCK = 4
+_FEWEST_KEYS, _MOST_KEYS = 17, 4096
+#: bytes that these move for each score, less those of the one kernel: forward it is cast to fp32, scaled,
+#: masked, put through softmax and cast back (6 + 8 + 9 + 8 + 6, of 4), since apply_query_key_layer_scaling
+#: is Megatron's default; backward as many kernels in turn (6 + 12 + 9 + 8 + 6, of 6)
+_TORCHS_FORWARD, _TORCHS_BACKWARD = 33, 35
+#: calls that are more
+_TORCHS_CALLS = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTimes:
@@ -36,6 +48,8 @@ class AttentionTimes:
 
     forward: Seconds
     backward: Seconds
+    #: calls of torch's kernels in the forward, beside the blocks' operators
+    dispatches: Numbers = 0
 
 
 def attention_times(facts: Facts, table: OperatorTable, shares: Numbers) -> AttentionTimes:
@@ -66,10 +80,32 @@ def _of_products(facts: Facts, table: OperatorTable, shares: Numbers) -> Attenti
     scores = each * (1 + curve.n_half / found.keys) * (1 + curve.k_half / found.width)
     others = each * (1 + curve.n_half / found.width) * (1 + curve.k_half / found.keys)
     forward, backward = np.zeros((2, len(table.launches), *np.shape(shares)[1:]))
-    for place, of_split, one, other in zip(found.blocks, found.split, scores, others, strict=True):
-        forward[place] += (one + other) * shares[of_split]
-        backward[place] += (one + 3 * other) * shares[of_split]
-    return AttentionTimes(forward=forward, backward=backward)
+    is_torchs = _has_torchs_softmax(facts, table, shares)
+    byte_s = stack.elementwise_factor / device.memory_bytes_per_s
+    dispatches = np.zeros_like(forward)
+    for at, (place, of_split) in enumerate(zip(found.blocks, found.split, strict=True)):
+        # two products of as many pairs, each with a multiplication and an addition over a head's width
+        moved_s = is_torchs[at] * found.flops[at] / (4 * found.width[at]) * byte_s
+        forward[place] += (scores[at] + others[at] + _TORCHS_FORWARD * moved_s) * shares[of_split]
+        backward[place] += (scores[at] + 3 * others[at] + _TORCHS_BACKWARD * moved_s) * shares[of_split]
+        dispatches[place] += is_torchs[at] * _TORCHS_CALLS
+    return AttentionTimes(forward=forward, backward=backward, dispatches=dispatches)
+
+
+def _has_torchs_softmax(facts: Facts, table: OperatorTable, shares: Numbers) -> Mask:
+    """Return where torch's kernels run between the products, attention before plans.
+
+    Stacks without kernels of their own have torch's among the blocks' operators.
+    """
+    found, heads = table.attention, facts.model.heads
+    each = np.stack([shares[split] for split in found.split]) if len(found.split) else np.zeros((0, 1))
+    if not facts.stack.kernels.fused or heads is None:
+        return np.zeros(each.shape, dtype=bool)
+    keys = found.keys.reshape(-1, *(1,) * (each.ndim - 1))
+    # rounded, as shares are quotients
+    whole = np.rint(heads * each) % _OF_A_BLOCK == 0
+    is_torchs: Mask = (keys < _FEWEST_KEYS) | (keys > _MOST_KEYS) | ~whole
+    return is_torchs
 
 
 def _forward_s(facts: Facts, table: OperatorTable, shares: Numbers) -> Seconds:

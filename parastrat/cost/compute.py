@@ -134,7 +134,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     attention = attention_times(facts, table, shares)
     byte_s = 1 / device.memory_bytes_per_s
     moved_s = (stack.dispatched_factor if dispatched else stack.elementwise_factor) * byte_s
-    launches = beside(table.launches, c) * each
+    launches = beside(table.launches, c) * each + attention.dispatches * stack.launches_per_dispatch
     if stack.launches_per_expert and facts.model.experts:
         held = facts.model.experts / c.ep
         launches = launches + beside(table.grouped, c) * held * stack.launches_per_expert

@@ -140,6 +140,44 @@ def test_scores_that_are_kept_are_products_with_the_matmuls_curve() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("keys", "size", "tp", "is_torchs"),
+    [
+        (1000, 1, 4, True),  # two heads of one sample
+        (1000, 2, 4, False),
+        (1000, 1, 2, False),
+        (1000, 3, 4, True),
+        (16, 2, 4, True),
+        (4096, 2, 4, False),
+        (8192, 2, 4, True),
+    ],
+)
+def test_megatrons_softmax_is_torchs_where_its_kernel_does_not_run(
+    keys: int, size: int, tp: int, is_torchs: bool
+) -> None:
+    own = block(attention(m=2048, n=keys, k=100))
+    facts = job(own, stack={"kernels": Kernels.FUSED_MATH, "elementwise_factor": 1.5})
+    eight = replace(facts, model=replace(facts.model, heads=8))
+    one_kernel, found = (
+        block_times(each, (own,), row(micro_batch_size=size, tp=tp))
+        for each in (replace(facts, model=replace(facts.model, heads=None)), eight)
+    )
+    # two products with a multiplication and an addition over a head's width
+    bytes_s = TERA / (4 * 100) * size / tp * 1.5 / facts.hardware.device.memory_bytes_per_s
+    more = found.attention_forward - one_kernel.attention_forward
+    assert more == pytest.approx(33 * bytes_s if is_torchs else 0)
+    assert found.attention_backward - one_kernel.attention_backward == pytest.approx(
+        35 * bytes_s if is_torchs else 0
+    )
+    launch_s = facts.hardware.device.launch_s * facts.stack.launches_per_dispatch
+    launched = found.launch_forward - one_kernel.launch_forward
+    assert launched == pytest.approx(4 * launch_s if is_torchs else 0)
+    # other stacks' scores go through torch's kernels anyway
+    eager = replace(eight, stack=replace(facts.stack, kernels=Kernels.EAGER))
+    none = block_times(eager, (own,), row(micro_batch_size=size, tp=tp))
+    assert none.launch_forward == one_kernel.launch_forward
+
+
 def test_each_of_several_plans_has_its_own_attention() -> None:
     own = block(attention(m=2000, n=4096, k=128))
     facts = job(own, device={"attention": CURVE})
