@@ -117,7 +117,8 @@ def check(ranks: list[list[dict[str, float]]]) -> None:
     expected = trained({})
     for found in ranks:
         for step, alone in zip(found, expected, strict=True):
-            assert step == pytest.approx({name: alone[name] for name in step}, rel=1e-4)
+            # terms of a gradient may cancel, which leaves the rounding of terms near 1
+            assert step == pytest.approx({name: alone[name] for name in step}, rel=1e-4, abs=1e-7)
     seen = {name for found in ranks for name in found[0]}
     assert seen == set(expected[0])
 
