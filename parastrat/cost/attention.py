@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.cost.rates import sustained_flops_per_s
 from parastrat.hardware import ATTENTION_KEYS, ATTENTION_ROWS, ATTENTION_WIDTH, AttentionCurve
+from parastrat.ranks.softmax import takes_heads, takes_keys
 from parastrat.stack import Attention
 from parastrat.workload import Precision
 
@@ -29,17 +30,16 @@ _BACKWARD = {
     Attention.FLEX: 2.5 / 0.92,
 }
 
-#: Megatron-LM's softmax is one kernel for heads x samples that are multiples of the 4 in a block of it, and
-#: for so many keys; else torch's kernels run one after another (megatron/model/fused_softmax.py,
-#: FusedScaleMaskSoftmax; fused_kernels/scaled_masked_softmax.h, get_batch_per_block: 128 threads, 32 a row)
-_OF_A_BLOCK = 4
-_FEWEST_KEYS, _MOST_KEYS = 17, 4096
-#: bytes that these move for each score, less those of the one kernel: forward it is cast to fp32, scaled,
-#: masked, put through softmax and cast back (6 + 8 + 9 + 8 + 6, of 4), since apply_query_key_layer_scaling
-#: is Megatron's default; backward as many kernels in turn (6 + 12 + 9 + 8 + 6, of 6)
-_TORCHS_FORWARD, _TORCHS_BACKWARD = 33, 35
-#: calls that are more
-_TORCHS_CALLS = 4
+#: bytes that torch's kernels of a softmax in fp32 move for each score, where Megatron's own does not run
+#: (``ranks.softmax``). Scores are multiplied by the layer's number, masked in their place and put through
+#: it (8 + 9 + 8); backward has a kernel of its own, copies gradients, masks these, and multiplies
+#: (12 + 8 + 9 + 8)
+_TORCHS_FORWARD, _TORCHS_BACKWARD = 25, 37
+_FP32_BYTES = Precision.FP32.compute_bytes
+#: calls of these, and of the casts to fp32 before and back behind, which short formats have beside them
+_TORCHS_CALLS, _CASTS = 3, 2
+#: what Megatron's kernel reads and writes forward and backward, in elements
+_OWN_FORWARD, _OWN_BACKWARD = 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +52,22 @@ class AttentionTimes:
     dispatches: Numbers = 0
 
 
-def attention_times(facts: Facts, table: OperatorTable, shares: Numbers) -> AttentionTimes:
+def attention_times(facts: Facts, table: OperatorTable, shares: Numbers, cp: Numbers) -> AttentionTimes:
     """Return the seconds of some blocks' attention on one rank.
 
     Args:
         facts: the job.
         table: the blocks' operators.
         shares: samples of each of SPLITS that a rank has.
+        cp: ranks that divide the sequence of these.
     """
     if facts.stack.kernels.keeps_scores:
-        return _of_products(facts, table, shares)
+        return _of_products(facts, table, shares, cp)
     forward = _forward_s(facts, table, shares)
     return AttentionTimes(forward=forward, backward=_BACKWARD[facts.stack.attention] * forward)
 
 
-def _of_products(facts: Facts, table: OperatorTable, shares: Numbers) -> AttentionTimes:
+def _of_products(facts: Facts, table: OperatorTable, shares: Numbers, cp: Numbers) -> AttentionTimes:
     """Return the seconds where scores are kept: of two products forward and four backward, for each head.
 
     Scores, and in backward their gradients, are products over a head's elements; what else is made is as
@@ -80,31 +81,55 @@ def _of_products(facts: Facts, table: OperatorTable, shares: Numbers) -> Attenti
     scores = each * (1 + curve.n_half / found.keys) * (1 + curve.k_half / found.width)
     others = each * (1 + curve.n_half / found.width) * (1 + curve.k_half / found.keys)
     forward, backward = np.zeros((2, len(table.launches), *np.shape(shares)[1:]))
-    is_torchs = _has_torchs_softmax(facts, table, shares)
-    byte_s = stack.elementwise_factor / device.memory_bytes_per_s
     dispatches = np.zeros_like(forward)
+    instead, is_torchs = _torchs_softmax(facts), _has_torchs_softmax(facts, table, shares * cp)
     for at, (place, of_split) in enumerate(zip(found.blocks, found.split, strict=True)):
         # two products of as many pairs, each with a multiplication and an addition over a head's width
-        moved_s = is_torchs[at] * found.flops[at] / (4 * found.width[at]) * byte_s
-        forward[place] += (scores[at] + others[at] + _TORCHS_FORWARD * moved_s) * shares[of_split]
-        backward[place] += (scores[at] + 3 * others[at] + _TORCHS_BACKWARD * moved_s) * shares[of_split]
-        dispatches[place] += is_torchs[at] * _TORCHS_CALLS
+        more = is_torchs[at] * found.flops[at] / (4 * found.width[at])
+        forward[place] += (scores[at] + others[at] + instead.forward * more) * shares[of_split]
+        backward[place] += (scores[at] + 3 * others[at] + instead.backward * more) * shares[of_split]
+        dispatches[place] += instead.dispatches * is_torchs[at]
     return AttentionTimes(forward=forward, backward=backward, dispatches=dispatches)
 
 
-def _has_torchs_softmax(facts: Facts, table: OperatorTable, shares: Numbers) -> Mask:
-    """Return where torch's kernels run between the products, attention before plans.
+def _torchs_softmax(facts: Facts) -> AttentionTimes:
+    """Return by how much torch's kernels of a softmax take longer for one score than Megatron's, and calls.
 
-    Stacks without kernels of their own have torch's among the blocks' operators.
+    Bytes are those of each kernel, as of operators that torch dispatches.
+    """
+    device, stack, element = facts.hardware.device, facts.stack, facts.workload.precision.compute_bytes
+    casts = _CASTS if element < _FP32_BYTES else 0
+    moved = casts * (_FP32_BYTES + element)
+
+    def longer(torchs: int, own: int) -> Seconds:
+        bytes_ = (torchs + moved) * stack.dispatched_factor - own * element * stack.elementwise_factor
+        return bytes_ / device.memory_bytes_per_s
+
+    return AttentionTimes(
+        forward=longer(_TORCHS_FORWARD, _OWN_FORWARD),
+        backward=longer(_TORCHS_BACKWARD, _OWN_BACKWARD),
+        # Megatron's is one
+        dispatches=_TORCHS_CALLS + casts - 1,
+    )
+
+
+def _has_torchs_softmax(facts: Facts, table: OperatorTable, samples: Numbers) -> Mask:
+    """Return where torch's kernels run between the products, attention before plans; in fp32 everywhere.
+
+    Traced modules have theirs among the blocks' operators.
+
+    Args:
+        facts: the job.
+        table: the blocks' operators.
+        samples: those of a micro-batch whose heads a rank has, for each of SPLITS.
     """
     found, heads = table.attention, facts.model.heads
-    each = np.stack([shares[split] for split in found.split]) if len(found.split) else np.zeros((0, 1))
-    if not facts.stack.kernels.fused or heads is None:
+    each = np.stack([samples[split] for split in found.split]) if len(found.split) else np.zeros((0, 1))
+    if heads is None or facts.model.dispatched:
         return np.zeros(each.shape, dtype=bool)
     keys = found.keys.reshape(-1, *(1,) * (each.ndim - 1))
-    # rounded, as shares are quotients
-    whole = np.rint(heads * each) % _OF_A_BLOCK == 0
-    is_torchs: Mask = (keys < _FEWEST_KEYS) | (keys > _MOST_KEYS) | ~whole
+    in_fp32 = facts.workload.precision is Precision.FP32
+    is_torchs: Mask = ~(takes_keys(keys) & takes_heads(heads * each)) | in_fp32
     return is_torchs
 
 

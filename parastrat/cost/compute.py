@@ -131,7 +131,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     each = stack.launches_per_dispatch if dispatched else stack.launches_per_operator
     table, shares = operator_table(blocks), _shares(c)
     forward, backward, of_weights = products_s(facts, table.products, shares, c)
-    attention = attention_times(facts, table, shares)
+    attention = attention_times(facts, table, shares, c.cp)
     byte_s = 1 / device.memory_bytes_per_s
     moved_s = (stack.dispatched_factor if dispatched else stack.elementwise_factor) * byte_s
     launches = beside(table.launches, c) * each + attention.dispatches * stack.launches_per_dispatch

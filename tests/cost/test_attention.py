@@ -14,12 +14,15 @@ from parastrat.cost.compute import BlockTimes, block_times
 from parastrat.hardware import AttentionCurve, MatmulCurve
 from parastrat.model import Operator, OperatorKind, Split
 from parastrat.stack import Attention, Kernels
+from parastrat.workload import Precision
 
 #: half of the rate is left at 1,000 keys, 2,000 rows and heads of 32
 CURVE = AttentionCurve(keys_half=1000, rows_half=2000, width_half=32)
 #: what that leaves where rates are stated: of 4,096 keys, 2^20 rows and heads of 128
 REFERENCE = (1 + 1000 / 4096) * (1 + 2000 / 2**20) * (1 + 32 / 128)
 HOPPER = {"attention_efficiency": 0.25, "newest_attention_efficiency": 0.5}
+#: scores are kept between products
+SCORES = {"kernels": Kernels.FUSED_MATH, "elementwise_factor": 1.5, "dispatched_factor": 1.1}
 
 
 def attention(flops: float = TERA, **shape: int) -> Operator:
@@ -141,41 +144,62 @@ def test_scores_that_are_kept_are_products_with_the_matmuls_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "size", "tp", "is_torchs"),
+    ("keys", "fields", "is_torchs"),
     [
-        (1000, 1, 4, True),  # two heads of one sample
-        (1000, 2, 4, False),
-        (1000, 1, 2, False),
-        (1000, 3, 4, True),
-        (16, 2, 4, True),
-        (4096, 2, 4, False),
-        (8192, 2, 4, True),
+        (1000, {"tp": 4}, True),  # two heads of one sample
+        (1000, {"tp": 4, "micro_batch_size": 2}, False),
+        (1000, {"tp": 2}, False),
+        (1000, {"tp": 2, "cp": 2}, False),
+        (1000, {"tp": 4, "micro_batch_size": 3}, True),
+        (1002, {}, True),
+        (16, {}, True),
+        (4096, {}, False),
+        (8192, {}, True),
     ],
 )
 def test_megatrons_softmax_is_torchs_where_its_kernel_does_not_run(
-    keys: int, size: int, tp: int, is_torchs: bool
+    keys: int, fields: dict[str, int], is_torchs: bool
 ) -> None:
     own = block(attention(m=2048, n=keys, k=100))
-    facts = job(own, stack={"kernels": Kernels.FUSED_MATH, "elementwise_factor": 1.5})
-    eight = replace(facts, model=replace(facts.model, heads=8))
+    facts = job(own, stack=SCORES)
     one_kernel, found = (
-        block_times(each, (own,), row(micro_batch_size=size, tp=tp))
-        for each in (replace(facts, model=replace(facts.model, heads=None)), eight)
+        block_times(replace(facts, model=replace(facts.model, heads=heads)), (own,), row(**fields))
+        for heads in (None, 8)
     )
     # two products with a multiplication and an addition over a head's width
-    bytes_s = TERA / (4 * 100) * size / tp * 1.5 / facts.hardware.device.memory_bytes_per_s
-    more = found.attention_forward - one_kernel.attention_forward
-    assert more == pytest.approx(33 * bytes_s if is_torchs else 0)
-    assert found.attention_backward - one_kernel.attention_backward == pytest.approx(
-        35 * bytes_s if is_torchs else 0
-    )
+    ranks = fields.get("tp", 1) * fields.get("cp", 1)
+    count = TERA / (4 * 100) * fields.get("micro_batch_size", 1) / ranks * is_torchs
+    byte_s = count / facts.hardware.device.memory_bytes_per_s
+    # cast, multiplied, masked, a softmax, and cast again, instead of read and written
+    forward = (6 + 8 + 9 + 8 + 6) * 1.1 - 4 * 1.5
+    assert found.attention_forward - one_kernel.attention_forward == pytest.approx(forward * byte_s)
+    backward = (6 + 12 + (8 + 9) + 8 + 6) * 1.1 - 6 * 1.5
+    assert found.attention_backward - one_kernel.attention_backward == pytest.approx(backward * byte_s)
     launch_s = facts.hardware.device.launch_s * facts.stack.launches_per_dispatch
     launched = found.launch_forward - one_kernel.launch_forward
-    assert launched == pytest.approx(4 * launch_s if is_torchs else 0)
-    # other stacks' scores go through torch's kernels anyway
-    eager = replace(eight, stack=replace(facts.stack, kernels=Kernels.EAGER))
-    none = block_times(eager, (own,), row(micro_batch_size=size, tp=tp))
-    assert none.launch_forward == one_kernel.launch_forward
+    assert launched == pytest.approx(4 * launch_s * is_torchs)
+
+
+def test_megatrons_kernel_takes_no_fp32() -> None:
+    own = block(attention(m=2048, n=1000, k=100))
+    facts = job(own, stack=SCORES, precision=Precision.FP32)
+    one_kernel, found = (
+        block_times(replace(facts, model=replace(facts.model, heads=heads)), (own,), row())
+        for heads in (None, 8)
+    )
+    byte_s = TERA / (4 * 100) / facts.hardware.device.memory_bytes_per_s
+    more = found.attention_forward - one_kernel.attention_forward
+    assert more == pytest.approx(((8 + 9 + 8) * 1.1 - 8 * 1.5) * byte_s)
+    more = found.attention_backward - one_kernel.attention_backward
+    assert more == pytest.approx(((12 + (8 + 9) + 8) * 1.1 - 12 * 1.5) * byte_s)
+
+
+def test_traced_modules_have_their_own_softmax() -> None:
+    own = block(attention(m=2048, n=1000, k=100))
+    facts = job(own, stack=SCORES)
+    traced = replace(facts, model=replace(facts.model, heads=8, dispatched=True))
+    one_kernel = block_times(replace(traced, model=replace(traced.model, heads=None)), (own,), row(tp=4))
+    assert block_times(traced, (own,), row(tp=4)).attention_forward == one_kernel.attention_forward
 
 
 def test_each_of_several_plans_has_its_own_attention() -> None:
