@@ -54,7 +54,8 @@ def recommend(
     found = resolved(job)
     constraints = replace(constraints_of(fixed, found.facts), applied=applied)
     result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
-    result = with_others(result, constraints, compiled_facts(found))
+    compiled = None if result.chosen is None else compiled_facts(found)
+    result = with_others(result, constraints, compiled)
     if front:
         result = replace(result, front=memory_front(found.facts, constraints))
     if output.output is not None and result.chosen is not None:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from parastrat.search.bounded import Bounded
     from parastrat.search.visited import Visited
 
-
 #: meshes of a rung that are visited first, and plans, which are judged at once sooner than one by one
 _MESHES_OF_EACH = 48
 _MOST_OF_EACH = 5

@@ -116,7 +116,7 @@ def _put_back(setting: Setting) -> tuple[Saved, float] | None:
     if not experts.shared_ffn:
         return rows, 0.0
     shared = feed_forward(setting, experts.shared_ffn)
-    return rows + shared.saved.times(-1), sum(group.trainable for group in shared.parameters)
+    return rows + shared.saved.times(-1), _trainable(shared.parameters)
 
 
 def halfway(setting: Setting, norms: Part, fed: Part, layer: Part, *, mixed: bool) -> Halfway:
@@ -127,7 +127,7 @@ def halfway(setting: Setting, norms: Part, fed: Part, layer: Part, *, mixed: boo
     """
     a, tokens, working = setting.architecture, setting.tokens, _before_last(setting, mixed=mixed)
     inner = Saved(tensor=working.tensor, expert=working.expert)
-    made = sum(group.trainable for group in fed.parameters)
+    made = _trainable(fed.parameters)
     if mixed:
         routed = tokens * computed_experts(setting)
         gone = largest_weight(setting, mixed=True)[1].times(-1)
@@ -138,5 +138,6 @@ def halfway(setting: Setting, norms: Part, fed: Part, layer: Part, *, mixed: boo
         gone = joined(norms, fed).saved
         own = Saved(tensor=2 * setting.element * tokens * a.head_dim * (a.heads + a.kv_heads))
         made += a.heads * a.head_dim * a.hidden
-    of_layer = sum(group.trainable for group in layer.parameters)
-    return Halfway(meanwhile=min(made / of_layer, 1.0), freed=gone + inner + own.times(-1))
+    return Halfway(
+        meanwhile=min(made / _trainable(layer.parameters), 1.0), freed=gone + inner + own.times(-1)
+    )

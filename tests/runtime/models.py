@@ -45,6 +45,17 @@ class Layer(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
 
+class Block(nn.Module):
+    """Two products beside what passes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).tanh())
+
+
 class Gpt(nn.Module):
     """Tied embeddings, learned positions; the constructor shrinks the residual projections."""
 

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from runtime.models import plan
+from runtime.models import Block, plan
 from runtime.ranks import on_ranks
 from torch import nn
 
@@ -214,15 +214,6 @@ def test_stacks_around_repeated_blocks_are_none() -> None:
 def test_experts_are_no_stacks() -> None:
     module = model(first=Layer(4), experts=nn.ModuleList([Expert(4), Expert(4, 8)]))
     assert stacked_blocks(module).names == ()
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(x).tanh())
 
 
 class Holder(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.models import plan
+from runtime.models import Block, plan
 from runtime.ranks import answers, on_ranks
 from torch import nn
 
@@ -30,15 +30,6 @@ PLANS: dict[str, Plan] = {
 }
 #: FSDP2 holds what they gather
 GATHERING = ("fsdp2", "kept")
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(x).tanh())
 
 
 class Late(Block):

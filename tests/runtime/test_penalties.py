@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.models import plan
+from runtime.models import Block, plan
 from runtime.ranks import answers, on_ranks
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -25,15 +25,6 @@ PLANS: dict[str, Plan] = {
     "tp": plan(tp=2, micro_batch_size=4),
 }
 X, Y = torch.linspace(-1, 1, 32).view(4, 8), torch.linspace(1, -1, 16).view(4, 4)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(x).tanh())
 
 
 def bare(term: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.models import plan
+from runtime.models import Block, plan
 from runtime.ranks import answers, on_ranks
 from torch import nn
 
@@ -21,15 +21,6 @@ pytestmark = pytest.mark.slow
 PLANS = {"ddp": plan(dp_replicate=2), "fsdp2": plan(dp_shard=2), "tp": plan(tp=2)}
 
 STEPPING = partial(torch.optim.SGD, lr=0.5)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(self.up(x).tanh())
 
 
 class Bounded(Block):
