@@ -88,7 +88,11 @@ def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int =
 
 @remembered
 def _flops_of(model: ModelSpec) -> float:
-    return model.flops
+    """Return the FLOPs of one sample's forward that reach its output."""
+    return sum(
+        block.repeat * sum(each.flops * each.useful * each.count for each in block.operators)
+        for block in model.blocks
+    )
 
 
 def columns_of(case: Case) -> Columns:
@@ -140,7 +144,7 @@ def peak_flops_per_s(device: Device, precision: Precision) -> float | None:
 def _estimate(
     facts: Facts, flops: float, plan: Plan, time: TimeEstimate, memory: MemoryEstimate
 ) -> Estimate:
-    """Return a plan's estimate; ``flops`` are the model's, of the forward of one sample."""
+    """Return a plan's estimate; ``flops`` are the model's useful ones, of the forward of one sample."""
     samples, step = plan.global_batch_size, time.step
     units = samples * (facts.model.sequence_length or 1)
     world = plan.mesh.world_size

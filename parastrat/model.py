@@ -80,10 +80,10 @@ class Operator:
     split: Split = Split.REPLICATED
     #: the side that a tensor split divides: "n" is column parallel, "k" row parallel
     split_side: str = ""
-    #: passes of this operator in one forward of the block
-    count: int = 1
+    count: int = 1  #: passes of this operator in one forward of the block
     #: backward needs the gradients of the weights as well as of the input
     weighted: bool = True
+    useful: float = 1.0  #: share of the FLOPs that reaches the output; the rest is multiplied by zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

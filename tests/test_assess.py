@@ -51,6 +51,11 @@ def test_useful_work_is_three_forwards_whatever_is_recomputed() -> None:
     assert many.model_tflops_per_gpu == pytest.approx(3 * 2 * 5 / (6 * 5 + 2))
 
 
+def test_what_is_computed_and_lost_is_no_useful_work() -> None:
+    facts = job(block(matmul(TERA), matmul(TERA, useful=0.25)))
+    assert estimate(facts).model_tflops_per_gpu == pytest.approx(3 * 1.25 / 6)
+
+
 @pytest.mark.parametrize(
     ("precision", "rate"),
     [

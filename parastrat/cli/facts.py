@@ -75,15 +75,17 @@ def resolved(flags: JobFlags) -> Job:
 def compiled_facts(job: Job) -> Facts | None:
     """Return a job of plain torch with torch.compile on every block.
 
-    None for another stack; on processors, where nothing is known of compiled blocks; and of a model that is
-    traced, which is done in eager mode.
+    None for another stack; on processors, where nothing is known of compiled blocks; of a model that is
+    traced, which is done in eager mode; and of one whose compiled form has other products, as Llama 4 in
+    torchtitan and in transformers: a compiler leaves none out.
     """
     facts = job.facts
     plain = facts.stack.name == _PLAIN and facts.hardware.device.type is not DeviceType.CPU
     if not plain or load_source(job.source.ref) is None:
         return None
     stack = load_stack(_COMPILED)
-    return replace(facts, stack=stack, model=trained_model(job.source, facts.workload, stack.kernels))
+    model = trained_model(job.source, facts.workload, stack.kernels)
+    return replace(facts, stack=stack, model=model) if model.flops == facts.model.flops else None
 
 
 def hardware_of(ref: str, ranks_per_node: int | None) -> Hardware:

@@ -105,6 +105,7 @@ def mixture(setting: Setting) -> Part:
     if experts is None:
         raise ValueError("the architecture has no experts")
     routed = tokens * computed_experts(setting)
+    useful = experts.top_k / computed_experts(setting)
     inner = (2 if a.gated else 1) * experts.ffn
     width = experts.latent or a.hidden
     weights = width * (inner + experts.ffn) + (inner + width if experts.bias else 0)
@@ -127,8 +128,8 @@ def mixture(setting: Setting) -> Part:
             Parameters(trainable=experts.count * weights, split=Split.EXPERT, cast=experts.every_token),
         ),
         operators=(
-            _grouped(routed, inner, width, "n"),
-            _grouped(routed, width, experts.ffn, "k"),
+            replace(_grouped(routed, inner, width, "n"), useful=useful),
+            replace(_grouped(routed, width, experts.ffn, "k"), useful=useful),
             elementwise(
                 (b * (5 * experts.ffn + 4 * width) + _bias_bytes(setting) * width) * routed, Split.EXPERT
             ),

@@ -10,7 +10,13 @@ from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Spli
 from parastrat.saved import Saved
 from parastrat.sources.attending import attention
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
-from parastrat.sources.feed_forward import divides_tokens, feed_forward, largest_weight, mixture
+from parastrat.sources.feed_forward import (
+    computed_experts,
+    divides_tokens,
+    feed_forward,
+    largest_weight,
+    mixture,
+)
 from parastrat.sources.hybrid import hybrid_layers, next_tokens, scans_of
 from parastrat.sources.layers import (
     Part,
@@ -29,7 +35,7 @@ from parastrat.stage_load import StageLoad
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
-    from parastrat.sources.architecture import Architecture
+    from parastrat.sources.architecture import Architecture, Experts
 
 #: additions to the residual in a layer: attention's output and the feed-forward's
 _ADDITIONS = 2
@@ -79,7 +85,7 @@ def transformer(
         divides_tokens=divides_tokens(setting),
         stage_load=StageLoad.LAYERS if kernels.fused else StageLoad.FLOPS,
         source=architecture.source,
-        caveats=_caveats(architecture),
+        caveats=_caveats(setting),
     )
 
 
@@ -114,8 +120,8 @@ def _cast(block: Block) -> Autocast:
     )
 
 
-def _caveats(a: Architecture) -> tuple[str, ...]:
-    found = []
+def _caveats(setting: Setting) -> tuple[str, ...]:
+    a, found = setting.architecture, []
     if a.audio:
         found.append(f"every sample is heard as {a.audio.frames} frames; the sequence is the decoder's")
     elif a.family is Family.ENCODER_DECODER:
@@ -127,7 +133,22 @@ def _caveats(a: Architecture) -> tuple[str, ...]:
         )
     if a.experts:
         found.append("tokens are taken to spread evenly over the experts")
+        if a.experts.every_token:
+            found.append(_who_computes(computed_experts(setting), a.experts))
     return tuple(found)
+
+
+def _who_computes(computed: int, experts: Experts) -> str:
+    """Return whose experts are meant of a model that transformers runs otherwise than trainers do."""
+    if computed == experts.count:
+        return (
+            f"each token runs through all {experts.count} experts, as in transformers, and {experts.top_k} "
+            "counts; in torchtitan and Megatron-Core through those routed to alone (--stack megatron-core)"
+        )
+    return (
+        f"each token runs through {experts.top_k} of {experts.count} experts, as in torchtitan and "
+        "Megatron-Core; in transformers through all of them, compiled or not (--stack torch)"
+    )
 
 
 def _counts(blocks: tuple[Block, ...], a: Architecture) -> tuple[int, int]:

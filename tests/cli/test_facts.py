@@ -7,6 +7,7 @@ import pytest
 from builders import device, hardware
 
 from parastrat.cli.facts import (
+    compiled_facts,
     default_global_batch,
     default_optimizer,
     default_sequence_length,
@@ -110,6 +111,13 @@ def test_images_have_no_length_to_assume() -> None:
 def test_the_model_at_another_length() -> None:
     job = resolved(JobFlags(model="llama-3.1-8b", on=H100, seq_len=4096))
     assert job.model_at(2048, Precision.BF16_MIXED).sequence_length == 2048
+
+
+@pytest.mark.parametrize(("name", "same"), [("mixtral-8x7b", True), ("llama-4-scout", False)])
+def test_a_compiler_leaves_no_product_out(name: str, same: bool) -> None:
+    """Llama 4 in transformers has other products than in torchtitan, whose blocks are compiled."""
+    there = compiled_facts(resolved(JobFlags(model=name, on=H100)))
+    assert (there is not None) == same
 
 
 def test_a_length_for_images_is_refused() -> None:

@@ -71,6 +71,19 @@ def test_one_token_uses_the_published_share_of_a_mixture() -> None:
     assert spec("deepseek-v3").active_parameters == pytest.approx(37e9, rel=0.03)
 
 
+@pytest.mark.parametrize(("name", "times"), [("llama-4-scout", 16), ("llama-4-maverick", 128)])
+def test_of_experts_on_every_token_those_count_that_were_routed_to(name: str, times: int) -> None:
+    everywhere, routed = spec(name), spec(name, kernels=Kernels.COMPILED)
+    grouped = [
+        [each for block in model.blocks for each in block.operators if each.kind.value == "grouped_matmul"]
+        for model in (everywhere, routed)
+    ]
+    assert [each.useful * each.flops for each in grouped[0]] == [each.flops for each in grouped[1]]
+    assert {each.useful for each in grouped[0]} == {1 / times}
+    assert any(f"all {times} experts, as in transformers" in caveat for caveat in everywhere.caveats)
+    assert any(f"1 of {times} experts, as in torchtitan" in caveat for caveat in routed.caveats)
+
+
 def test_resnet_50_multiplies_as_published() -> None:
     # 4.09 G multiply-accumulates: torchvision's model page
     model = spec("resnet-50")
