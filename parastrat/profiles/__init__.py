@@ -20,6 +20,7 @@ from parastrat.profiles.cpu import cpu_hardware, this_host
 from parastrat.profiles.details import MARK, with_detail
 from parastrat.profiles.devices import read_device
 from parastrat.profiles.files import ProfileFile, profiles_root, read_profile
+from parastrat.profiles.guesses import joined, nearest
 from parastrat.profiles.nodes import generic_node, named, read_node, with_ranks
 from parastrat.records import build
 from parastrat.stack import Stack
@@ -64,14 +65,6 @@ def stack_names() -> tuple[str, ...]:
 def model_names() -> tuple[str, ...]:
     """Return the names of the model presets, without aliases."""
     return profile_names(ProfileKind.MODELS)
-
-
-def nearest(name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return up to three of the names that a mistyped one may mean, best first."""
-    import difflib  # noqa: PLC0415 - only errors need it
-
-    known = {candidate.lower(): candidate for candidate in names}
-    return tuple(known[match] for match in difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5))
 
 
 def load_hardware(ref: str, *, ranks_per_node: int | None = None) -> Hardware:
@@ -255,13 +248,24 @@ def _unknown_hardware(name: str, num_nodes: int | None) -> ProfileError:
 
 
 def _as_written_here(name: str) -> str | None:
-    """Return what ``8xH100`` or ``DGX-H100`` is called here; None where that is nothing either."""
+    """Return what ``8xH100``, ``DGX-H100`` or ``rtx4090x2`` is called here; None where nothing is."""
     lower = name.lower()
     match = _TURNED.fullmatch(lower)
-    for other in (lower, f"{match['device']}x{int(match['per_node'])}" if match else lower):
+    turned = f"{match['device']}x{int(match['per_node'])}" if match else lower
+    for other in (lower, turned, _hyphenated(turned)):
         if other != name and (_read("nodes", other) or _is_generic(other)):
             return other
     return None
+
+
+def _hyphenated(name: str) -> str:
+    """Return a node, or devices of one, with the hyphens that its profile's name has."""
+    match = _GENERIC.fullmatch(name)
+    device, number = (match["device"], name[match.end("device") :]) if match else (name, "")
+    known = {
+        joined(each): each for each in all_names((ProfileKind.DEVICES if match else ProfileKind.NODES,))
+    }
+    return known.get(joined(device), device) + number
 
 
 def _is_generic(name: str) -> bool:

@@ -61,12 +61,24 @@ def test_no_folder_is_listed_to_load_a_name(monkeypatch: pytest.MonkeyPatch) -> 
         ("DGX-H100", "dgx-h100"),
         ("gb200-nvl36", "gb200-nvl72"),
         ("h100-sxm", "h100-sxm5"),
+        ("rtx4090x2", "rtx-4090x2:2?"),
+        ("2xRTX_4090", "rtx-4090x2:2?"),
+        ("dgxa100", "dgx-a100:2?"),
+        ("nvl72", "gb300-nvl72, gb200-nvl72"),
+        ("v100-sxm2", "v100-sxm2-32"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(ref: str, meant: str) -> None:
     with pytest.raises(ProfileError, match="unknown hardware") as caught:
         profiles.load_hardware(f"{ref}:2")
     assert f"did you mean {meant}" in caught.value.hint
+
+
+@pytest.mark.parametrize("ref", ["apple", "tpu-v5e", "gtx-1080x2", "xx"])
+def test_for_what_is_like_no_name_none_is_proposed(ref: str) -> None:
+    with pytest.raises(ProfileError, match="unknown hardware") as caught:
+        profiles.load_hardware(f"{ref}:2")
+    assert caught.value.hint == "`parastrat profiles` lists all names"
 
 
 @pytest.mark.parametrize("ref", ["", ":4", "aliases", "../nodes", ".", "nodes\0", "n" * 300, "zzzzzzzz"])
