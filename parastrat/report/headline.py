@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.estimate import Verdict
+from parastrat.memory.scarce import excess, scarcest
 from parastrat.report.numbers import duration, gib, percent
 from parastrat.report.text import Line, Tone, wrapped
 from parastrat.report.wording import a_device, device_word, plan_name, strategy_name, workload_terms
@@ -74,14 +75,16 @@ def estimated_sentence(case: Case, errors: int) -> str:
 
 def key_figures(case: Case) -> str:
     """Return memory, time and use of the hardware, such as ``61.2 of 79.1 GiB a GPU, 12.3 s a step``."""
-    memory, estimate = case.estimate.memory, case.estimate
-    figures = [
-        f"{gib(memory.total)} of {gib(memory.capacity)} GiB {a_device(case.hardware)}",
-        f"{duration(estimate.time.step)} a step",
-    ]
+    estimate = case.estimate
+    figures = [_of_memory(case), f"{duration(estimate.time.step)} a step"]
     if estimate.mfu is not None:
         figures.append(f"{percent(estimate.mfu)} MFU")
     return ", ".join(figures)
+
+
+def _of_memory(case: Case) -> str:
+    memory = case.estimate.memory
+    return f"{gib(memory.total)} of {gib(memory.capacity)} GiB {a_device(case.hardware)}"
 
 
 def headline_lines(sentence: str, tone: Tone, facts: Facts, context: Context, paper: Paper) -> list[Line]:
@@ -114,8 +117,8 @@ def _no_sentence(result: SearchResult) -> str:
     kind = f" {result.forced_strategy}" if result.forced_strategy else ""
     if not near:
         return f"No{kind} plan for {result.facts.model.name} can run on {place}."
-    memory = min((case.estimate.memory for case in near), key=lambda memory: memory.total)
-    return (
-        f"No{kind} plan for {result.facts.model.name} fits on {place}: "
-        f"the nearest needs {gib(memory.total)} of {gib(memory.capacity)} GiB {a_device(hardware)}."
-    )
+    nearest = min(near, key=excess)
+    needed, scarce = _of_memory(nearest), scarcest(nearest)
+    if scarce.of_host:
+        needed = f"{gib(scarce.needed)} of {gib(scarce.capacity)} GiB a host, beside {needed}"
+    return f"No{kind} plan for {result.facts.model.name} fits on {place}: the nearest needs {needed}."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.estimate import Verdict
+from parastrat.memory.scarce import excess
 from parastrat.report.headline import VERDICT_WORDS
 from parastrat.report.numbers import duration, gib
 from parastrat.report.tables import Column, Fill, Row, table_lines
@@ -63,9 +65,11 @@ def _figures(case: Case | None) -> tuple[str, str, str]:
     if case is None:
         return "-", "-", "-"
     estimate = case.estimate
+    # a plan that fits the devices alone cannot run either
+    verdict = Verdict.DOES_NOT_FIT if excess(case) > 1 else estimate.verdict
     # the time of what cannot run is of no use
-    step = duration(estimate.time.step) if estimate.fits else "-"
-    return VERDICT_WORDS[estimate.verdict], gib(estimate.memory.total), step
+    step = "-" if verdict is Verdict.DOES_NOT_FIT else duration(estimate.time.step)
+    return VERDICT_WORDS[verdict], gib(estimate.memory.total), step
 
 
 def rejected_lines(result: SearchResult, paper: Paper) -> list[Line]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from parastrat.estimate import Verdict
+from parastrat.memory.scarce import scarcest
 from parastrat.result import Rung, RungStatus
 from parastrat.rungs import lowest_near
 from parastrat.units import GIB
@@ -85,8 +86,7 @@ def _judgement(
     if standing.case is None:
         if standing.nearest is None:
             return RungStatus.NOT_APPLICABLE, standing.absent
-        memory = standing.nearest.estimate.memory
-        return RungStatus.DOES_NOT_FIT, f"needs {memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB"
+        return RungStatus.DOES_NOT_FIT, _too_much(standing.nearest)
     if rung not in cases:
         memory = standing.case.estimate.memory
         spare = (memory.capacity - memory.total) / GIB
@@ -109,3 +109,11 @@ def _judgement(
     if chosen is not None and standing.case.estimate.time.may_tie(cases[chosen].estimate.time):
         return RungStatus.SLOWER, f"maybe a tie: {ratio:.2f} times"
     return RungStatus.SLOWER, f"{ratio:.2f} times the step time"
+
+
+def _too_much(case: Case) -> str:
+    scarce = scarcest(case)
+    needed, capacity = scarce.needed / GIB, scarce.capacity / GIB
+    if scarce.of_host:
+        return f"a host needs {needed:,.0f} of its {capacity:,.0f} GiB"
+    return f"needs {needed:.1f} of {capacity:.1f} GiB"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.rules import rejection_masks
+from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.rules.memory import does_not_fit
 from parastrat.search.best_first import visit
 from parastrat.search.judged import with_memory
@@ -32,6 +33,9 @@ _SEVERAL = 300
 
 #: rows that are judged without floors
 _HANDFUL = 40
+
+#: the rules that tell that a plan does not fit
+_OF_MEMORY = (does_not_fit, host_memory_is_too_small)
 
 
 def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
@@ -110,7 +114,7 @@ class _Nearest:
     """Of each rung the plan that needs the least so far."""
 
     by_rung: dict[int, Plan] = field(default_factory=dict)
-    #: its bytes, and its place, by which equal ones are told apart
+    #: its bytes (``_needs``), and its place, by which equal ones are told apart
     needs: dict[int, tuple[float, int]] = field(default_factory=dict)
 
     def least(self, rungs: Any) -> Any:
@@ -119,12 +123,24 @@ class _Nearest:
 
     def keep(self, entry: Rejected) -> None:
         """Keep what comes nearer than what is known, of plans that a rule of memory removed."""
-        if entry.rule is not does_not_fit:
+        if entry.rule not in _OF_MEMORY:
             return
         misfits = entry.columns.at(entry.rows)
-        order = np.lexsort((misfits.place, misfits.memory_total))
+        needs = _needs(misfits)
+        order = np.lexsort((misfits.place, needs))
         for rung in sorted(set(misfits.rung.tolist())):
             row = int(order[np.argmax(misfits.rung[order] == rung)])
-            key = (float(misfits.memory_total[row]), int(misfits.place[row]))
+            key = (float(needs[row]), int(misfits.place[row]))
             if rung not in self.needs or key < self.needs[rung]:
                 self.needs[rung], self.by_rung[rung] = key, plan_at(misfits, row)
+
+
+def _needs(misfits: Columns) -> Any:
+    """Return what plans need of a device, so many times more as they need more of a host than it has.
+
+    That is ``excess`` of their cases in bytes of a device: no floor of its memory lies above.
+    """
+    needs = np.maximum(misfits.memory_total, misfits.memory_capacity)
+    if not misfits.has("host_needed"):
+        return needs
+    return needs * np.maximum(1.0, misfits.host_needed / misfits.host_capacity)

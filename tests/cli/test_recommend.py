@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -12,10 +13,12 @@ from parastrat.cli.main import main
 JOB = ("llama-3.1-8b", "--on", "dgx-h100")
 
 
-def answered(capsys: pytest.CaptureFixture[str], *arguments: str, job: tuple[str, ...] = JOB) -> str:
+def answered(
+    capsys: pytest.CaptureFixture[str], *arguments: str, job: tuple[str, ...] = JOB, code: int = 0
+) -> str:
     with pytest.raises(SystemExit) as left:
         main(["recommend", *job, *arguments])
-    assert left.value.code == 0
+    assert left.value.code == code
     return capsys.readouterr().out
 
 
@@ -172,3 +175,11 @@ def test_where_none_of_what_it_applies_can_run_that_is_told(capsys: pytest.Captu
     assert "of the plans that auto_parallelize applies itself none can run" in said
     assert "--applied" not in said
     assert json.loads(answered(capsys, "--json", job=job))["applied"] == {"recommended": None}
+
+
+def test_where_hosts_have_too_little_memory_theirs_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    text = answered(capsys, "--offload", "parameters", job=("llama-3.1-70b", "--on", "dgx-1v"), code=1)
+    said = r"the nearest needs 1,0\d\d of 512 GiB a host, beside [23]\d\.\d of 31\.5 GiB a GPU\."
+    assert re.search(said, " ".join(text.split()))
+    row = next(line for line in text.splitlines() if line.startswith("  4 "))
+    assert re.search(r"does not fit +[23]\d\.\d +- +a host needs 1,0\d\d of its 512 GiB", row)

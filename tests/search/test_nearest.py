@@ -267,3 +267,19 @@ def test_a_sample_for_each_device_is_a_way_to_fit() -> None:
     # what has a sample for each has nothing to gain by more
     enough = find_plan(facts("llama-3.1-8b", "dgx-h100:1", 8, 65536), fixed)
     assert not any("global batch of" in fit.changes[0] for fit in enough.nearest_fit)
+
+
+def test_of_plans_that_hosts_cannot_hold_the_nearest_fits_the_devices() -> None:
+    """Of 39 GiB that the processes and all states take of one host; one process takes 25."""
+    job, fixed = facts("gpt2-xl", "dgx-h100:1", 64, 1024), Constraints(offload=Offload.PARAMETERS)
+    small = replace(job, hardware=replace(job.hardware, host=Host(memory_bytes=20 * 2**30)))
+    result = find_plan(small, fixed)
+    assert result.chosen is None
+    sharded = result.rungs[2]
+    assert sharded.case is not None
+    assert sharded.case.estimate.fits
+    assert host_of(small, sharded.case.plan)["host_needed"] == pytest.approx(39 * 2**30, rel=0.01)
+    assert sharded.reason.startswith("a host needs ")
+    assert sharded.reason.endswith(" of its 20 GiB")
+    # two copies of the states need more
+    assert sharded.case.plan.mesh.dp_replicate == 1
