@@ -68,7 +68,7 @@ def recommend(
         from parastrat.cli.typed import report_context
         from parastrat.report.recommendation import recommendation_text
 
-        context = report_context(found, job, fixed, output)
+        context = report_context(found, job, fixed, output, tolerance)
         if applied:
             context = replace(context, fixed=(*context.fixed, "--applied"))
         show(recommendation_text(result, context, paper()))

@@ -6,13 +6,16 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from parastrat.report.commands import Context
+from parastrat.rungs import TOLERANCE
 
 if TYPE_CHECKING:
     from parastrat.cli.facts import Job
     from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
 
 
-def report_context(job: Job, flags: JobFlags, fixed: FixedFlags, output: OutputFlags) -> Context:
+def report_context(
+    job: Job, flags: JobFlags, fixed: FixedFlags, output: OutputFlags, tolerance: float = TOLERANCE
+) -> Context:
     """Return what a report knows of the command line that asked for it."""
     assumed = job.facts.workload.assumed
     published = [
@@ -23,6 +26,7 @@ def report_context(job: Job, flags: JobFlags, fixed: FixedFlags, output: OutputF
     return Context(
         arguments=(flags.model, *flag_words(flags)),
         fixed=tuple(flag_words(fixed)),
+        deciding=() if tolerance == TOLERANCE else ("--tolerance", f"{tolerance:g}"),
         plan_file=None if output.output is None else str(output.output),
         defaults_source=job.source.defaults.source if published else "",
     )

@@ -45,7 +45,7 @@ def why_not(
         from parastrat.cli.typed import report_context
         from parastrat.report.comparison import comparison_text
 
-        context = report_context(found, job, fixed, output)
+        context = report_context(found, job, fixed, output, tolerance)
         show(comparison_text((asked, findings), result, context, paper()))
     if not asked.estimate.fits or any(finding.severity is Severity.ERROR for finding in findings):
         raise typer.Exit(1)

@@ -28,6 +28,8 @@ class Context:
     arguments: tuple[str, ...]
     #: flags that fix a part of the plan, as typed
     fixed: tuple[str, ...] = ()
+    #: flags that decide between plans, as typed, which ``estimate`` does not take
+    deciding: tuple[str, ...] = ()
     #: the plan file that was written
     plan_file: str | None = None
     #: where the assumed batch and sequence length come from
@@ -44,6 +46,15 @@ def estimate_command(context: Context, plan: Plan, output: str | None = None) ->
     """Return the ``estimate`` that gives this plan, and writes it where ``output`` is named."""
     more = ["-o", output] if output else []
     return typed("estimate", context.arguments, plan_flags(plan), more)
+
+
+def recommend_command(
+    context: Context, *more: str | Sequence[str], arguments: Sequence[str] | None = None
+) -> str:
+    """Return a ``recommend`` that decides as the reader's did, of the same or of other arguments."""
+    return typed(
+        "recommend", context.arguments if arguments is None else arguments, context.deciding, *more
+    )
 
 
 def plan_flags(plan: Plan) -> list[str]:
@@ -87,8 +98,9 @@ def next_steps(case: Case, context: Context, written_by: str, applied: Applied |
         steps = []
     if not runs and (applied is None or applied.case is not None):
         # auto_parallelize does not apply this plan; one that it does may be the better first step
-        own = typed("recommend", context.arguments, _kept(context.fixed), "--applied", "-o", "plan.toml")
-        steps.append(Step(purpose="or the best plan that auto_parallelize applies itself", command=own))
+        own = recommend_command(context, _kept(context.fixed), "--applied", "-o", "plan.toml")
+        purpose = "the best plan that auto_parallelize applies itself"
+        steps.append(Step(purpose=f"or {purpose}" if steps else purpose, command=own))
     return steps
 
 
@@ -108,7 +120,7 @@ def steps_to_fit(result: SearchResult, context: Context) -> list[Step]:
         fixed = _offloading(context.fixed if flags or moves else (), offload)
         is_said = "--on" in context.arguments or "--on" not in flags
         if is_said and (flags or fixed or context.fixed):
-            command = typed("recommend", _replaced(context.arguments, flags), fixed)
+            command = recommend_command(context, fixed, arguments=_replaced(context.arguments, flags))
             steps.append(Step(purpose="; ".join(fit.changes), command=command))
     return steps
 
@@ -134,6 +146,8 @@ def _changed_flags(case: Case, facts: Facts) -> dict[str, str]:
         flags["--global-batch"] = str(case.workload.global_batch_size)
     if case.workload.optimizer != facts.workload.optimizer:
         flags["--optimizer"] = case.workload.optimizer.value
+    if case.workload.precision != facts.workload.precision:
+        flags["--precision"] = case.workload.precision.value
     if case.workload.loss_chunks != facts.workload.loss_chunks:
         flags["--loss-chunks"] = str(case.workload.loss_chunks)
     return flags

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from parastrat.estimate import Verdict
 from parastrat.report.advice import caveat_lines, finding_lines, next_lines
 from parastrat.report.breakdown import memory_lines, time_lines
-from parastrat.report.commands import Step, estimate_command, typed
+from parastrat.report.commands import Step, estimate_command, recommend_command
 from parastrat.report.headline import (
     VERDICT_TONES,
     VERDICT_WORDS,
@@ -142,7 +142,7 @@ def _time_differences(case: Case, chosen: Case, paper: Paper) -> list[Line]:
 
 
 def _next(case: Case, chosen: Case | None, context: Context) -> list[Step]:
-    steps = [Step(purpose="the recommendation in full", command=typed("recommend", context.arguments))]
+    steps = [Step(purpose="the recommendation in full", command=recommend_command(context))]
     if chosen is not None and chosen.plan != case.plan and case.estimate.fits:
         command = estimate_command(context, case.plan, "plan.toml")
         steps.append(Step(purpose="take this plan all the same", command=command))

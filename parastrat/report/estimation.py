@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.report.advice import backend_lines, caveat_lines, finding_lines, next_lines
 from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
-from parastrat.report.commands import Step, estimate_command, next_steps, typed
+from parastrat.report.commands import Step, estimate_command, next_steps, recommend_command
 from parastrat.report.headline import VERDICT_TONES, estimated_sentence, headline_lines
 from parastrat.report.host_memory import host_memory_lines
 from parastrat.report.phases import phase_lines
@@ -72,6 +72,6 @@ def _estimate_head(case: Case, findings: Sequence[Finding], context: Context, pa
 
 def _after_estimate(case: Case, findings: Sequence[Finding], context: Context) -> list[Step]:
     if count_errors(findings) or not case.estimate.fits:
-        return [Step(purpose="find a plan that works", command=typed("recommend", context.arguments))]
+        return [Step(purpose="find a plan that works", command=recommend_command(context))]
     # what is fixed here is this very plan
     return next_steps(case, replace(context, fixed=()), estimate_command(context, case.plan, "plan.toml"))

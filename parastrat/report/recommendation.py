@@ -14,7 +14,7 @@ from parastrat.report.advice import (
     next_lines,
 )
 from parastrat.report.breakdown import memory_lines, plan_lines, time_lines
-from parastrat.report.commands import next_steps, steps_to_fit, typed
+from parastrat.report.commands import next_steps, recommend_command, steps_to_fit
 from parastrat.report.front import front_lines
 from parastrat.report.headline import (
     forced_sentence,
@@ -56,7 +56,7 @@ def recommendation_text(result: SearchResult, context: Context, paper: Paper) ->
     lines += change_lines(result, context, paper)
     lines += rejected_lines(result, paper)
     lines += caveat_lines(facts.model.caveats, paper)
-    command = typed("recommend", context.arguments, context.fixed, "-o", "plan.toml")
+    command = recommend_command(context, context.fixed, "-o", "plan.toml")
     return rendered(lines + next_lines(next_steps(chosen, context, command, result.applied), paper), paper)
 
 

@@ -183,3 +183,12 @@ def test_where_hosts_have_too_little_memory_theirs_is_told(capsys: pytest.Captur
     assert re.search(said, " ".join(text.split()))
     row = next(line for line in text.splitlines() if line.startswith("  4 "))
     assert re.search(r"does not fit +[23]\d\.\d +- +a host needs 1,0\d\d of its 512 GiB", row)
+
+
+def test_the_command_that_writes_the_plan_decides_by_the_same_tolerance(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = answered(capsys, "--tolerance", "2")
+    assert "Train llama-3.1-8b with FSDP2 over" in text
+    command = next(line for line in text.splitlines() if line.endswith("-o plan.toml"))
+    assert command.split() == ["parastrat", "recommend", *JOB, "--tolerance", "2", "-o", "plan.toml"]

@@ -12,7 +12,14 @@ from parastrat.profiles import load_hardware
 from parastrat.report.advice import wrapped_command
 from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.breakdown import plan_lines
-from parastrat.report.commands import next_steps, plan_flags, steps_to_fit, typed
+from parastrat.report.commands import (
+    estimate_command,
+    next_steps,
+    plan_flags,
+    recommend_command,
+    steps_to_fit,
+    typed,
+)
 from parastrat.report.ladder_table import rejected_lines
 from parastrat.report.nearest_fit import nearest_lines
 from parastrat.report.numbers import count, duration, gib, percent, rate, size
@@ -21,7 +28,7 @@ from parastrat.report.text import Paper, rendered, wrapped
 from parastrat.report.wording import hardware_words, offload_words
 from parastrat.result import Applied, NearestFit, Rejection
 from parastrat.units import GIB, MIB
-from parastrat.workload import Optimizer
+from parastrat.workload import Optimizer, Precision
 
 
 @pytest.mark.parametrize(
@@ -134,6 +141,21 @@ def test_what_auto_parallelize_does_not_apply_is_not_sent_to_run() -> None:
     assert len(next_steps(fsdp2(), CONTEXT, "parastrat recommend small -o plan.toml")) == 1
 
 
+def test_of_a_written_plan_that_is_not_applied_another_is_the_only_step() -> None:
+    (step,) = next_steps(pipelined(), replace(CONTEXT, plan_file="plan.toml"), "")
+    assert step.purpose == "the best plan that auto_parallelize applies itself"
+
+
+def test_commands_decide_as_the_readers_did() -> None:
+    context = replace(CONTEXT, deciding=("--tolerance", "2"))
+    assert recommend_command(context, "--tp", "2") == (
+        "parastrat recommend small --on cluster:2 --global-batch 64 --tolerance 2 --tp 2"
+    )
+    assert "--tolerance 2 --applied" in next_steps(pipelined(), context, "")[1].command
+    # estimate has no such flag
+    assert "--tolerance" not in estimate_command(context, fsdp2().plan)
+
+
 def test_a_written_plan_is_started_as_its_nodes_need() -> None:
     written = replace(CONTEXT, plan_file="plan.toml")
     (step,) = next_steps(fsdp2(), written, "")
@@ -161,6 +183,11 @@ def test_what_would_fit_is_asked_for_by_its_flags() -> None:
     smaller = replace(result, nearest_fit=(NearestFit(changes=("so",), case=states),))
     assert [step.command for step in steps_to_fit(smaller, CONTEXT)] == [
         "parastrat recommend small --on cluster:2 --global-batch 64 --optimizer adamw-8bit",
+    ]
+    usual = replace(fsdp2(), workload=replace(fsdp2().workload, precision=Precision.FP16_MIXED))
+    other = replace(result, nearest_fit=(NearestFit(changes=("so",), case=usual),))
+    assert [step.command for step in steps_to_fit(other, CONTEXT)] == [
+        "parastrat recommend small --on cluster:2 --global-batch 64 --precision fp16-mixed",
     ]
     here = replace(CONTEXT, arguments=("small",))
     assert [step.command for step in steps_to_fit(result, here)] == [
