@@ -74,15 +74,26 @@ def _parsed(text: str) -> Strategy:
     data = [DataStrategy(word) for word in words if word in list(DataStrategy)]
     axes = tuple(axis for axis in _MODEL_AXES if axis in words)
     if len(data) + len(axes) != len(words) or len(data) > 1:
+        meant = _meant(words)
         raise UsageError(
             f"unknown strategy {text!r}",
-            hint=f"{SINGLE}, or one of {', '.join(DataStrategy)} and any of {', '.join(_MODEL_AXES)}, "
+            hint=(f"did you mean {meant}? " if meant else "")
+            + f"{SINGLE}, or one of {', '.join(DataStrategy)} and any of {', '.join(_MODEL_AXES)}, "
             "joined with +, such as fsdp2+tp",
         )
     if not data and "cp" in axes:
         # ranks that share a sequence share the parameters too
         data = [DataStrategy.FSDP2]
     return Strategy(data=data[0] if data else None, model_axes=axes)
+
+
+def _meant(words: list[str]) -> str:
+    """Return the strategy that mistyped words may mean; empty where one of them is like none."""
+    from parastrat.profiles import nearest
+
+    known = (SINGLE, *DataStrategy, *_MODEL_AXES)
+    guesses = [word if word in known else next(iter(nearest(word, known)), "") for word in words]
+    return "+".join(guesses) if all(guesses) and guesses != words else ""
 
 
 def _contradiction(strategy: Strategy, fixed: FixedFlags) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from parastrat.finding import Severity
+from parastrat.memory.scarce import excess
 from parastrat.report.commands import estimate_command
 from parastrat.report.numbers import duration, percent
 from parastrat.report.otherwise import answers_otherwise
@@ -28,6 +29,8 @@ _SEVERITY_TONES = {
     Severity.INFO: Tone.PLAIN,
 }
 _MOST_ALTERNATIVES = 4
+#: a share below would be written as 0.0 %
+_ALIKE = 0.0005
 
 
 def backend_lines(case: Case, paper: Paper) -> list[Line]:
@@ -128,7 +131,7 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
     runners = [
         rung.case
         for rung in result.rungs
-        if rung.case is not None and rung.case.estimate.fits and rung.case.plan != chosen.plan
+        if rung.case is not None and excess(rung.case) <= 1 and rung.case.plan != chosen.plan
     ]
     if not runners:
         return []
@@ -137,7 +140,8 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
     if loss < 0:
         pace = f"would take {duration(second.estimate.time.step)}, {percent(-loss)} less"
         return [f"{plan_name(second)} {pace}, but is tight: what is spare is less than its margin of error"]
-    pace = f"{duration(second.estimate.time.step)}, {percent(loss)} more"
+    more = "as fast" if loss < _ALIKE else f"{percent(loss)} more"
+    pace = f"{duration(second.estimate.time.step)}, {more}"
     return [f"the next best rung is {plan_name(second)}: {pace}"]
 
 

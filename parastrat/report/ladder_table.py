@@ -24,6 +24,8 @@ _TONES = {
     RungStatus.NOT_APPLICABLE: Tone.FAINT,
 }
 _MOST_REJECTED = 3
+#: ``fsdp2+cp+tp+ep+pp``, which is not broken
+_WIDEST = 17
 #: rules that a larger batch obeys, which nothing else in the answer tells
 _OF_BATCH = ("PS401", "PS701")
 #: narrower screens get narrower columns
@@ -34,7 +36,7 @@ def ladder_lines(rungs: tuple[Rung, ...], paper: Paper, forced: str | None = Non
     """Return the ladder as a table; under a forced strategy without the rungs that have no such plan."""
     columns = (
         Column(title=""),
-        Column(title="strategy", most=16 if paper.width >= _ROOMY else 12),
+        Column(title="strategy", most=_WIDEST if paper.width >= _ROOMY else 12),
         Column(title="verdict", most=12 if paper.width >= _ROOMY else 8),
         Column(title="GiB", fill=Fill.NUMBER),
         Column(title="step", fill=Fill.NUMBER),

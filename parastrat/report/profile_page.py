@@ -38,7 +38,7 @@ _HEADINGS = {
     "network": "Network",
     "training": "Training, as published",
 }
-_LABEL = 24
+_LABEL = 28
 
 
 def _value(table: Table, section: str, key: str) -> Any:

@@ -10,6 +10,7 @@ from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import Offload, Recompute, Shard
 from parastrat.rules.rule import plan_rule
+from parastrat.rules.runtime_support import refusals_of
 from parastrat.units import GIB
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"{spare:.1f} GiB spare, less than the estimate's margin of error of "
         f"{memory.margin / GIB:.1f} GiB",
-        fix=f"{_less_memory(case)}, or run a few steps first with `parastrat verify`",
+        fix=f"{_less_memory(case)}, or {_tried(case.plan)} first",
     )
 
 
@@ -240,6 +241,11 @@ def _less_memory(case: Case) -> str:
     if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
         return f"offload the optimizer to host memory, or use more devices than {world}"
     return f"use more devices than {world}, or a shorter sequence"
+
+
+def _tried(plan: Plan) -> str:
+    """Name what tells more of a plan's memory than its estimate."""
+    return "run a few steps" if refusals_of(plan) else "dry-run it with `parastrat verify`"
 
 
 def _sharded(plan: Plan) -> str:

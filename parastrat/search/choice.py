@@ -140,7 +140,8 @@ def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
         return "another plan was asked for"
     if rung in (3, 4) and facts.model.heads is None and facts.model.divisible is None:
         return "the model's heads are unknown, or it has none"
-    return f"no such plan over {facts.hardware.world_size} devices"
+    number = facts.hardware.world_size
+    return f"no such plan over {number} {'device' if number == 1 else 'devices'}"
 
 
 def _standing(case: Case | None, *, fits: bool, rule: PlanRule | None, absent: str) -> Standing:

@@ -25,6 +25,14 @@ def test_a_list_fits_eighty_columns(typed: Typed, kind: str) -> None:
     assert max(map(len, typed("profiles", kind).out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("name", ["torch", "a100-sxm4-80", "h100-sxm5"])
+def test_labels_do_not_touch_what_stands_beside_them(typed: Typed, name: str) -> None:
+    lines = typed("profiles", name).out.splitlines()
+    facts = [line for line in lines if line[:2] == "  " != line[2:4] and not line.startswith("  also ")]
+    assert len(facts) > 10
+    assert all(line[29:30] == " " for line in facts)
+
+
 def test_all_kinds_are_listed_without_one(typed: Typed) -> None:
     out = typed("profiles").out
     assert [out.count(f"\n{title}, for") for title in ("Devices", "Models", "Stacks")] == [1, 1, 1]

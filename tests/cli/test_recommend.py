@@ -56,6 +56,16 @@ def test_what_hangs_on_a_rate_that_was_not_measured_is_said(
     assert any(each["flips"] for each in doubt["doubts"]) == ("would be taken" in said)
 
 
+def test_the_longest_strategy_is_not_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    text = answered(capsys, job=("llama-4-scout", "--on", "dgx-h100:8", "--strategy", "fsdp2+cp+tp+ep+pp"))
+    assert any(line.startswith("  5*  fsdp2+cp+tp+ep+pp  fits") for line in text.splitlines())
+
+
+def test_on_one_device_there_is_one_device(capsys: pytest.CaptureFixture[str]) -> None:
+    text = answered(capsys, job=("gpt2", "--on", "rtx-4090x1"))
+    assert text.count("no such plan over 1 device\n") == 5
+
+
 def test_within_a_node_there_is_no_such_rate(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not measured: " not in answered(capsys)
     assert json.loads(answered(capsys, "--json"))["network_doubt"] is None

@@ -35,6 +35,11 @@ SCORES = ("gpt2", *NODE, "--stack", "megatron-2021", "--seq-len", "1073741824", 
         (("recommend", "gpt2", *NODE, "--seq-len", "many"), "--seq-len 'many' is not a whole", "from 1"),
         (("recommend", "gpt2", *NODE, "--tolerance", "nan"), "--tolerance", "0.05"),
         (("recommend", "gpt2", *NODE, "--strategy", "fsdp3"), "unknown strategy 'fsdp3'", "fsdp2"),
+        (
+            ("recommend", "gpt2", *NODE, "--strategy", "fsdp+tp"),
+            "unknown strategy",
+            "did you mean fsdp2+tp?",
+        ),
         (("recommend", "resnet-50", *NODE, "--seq-len", "9"), "no tokens", "leave --seq-len out"),
         (
             ("estimate", "gpt2", *NODE, "--pp", "2", "--tp", "3"),

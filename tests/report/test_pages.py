@@ -25,8 +25,11 @@ from report.answers import (
     pipelined,
     rooms,
     taken,
+    timed,
 )
 
+from parastrat.case import Case
+from parastrat.hardware import Host
 from parastrat.report.comparison import comparison_text
 from parastrat.report.estimation import estimate_text
 from parastrat.report.recommendation import recommendation_text
@@ -155,6 +158,29 @@ def test_findings_come_errors_first() -> None:
     page = estimate_text(five_way(), (LOGITS, HEADS), CONTEXT, Paper())
     assert page.index("PS201 error") < page.index("PS103 info")
     assert "cannot run, it breaks 1 rule" in page
+
+
+def beside(other: Case) -> str:
+    """Return the page of the recommendation with another plan on the highest rung."""
+    result = taken()
+    *lower, highest = result.rungs
+    rungs = (*lower, replace(highest, case=other))
+    page = recommendation_text(replace(result, rungs=rungs, fastest=result.chosen), CONTEXT, Paper())
+    return " ".join(page.split())
+
+
+@pytest.mark.parametrize(("times", "said"), [(1.0001, "as fast"), (1.001, "0.1 % more")])
+def test_what_would_be_more_by_nothing_is_as_fast(times: float, said: str) -> None:
+    time = pipelined().estimate.time
+    other = timed(pipelined(), compute=times * fsdp2().estimate.time.step - (time.step - time.compute))
+    assert re.search(rf"the next best rung is [^:]+: [\d.]+ m?s, {said}", beside(other))
+
+
+def test_what_hosts_cannot_hold_is_no_next_best_rung() -> None:
+    slower = timed(pipelined(), compute=2.0)
+    assert "next best rung" in beside(slower)
+    small = replace(slower.hardware, host=Host(memory_bytes=1))
+    assert "next best rung" not in beside(replace(slower, hardware=small))
 
 
 def test_a_tight_plan_that_is_faster_is_not_said_to_take_more() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from builders import case, codes
 
 from parastrat.assess import columns_of
@@ -24,6 +25,19 @@ def test_is_tight() -> None:
     assert "PS102" in codes(capacity=42 * GIB)
     assert "PS102" not in codes(capacity=44 * GIB)
     assert "PS102" not in codes(capacity=39 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"dp_shard": 8}, "dry-run it with `parastrat verify` first"),
+        ({"dp_shard": 8, "ep": 8}, "run a few steps first"),
+    ],
+)
+def test_a_tight_plan_is_tried_by_what_runs_it(axes: dict[str, int], said: str) -> None:
+    made = case(capacity=42 * GIB, shard=Shard.PARAMETERS, **axes)
+    (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS102")
+    assert finding.fix.endswith(f", or {said}")
 
 
 def test_logits_are_large() -> None:
