@@ -172,7 +172,8 @@ def _skipped_lines(comparison: Comparison, paper: Paper) -> list[Line]:
     predicted = {row.id for row in comparison.rows}
     # of one whose time is told the memory alone may not be
     left_out = {each.id for each in skipped} - predicted
-    found = heading(f"{len(predicted):,} runs predicted, {len(left_out):,} not", paper)
+    runs = "run" if len(predicted) == 1 else "runs"
+    found = heading(f"{len(predicted):,} {runs} predicted, {len(left_out):,} not", paper)
     for reason, count in Counter(each.reason for each in skipped).most_common():
         found += wrapped(f"{count:>5}  {reason}", paper, first="  ", rest=" " * 9)
     return found

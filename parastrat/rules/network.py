@@ -63,8 +63,13 @@ def network_is_unknown(case: Case) -> Hit | None:
     kind, nodes = case.hardware.network.kind, case.hardware.num_nodes
     if nodes == 1 or kind not in {NetworkKind.UNKNOWN, NetworkKind.NONE}:
         return None
+    name = case.hardware.name
+    if kind is NetworkKind.NONE:
+        message = f"no network was found that joins the {nodes} nodes of {name}; one is assumed"
+    else:
+        message = f"the network between the {nodes} nodes of {name} is unknown"
     return Hit(
-        message=f"the network between the {nodes} nodes of {case.hardware.name} is {kind.value}",
+        message=message,
         fix="run `parastrat probe` on the host itself, or state [network] in the hardware file",
     )
 

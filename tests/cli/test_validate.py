@@ -147,3 +147,10 @@ def test_no_other_file_is_replaced(cases: Path, capsys: pytest.CaptureFixture[st
     assert ended(str(cases), "-o", str(cases)) == 2
     assert "is there and is no stack file" in capsys.readouterr().err
     assert cases.read_text() == RUNS
+
+
+def test_one_run_is_one(cases: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    titles, first, *_ = cases.read_text(encoding="utf-8").splitlines()
+    cases.write_text(f"{titles}\n{first}\n", encoding="utf-8")
+    assert ended(str(cases)) == 0
+    assert "1 run predicted, 0 not\n" in capsys.readouterr().out

@@ -32,6 +32,13 @@ def test_network_is_unknown() -> None:
     assert "PS321" in codes(dp_replicate=16, network=NetworkKind.NONE)
     assert "PS321" not in codes(dp_replicate=8, network=NetworkKind.UNKNOWN)
     assert "PS321" not in codes(dp_replicate=16)
+    for kind, said in (
+        (NetworkKind.UNKNOWN, "cluster:2 is unknown"),
+        (NetworkKind.NONE, "no network was found"),
+    ):
+        made = case(dp_replicate=16, network=kind, hardware_name="cluster:2")
+        (finding,) = (each for each in findings_of(made, columns_of(made)) if each.code == "PS321")
+        assert said in finding.message
 
 
 def test_plugin_is_missing() -> None:
