@@ -115,10 +115,14 @@ def _no_sentence(result: SearchResult) -> str:
     place = f"{number:,} {device_word(hardware, number)}"
     near = [rung.case for rung in result.rungs if rung.case is not None]
     kind = f" {result.forced_strategy}" if result.forced_strategy else ""
+    subject = f"No{kind} plan for {result.facts.model.name}"
     if not near:
-        return f"No{kind} plan for {result.facts.model.name} can run on {place}."
+        return f"{subject} can run on {place}."
+    if all(case.plan.mesh.world_size < number for case in near):
+        # what fails for want of memory is one device; all together other rules leave out
+        return f"{subject} can run on {place}, and one alone needs {_of_memory(near[0])}."
     nearest = min(near, key=excess)
     needed, scarce = _of_memory(nearest), scarcest(nearest)
     if scarce.of_host:
         needed = f"{gib(scarce.needed)} of {gib(scarce.capacity)} GiB a host, beside {needed}"
-    return f"No{kind} plan for {result.facts.model.name} fits on {place}: the nearest needs {needed}."
+    return f"{subject} fits on {place}: the nearest needs {needed}."

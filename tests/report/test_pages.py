@@ -154,6 +154,14 @@ def test_no_is_never_bare() -> None:
     assert "No change that was tried makes it fit" in without
 
 
+def test_what_rules_leave_out_of_all_devices_lacks_no_memory() -> None:
+    alone = replace(ddp(), plan=replace(ddp().plan, mesh=type(ddp().plan.mesh)()))
+    (lowest,) = nothing().rungs
+    page = recommendation_text(replace(nothing(), rungs=(replace(lowest, case=alone),)), CONTEXT, Paper())
+    said = "No plan for small can run on 16 GPUs, and one alone needs 166 of 78.0 GiB a GPU."
+    assert " ".join(page.split()).startswith(said)
+
+
 def test_findings_come_errors_first() -> None:
     page = estimate_text(five_way(), (LOGITS, HEADS), CONTEXT, Paper())
     assert page.index("PS201 error") < page.index("PS103 info")
