@@ -1,6 +1,7 @@
 """What a shell or batch script says of a launch: directives, variables, and how launchers are started.
 
-A line-wise reading, not a shell: what a variable or a substitution stands for stays unknown.
+A line-wise reading, not a shell: what a substitution stands for stays unknown, as does a variable, but for
+those that hold constants of the script for certain.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.parse.formats import full_name
 from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
+from parastrat.parse.shell_values import ShellValues, shell_values
 from parastrat.parse.slurm_options import slurm_options
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ class _Found:
     known: Mapping[str, Any] = field(default_factory=dict)
     #: whether words are of a text that another shell reads, which expands them where it runs
     in_shell: bool = False
+    #: what its variables hold so far
+    values: ShellValues = field(default_factory=ShellValues)
+    #: the line that is read, with what is known put in
+    line: str = ""
 
     def note(self, section: str, name: str, value: str, line: int) -> None:
         self.table.setdefault(section, {})[name] = value
@@ -77,7 +83,9 @@ def script_tables(
     if "\r\n" in text:
         found.table["dos"] = "yes"
         found.positions["dos"] = (text.partition("\r\n")[0].count("\n") + 1, 1)
-    for number, line in logical_lines(text):
+    lines = tuple(logical_lines(text))
+    found.values = shell_values([line for _, line in lines], text.partition("\n")[0])
+    for number, line in lines:
         directive = _DIRECTIVE.match(line)
         if directive is not None and "text" in found.table:
             # Slurm reads none behind the first command
@@ -90,7 +98,10 @@ def script_tables(
         found.table.setdefault("text", {})[str(number)] = line
         found.positions[f"text.{number}"] = (number, 1)
         found.in_function = (found.in_function or bool(_FUNCTION.match(line))) and line.strip() != "}"
-        _read_line(line, number, found)
+        values = found.values.in_function() if found.in_function else found.values
+        found.line = values.expanded(line)
+        _read_line(found.line, number, found)
+        found.values.follow(line)
     only = "yes" if len(found.launches) == 1 else "no"
     return tuple(
         (
@@ -149,9 +160,10 @@ def _read_command(words: list[str], start: int, number: int, found: _Found) -> N
     for place in range(start, len(words)):
         name = words[place].rpartition("/")[2]
         if name in _SHELLS and len(words) > place + 2 and re.fullmatch(r"-[a-z]*c", words[place + 1]):
-            found.in_shell = bool(_IN_QUOTES.search(found.table["text"][str(number)]))
+            found.in_shell = bool(_IN_QUOTES.search(found.line))
             for _, line in logical_lines(words[place + 2]):
-                _read_commands(words_of(line) or [], number, found, tuple(words[:place]))
+                own = found.values.in_step().expanded(line)
+                _read_commands(words_of(own) or [], number, found, tuple(words[:place]))
             found.in_shell = False
             return
         begun = start_at(words, place)

@@ -19,7 +19,7 @@ _SPEAKING = frozenset({"echo", "printf", "which", "type", "command", "pip", "man
 _PACKAGING = frozenset({"add", "build", "install", "pull", "remove", "uninstall", "update", "upgrade"})
 #: what may stand before a command that it runs
 _RUNNING = frozenset(
-    {"exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
+    {"eval", "exec", "time", "nohup", "env", "then", "do", "else", "if", "!", "{", "(", "sudo", "timeout"}
 )
 _TIME = re.compile(r"[\d.]+[smhd]?$")
 #: programs that run a command here, in an environment, a container or under a watch

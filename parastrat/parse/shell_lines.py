@@ -10,14 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
-#: a quote that is open for more lines is none that was meant
+#: the beginning of a list that goes on in other lines
+_LIST = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)?)?[A-Za-z_]\w*\+?=\(")
+#: a quote, or a list, that is open for more lines is none that was meant
 _MOST_LINES = 200
 #: stands for a substitution while a line is split
 _HELD = re.compile("\0([0-9]+)\0")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with their first number; a backslash at the end, or an open quote, joins the next.
+    """Yield lines with their first number; a backslash at the end, an open quote or list, joins the next.
 
     What a here-document holds is data.
     """
@@ -31,7 +33,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
             joined += line[:-1] + " "
             continue
         whole = joined + line
-        if not is_comment(whole) and words_of(whole) is None and number - start < _MOST_LINES:
+        if not is_comment(whole) and _is_open(whole) and number - start < _MOST_LINES:
             joined = whole + "\n"
             continue
         document = _DOCUMENT.search(whole)
@@ -40,6 +42,15 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
         joined = ""
     if joined:
         yield start, joined
+
+
+def _is_open(line: str) -> bool:
+    """Whether a quote, or the bracket of a list, ends on another line."""
+    words = words_of(line)
+    if words is None or not _LIST.match(line):
+        return words is None
+    bare = " ".join(words)
+    return bare.count("(") > bare.count(")")
 
 
 def is_comment(line: str) -> bool:
@@ -57,13 +68,20 @@ def words_of(line: str) -> list[str] | None:
     return [_HELD.sub(lambda match: held[int(match[1])], word) for word in words]
 
 
+def split_bare(text: str) -> list[str]:
+    """Return the words of a text in which no quote counts, each substitution whole."""
+    held: list[str] = []
+    words = _without_substitutions(text, held).split()
+    return [_HELD.sub(lambda match: held[int(match[1])], word) for word in words]
+
+
 def _without_substitutions(line: str, held: list[str]) -> str:
     """Return a line whose ``$(...)`` are held out of it, and stand there by their number."""
     parts, begin = [], 0
     for match in re.finditer(r"\$\(", line):
         if match.start() < begin:
             continue  # within the one before
-        end = _closing(line, match.end())
+        end = closing_bracket(line, match.end())
         if end is None:
             break
         parts += [line[begin : match.start()], f"\0{len(held)}\0"]
@@ -72,7 +90,7 @@ def _without_substitutions(line: str, held: list[str]) -> str:
     return "".join([*parts, line[begin:]])
 
 
-def _closing(line: str, start: int) -> int | None:
+def closing_bracket(line: str, start: int) -> int | None:
     """Return the place behind the bracket that closes one; None where none does."""
     depth = 1
     for match in re.finditer(r"[()]", line[start:]):

@@ -75,6 +75,8 @@ def world_of(file: ConfigFile) -> int | None:
     if launcher is ACCELERATE:
         return count_of(file, "accelerate.num_processes")
     alone = launcher is TORCHRUN and file.get("torchrun.nnodes") is None and not is_partly_unknown(file)
+    if alone and (nodes_of(file) or 1) > 1:
+        return None  # each of several trains alone, or is to be told of the others
     nodes = 1 if alone or file.get("torchrun.standalone") is not None else nodes
     return None if nodes is None or processes is None else nodes * processes
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import count_of, endpoint_of, is_partly_unknown, nodes_of
+from parastrat.rules.launch_facts import (
+    count_of,
+    endpoint_of,
+    is_partly_unknown,
+    is_static,
+    nodes_of,
+    rank_of,
+)
 from parastrat.rules.launchers import launcher_of
 from parastrat.rules.rule import file_rule
 
@@ -57,9 +64,12 @@ def nodes_know_where_to_meet(file: ConfigFile) -> Iterator[Hit]:
 def nodes_meet_outside_themselves(file: ConfigFile) -> Iterator[Hit]:
     """The loopback address is another machine on each node.
 
-    Every node finds itself there, and nobody else: each waits for the others until its time is over.
+    Every node finds itself there, and nobody else: each waits for the others until its time is over. The
+    line of node 0 alone may say so, where the static rendezvous numbers them: it is the one that is met.
     """
     nodes, stated = nodes_of(file), endpoint_of(file)
+    if file.get("started.by") == "script" and is_static(file) and rank_of(file) == "0":
+        return
     if stated is not None and nodes is not None and nodes > 1 and stated[1].startswith(_LOOPBACK):
         yield Hit(
             message=f"{nodes} nodes are to meet at {stated[1]}",

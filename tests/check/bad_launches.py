@@ -109,6 +109,19 @@ ALONE = (
         code="PS657",
     ),
     Bad(
+        what="accelerate: words of variables",
+        text='N=16\nL="accelerate launch --num_machine 2 \\\n --num_processes $N"\nsrun $L t.py\n',
+        suffix=".sh",
+        code="PS601",
+    ),
+    Bad(
+        what="torchrun: words of a list",
+        text="#SBATCH --gres=gpu:4\n#SBATCH -c 32\nARGS=(\n  --nproc-per-node 8\n)\n"
+        'srun torchrun "${ARGS[@]}" t.py\n',
+        suffix=".sbatch",
+        code="PS657",
+    ),
+    Bad(
         what="accelerate: as a module",
         text="python -m accelerate.commands.launch --num_processes none train.py\n",
         suffix=".sh",
@@ -224,6 +237,12 @@ GOOD_LAUNCHES = (
     "accelerate launch -m package.train\n",
     "accelerate launch --cpu --num_processes 2 train.py --bf17\n",
     "accelerate-launch --use_deepspeed --deepspeed_config_file ds.json train.py\n",
+    # node 0 is at home there
+    "torchrun --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --nproc-per-node 4 t.py\n",
+    (
+        "accelerate launch --multi_gpu --num_machines 2 --num_processes 8 --machine_rank 0 "
+        "--main_process_ip localhost --main_process_port 29500 t.py\n"
+    ),
     # DeepSpeed and MPI reach the other nodes themselves
     JOB + "accelerate launch --use_deepspeed --num_machines 2 --num_processes 16 train.py\n",
     JOB + "accelerate launch --mpirun_hostfile hosts --num_machines 2 --num_processes 16 train.py\n",

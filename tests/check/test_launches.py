@@ -85,3 +85,9 @@ def test_folders_give_scripts_of_every_launcher(tmp_path: Path) -> None:
     assert [path.name for path in config_files(tmp_path)] == ["a.sh", "b.sh"]
     with pytest.raises(ConfigError, match="starts no launcher"):
         check_file(tmp_path / "c.sh", Given())
+
+
+def test_nodes_that_do_not_meet_are_told_without_their_batch(tmp_path: Path) -> None:
+    text = "srun -N 2 torchrun --nproc-per-node 3 t.py --deepspeed_config ds.json\n"
+    assert [each.code for each in found_in(tmp_path, text, BESIDE)] == ["PS650"]
+    assert [each.code for each in found_in(tmp_path, text.removeprefix("srun -N 2 "), BESIDE)] == ["PS673"]
