@@ -145,8 +145,11 @@ def texts(checkout: Checkout, place: str) -> Keys:
 
 
 def words(checkout: Checkout, place: str) -> Keys:
-    """Return the options of a command line as they are declared, each of them text."""
-    return dict.fromkeys(arguments(checkout, place), "text")
+    """Return the options of a command line as they are declared: numbers, or text."""
+    return {
+        option: kind if kind in ("int", "number") else "text"
+        for option, kind in arguments(checkout, place).items()
+    }
 
 
 def switches(checkout: Checkout, name: str) -> list[str]:

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "scripts" / "data" / "formats.toml"
 FOLDER = ROOT / "profiles" / "formats"
 _READERS = ("fields", "removed", "arguments", "texts", "words", "parameters", "lookups", "defaults")
-_PLACE = re.compile(r"\S+\.py:\w+")
+_PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:\w+)")
 
 
 def keys_of(recipe: dict[str, Any], checkout: Checkout) -> dict[str, str]:
@@ -48,15 +48,18 @@ def keys_of(recipe: dict[str, Any], checkout: Checkout) -> dict[str, str]:
 def choices_of(table: dict[str, list[Any]], checkout: Checkout) -> dict[str, list[Any]]:
     """Return what keys may be, places in the source replaced by what stands there."""
     return {
-        key: [
-            value
-            for entry in entries
-            for value in (
-                choices(checkout, entry) if isinstance(entry, str) and _PLACE.fullmatch(entry) else [entry]
-            )
-        ]
+        key: list(dict.fromkeys(value for entry in entries for value in _choices_at(entry, checkout)))
         for key, entries in table.items()
     }
+
+
+def _choices_at(entry: Any, checkout: Checkout) -> list[Any]:
+    """Return what stands at a place, in small letters where it says so; the entry itself for any other."""
+    place = _PLACE.fullmatch(entry) if isinstance(entry, str) else None
+    if place is None:
+        return [entry]
+    found = choices(checkout, place["place"])
+    return [str(value).lower() for value in found] if place["lower"] else found
 
 
 def table_of(name: str, recipe: dict[str, Any], sources: dict[str, Checkout]) -> dict[str, Any]:
@@ -72,6 +75,9 @@ def table_of(name: str, recipe: dict[str, Any], sources: dict[str, Checkout]) ->
         **recipe.get("fixed", {}),
     }
     profile["choices"] = choices_of(recipe.get("choices", {}), checkout)
+    for table in recipe["tables"]:
+        own = choices_of(table.get("choices", {}), sources[table.get("of", name)])
+        profile["choices"] |= {f"{table['name']}.{key}": values for key, values in own.items()}
     profile["tables"] = [_part_of(table, sources[table.get("of", name)]) for table in recipe["tables"]]
     if "variants" in recipe:
         profile["variants"] = [

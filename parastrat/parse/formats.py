@@ -11,7 +11,7 @@ from parastrat.parse.form import did_you_mean, written
 from parastrat.parse.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from parastrat.config_file import ConfigFile
 
@@ -28,6 +28,8 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 #: numbers from here on, whole ones but for an amount
 _LEAST = {"natural": 0, "positive": 1, "port": 0, "amount": 0}
 _MOST = {"port": 65_535}
+#: what argparse makes a number of an option's text with
+_READ_BY: Mapping[str, Callable[[str], object]] = {"int": int, "number": float}
 _BARE = {"int", "number", "bool", *_LEAST}
 #: how a switch may be written as text, or as a number
 _SWITCHES = {
@@ -83,14 +85,15 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
 
 
 def _of_dash(word: str, dash: str) -> Problem:
-    """Say what an option begins with that a text processor has changed."""
+    """Say what an option begins with that a text processor has changed, or that is too short."""
     option = word.partition("=")[0]
     meant = option.lstrip(f"-{dash}")
+    sign = "one hyphen" if dash == "-" else f"{unicodedata.name(dash).lower()} ({dash})"
     mend = f"write --{meant}; a word without hyphens begins what is to be run"
     return Problem(
         key=f"dashes.{word}",
         name=option,
-        text=f"begins with {unicodedata.name(dash).lower()} ({dash}), not with two hyphens (--)",
+        text=f"begins with {sign}, not with two hyphens (--)",
         hint=mend,
         code="PS601",
     )
@@ -196,10 +199,19 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
     hint = f"write {nouns}"
     if isinstance(value, str) and _is_number_or_switch(value) and set(accepted) <= _BARE:
         hint = f"write {value.lower()} without quotes"
+    elif file.format is ConfigFormat.SCRIPT and "int" in accepted and _is_read_by(float, value):
+        hint = f"write {_whole(value)}: it reads whole numbers alone"
     elif accepted == ["text"] and isinstance(value, bool | int | float):
         word = value if not isinstance(value, bool) else "yes" if value else _NO
         hint = f"put it in quotes: {key}: '{word}'"
-    yield Problem(key=path, text=f"must be {nouns}, not {written(value)}", hint=hint)
+    name = f"--{key}" if file.format is ConfigFormat.SCRIPT else ""
+    yield Problem(key=path, name=name, text=f"must be {nouns}, not {written(value)}", hint=hint)
+
+
+def _whole(text: str) -> str:
+    """Return a number in digits; a place for it where it is none that is whole."""
+    number = float(text)
+    return f"{number:.0f}" if number.is_integer() else "one"
 
 
 def _is_number_or_switch(text: str) -> bool:
@@ -209,6 +221,8 @@ def _is_number_or_switch(text: str) -> bool:
 def _is_of(kind: str, value: Any, format_: ConfigFormat) -> bool:
     if kind == "any":
         return True
+    if format_ is ConfigFormat.SCRIPT and kind in _READ_BY:
+        return FILLED_IN.search(value) is not None or _is_read_by(_READ_BY[kind], value)
     if kind in _AS_TEXT:
         return _from_text(kind, value) is not None
     if kind == _NO:
@@ -221,6 +235,14 @@ def _is_of(kind: str, value: Any, format_: ConfigFormat) -> bool:
     if kind == "int" and isinstance(value, float):
         return value.is_integer() and format_ is ConfigFormat.DEEPSPEED  # 5e8, as bucket sizes are written
     return isinstance(value, _TYPES[kind])
+
+
+def _is_read_by(read: Callable[[str], object], text: str) -> bool:
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _from_text(kind: str, value: Any) -> Any:

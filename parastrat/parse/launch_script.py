@@ -27,6 +27,8 @@ _OF_LAUNCH = "use-env"
 _ATTACHED = re.compile(r"-(?:[rt]\d|[Hie][\w./]).*")
 #: an option that begins with what text processors make of hyphens; to torchrun it is the script's name
 _DASHED = re.compile("-?([\u2010-\u2015\u2212])[-\u2010-\u2015\u2212]?(?=[A-Za-z])")
+#: an option of several letters behind one hyphen
+_ONE = re.compile("(-)(?=(?P<name>[A-Za-z][A-Za-z_-]{2,})(?:=|$))")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
 _SHELLS = frozenset({"bash", "sh", "zsh"})
 #: of srun: how many nodes and tasks it starts, and what chooses nodes
@@ -74,10 +76,10 @@ def script_tables(
     whether they are on chosen nodes, or unknown; ``shell``, where one of its own expands its words;
     ``module``: ``torch.distributed.launch``; ``engine``: DeepSpeed's file among the script's own words;
     ``options``, where some are unknown; ``only``: whether no
-    other launch stands there), ``dashes`` (options that begin with another dash than a hyphen, and that
-    dash; they are read as they were meant), ``late`` (directives behind the first command, by their lines),
-    ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by their number. Values are
-    text as written. ``known`` is the profile of scripts.
+    other launch stands there), ``dashes`` (options that begin with another dash than a hyphen, or with one
+    hyphen, and that dash; they are read as they were meant), ``late`` (directives behind the first command,
+    by their lines), ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by their number.
+    Values are text as written. ``known`` is the profile of scripts.
     """
     found = _Found(known={entry["name"]: entry for entry in known["tables"]})
     if "\r\n" in text:
@@ -201,7 +203,7 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
     for word in rest:
         if word.startswith(("$", "`")):
             launch.note("started", "options", "unknown", number)
-        dashed = _DASHED.match(word)
+        dashed = _DASHED.match(word) or _one_hyphen(word, entry)
         if dashed is not None:
             launch.note("dashes", word, dashed[1], number)
             word = "--" + word[dashed.end() :]  # noqa: PLW2901 - as it was meant
@@ -218,6 +220,19 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
             value = next(rest, "")
         if not of_launch:
             launch.note(start.launcher, name, "yes" if is_switch and not equals else value, number)
+
+
+def _one_hyphen(word: str, entry: Mapping[str, Any]) -> re.Match[str] | None:
+    """Return the hyphen of an option that is to have two; None for a letter, and for other words."""
+    found = _ONE.match(word)
+    name = "" if found is None else found["name"]
+    if entry.get("separator"):
+        name = re.sub("[-_]", entry["separator"], name)
+    return (
+        found
+        if name and full_name(name, entry, {}) in entry["keys"] and name not in entry["short"]
+        else None
+    )
 
 
 def _read_script(words: list[str], number: int, launch: _Found) -> None:

@@ -50,3 +50,19 @@ def test_a_dash_of_a_text_processor_is_one_clear_message(tmp_path: Path, dashes:
 def test_what_stands_behind_a_dash_is_read_as_it_was_meant(tmp_path: Path) -> None:
     found = found_in(tmp_path, SCRIPT.replace("--nproc-per-node 8", "\N{EN DASH}nproc-per-node=16"))
     assert [code for code, _, _ in found] == ["PS601", "PS657"]
+
+
+def test_one_hyphen_and_powers_of_ten_get_what_is_to_be_written(tmp_path: Path) -> None:
+    line = "accelerate launch --use_fsdp -num_processes=2 --fsdp_min_num_params 1e8 t.py\n"
+    assert found_in(tmp_path, line) == [
+        (
+            "PS601",
+            "-num_processes begins with one hyphen, not with two hyphens (--)",
+            "write --num_processes; a word without hyphens begins what is to be run",
+        ),
+        (
+            "PS602",
+            '--fsdp_min_num_params must be a whole number, not "1e8"',
+            "write 100000000: it reads whole numbers alone",
+        ),
+    ]
