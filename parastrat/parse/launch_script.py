@@ -36,6 +36,7 @@ _SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
 _SRUN_CHOICES = ("nodelist", "relative")
 #: text for another shell that this one leaves as it is; between other quotes it puts in what it knows
 _IN_QUOTES = re.compile(r"\s-[a-z]*c\s+'|\\\$")
+_GPUS = "CUDA_VISIBLE_DEVICES"
 _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
 
 
@@ -71,15 +72,16 @@ def script_tables(
 
     The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), one of
     ``torchrun``, ``accelerate`` and ``deepspeed`` (its options; torchrun's with hyphens), ``started``
-    (``by``: ``srun``, ``other`` for what else reaches machines, or
-    ``script``; ``nodes``, ``ntasks`` and ``ntasks-per-node`` that srun was told of, and of ``tasks``
-    whether they are on chosen nodes, or unknown; ``shell``, where one of its own expands its words;
-    ``module``: ``torch.distributed.launch``; ``engine``: DeepSpeed's file among the script's own words;
-    ``options``, where some are unknown; ``only``: whether no
-    other launch stands there), ``dashes`` (options that begin with another dash than a hyphen, or with one
-    hyphen, and that dash; they are read as they were meant), ``late`` (directives behind the first command,
-    by their lines), ``dos`` (lines that end as DOS ends them) and ``text``, the logical lines by their number.
-    Values are text as written. ``known`` is the profile of scripts.
+    (``by``: ``srun``, ``other`` for what else reaches machines, or ``script``; ``nodes``, ``ntasks``
+    and ``ntasks-per-node`` that srun was told of, and of ``tasks`` whether they are on chosen nodes, or
+    unknown; ``shell``, where one of its own expands its words; ``module``:
+    ``torch.distributed.launch``; ``engine``: DeepSpeed's file among the script's own words;
+    ``options``, where some are unknown; ``gpus``, those that CUDA_VISIBLE_DEVICES names; ``only``:
+    whether no other launch stands there), ``dashes`` (options that begin with another dash than a
+    hyphen, or with one hyphen, and that dash; they are read as they were meant), ``late`` (directives
+    behind the first command, by their lines), ``dos`` (lines that end as DOS ends them), ``text``, the
+    logical lines by their number, and ``own``: ``program``, the word behind the launcher's options, and
+    ``options`` behind that. Values are text as written. ``known`` is the profile of scripts.
     """
     found = _Found(known={entry["name"]: entry for entry in known["tables"]})
     if "\r\n" in text:
@@ -182,6 +184,10 @@ def _read_launch(before: list[str], start: Start, words: list[str], number: int,
     unsure = found.in_function or named or not REMOTE.isdisjoint(before)
     by = "srun" if "srun" in before else "other" if unsure else "script"
     launch.note("started", "by", by, number)
+    gpus = found.values.in_step().known.get(_GPUS)
+    for name, value in [*([(_GPUS, gpus)] if isinstance(gpus, str) else []), *_variables(before)]:
+        if name == _GPUS:
+            launch.note("started", "gpus", value, number)
     for name, value in _variables(before):
         launch.note("env", name, value, number)
     for name, value in slurm_options(before[before.index("srun") + 1 :] if by == "srun" else ()):
@@ -208,7 +214,7 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
             launch.note("dashes", word, dashed[1], number)
             word = "--" + word[dashed.end() :]  # noqa: PLW2901 - as it was meant
         if not word.startswith("-") or word == "--":
-            _read_script([*rest], number, launch)
+            _read_program(word if word != "--" else next(rest, ""), [*rest], number, launch)
             return
         whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
         name, equals, value = whole.lstrip("-").partition("=")
@@ -220,6 +226,7 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
             value = next(rest, "")
         if not of_launch:
             launch.note(start.launcher, name, "yes" if is_switch and not equals else value, number)
+    _read_program("", [], number, launch)
 
 
 def _one_hyphen(word: str, entry: Mapping[str, Any]) -> re.Match[str] | None:
@@ -235,10 +242,17 @@ def _one_hyphen(word: str, entry: Mapping[str, Any]) -> re.Match[str] | None:
     )
 
 
-def _read_script(words: list[str], number: int, launch: _Found) -> None:
-    """Read DeepSpeed's file of a script's own words, as DeepSpeed's arguments or HF's trainer name it."""
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        behind = value if equals else next(iter(words[place + 1 :]), "")
-        if name in ("--deepspeed_config", "--deepspeed") and behind.endswith(".json"):
-            launch.note("started", "engine", behind, number)
+def _read_program(word: str, behind: list[str], number: int, launch: _Found) -> None:
+    """Read what is run, its options, and the file that DeepSpeed's arguments or HF's trainer name."""
+    options: dict[str, str] = {}
+    for place, option in enumerate(behind):
+        if not option.startswith("--"):
+            continue
+        name, equals, value = option.partition("=")
+        following = next(iter(behind[place + 1 :]), "-")
+        options[name.removeprefix("--")] = value if equals or following.startswith("-") else following
+    launch.table["own"] = {"program": word, "options": options}
+    launch.positions["own"] = (number, 1)
+    for name in ("deepspeed_config", "deepspeed"):
+        if options.get(name, "").endswith(".json"):
+            launch.note("started", "engine", options[name], number)

@@ -29,7 +29,9 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
             until = "" if line.strip() == until else until
             continue
         start = start if joined else number
-        if line.endswith("\\") and (joined or not is_comment(line)):
+        # a remark ends what is continued, whatever stands at its own end; in an open quote it is none
+        is_remark = is_comment(line) and (not joined or words_of(joined) is not None)
+        if line.endswith("\\") and not is_remark:
             joined += line[:-1] + " "
             continue
         whole = joined + line

@@ -26,6 +26,7 @@ from parastrat.rules import (
     file_form,
     host_memory,
     launch_options,
+    launch_program,
     launch_ranks,
     launch_script,
     launch_values,
@@ -38,6 +39,7 @@ from parastrat.rules import (
     precision,
     runtime_support,
     scans,
+    script_lines,
     split_backward,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
@@ -95,6 +97,8 @@ FAMILIES: tuple[ModuleType, ...] = (
     launch_ranks,
     launch_values,
     launch_options,
+    launch_program,
+    script_lines,
     batch_script,
 )
 

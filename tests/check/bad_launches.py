@@ -163,6 +163,8 @@ ALONE = (
     ),
     _bad("deepspeed: eight on each node", BY_HAND, "--ntasks-per-node=1", "--ntasks-per-node=8", "PS654"),
 )
+
+
 #: mistakes that files beside the script show
 TOGETHER = (
     _bad("accelerate: places", WITH_FILE, "fsdp.yaml", "mesh.yaml --num_processes 8", "PS610"),

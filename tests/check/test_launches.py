@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from check.bad_configs import Bad
 from check.bad_launches import ALONE, BESIDE, DEEPSPEED, GOOD_LAUNCHES, TOGETHER, WITH_FILE
+from check.bad_programs import GOOD_PROGRAMS, PROGRAMS
 
 from parastrat.check import check_file, config_files
 from parastrat.check.known import Given
@@ -27,7 +28,7 @@ def found_in(
     return found
 
 
-@pytest.mark.parametrize("bad", ALONE, ids=lambda bad: f"{bad.code}-{bad.what}")
+@pytest.mark.parametrize("bad", [*ALONE, *PROGRAMS], ids=lambda bad: f"{bad.code}-{bad.what}")
 def test_mistakes_of_a_line_are_found(tmp_path: Path, bad: Bad) -> None:
     assert bad.code in [each.code for each in found_in(tmp_path, bad.text, {}, bad.suffix)]
 
@@ -38,7 +39,7 @@ def test_mistakes_that_a_file_shows_are_found_with_it_alone(tmp_path: Path, bad:
     assert bad.code in [each.code for each in found_in(tmp_path, bad.text, BESIDE)]
 
 
-@pytest.mark.parametrize("text", GOOD_LAUNCHES)
+@pytest.mark.parametrize("text", [*GOOD_LAUNCHES, *GOOD_PROGRAMS])
 def test_good_launches_have_no_findings(tmp_path: Path, text: str) -> None:
     assert found_in(tmp_path, text, BESIDE, ".sh") == ()
 
