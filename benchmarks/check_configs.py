@@ -2,7 +2,8 @@
 
 Usage: python benchmarks/check_configs.py [FOLDER OR FILE...]
 
-The bad ones are ``tests/check/bad_configs.py``, ``bad_launches.py`` and ``bad_programs.py``, one mistake
+The bad ones are ``tests/check/bad_configs.py``, ``bad_plugins.py``, ``bad_launches.py`` and
+``bad_programs.py``, one mistake
 each. The good ones are those of the paths, such as a checkout of https://github.com/huggingface/accelerate
 (``examples/``) or of https://github.com/deepspeedai/DeepSpeedExamples: errors and warnings about them are
 false alarms, unless somebody finds that the file is wrong.
@@ -18,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from check.bad_configs import BAD
 from check.bad_launches import ALONE, BESIDE, TOGETHER
+from check.bad_plugins import PLUGINS
 from check.bad_programs import PROGRAMS
 
 from parastrat.check import check_file, config_files
@@ -25,7 +27,7 @@ from parastrat.check.known import Given
 from parastrat.finding import Severity
 
 #: files with one mistake
-MISTAKES = (*BAD, *ALONE, *PROGRAMS, *TOGETHER)
+MISTAKES = (*BAD, *PLUGINS, *ALONE, *PROGRAMS, *TOGETHER)
 
 
 def missed() -> list[str]:

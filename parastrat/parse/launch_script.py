@@ -251,7 +251,8 @@ def _read_program(word: str, behind: list[str], number: int, launch: _Found) -> 
         name, equals, value = option.partition("=")
         following = next(iter(behind[place + 1 :]), "-")
         options[name.removeprefix("--")] = value if equals or following.startswith("-") else following
-    launch.table["own"] = {"program": word, "options": options}
+    is_open = any(option.startswith(("$", "`")) for option in behind)
+    launch.table["own"] = {"program": word, "options": options} | ({"open": "yes"} if is_open else {})
     launch.positions["own"] = (number, 1)
     for name in ("deepspeed_config", "deepspeed"):
         if options.get(name, "").endswith(".json"):

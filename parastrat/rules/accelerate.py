@@ -168,16 +168,24 @@ def deepspeed_is_set_up_once(file: ConfigFile) -> Iterator[Hit]:
     """A DeepSpeed file and accelerate's own keys may not both set up DeepSpeed.
 
     With deepspeed_config_file accelerate refuses the keys that stand in both places, because it cannot know
-    which of them was meant.
+    which of them was meant; mixed_precision, at the top, is one of them.
     """
     if file.get("deepspeed_config.deepspeed_config_file") is None:
         return
+    if file.get("mixed_precision") is not None and file.get("distributed_type") == "DEEPSPEED":
+        yield Hit(
+            message="mixed_precision beside deepspeed_config_file",
+            fix="remove mixed_precision here, and enable fp16 or bf16 in the file that is named there",
+            key="mixed_precision",
+        )
     for name in (
         "gradient_accumulation_steps",
         "gradient_clipping",
         "zero_stage",
         "offload_optimizer_device",
         "offload_param_device",
+        "offload_optimizer_nvme_path",
+        "offload_param_nvme_path",
         "zero3_save_16bit_model",
     ):
         if file.get(f"deepspeed_config.{name}") is not None:
@@ -196,7 +204,11 @@ def kind_and_settings_go_together(file: ConfigFile) -> Iterator[Hit]:
     that does not fit one GPU runs out of memory.
     """
     kind = file.get("distributed_type")
-    for wanted, section in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
+    for wanted, section in (
+        ("FSDP", "fsdp_config"),
+        ("DEEPSPEED", "deepspeed_config"),
+        ("MEGATRON_LM", "megatron_lm_config"),
+    ):
         stated = file.get(section)
         # accelerate makes FSDP of a parallelism_config, whatever the type says
         if stated and kind not in (wanted, None) and not (section == "fsdp_config" and file.get(_PARALLEL)):

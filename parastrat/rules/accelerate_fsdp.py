@@ -99,7 +99,20 @@ def model_is_wrapped_in_units(file: ConfigFile) -> Iterator[Hit]:
             fix="write fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP",
             key="fsdp_config.fsdp_auto_wrap_policy",
         )
-    if _named(policy) == "SIZE_BASED_WRAP" and not file.get("fsdp_config.fsdp_min_num_params"):
+
+
+@file_rule("PS685", Severity.ERROR, _FORMAT, source="https://github.com/huggingface/accelerate/issues/3854")
+def size_of_units_is_stated(file: ConfigFile) -> Iterator[Hit]:
+    """SIZE_BASED_WRAP needs fsdp_min_num_params.
+
+    Without it ``accelerate launch`` hands on its default as 100000000.0, which is then read as a whole
+    number, and every process stops (invalid literal for int()).
+    """
+    policy, size = (
+        file.get("fsdp_config.fsdp_auto_wrap_policy"),
+        file.get("fsdp_config.fsdp_min_num_params"),
+    )
+    if _named(policy) == "SIZE_BASED_WRAP" and file.get("distributed_type") == "FSDP" and size is None:
         yield Hit(
             message="fsdp_auto_wrap_policy is SIZE_BASED_WRAP, and no size is stated",
             fix="add fsdp_min_num_params: 100000000, or wrap by layer with TRANSFORMER_BASED_WRAP",

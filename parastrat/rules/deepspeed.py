@@ -99,7 +99,7 @@ def auto_is_filled_in_by_somebody(file: ConfigFile) -> Iterator[Hit]:
     Their integration puts the trainer's own values in its place. `deepspeed.initialize` in a plain script
     takes it for a value, and fails or worse.
     """
-    found = list(_autos(file.table))
+    found = list(autos(file.table))
     if found:
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         yield Hit(
@@ -109,12 +109,13 @@ def auto_is_filled_in_by_somebody(file: ConfigFile) -> Iterator[Hit]:
         )
 
 
-def _autos(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def autos(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted keys whose value is auto."""
     for name, value in table.items():
         if value == "auto":
             yield f"{prefix}{name}"
         elif isinstance(value, dict):
-            yield from _autos(value, f"{prefix}{name}.")
+            yield from autos(value, f"{prefix}{name}.")
 
 
 def _device(file: ConfigFile, section: str) -> str | None:

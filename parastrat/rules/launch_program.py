@@ -130,7 +130,13 @@ def deepspeed_chooses_gpus_itself(file: ConfigFile) -> Iterator[Hit]:
     stated = file.get("started.gpus")
     options = file.get("deepspeed") or {}
     chosen = [name for name in ("include", "exclude", "num_gpus") if options.get(name)]
-    if _GPUS.fullmatch(str(stated)) and chosen and file.get("deepspeed.hostfile") is None:
+    first = ",".join(str(gpu) for gpu in range(count_of(file, "deepspeed.num_gpus") or 0))
+    if (
+        stated != first
+        and _GPUS.fullmatch(str(stated))
+        and chosen
+        and file.get("deepspeed.hostfile") is None
+    ):
         yield Hit(
             message=f"CUDA_VISIBLE_DEVICES={stated} beside --{chosen[0]}: deepspeed does not read it",
             fix=f"write --include localhost:{stated} in place of both",

@@ -379,7 +379,7 @@ BAD = (
         "PS615",
     ),
     _yaml("no units", FSDP2, "TRANSFORMER_BASED_WRAP", "NO_WRAP", "PS616"),
-    _yaml("units by no size", FSDP2, "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "PS616"),
+    _yaml("units by no size", FSDP2, "TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "PS685"),
     _yaml("checkpoint on one rank", FSDP1, "SHARDED_STATE_DICT", "FULL_STATE_DICT", "PS617"),
     _yaml("processes of no whole machine", FSDP2, "num_processes: 16", "num_processes: 15", "PS618"),
     _yaml("kind left out", FSDP2, "distributed_type: FSDP\n", "", "PS603"),

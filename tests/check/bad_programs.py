@@ -52,6 +52,7 @@ GOOD_PROGRAMS = (
     "torchrun --nproc-per-node 2 tools/python.py\naccelerate launch -m pkg.py_train\n",
     "torchrun --nproc-per-node 2 t.py --nproc_per_node 2 --num_nodes 1\n",
     "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2 t.py\nCUDA_VISIBLE_DEVICES=2 deepspeed t.py\n",
+    "CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 2 t.py\n",
     "CUDA_VISIBLE_DEVICES=0\nCUDA_VISIBLE_DEVICES=$ALL torchrun --nproc-per-node 2 t.py\n",
     "while true; do case $1 in\n  --a | -b) N=1 ;;\n  --lr) N=2 ;;\nesac; done\ntorchrun t.py\n",
     "torchrun t.py \\\n  --lr 1 \\\n  # --fp16\n\nIFS= read N\nX='\n--a\n'\n[ $N = 1 ]\n",
