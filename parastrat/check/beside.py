@@ -42,8 +42,10 @@ _KINDS = {
 _HOSTS = ("deepspeed.hostfile", "accelerate.deepspeed_hostfile")
 #: judged by rules of scripts, or of how a file is written
 _ELSEWHERE = {"PS619", "PS667", "PS668"}
+#: about keys that stand in the file beside others: a line's own are passed over without a word
+_OF_FILES = {"PS621"}
 #: what the line by itself shows, whatever stands in a file that is not at hand
-_OF_LINES = {"PS618"}
+_OF_LINES = {"PS618", "PS685"}
 #: sections that a kind sets up
 _SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
 #: a key with a value that can be typed behind an option
@@ -68,7 +70,8 @@ class Beside:
                 continue
             alone = {hit.message for hit in rule.hits(self.config)} if self.config is not None else set()
             for hit in rule.hits(joined):
-                if hit.message not in alone:
+                is_own = (hit.key or "").rpartition(".")[2] in (self.file.get("accelerate") or {})
+                if hit.message not in alone and not (is_own and rule.code in _OF_FILES):
                     yield rule, self._in_the_lines_words(hit)
 
     def _in_the_lines_words(self, hit: Hit) -> Hit:

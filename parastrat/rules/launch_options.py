@@ -1,4 +1,4 @@
-"""PS669 to PS673: launches whose options contradict each other, their hosts, or DeepSpeed's batch."""
+"""PS669 to PS673, PS688: launches whose options contradict each other, their hosts, or DeepSpeed's file."""
 
 from __future__ import annotations
 
@@ -154,4 +154,29 @@ def batch_is_of_so_many_ranks(file: ConfigFile) -> Iterator[Hit]:
             f"{ranks} ranks ({batch} = {micro} x {steps} x {ranks})",
             fix=f'remove "train_batch_size" there: it follows from the others, as {micro * steps * world}',
             key=key,
+        )
+
+
+@file_rule(
+    "PS688",
+    Severity.ERROR,
+    _FORMAT,
+    source="https://github.com/huggingface/accelerate/blob/16cb6eb/src/accelerate/utils/dataclasses.py",
+)
+def formats_are_the_same_in_both_places(file: ConfigFile) -> Iterator[Hit]:
+    """--mixed_precision is the format that DeepSpeed's file enables.
+
+    accelerate puts the format of the line into the file that DeepSpeed gets, and stops where the file
+    enables the other one. With the same one, or none in the file, it starts.
+    """
+    stated = file.get("accelerate.mixed_precision")
+    kind = file.get("accelerate.distributed_type")
+    if file.get("accelerate.use_deepspeed") is None and kind != "DEEPSPEED":
+        return
+    other = {"fp16": "bf16", "bf16": "fp16", "fp8": "fp16"}.get(str(stated))
+    if other is not None and file.is_on(f"engine.{other}.enabled"):
+        yield Hit(
+            message=f"--mixed_precision {stated}, and DeepSpeed's file enables {other}",
+            fix=f"leave --mixed_precision out, or write {other}",
+            key="accelerate.mixed_precision",
         )

@@ -35,10 +35,23 @@ BY_HAND = (
 srun bash -c 'deepspeed --hostfile hosts --no_ssh --node_rank $SLURM_NODEID --master_addr '$HEAD' train.py'
 """
 )
+#: DeepSpeed's file by accelerate's
+OF_ZERO = """\
+distributed_type: DEEPSPEED
+num_processes: 8
+deepspeed_config:
+  deepspeed_config_file: bf16.json
+"""
+OF_STAGE = OF_ZERO.replace("deepspeed_config_file: bf16.json", "zero_stage: 2")
+BF16 = '{"train_batch_size": "auto", "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
 ENGINE = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}'
 HOSTS = "worker-0 slots=8\nworker-1 slots=8  # the other\n"
 #: what lies beside a script
-BESIDE = {"fsdp.yaml": FSDP2, "mesh.yaml": MESH, "ds.json": ENGINE, "hosts": HOSTS}
+BESIDE = {"fsdp.yaml": FSDP2, "mesh.yaml": MESH, "ds.json": ENGINE, "hosts": HOSTS} | {
+    "zero.yaml": OF_ZERO,
+    "stage.yaml": OF_STAGE,
+    "bf16.json": BF16,
+}
 
 
 def _bad(what: str, base: str, old: str, new: str, code: str) -> Bad:
@@ -52,6 +65,11 @@ def _accelerate(what: str, old: str, new: str, code: str) -> Bad:
 
 def _deepspeed(what: str, old: str, new: str, code: str) -> Bad:
     return _bad(f"deepspeed: {what}", DEEPSPEED, old, new, code)
+
+
+def _line(what: str, options: str, code: str) -> Bad:
+    text = f"accelerate launch {options} t.py\n"
+    return Bad(what=f"accelerate: {what}", text=text, suffix=".sh", code=code)
 
 
 ALONE = (
@@ -82,6 +100,7 @@ ALONE = (
     _accelerate("power of ten", "--multi_gpu", "--use_fsdp --fsdp_min_num_params 1e8", "PS602"),
     _accelerate("degree in a word", "--multi_gpu", "--use_megatron_lm --megatron_lm_pp_degree x", "PS602"),
     _accelerate("clipping in a word", "--multi_gpu", "--use_deepspeed --gradient_clipping on", "PS602"),
+    _accelerate("no size", "--multi_gpu", "--use_fsdp --fsdp_auto_wrap_policy SIZE_BASED_WRAP", "PS685"),
     _accelerate("unknown format", "--multi_gpu", "--multi_gpu --mixed_precision bf61", "PS602"),
     _accelerate("format in capitals", "--multi_gpu", "--multi_gpu --mixed_precision BF16", "PS602"),
     _accelerate("processes in a word", "--num_processes 16", "--num_processes sixteen", "PS662"),
@@ -186,6 +205,13 @@ TOGETHER = (
         "PS655",
     ),
     _bad("accelerate: GPUs", WITH_FILE, "--gpus-per-node=8", "--gpus-per-node=4", "PS657"),
+    _line("another format", "--config_file zero.yaml --mixed_precision fp16", "PS688"),
+    _line(
+        "another format, of the line's file",
+        "--use_deepspeed --deepspeed_config_file bf16.json --mixed_precision fp16",
+        "PS688",
+    ),
+    _line("a stage beside a file", "--config_file stage.yaml --deepspeed_config_file bf16.json", "PS621"),
     _deepspeed("another batch", "--num_gpus 8", "--num_gpus 6", "PS673"),
     _deepspeed(
         "another batch, as HF's trainer takes it",
@@ -253,6 +279,8 @@ GOOD_LAUNCHES = (
     "accelerate launch --use_fsdp --fsdp_min_num_params $N --dynamo_backend inductor t.py\n",
     "accelerate launch --use_deepspeed --gradient_clipping .5 --zero_stage 2 --num_processes 2 t.py\n",
     "deepspeed -H hosts -i worker-0 -q train.py -num_gpus 3\n",
+    # what the line has beside the file that is named there is passed over
+    "accelerate launch --config_file zero.yaml --zero_stage 3 --mixed_precision bf16 t.py\n",
     # node 0 is at home there
     "torchrun --nnodes 2 --node-rank 0 --master-addr 127.0.0.1 --nproc-per-node 4 t.py\n",
     (

@@ -43,6 +43,8 @@ PROGRAMS = (
     ),
     _plain("blanks in an assignment", "N = 8\ntorchrun --nproc-per-node $N t.py", "PS679"),
     _plain("a blank behind the sign", "N= 8\ntorchrun --nproc-per-node $N t.py", "PS679"),
+    _plain("NCCL's level", "export NCCL_DEBUG=WARNING\ntorchrun t.py", "PS524"),
+    _plain("torch's level", "TORCH_DISTRIBUTED_DEBUG=1 torchrun t.py", "PS525"),
     _plain("variable in a directive", "#SBATCH --nodes=$N\nsrun torchrun --nnodes $N t.py", "PS680"),
 )
 GOOD_PROGRAMS = (
@@ -52,6 +54,7 @@ GOOD_PROGRAMS = (
     "torchrun --nproc-per-node 2 tools/python.py\naccelerate launch -m pkg.py_train\n",
     "torchrun --nproc-per-node 2 t.py --nproc_per_node 2 --num_nodes 1\n",
     "CUDA_VISIBLE_DEVICES=2,3 torchrun --nproc-per-node 2 t.py\nCUDA_VISIBLE_DEVICES=2 deepspeed t.py\n",
+    "export NCCL_DEBUG=warn TORCH_DISTRIBUTED_DEBUG=$LEVEL\nNCCL_DEBUG= torchrun t.py\n",
     "CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 2 t.py\n",
     "CUDA_VISIBLE_DEVICES=0\nCUDA_VISIBLE_DEVICES=$ALL torchrun --nproc-per-node 2 t.py\n",
     "while true; do case $1 in\n  --a | -b) N=1 ;;\n  --lr) N=2 ;;\nesac; done\ntorchrun t.py\n",
