@@ -52,6 +52,8 @@ _ENVIRONMENTS = re.compile(
 _ACTIVE = re.compile(r"[`;&|<>]")
 #: quotes of a substitution, which would be others where the value is put in
 _QUOTING = re.compile(r"\$\([^)]*[\"']")
+#: characters of the longest word that Linux hands to a program (MAX_ARG_STRLEN, 32 pages of 4 KiB)
+_MOST = 131_072
 _OTHER_SHELL = re.compile(r"#!.*\b(?:zsh|fish|csh|tcsh)\b")
 
 
@@ -130,7 +132,8 @@ class ShellValues:
                 quote = "" if quote == line[place] else quote or line[place]
             parts.append(text)
             place = end
-        return "".join(parts)
+        whole = "".join(parts)
+        return whole if len(whole) <= _MOST else line
 
     def _next(self, line: str, place: int, quote: str) -> tuple[int, str]:
         """Return the end of what stands at a place, and what it becomes."""
@@ -285,14 +288,10 @@ def _marked(source: str) -> str:
     return "".join(parts)
 
 
-def _words(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Return the words that a shell makes of a value without quotes."""
-    return value if isinstance(value, tuple) else tuple(split_bare(value))
-
-
 def _unquoted(words: str | tuple[str, ...]) -> str:
-    """Return words as they are written where each is to stay one."""
-    return " ".join(f'"{_escaped(word)}"' for word in _words(words))
+    """Return words, or those of a text, as they are written where each is to stay one."""
+    several = words if isinstance(words, tuple) else split_bare(words)
+    return " ".join(f'"{_escaped(word)}"' for word in several)
 
 
 def _escaped(value: str) -> str:

@@ -83,3 +83,12 @@ def test_what_a_value_leaves_to_the_step_stays_there() -> None:
     table, _ = script_tables(text, read_format("script"))[0]
     assert table["torchrun"]["node-rank"] == "$SLURM_NODEID"
     assert table["started"]["shell"] == "own"
+
+
+@pytest.mark.parametrize(
+    ("first", "doubling", "used"),
+    [("X=ab", "X=$X$X", "$X"), ("X=(a b)", 'X=("${X[@]}" "${X[@]}")', '"${X[@]}"')],
+)
+def test_values_that_grow_beyond_a_command_line_stay_open(first: str, doubling: str, used: str) -> None:
+    text = "\n".join([first, *[doubling] * 60, f"torchrun --role {used} t.py"])
+    assert read(text)["role"] == used.strip('"')
