@@ -53,6 +53,7 @@ from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.training.plain_loop import guard_plain_loop
+from parastrat.runtime.training.replicas import compare_ranks
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.training.unused import leave_unused
@@ -170,8 +171,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     if without_caches(module):
         calls.append("model.config.use_cache = False")
     give_attributes(module, start.record, device)
-    changed = cast_weights(module, plan.precision)
-    if changed:
+    if changed := cast_weights(module, plan.precision):
         wrapping.cast = tuple(changed)
         calls.append(
             f"# {len(changed)} parameters cast to the plan's {plan.precision}, such as {changed[0]}"
@@ -188,6 +188,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     leave_unused(model, wrapping)
     guard_plain_loop(model, wrapping)
     remember(model, wrapping)
+    compare_ranks(model, wrapping)
     release_at_exit(model)
     return model
 
@@ -251,8 +252,7 @@ def _autocast(module: nn.Module, wrapping: Wrapping) -> None:
 
 def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Return the blocks by name, with the plan's recompute and compile on them."""
-    plan, calls = wrapping.plan, wrapping.calls
-    units = {}
+    plan, calls, units = wrapping.plan, wrapping.calls, dict[str, nn.Module]()
     for name, block in called_units(wrapping.blocks).items():
         unit = recomputing(block, plan.recompute, keeps=plan.compile is not Compile.BLOCK)
         if unit is not block:

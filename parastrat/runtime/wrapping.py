@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.precision import LossScale
+    from parastrat.runtime.tensor_parallel.alike import Alike
     from parastrat.runtime.tensor_parallel.layout import Layout
     from parastrat.runtime.tensor_parallel.own_values import Leaves
     from parastrat.runtime.tensor_parallel.sums import Sums
     from parastrat.runtime.training.reached import Reached
+    from parastrat.runtime.training.replicas import Replicas
     from parastrat.runtime.training.scalars import Scalars
     from parastrat.runtime.training.unused import Unused
 
@@ -53,6 +55,10 @@ class Wrapping:
     scalars: Scalars | None = None
     #: with DDP only: what a step reaches
     reached: Reached | None = None
+    #: with other ranks only: what is the same on them
+    replicas: Replicas | None = None
+    #: with tp only: what its ranks take, draw and return
+    alike: Alike | None = None
     #: fp16 only
     loss_scale: LossScale | None = None
     #: names of parameters that were brought into the plan's number format

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
 from parastrat.runtime.training.gathered import free_for_step
+from parastrat.runtime.training.steps_seen import averaging, see_step
 
 #: by their identity, those that somebody still holds; mostly none
 _replaced: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
@@ -42,13 +43,11 @@ def replacing(module: nn.Module, plan: Plan) -> Iterator[None]:
         _hooks.append(register_optimizer_step_pre_hook(_check))
 
 
-def _check(optimizer: Any, _args: Any, _keywords: Any) -> None:
+def _check(optimizer: Any, args: Any, keywords: Any) -> Any:
     if type(optimizer) in _WHOLE_ALONE or (type(optimizer) in _WHOLE_IF_FUSED and _is_fused(optimizer)):
         _check_whole(optimizer)
     free_for_step(parameter for group in optimizer.param_groups for parameter in group["params"])
-    if not _replaced:
-        return
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if _replaced else ():
         for parameter in group["params"]:
             known = _replaced.get(id(parameter))
             if known is not None and known is parameter:
@@ -57,6 +56,13 @@ def _check(optimizer: Any, _args: Any, _keywords: Any) -> None:
                     "which auto_parallelize has replaced: its steps would train nothing",
                     hint="make lists of parameters, and optimizers of them, from the model that it returns",
                 )
+    models = see_step(optimizer)
+    if not (models and isinstance(optimizer, torch.optim.LBFGS)):
+        return None
+    # it is stepped with a closure alone
+    if "closure" in keywords:
+        return args, keywords | {"closure": averaging(keywords["closure"], models)}
+    return (*args[:-1], averaging(args[-1], models)), keywords
 
 
 def _is_fused(optimizer: Any) -> bool:

@@ -103,6 +103,8 @@ def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | N
         wrapping.loss_scale.unscale_(model)
     if wrapping.pipeline is None:
         wrapping.mesh.sum_over_data(summed)
+    if wrapping.replicas is not None:
+        wrapping.replicas.stepped(summed)
     return summed
 
 

@@ -40,7 +40,21 @@ def refuse_assigned_data(root: nn.Module) -> None:
         for number, place in enumerate(places):
             parameter = at(place)
             if not isinstance(parameter, DTensor):
+                if number in known and not isinstance(_root, FSDPModule):  # which gathers
+                    raise WrapError(
+                        f"{name_of(place)} was divided, and is not any more: each rank would take the "
+                        "whole for its share",
+                        hint="load values with parastrat.load_checkpoint or set_model_state_dict of "
+                        "torch.distributed.checkpoint.state_dict, not with assign=True",
+                    )
                 continue
+            if parameter._backward_hooks and isinstance(_root, FSDPModule):  # noqa: SLF001  (no public accessor)
+                raise WrapError(
+                    f"{name_of(place)} has a hook on its gradient, and FSDP2 computes that of what it "
+                    "gathers: the hook would never run",
+                    hint="take register_post_accumulate_grad_hook, which has this rank's part of the "
+                    "reduced gradient, or change p.grad between backward and optimizer.step()",
+                )
             local, shown = parameter._local_tensor, parameter.untyped_storage()._cdata  # noqa: SLF001  (as elsewhere)
             held, earlier = known.get(number, (None, 0))
             if held is local and earlier != shown:

@@ -1,0 +1,84 @@
+"""Steps of optimizers of gradients that nobody reduced, and line searches of each rank by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from parastrat.errors import MismatchError
+from parastrat.runtime.training.compared import differing, is_compared
+from parastrat.runtime.training.replicas import living
+from parastrat.runtime.training.settings import count_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parastrat.runtime.training.replicas import Replicas
+
+#: wrapped models whose parameters an optimizer steps
+_models: WeakKeyDictionary[Any, WeakSet[Replicas]] = WeakKeyDictionary()
+#: backwards that there were at an optimizer's last step, by model
+_earlier: WeakKeyDictionary[Any, WeakKeyDictionary[Replicas, int]] = WeakKeyDictionary()
+
+
+def see_step(optimizer: Any) -> list[Replicas]:
+    """See to a step that begins; return the wrapped models whose parameters it is of.
+
+    Raises:
+        MismatchError: it would step what each rank has another gradient of.
+    """
+    count = count_step(optimizer)
+    if not living:
+        return []
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if is_compared(count):  # groups may be added later
+        names = {model: model.held() for model in living}
+        found = [model for model, own in names.items() if any(id(each) in own for each in parameters)]
+        _models[optimizer] = WeakSet(found)
+        known = {each for own in names.values() for each in own}
+        _compare_others([each for each in parameters if id(each) not in known], found)
+    models = list(_models.get(optimizer, ()))
+    for model in models:
+        _compare_unreduced(optimizer, model, parameters)
+    return models
+
+
+def _compare_others(parameters: list[torch.Tensor], models: list[Replicas]) -> None:
+    """Refuse parameters of no wrapped model that each rank trains by itself."""
+    others = [each for each in parameters if not isinstance(each, DTensor)]
+    named = [(f"a parameter of shape {tuple(each.shape)}", each.grad) for each in others]
+    if models and (name := differing(named, models[0].device, models[0].group)):
+        raise MismatchError(
+            f"{name} beside those of a wrapped model has another gradient on each rank: nobody reduces it, "
+            "and the ranks would train apart",
+            hint="make it a part of the module that auto_parallelize wraps, or average its gradient over "
+            "ranks before optimizer.step()",
+        )
+
+
+def _compare_unreduced(optimizer: Any, model: Replicas, parameters: list[torch.Tensor]) -> None:
+    """Refuse gradients of copies that no backward of the whole model reduced."""
+    known = _earlier.setdefault(optimizer, WeakKeyDictionary())
+    before, known[model] = known.get(model, 0), model.backwards
+    if not model.holds_copies or model.backwards != before:
+        return
+    if any(parameter.grad is not None for parameter in parameters):
+        model.steps_without += 1
+        if is_compared(model.steps_without):
+            model.compare_gradients()
+
+
+def averaging(closure: Callable[[], Any], models: list[Replicas]) -> Callable[[], Any]:
+    """Return a closure whose loss is the mean over all ranks: by it LBFGS decides how far it goes."""
+
+    def averaged() -> Any:
+        loss = torch.as_tensor(closure()).detach().clone()
+        message = loss.to(models[0].device, torch.float64) / dist.get_world_size(models[0].group)
+        dist.all_reduce(message, group=models[0].group)
+        return message.to(loss)
+
+    return averaged
