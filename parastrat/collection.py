@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 @contextmanager
@@ -26,12 +26,14 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
-def tracked() -> list[Any]:
-    """Return all objects that the collector looks after.
+def instances(kinds: Collection[type[Any]]) -> list[Any]:
+    """Return the objects of just these kinds, not of theirs by inheritance, that the collector looks after.
 
-    Objects that a script set aside by ``gc.freeze()`` are not told by ``gc.get_objects()``; they are given
-    back to the collector here, which costs its next full collection some time.
+    Each refers to its kind, so that the collector finds them without a loop here over a million objects.
+    Objects that a script set aside by ``gc.freeze()`` it does not tell; they are given back to it here,
+    which costs its next full collection some time.
     """
     if gc.get_freeze_count():
         gc.unfreeze()
-    return gc.get_objects()
+    # type() rather than isinstance: proxies among the objects may run code when asked for their class
+    return [each for each in gc.get_referrers(*kinds) if type(each) in kinds]

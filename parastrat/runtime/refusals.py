@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from parastrat.collection import tracked
+from parastrat.collection import instances
 from parastrat.errors import MismatchError, UsageError, WrapError
 from parastrat.plan import Plan
 from parastrat.rules.runtime_support import refusals_of
@@ -230,10 +230,7 @@ def check_optimizers(model: nn.Module, plan: Plan) -> None:
     if not (plan.shards_parameters or plan.mesh.tp > 1 or plan.mesh.pp > 1):
         return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    kinds = _with_subclasses(torch.optim.Optimizer)
-    # type() rather than isinstance: proxies among the objects may run code when asked for their class. And
-    # looked up rather than compared: there may be a million objects
-    for candidate in [each for each in tracked() if type(each) in kinds]:
+    for candidate in instances(_with_subclasses(torch.optim.Optimizer)):
         for group in candidate.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in names:

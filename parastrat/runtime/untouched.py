@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from parastrat.collection import tracked
+from parastrat.collection import instances
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _ROWS = (list, deque)
@@ -28,6 +28,8 @@ _ROWS = (list, deque)
 _MEMO = functools._lru_cache_wrapper  # noqa: SLF001  (it has no other name)
 #: never looked into
 _OPAQUE = (nn.Module, torch.Tensor, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
+#: most of what caches hold, and nothing else in it
+_PLAIN = {str, int, float, bool, type(None), type}
 #: packages whose globals and objects no model's code fills
 _LIBRARIES = ("torch", "builtins", "parastrat")
 
@@ -46,9 +48,9 @@ def untouched(module: nn.Module) -> Iterator[None]:
     finally:
         for restore in restored:
             restore()
-        for each in tracked():
-            if type(each) is _MEMO and _holds_fakes(each):
-                each.cache_clear()
+        for memo in instances({_MEMO}):
+            if memo.cache_info().currsize and _holds_fakes(memo):
+                memo.cache_clear()
 
 
 def _kept(module: nn.Module) -> Iterator[Callable[[], None]]:
@@ -109,5 +111,9 @@ def _put_names(names: dict[str, Any], before: dict[str, Any]) -> None:
 
 def _holds_fakes(memo: Any) -> bool:
     """Return whether a cached function keeps a tensor without values, or was given one."""
-    held = (each for each in gc.get_referents(memo) if not callable(each) or isinstance(each, torch.Tensor))
+    held = (each for each in gc.get_referents(memo) if type(each) not in _PLAIN and _is_value(each))
     return any(isinstance(leaf, FakeTensor) for each in held for leaf in tree_leaves(each))
+
+
+def _is_value(each: Any) -> bool:
+    return isinstance(each, torch.Tensor) or not callable(each)

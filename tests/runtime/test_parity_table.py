@@ -132,10 +132,11 @@ def test_drawn_classes_train_as_on_one_device_or_are_refused(cells: Any) -> None
 
 
 def test_a_rank_with_other_weights_is_seen(cells: Any) -> None:
-    broken = [cell for job, cell in cells.items() if job.broken]
+    broken = {job.strategy: cell for job, cell in cells.items() if job.broken}
     assert len(broken) == len(BROKEN)
-    for cell in broken:
-        assert cell.verdict == "wrong", cell
+    # where another rank should hold the same, or compute the same, training stops by itself
+    assert {strategy for strategy, cell in broken.items() if cell.verdict == "refused"} == {"ddp", "tp"}
+    assert {cell.verdict for cell in broken.values()} == {"wrong", "refused"}
 
 
 def _check(cell: Cell, page: dict[tuple[str, str], str]) -> None:
