@@ -50,8 +50,8 @@ def _(case: Case) -> Hit:
     axes = [f"{axis} {degree}" for axis in ("cp", "ep") if (degree := getattr(mesh, axis)) > 1]
     return Hit(
         message=f"auto_parallelize does not apply {' and '.join(axes)} yet ({case.plan.strategy})",
-        fix="run this plan with torchtitan or Megatron-LM, or let `parastrat recommend --applied` find the "
-        "best that auto_parallelize applies",
+        fix="run this plan with torchtitan or Megatron-LM, or leave cp and ep to `parastrat recommend "
+        "--applied`, which finds the best that auto_parallelize applies",
     )
 
 
