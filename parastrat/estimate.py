@@ -21,6 +21,7 @@ class Verdict(StrEnum):
 class MemoryEstimate:
     """The composition at the moment of the peak on the worst rank, bytes."""
 
+    #: and buffers, which every rank has whole
     parameters: int
     gradients: int
     optimizer: int

@@ -226,8 +226,8 @@ class ModelSpec:
     vocab: int | None = None
     experts: int | None = None
     max_sequence_length: int | None = None
-    #: the checkpoint has buffers, which may change from step to step (running statistics)
-    changing_buffers: bool | None = None
+    buffers: int = 0  #: bytes of a module's buffers, which every rank has whole
+    changing_buffers: bool | None = None  #: a checkpoint has some, which may change: running statistics
     #: tokens choose which of the model's modules run, so that some may see none of a rank's batch
     routed: bool | None = None
     drops: bool | None = None  #: activations at random, while it trains

@@ -53,4 +53,4 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
     piped = (columns.pp > 1) & shards_parameters(columns)
     kept = states.parameters + states.optimizer + job.flags.pooled * states.gradients
     backward = np.where(piped, kept + gathered, 0.0)
-    return np.maximum(states.kept + states.stepping, backward) + job.context
+    return np.maximum(states.kept + states.stepping, backward) + job.context + job.buffers

@@ -126,7 +126,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         casts = of_kinds(kinds.casts, load.repeats, rank.rows) / c.virtual_stages
     if alike.waits is not False:
         waiting = where(steps > 1, _waiting_bytes(plans, alike, trained, root), 0.0)
-    base = job.context + pool + states.kept
+    base = job.context + job.buffers + pool + states.kept
     return RankHeld(
         alike,
         base + job.share * (held + buffers),

@@ -109,7 +109,7 @@ def processes_bytes(facts: Facts, plan: Plan) -> int:
 def whole_models_bytes(facts: Facts, plan: Plan) -> int:
     """Return what it takes that every process of a host has the whole model."""
     ranks = min(plan.mesh.world_size, facts.hardware.devices_per_node)
-    return ceil(ranks * element_bytes(facts).parameter * facts.model.parameters)
+    return ceil(ranks * (element_bytes(facts).parameter * facts.model.parameters + facts.model.buffers))
 
 
 def host_of(facts: Facts, plan: Plan) -> dict[str, int]:

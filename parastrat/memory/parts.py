@@ -27,7 +27,8 @@ def step_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
     """
     states = held.states
     transient, overhead = states.stepping + held.buffers, plans.job.context + held.pool
-    return states.parameters, states.gradients, states.optimizer, 0.0, transient, overhead
+    parameters = states.parameters + plans.job.buffers
+    return parameters, states.gradients, states.optimizer, 0.0, transient, overhead
 
 
 def backward_parts(
@@ -56,7 +57,8 @@ def backward_parts(
         # those of the step before are freed, and their memory is kept for the next
         overhead = overhead + where(gathers, lacks, 0.0)
     overhead = overhead + job.stack.fragmentation * (activations + transient)
-    return states.parameters, states.gradients - unmade, states.optimizer, activations, transient, overhead
+    parameters = states.parameters + job.buffers
+    return parameters, states.gradients - unmade, states.optimizer, activations, transient, overhead
 
 
 def lacking_of(

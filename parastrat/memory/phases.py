@@ -118,6 +118,7 @@ def _between(job: OnePlan, rank: OneRank, moving: _Moving, stage: Stage, block: 
     constants, held = job.plans.job, rank.held
     states = {name: getattr(held.states, name) for name in ("parameters", "gradients", "optimizer")}
     sharded = job.plans.alike.shards
+    states["parameters"] += constants.buffers
     idle = (states["gradients"] - moving.gradients) * constants.flags.pooled if sharded else 0.0
     transient = moving.gathered + held.buffers
     lost = job.facts.stack.fragmentation * (moving.activations + transient)

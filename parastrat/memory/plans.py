@@ -49,6 +49,8 @@ class Job:
     pipelines: Pipelines
     #: what a device holds before there is a plan
     context: int
+    #: of the model, the same on every rank
+    buffers: int
     #: bytes that the allocator takes for each one that is asked for
     share: float
     flags: JobFlags
@@ -71,6 +73,7 @@ def job_of(facts: Facts) -> Job:
         kinds=kinds_held(facts.model, stack),
         pipelines=pipelines_of(facts.model),
         context=context_bytes(facts),
+        buffers=facts.model.buffers,
         share=1 + stack.fragmentation,
         flags=JobFlags(fused=stack.kernels.fused, pooled=pooled(facts), casts=element.cast > 0),
         rootless=stack.gathers_in_graph or stack.ends_apart,

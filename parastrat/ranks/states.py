@@ -229,7 +229,7 @@ def least_bytes(facts: Facts, offload: Offload) -> float:
         Offload.OPTIMIZER: here,
         Offload.PARAMETERS: 0,
     }[offload]
-    return states / facts.hardware.world_size + context_bytes(facts)
+    return states / facts.hardware.world_size + facts.model.buffers + context_bytes(facts)
 
 
 @remembered

@@ -63,7 +63,10 @@ def _shares(case: Case, rank: RankMemory) -> Iterator[tuple[int, str, str]]:
     optimizer = case.workload.optimizer.value
     spread = sharded or ("offloading, or more devices" if plan.offload is Offload.NONE else "more devices")
     yield parts["optimizer"], f"states of {optimizer}", spread
-    yield parts["parameters"], "parameters", sharded
+    buffers = case.model.buffers
+    whole = f" and buffers, of these {gib(buffers)} GiB whole on every rank"
+    told = whole if buffers >= _WORTH_TELLING * peak.total else ""
+    yield parts["parameters"], f"parameters{told}", sharded
     yield parts["gradients"], "gradients", sharded
     yield parts["overhead"], "context, buffers of collectives, and what the allocator loses", ""
 

@@ -124,6 +124,12 @@ def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def buffer_bytes(module: nn.Module) -> int:
+    """Return the bytes of a module's buffers; what several are views of counts once."""
+    storages = (buffer.untyped_storage() for buffer in module.buffers())
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())  # noqa: SLF001
+
+
 def _hints(module: nn.Module) -> frozenset[str]:
     return frozenset(getattr(module, "_no_split_modules", None) or ())
 

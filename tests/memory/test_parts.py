@@ -20,6 +20,7 @@ from parastrat.hardware import DeviceType
 from parastrat.memory import memory_columns, memory_totals
 from parastrat.memory.kinds import Shared, shared_bytes
 from parastrat.memory.one_plan import one_plan
+from parastrat.memory.phases import memory_by_phase
 from parastrat.memory.plans import shares_of
 from parastrat.model import Block, Busy, Halfway, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
@@ -202,6 +203,27 @@ def test_frozen_parameters_have_neither_gradients_nor_states() -> None:
     layer = block(parameters=parameters(600, frozen=400), repeat=2)
     found = memory(holding(layer, optimizer=Optimizer.ADAMW))
     assert (found.parameters, found.gradients, found.optimizer) == (4 * 2000, 4 * 1200, 8 * 1200)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"offload": Offload.PARAMETERS},
+        {"tp": 2},
+        {**SHARDED, "micro_batch_size": 2},
+        {"pp": 2, "gradient_accumulation_steps": 4, "pp_schedule": PipelineSchedule.ONE_F_ONE_B},
+    ],
+)
+def test_every_rank_has_all_buffers(fields: dict[str, Any]) -> None:
+    facts = holding(keeping(200, 100, repeat=2, parameters=parameters(50)), optimizer=Optimizer.ADAMW)
+    masked = replace(facts, model=replace(facts.model, buffers=1000))
+    without, found = memory(facts, **fields), memory(masked, **fields)
+    assert found.parts == without.parts | {"parameters": without.parameters + 1000}
+    table = Columns({name: np.array([value]) for name, value in row(**fields).known().items()})
+    assert memory_totals(masked, table) == pytest.approx(memory_totals(facts, table) + 1000)
+    rank, *_ = memory_by_phase(masked, plan(**fields))
+    assert all(phase.parts["parameters"] >= 1000 for phase in rank.phases)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,18 @@ class Reentrant(Stacked):
         return super().forward(self.first(x))
 
 
+class Masking(Block):
+    """It has a table of its own, which takes more than its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.ones(512, 512), persistent=False)
+        self.register_buffer("first", self.mask[:1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.mask[: x.shape[1], :1]
+
+
 def normed() -> nn.Module:
     """Return layers whose weights are made of others in each forward: memory that no sample asks for."""
     norm: Callable[[nn.Module], nn.Module] = nn.utils.parametrizations.spectral_norm
@@ -113,6 +125,11 @@ SUBJECTS = {
     "normed weights": Subject(build=normed, samples=8, inputs=of_width(_WIDTH)),
     "few samples upwards": Subject(build=upwards, samples=3, inputs=of_width(64, 1, 1)),
     "many samples upwards": Subject(build=upwards, samples=64, inputs=of_width(64, 1, 1)),
+    "tables": Subject(
+        build=lambda: nn.Sequential(*(Masking() for _ in range(4))),
+        samples=_SAMPLES,
+        inputs=of_width(_LENGTH, _WIDTH),
+    ),
     "checkpoints": Subject(
         build=partial(Stacked, reentrant=False), samples=_SAMPLES, inputs=of_width(128, _WIDTH)
     ),

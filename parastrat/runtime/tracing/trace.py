@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from parastrat.model import Family, ModelSpec, TrainingDefaults
-from parastrat.runtime.blocks import has_routed_parts, parameter_count, repeated_blocks
+from parastrat.runtime.blocks import buffer_bytes, has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.building import build_module, load_builder
 from parastrat.runtime.leaves import as_tree
 from parastrat.runtime.precision import weight_dtype
@@ -174,6 +174,7 @@ def _traced(
         if source.has_tokens
         else None,
         max_sequence_length=source.max_sequence_length,
+        buffers=buffer_bytes(module),
         changing_buffers=has_changing_buffers(module),
         routed=has_routed_parts(module),
         drops=drops(module),
