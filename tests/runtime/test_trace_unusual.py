@@ -75,6 +75,15 @@ class Stacked(nn.Module):
         return self.head(x.mean(1))
 
 
+class Direct(Stacked):
+    """It calls its blocks' forward itself, so that no hook tells where one begins."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block.forward(x)
+        return self.head(x.mean(1))
+
+
 class Reentrant(Stacked):
     """The old checkpoint wants an input with a gradient."""
 
@@ -134,6 +143,7 @@ SUBJECTS = {
         build=partial(Stacked, reentrant=False), samples=_SAMPLES, inputs=of_width(128, _WIDTH)
     ),
     "old checkpoints": Subject(build=Reentrant, samples=_SAMPLES, inputs=of_width(128, _WIDTH)),
+    "blocks without hooks": Subject(build=Direct, samples=_SAMPLES, inputs=of_width(_LENGTH, _WIDTH)),
     "dropped blocks": Subject(build=Stacked, samples=_SAMPLES, inputs=of_width(_LENGTH, _WIDTH)),
 }
 

@@ -49,9 +49,9 @@ def two_of_a_kind(blocks: Blocks, tracker: Tracker) -> Iterator[None]:
     """Let every further block of a kind hand its input on."""
     kinds: dict[Hashable, _Kind] = {}
     with ExitStack() as stack:
-        for block in blocks.modules:
+        for name, block in zip(blocks.names, blocks.modules, strict=True):
             stack.callback(_restored(block))
-            vars(block)["forward"] = _sparing(block, kinds, tracker)
+            vars(block)["forward"] = _sparing(name, block, kinds, tracker)
         yield
     _fill_in(tracker)
 
@@ -68,11 +68,16 @@ def _restored(block: nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _sparing(block: nn.Module, kinds: dict[Hashable, _Kind], tracker: Tracker) -> Callable[..., Any]:
+def _sparing(
+    name: str, block: nn.Module, kinds: dict[Hashable, _Kind], tracker: Tracker
+) -> Callable[..., Any]:
     forward, marks = block.forward, _marks(block)
     passed: list[bool] = []
 
     def run_or_pass(*args: Any, **kwargs: Any) -> Any:
+        if tracker.segments[tracker.current].block != name:
+            # its forward was called without its hooks, which begin a segment of its own
+            return forward(*args, **kwargs)
         leaves, _ = tree_flatten((args, kwargs))
         kind = kinds.setdefault((marks, tuple(map(_mark, leaves))), _Kind())
         first = next(iter(_tensors(leaves)), None)
