@@ -85,6 +85,17 @@ def hugging_face(name: str) -> tuple[Any, Any]:
             ),
             transformers.ViTForImageClassification,
         ),
+        "videomae": (
+            transformers.VideoMAEConfig(
+                intermediate_size=512,
+                image_size=64,
+                num_frames=4,
+                hidden_dropout_prob=0.0,
+                attention_probs_dropout_prob=0.0,
+                **size,
+            ),
+            transformers.VideoMAEForVideoClassification,
+        ),
     }[name]
     return config, cls
 
@@ -211,6 +222,10 @@ def step_of_vit(module: nn.Module) -> torch.Tensor:
     return module(pixel_values=torch.zeros(2, 3, 64, 64), labels=torch.zeros(2, dtype=torch.long)).loss
 
 
+def step_of_videos(module: nn.Module) -> torch.Tensor:
+    return module(pixel_values=torch.zeros(2, 4, 3, 64, 64), labels=torch.zeros(2, dtype=torch.long)).loss
+
+
 def build_example() -> nn.Module:
     built: nn.Module = load_builder(f"{EXAMPLE}:build").build()
     return built
@@ -227,8 +242,9 @@ def images(samples: int, _length: int | None) -> torch.Tensor:
         (Cnn, step_of_cnn, images),
         (lambda: hugging_face("bert")[1](hugging_face("bert")[0]), step_of_bert, None),
         (lambda: hugging_face("vit")[1](hugging_face("vit")[0]), step_of_vit, None),
+        (lambda: hugging_face("videomae")[1](hugging_face("videomae")[0]), step_of_videos, None),
     ],
-    ids=["example", "cnn", "bert", "vit"],
+    ids=["example", "cnn", "bert", "vit", "videomae"],
 )
 def test_real_tensors_are_saved_as_traced(
     build: Callable[[], nn.Module], step: Callable[[nn.Module], torch.Tensor], sample_inputs: Any

@@ -31,7 +31,7 @@ _HINT = (
 #: names of the parameter by which a forward is given what it should predict
 _TARGETS = ("labels", "targets")
 #: endings of Hugging Face classes that predict one label a sample
-_PER_SAMPLE = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
+_PER_SAMPLE = tuple(f"For{kind}Classification" for kind in ("Sequence", "Image", "Audio", "Video"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +120,12 @@ def _by_config(module: nn.Module, config: Any, main_input: str) -> ExampleInputs
 
         return ExampleInputs(make=sequences, has_tokens=True)
     if main_input == "pixel_values":
-        channels, (height, width) = getattr(config, "num_channels", 3), _image_size(config)
+        image = getattr(config, "num_channels", 3), *_image_size(config)
+        frames = getattr(config, "num_frames", None)  # of a video
+        shape = (frames, *image) if isinstance(frames, int) else image
 
         def images(samples: int, _length: int | None) -> dict[str, torch.Tensor]:
-            batch = {main_input: torch.zeros(samples, channels, height, width)}
+            batch = {main_input: torch.zeros(samples, *shape)}
             if "labels" in accepted and per_sample:
                 batch["labels"] = _ids(samples)
             return batch
