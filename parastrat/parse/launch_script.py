@@ -37,6 +37,10 @@ _SRUN_CHOICES = ("nodelist", "relative")
 #: text for another shell that this one leaves as it is; between other quotes it puts in what it knows
 _IN_QUOTES = re.compile(r"\s-[a-z]*c\s+'|\\\$")
 _GPUS = "CUDA_VISIBLE_DEVICES"
+#: what runs a command with an environment of its own
+_CONTAINERS = frozenset({"docker", "podman"})
+#: of a script in a language whose lines no shell reads; Slurm takes those as well
+_NO_SHELL = re.compile(r"#!.*\b(?:python[\d.]*|perl|ruby|node|Rscript|julia)\b")
 _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
 
 
@@ -87,8 +91,8 @@ def script_tables(
     if "\r\n" in text:
         found.table["dos"] = "yes"
         found.positions["dos"] = (text.partition("\r\n")[0].count("\n") + 1, 1)
-    lines = tuple(logical_lines(text))
-    found.values = shell_values([line for _, line in lines], text.partition("\n")[0])
+    lines, first = tuple(logical_lines(text)), text.partition("\n")[0]
+    found.values = shell_values([line for _, line in lines], first)
     for number, line in lines:
         directive = _DIRECTIVE.match(line)
         if directive is not None and "text" in found.table:
@@ -99,6 +103,8 @@ def script_tables(
                 found.note("sbatch", option, value, number)
         if not line.strip() or is_comment(line):
             continue
+        if _NO_SHELL.match(first):
+            break
         found.table.setdefault("text", {})[str(number)] = line
         found.positions[f"text.{number}"] = (number, 1)
         found.in_function = (found.in_function or bool(_FUNCTION.match(line))) and line.strip() != "}"
@@ -184,10 +190,9 @@ def _read_launch(before: list[str], start: Start, words: list[str], number: int,
     unsure = found.in_function or named or not REMOTE.isdisjoint(before)
     by = "srun" if "srun" in before else "other" if unsure else "script"
     launch.note("started", "by", by, number)
-    gpus = found.values.in_step().known.get(_GPUS)
-    for name, value in [*([(_GPUS, gpus)] if isinstance(gpus, str) else []), *_variables(before)]:
-        if name == _GPUS:
-            launch.note("started", "gpus", value, number)
+    gpus = _gpus_shown(before, found.values)
+    if gpus is not None:
+        launch.note("started", "gpus", gpus, number)
     for name, value in _variables(before):
         launch.note("env", name, value, number)
     for name, value in slurm_options(before[before.index("srun") + 1 :] if by == "srun" else ()):
@@ -200,6 +205,15 @@ def _read_launch(before: list[str], start: Start, words: list[str], number: int,
     if start.module:
         launch.note("started", "module", start.module, number)
     _read_options(words, start, number, launch)
+
+
+def _gpus_shown(before: list[str], values: ShellValues) -> str | None:
+    """Return the GPUs that a launch is shown, as far as what stands before it leaves them as they are."""
+    # Slurm shows those of a step, whatever the script was shown
+    own = dict(_variables(before[before.index("srun") :] if "srun" in before else before))
+    is_apart = "srun" in before or not (REMOTE | _CONTAINERS).isdisjoint(before)
+    exported = None if is_apart else values.in_step().known.get(_GPUS)
+    return own.get(_GPUS, exported if isinstance(exported, str) else None)
 
 
 def _read_options(words: list[str], start: Start, number: int, launch: _Found) -> None:

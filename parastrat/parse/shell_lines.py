@@ -9,24 +9,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_DOCUMENT = re.compile(r"(?<!<)<<-?\s*[\"']?([A-Za-z_]\w*)[\"']?")
+#: what has brackets and signs of its own, or is one: an escape, a remark, a sum, a here-string, the
+#: beginning of a here-document, a quote, and a bracket by itself
+_MARKS = re.compile(
+    r"\\.|(?:^|(?<=\s))#[^\n]*|\(\([^()]*(?:\([^()]*\)[^()]*)*\)\)|<<<"
+    r"|<<-?[ \t]*(?:\"(?P<double>[^\"\n]+)\"|'(?P<single>[^'\n]+)'|\\?(?P<bare>[A-Za-z_][\w.-]*))"
+    r"|'[^']*'|\"(?:\\.|[^\"\\])*\"|(?P<bracket>[()])",
+    re.DOTALL,
+)
+#: where a condition begins, and where it ends
+_CONDITION, _CONDITION_ENDS = re.compile(r"(?:^|\s)\[\[(?=\s)"), re.compile(r"\s\]\](?=[\s;&|)]|$)")
 #: the beginning of a list that goes on in other lines
 _LIST = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)?)?[A-Za-z_]\w*\+?=\(")
-#: a quote, or a list, that is open for more lines is none that was meant
+#: a quote, list or condition that is open for more lines is none that was meant
 _MOST_LINES = 200
 #: stands for a substitution while a line is split
 _HELD = re.compile("\0([0-9]+)\0")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines with their first number; a backslash at the end, an open quote or list, joins the next.
+    """Yield lines with their first number; a backslash at the end joins the next, and what is open there.
 
-    What a here-document holds is data.
+    Quotes, lists and conditions in double brackets go on in other lines. What a here-document holds is
+    data.
     """
-    start, joined, until = 1, "", ""
+    start, joined, until = 1, "", list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if until:
-            until = "" if line.strip() == until else until
+            until = until[line.strip() == until[0] :]
             continue
         start = start if joined else number
         # a remark ends what is continued, whatever stands at its own end; in an open quote it is none
@@ -38,8 +48,8 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
         if not is_comment(whole) and _is_open(whole) and number - start < _MOST_LINES:
             joined = whole + "\n"
             continue
-        document = _DOCUMENT.search(whole)
-        until = document[1] if document is not None and not is_comment(whole) else ""
+        marks = _MARKS.finditer(whole)
+        until = [mark[quotes] for mark in marks for quotes in ("double", "single", "bare") if mark[quotes]]
         yield start, whole
         joined = ""
     if joined:
@@ -47,12 +57,13 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_open(line: str) -> bool:
-    """Whether a quote, or the bracket of a list, ends on another line."""
-    words = words_of(line)
-    if words is None or not _LIST.match(line):
-        return words is None
-    bare = " ".join(words)
-    return bare.count("(") > bare.count(")")
+    """Whether a quote, a condition, or the bracket of a list, ends on another line."""
+    if words_of(line) is None:
+        return True
+    plain = _MARKS.sub(lambda mark: mark["bracket"] or "_", line)
+    if len(_CONDITION.findall(plain)) > len(_CONDITION_ENDS.findall(plain)):
+        return True
+    return _LIST.match(line) is not None and plain.count("(") > plain.count(")")
 
 
 def is_comment(line: str) -> bool:

@@ -83,7 +83,9 @@ def auto_is_of_some_keys(file: ConfigFile) -> Iterator[Hit]:
     for key in autos(file.table):
         if key.partition(".")[0] in _TABLES and key not in _FILLED and not key.startswith(_OWN_AUTO):
             yield Hit(
-                message=f'{key} "auto": nobody fills it in', fix=f"write a value, or remove {key}", key=key
+                message=f'{key} "auto": transformers and accelerate do not fill it in',
+                fix=f"write a value, or remove {key}",
+                key=key,
             )
 
 

@@ -83,8 +83,10 @@ def options_stand_before_the_script(file: ConfigFile) -> Iterator[Hit]:
     if file.get("started.options") is not None or not file.get("own.program"):
         return
     names = {name.replace("_", "-") if launcher.table == "torchrun" else name: name for name in behind}
+    # beside a choice of GPUs deepspeed takes no number of them, so that it is the script's
+    own = {"num_gpus"} if before.keys() & {"include", "exclude"} else set()
     for option in _OF_LAUNCHERS[launcher.table]:
-        if option in names and option not in before:
+        if option in names and option not in {*before, *own}:
             yield Hit(
                 message=f"--{names[option]} behind the script: {launcher.command} does not read it",
                 fix=f"write {launcher.command} --{names[option]} ... {file.get('own.program')}",
@@ -106,7 +108,9 @@ def processes_have_visible_gpus(file: ConfigFile) -> Iterator[Hit]:
     last ones stop ("invalid device ordinal").
     """
     stated, launcher, processes = file.get("started.gpus"), launcher_of(file), processes_of(file)
-    if launcher is DEEPSPEED or not _GPUS.fullmatch(str(stated)) or file.get("accelerate.cpu") is not None:
+    # accelerate shows those of --gpu_ids in their place
+    others = file.get("accelerate.cpu") is not None or file.get("accelerate.gpu_ids") not in (None, "all")
+    if launcher is DEEPSPEED or not _GPUS.fullmatch(str(stated)) or others:
         return
     if launcher.in_all and file.get("accelerate.num_machines") in (None, "1"):
         processes = count_of(file, "accelerate.num_processes")
@@ -127,16 +131,13 @@ def deepspeed_chooses_gpus_itself(file: ConfigFile) -> Iterator[Hit]:
     Beside --include, --exclude, --num_nodes or --num_gpus it passes over it, and takes the first GPUs: on a
     shared machine those of somebody else.
     """
-    stated = file.get("started.gpus")
+    stated = str(file.get("started.gpus"))
     options = file.get("deepspeed") or {}
     chosen = [name for name in ("include", "exclude", "num_gpus") if options.get(name)]
-    first = ",".join(str(gpu) for gpu in range(count_of(file, "deepspeed.num_gpus") or 0))
-    if (
-        stated != first
-        and _GPUS.fullmatch(str(stated))
-        and chosen
-        and file.get("deepspeed.hostfile") is None
-    ):
+    first = [str(gpu) for gpu in range(count_of(file, "deepspeed.num_gpus") or 0)]
+    is_same = bool(first) and stated.split(",")[: len(first)] == first
+    is_same = is_same or options.get("include") == f"localhost:{stated}"
+    if _GPUS.fullmatch(stated) and chosen and not is_same and file.get("deepspeed.hostfile") is None:
         yield Hit(
             message=f"CUDA_VISIBLE_DEVICES={stated} beside --{chosen[0]}: deepspeed does not read it",
             fix=f"write --include localhost:{stated} in place of both",

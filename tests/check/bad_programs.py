@@ -43,6 +43,11 @@ PROGRAMS = (
     ),
     _plain("blanks in an assignment", "N = 8\ntorchrun --nproc-per-node $N t.py", "PS679"),
     _plain("a blank behind the sign", "N= 8\ntorchrun --nproc-per-node $N t.py", "PS679"),
+    # what stands before them ends where it ends
+    _plain("behind two documents", "cat <<A; cat <<'B C'\nA\nx\nB C\nN = 8\ntorchrun t.py", "PS679"),
+    _plain("behind a quoted document", 'bash -c "cat <<A\nA\n"\nN = 8\ntorchrun t.py', "PS679"),
+    _plain("behind a sum", "N=$((1 << M))\nN = 8\ntorchrun t.py", "PS679"),
+    _plain("behind a quoted condition", "echo '[[ '\nN = 8\ntorchrun t.py", "PS679"),
     _plain("NCCL's level", "export NCCL_DEBUG=WARNING\ntorchrun t.py", "PS524"),
     _plain("torch's level", "TORCH_DISTRIBUTED_DEBUG=1 torchrun t.py", "PS525"),
     _plain("variable in a directive", "#SBATCH --nodes=$N\nsrun torchrun --nnodes $N t.py", "PS680"),
@@ -58,5 +63,16 @@ GOOD_PROGRAMS = (
     "CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 2 t.py\n",
     "CUDA_VISIBLE_DEVICES=0\nCUDA_VISIBLE_DEVICES=$ALL torchrun --nproc-per-node 2 t.py\n",
     "while true; do case $1 in\n  --a | -b) N=1 ;;\n  --lr) N=2 ;;\nesac; done\ntorchrun t.py\n",
+    "CUDA_VISIBLE_DEVICES=2,3 deepspeed --include localhost:2,3 t.py --num_gpus 2\n",
+    "CUDA_VISIBLE_DEVICES=0,1,2,3 deepspeed --num_gpus 2 t.py\n",
+    "CUDA_VISIBLE_DEVICES=0 accelerate launch --gpu_ids 2,3 --num_processes 2 t.py\n",
+    # shown to this shell alone
+    "export CUDA_VISIBLE_DEVICES=0\nsrun -n 1 torchrun --nproc-per-node 2 t.py\n",
+    "export CUDA_VISIBLE_DEVICES=0\ndocker exec box torchrun --nproc-per-node 2 t.py\n",
+    # conditions, brackets and documents that are no commands
+    "if [[ -f a &&\n  -f b ]]; then N=1; fi\ntorchrun t.py\n",
+    "A=(\n  --stop 'a)'  # don't :)\n  --lr 1\n)\ntorchrun t.py \"${A[@]}\"\n",
+    "cat <<A; cat <<'B C'\nx = 1\nA\n  --y\nB C\ncat <<\\E\nz = 1\nE\ntorchrun t.py\n",
+    "#!/usr/bin/env python3\n#SBATCH --nodes=1\nx = 3\n",
     "torchrun t.py \\\n  --lr 1 \\\n  # --fp16\n\nIFS= read N\nX='\n--a\n'\n[ $N = 1 ]\n",
 )
