@@ -21,9 +21,14 @@ from typing import Any
 import pytest
 
 from parastrat.finding import Hit
-from parastrat.rules import CASE_RULES, PLAN_RULES, CaseRule, PlanRule
+from parastrat.rules import CASE_RULES, PLAN_RULES, RULES, CaseRule, FileRule, PlanRule
 
 ROOT = Path(__file__).resolve().parents[1]
+#: of rules about files, whose samples stand beside each other
+OF_FILES = ("check/test_files.py", "check/test_launches.py", "check/test_launch_words.py")
+
+#: where each kind of rule has its condition
+FIELDS: dict[type, str] = {PlanRule: "condition", CaseRule: "judge", FileRule: "read"}
 
 #: what each operator is broken into
 SWAPPED: dict[type, type] = {
@@ -101,28 +106,36 @@ def breaks(function: Callable[..., Any]) -> Iterator[tuple[str, Callable[..., An
         yield breaker.broken, scope[function.__name__]
 
 
-def negated(rule: PlanRule | CaseRule) -> Callable[..., Any]:
+def negated(rule: PlanRule | CaseRule | FileRule) -> Callable[..., Any]:
     """Return a rule's condition turned round."""
     if isinstance(rule, PlanRule):
         condition = rule.condition
         return lambda columns: condition(columns) == 0
+    hit = Hit(message="negated", fix="")
+    if isinstance(rule, FileRule):
+        read = rule.read
+        return lambda file: iter([] if list(read(file)) else [hit])
     judge = rule.judge
-    return lambda case: None if judge(case) else Hit(message="negated", fix="")
+    return lambda case: None if judge(case) else hit
 
 
-def noticed(rule: PlanRule | CaseRule, field: str, broken: Callable[..., Any]) -> bool:
+def noticed(rule: PlanRule | CaseRule | FileRule, broken: Callable[..., Any]) -> bool:
     """Return whether a test of the rule's family fails while its condition is broken."""
+    field = FIELDS[type(rule)]
     whole = getattr(rule, field)
-    family = whole.__module__.rpartition(".")[2]
+    family = f"rules/test_{whole.__module__.rpartition('.')[2]}.py"
+    files = OF_FILES if isinstance(rule, FileRule) else (family,)
     object.__setattr__(rule, field, broken)
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             code = pytest.main(
-                ["-x", "-q", "-p", "no:cacheprovider", str(ROOT / f"tests/rules/test_{family}.py")]
+                ["-x", "-q", "-p", "no:cacheprovider", *(str(ROOT / "tests" / file) for file in files)]
             )
     finally:
         object.__setattr__(rule, field, whole)
-    return code != 0
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        sys.exit(f"{rule.code}: there are no tests in {', '.join(files)}")
+    return code == pytest.ExitCode.TESTS_FAILED
 
 
 def main() -> int:
@@ -130,13 +143,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("codes", nargs="*", help="only these rules")
     wanted = parser.parse_args().codes
-    rules = [rule for rule in (*PLAN_RULES, *CASE_RULES) if not wanted or rule.code in wanted]
+    known = [rule for rule in RULES if isinstance(rule, FileRule)]
+    rules = [rule for rule in (*PLAN_RULES, *CASE_RULES, *known) if not wanted or rule.code in wanted]
     total, survived = 0, 0
     for rule in rules:
-        field = "condition" if isinstance(rule, PlanRule) else "judge"
-        for what, broken in [("the whole", negated(rule)), *breaks(getattr(rule, field))]:
+        for what, broken in [("the whole", negated(rule)), *breaks(getattr(rule, FIELDS[type(rule)]))]:
             total += 1
-            if not noticed(rule, field, broken):
+            if not noticed(rule, broken):
                 survived += 1
                 print(f"{rule.code}: no test noticed {what}", flush=True)
     print(f"{total - survived} of {total} breaks of {len(rules)} rules' conditions made a test fail")
