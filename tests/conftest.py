@@ -5,9 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 # read when torch is imported, here and in every process that a test starts
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# how long an example takes says what else a machine does
+settings.register_profile("parastrat", deadline=None)
+settings.load_profile("parastrat")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

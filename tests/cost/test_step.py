@@ -593,7 +593,7 @@ PLANS = (
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(PLANS),
     st.sampled_from(["scale_up", "scale_out", "memory", "host"]),

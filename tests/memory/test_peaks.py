@@ -269,7 +269,7 @@ def test_many_plans_at_once_are_the_plans_one_by_one() -> None:
     ]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from([(1, 64, 1), (2, 32, 1), (1, 8, 8), (4, 4, 4)]),
     st.integers(0, 4),
@@ -304,7 +304,7 @@ def test_parts_add_up_and_the_margin_is_at_most_eight_percent_of_the_card() -> N
     assert huge.margin == int(0.08 * huge.capacity)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(
         [(1, 64, 1, 1), (2, 32, 1, 1), (1, 8, 1, 8), (4, 4, 1, 4), (1, 1, 64, 1), (64, 1, 1, 1)]

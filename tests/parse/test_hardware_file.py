@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parastrat import profiles
@@ -137,7 +137,6 @@ HARDWARE = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(HARDWARE)
 def test_any_hardware_survives_its_file(
     tmp_path_factory: pytest.TempPathFactory, hardware: Hardware

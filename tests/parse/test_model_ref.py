@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parastrat.parse import relative_ref, resolved_ref
@@ -38,7 +38,6 @@ def test_paths_become_relative_to_the_plan(typed: str, stored: str) -> None:
     )
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "b", "..", "model.json", "llama"]), min_size=1, max_size=5))
 def test_a_stored_path_leads_back_to_the_same_file(parts: list[str]) -> None:
     typed = "./" + "/".join(parts)

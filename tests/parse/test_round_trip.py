@@ -53,7 +53,7 @@ def sensible(hardware: Hardware) -> bool:
     return device.usable_memory_bytes <= device.memory_bytes and max(shares) <= 1
 
 
-@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=60)
+@settings(suppress_health_check=list(HealthCheck), max_examples=60)
 @given(
     plan=values_of(Plan),
     workload=values_of(Workload),
