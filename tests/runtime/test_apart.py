@@ -221,7 +221,7 @@ UNREDUCED = "has another gradient on each rank"
 SETTINGS = "the ranks step otherwise: this one took"
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "loaded": (partial(loaded_by_one, DDP), APART),
-    "inside": (partial(called_inside, DDP), APART),
+    "inside": (partial(called_inside, DDP), UNREDUCED),
     "method": (partial(by_method, DDP), UNREDUCED),
     "grad": (partial(by_grad, DDP), APART),
     "hooks": (partial(in_hooks, DDP), UNREDUCED),

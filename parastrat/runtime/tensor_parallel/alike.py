@@ -41,8 +41,8 @@ class Alike:
     def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
         self._wrapping = wrapping
         self._forwards = 0
-        #: of the generators, as a forward began that is compared
-        self._state: int | None = None
+        #: of each generator, as a forward began that is compared
+        self._states: tuple[int, ...] = ()
         before: Any = torch.compiler.disable(self._began)  # type: ignore[no-untyped-call]
         after: Any = torch.compiler.disable(self._ended)  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(before, with_kwargs=True)
@@ -67,29 +67,38 @@ class Alike:
         self._forwards += 1
         if not is_compared(self._forwards):
             return
-        self._state = _drawn_from(self._wrapping.device)
-        self.compare("what a forward takes", tensors_in((args, keywords)))
+        self._states = _drawn_from(self._wrapping.device)
+        taken = tensors_in((args, keywords))
+        # fractions behind the first may be caches of each rank's heads
+        told = taken[:1] + [each for each in taken[1:] if not each.is_floating_point()]
+        self.compare("what a forward takes", told)
 
     def _ended(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        state, self._state = self._state, None
+        states, self._states = self._states, ()
         mesh = self._wrapping.mesh.tp
-        if state is None or mesh is None:
+        if not states or mesh is None:
             return
-        draws = float(state != _drawn_from(self._wrapping.device))
-        told_of = spread([draws, float(state)], self._wrapping.device, mesh.get_group())
-        (_, some), (least, most) = told_of
-        if some and least != most:
-            raise MismatchError(
-                "a forward draws random numbers, which differ between the ranks of one tp group", hint=_HINT
-            )
+        device = self._wrapping.device
+        draws = [
+            number
+            for before, now in zip(states, _drawn_from(device), strict=True)
+            for number in (float(before != now), float(before))
+        ]
+        found = spread(draws, device, mesh.get_group())
+        for (_, some), (least, most) in zip(found[::2], found[1::2], strict=True):
+            if some and least != most:
+                raise MismatchError(
+                    "a forward draws random numbers, which differ between the ranks of one tp group",
+                    hint=_HINT,
+                )
         # the first: what follows may be caches of each rank's heads
         leaves = tensors_in(output)[:1]
         if leaves and not self._wrapping.stepping:  # whose logits may be divided
             self.compare("what a forward returns", leaves, _ROUNDING)
 
 
-def _drawn_from(device: torch.device) -> int:
-    """Return what tells the state of the generators."""
+def _drawn_from(device: torch.device) -> tuple[int, ...]:
+    """Return what tells the state of each generator: a rank may draw from its host's for itself."""
     now = States.now(device)
-    own = b"" if now.own is None else now.own.cpu().numpy().tobytes()
-    return zlib.crc32(now.host.numpy().tobytes() + own)
+    states = [now.host] if now.own is None else [now.host, now.own.cpu()]
+    return tuple(zlib.crc32(state.numpy().tobytes()) for state in states)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from parastrat.runtime.shares import share_of
 
@@ -21,6 +23,8 @@ DRIFT = 1e-4
 #: Powers of all numbers below a prime, with an exponent prime to it less one, are these numbers mixed up
 _WEIGHTS = 61
 _MIXING = 7
+#: numbers that are taken to fp64 at once, 32 MiB of them: a copy of a large weight might not fit
+_PIECE = _WEIGHTS << 16
 #: of bytes in the shortest format of fractions that torch adds up
 _SHORTEST = 2
 
@@ -52,25 +56,33 @@ def differing(
 
 
 def told(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """Return a weighted sum and the norm of this rank's share of a tensor, in fp64; zeros of none."""
+    """Return a weighted sum and the norm of this rank's share of a tensor, in fp64.
+
+    Zeros of none, of what torch does not add up (short formats, nested and quantised tensors).
+    """
     own = None if tensor is None else share_of(tensor.detach())
-    if own is not None and own.is_sparse:
-        own = own.to_dense()
-    if own is None or own.is_meta or not own.numel() or _is_too_short(own):
+    if own is None or own.is_meta or not own.numel() or _is_opaque(own):
         return torch.zeros(2, dtype=torch.float64, device=device)
+    if own.layout is not torch.strided:
+        own = own.to_dense()
     flat = (torch.view_as_real(own) if own.is_complex() else own).reshape(-1)
-    if not flat.is_floating_point():
-        flat = flat.double()
     weights = (torch.arange(1, _WEIGHTS + 1, device=flat.device) ** _MIXING % _WEIGHTS).double() / _WEIGHTS
-    whole = flat.numel() // _WEIGHTS * _WEIGHTS
-    summed = flat[:whole].view(-1, _WEIGHTS).sum(0, dtype=torch.float64) @ weights
-    rest = flat[whole:].double() @ weights[: flat.numel() - whole]
-    norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
-    return torch.nan_to_num(torch.stack([summed + rest, norm])).to(device)
+    found = torch.zeros(2, dtype=torch.float64, device=flat.device)
+    for piece in torch.split(flat, _PIECE):
+        numbers = piece.double()
+        whole = numbers.numel() // _WEIGHTS * _WEIGHTS
+        found[0] += (numbers[:whole].view(-1, _WEIGHTS) @ weights).sum()
+        found[0] += numbers[whole:] @ weights[: numbers.numel() - whole]
+        found[1] += numbers @ numbers
+    found[1].sqrt_()
+    return torch.nan_to_num(found).to(device)
 
 
-def _is_too_short(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.element_size() < _SHORTEST
+def _is_opaque(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, AsyncCollectiveTensor):  # on its way, and as others when it is there
+        return False
+    is_short = tensor.is_floating_point() and tensor.element_size() < _SHORTEST
+    return is_short or tensor.is_nested or tensor.is_quantized or is_traceable_wrapper_subclass(tensor)
 
 
 def spread(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
 #: steps that each has begun
 _steps: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -18,26 +22,46 @@ def count_step(optimizer: Any) -> int:
     return _steps[optimizer]
 
 
-def settings_of(parameters: Iterable[int]) -> tuple[float, float, float]:
-    """Return what is known of the optimizers that step these parameters, by their identity.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What is known of the optimizers that step some parameters, each added up."""
 
-    Returns:
-        Their steps, learning rates and other numbers, each added up.
-    """
+    steps: float
+    rates: float
+    #: momentum, decay and what else their groups hold
+    others: float
+    #: tells which of the parameters they step
+    of: int
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        """What ranks are compared by."""
+        return self.steps, self.rates, self.others
+
+
+def settings_of(held: Mapping[int, str]) -> Settings:
+    """Return what is known of the optimizers that step these parameters: names by identity."""
     steps = rates = others = 0.0
-    held = set(parameters)
+    of = 0
     for optimizer, count in list(_steps.items()):
         groups = optimizer.param_groups
-        if any(id(parameter) in held for group in groups for parameter in group["params"]):
+        own = [held[id(each)] for group in groups for each in group["params"] if id(each) in held]
+        if own:
+            of += sum(zlib.crc32(name.encode()) for name in own)
             steps += count
-            rates += sum(float(group.get("lr", 0.0)) for group in groups)
+            rates += sum(_rate(group.get("lr")) for group in groups)
             others += sum(
                 sum(_numbers(value))
                 for group in groups
                 for key, value in group.items()
                 if key not in {"lr", "params"}
             )
-    return steps, rates, others
+    return Settings(steps=steps, rates=rates, others=others, of=of)
+
+
+def _rate(value: Any) -> float:
+    """Return a learning rate; zero where an optimizer finds its own, as Adafactor does of None."""
+    return float(value) if isinstance(value, int | float | torch.Tensor) else 0.0
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -59,10 +59,10 @@ def _check(optimizer: Any, args: Any, keywords: Any) -> Any:
     models = see_step(optimizer)
     if not (models and isinstance(optimizer, torch.optim.LBFGS)):
         return None
-    # it is stepped with a closure alone
     if "closure" in keywords:
         return args, keywords | {"closure": averaging(keywords["closure"], models)}
-    return (*args[:-1], averaging(args[-1], models)), keywords
+    optimizer_itself, *closures = args  # without one, torch says so
+    return (optimizer_itself, *(averaging(each, models) for each in closures)), keywords
 
 
 def _is_fused(optimizer: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 #: wrapped models whose parameters an optimizer steps
 _models: WeakKeyDictionary[Any, WeakSet[Replicas]] = WeakKeyDictionary()
-#: backwards that there were at an optimizer's last step, by model
+#: calls of the whole model that there were at an optimizer's last step, by model
 _earlier: WeakKeyDictionary[Any, WeakKeyDictionary[Replicas, int]] = WeakKeyDictionary()
 
 
@@ -31,40 +32,52 @@ def see_step(optimizer: Any) -> list[Replicas]:
     Raises:
         MismatchError: it would step what each rank has another gradient of.
     """
-    count = count_step(optimizer)
-    if not living:
+    if not living or _is_inside(optimizer):
         return []
+    count = count_step(optimizer)
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if is_compared(count):  # groups may be added later
         names = {model: model.held() for model in living}
         found = [model for model, own in names.items() if any(id(each) in own for each in parameters)]
         _models[optimizer] = WeakSet(found)
         known = {each for own in names.values() for each in own}
-        _compare_others([each for each in parameters if id(each) not in known], found)
+        others = [each for each in parameters if id(each) not in known and not isinstance(each, DTensor)]
+        for model in found if others else ():
+            model.beside[optimizer] = zlib.crc32(repr([tuple(each.shape) for each in others]).encode())
+        _compare_others(others, found)
     models = list(_models.get(optimizer, ()))
     for model in models:
         _compare_unreduced(optimizer, model, parameters)
     return models
 
 
-def _compare_others(parameters: list[torch.Tensor], models: list[Replicas]) -> None:
-    """Refuse parameters of no wrapped model that each rank trains by itself."""
-    others = [each for each in parameters if not isinstance(each, DTensor)]
+def _is_inside(optimizer: Any) -> bool:
+    """Return whether another optimizer steps by this one, with what is its own on each rank (ZeRO's)."""
+    return any(held is optimizer for outer in list(_models) for held in vars(outer).values())
+
+
+def _compare_others(others: list[torch.Tensor], models: list[Replicas]) -> None:
+    """Refuse parameters of no wrapped model that each rank trains by itself; unlike ones are meant so."""
+    # heard behind a backward: ranks that have none ask for nothing here
+    if not models or not models[0].is_beside_others:
+        return
     named = [(f"a parameter of shape {tuple(each.shape)}", each.grad) for each in others]
-    if models and (name := differing(named, models[0].device, models[0].group)):
+    if name := differing(named, models[0].device, models[0].group):
         raise MismatchError(
             f"{name} beside those of a wrapped model has another gradient on each rank: nobody reduces it, "
             "and the ranks would train apart",
             hint="make it a part of the module that auto_parallelize wraps, or average its gradient over "
-            "ranks before optimizer.step()",
+            "ranks before optimizer.step(); what is to be each rank's own takes an optimizer of its own",
         )
 
 
 def _compare_unreduced(optimizer: Any, model: Replicas, parameters: list[torch.Tensor]) -> None:
     """Refuse gradients of copies that no backward of the whole model reduced."""
     known = _earlier.setdefault(optimizer, WeakKeyDictionary())
-    before, known[model] = known.get(model, 0), model.backwards
-    if not model.holds_copies or model.backwards != before:
+    # of gradients that a script keeps to each rank it knows
+    heard = model.backwards + model.kept
+    before, known[model] = known.get(model, 0), heard
+    if not model.holds_copies or heard != before:
         return
     if any(parameter.grad is not None for parameter in parameters):
         model.steps_without += 1
