@@ -22,8 +22,6 @@ _FORMAT = ConfigFormat.SCRIPT
 
 _INTERPRETER = re.compile(r"(?:.*/)?python[\d.]*")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpirun"})
-#: of a shell, or what stands where the command ends
-_REDIRECTED = re.compile(r"\d?[<>&|]")
 _GPUS = re.compile(r"\d+(?:,\d+)*")
 #: options whose names scripts do not use for something else
 _OF_LAUNCHERS = {
@@ -54,7 +52,7 @@ def launchers_run_a_script(file: ConfigFile) -> Iterator[Hit]:
     bare = {name.replace("-", "_") for name in options}
     if program is None or file.get("started.options") is not None or bare & {"help", "no_python", "h"}:
         return
-    if FILLED_IN.search(program) or _REDIRECTED.match(program):
+    if FILLED_IN.search(program):  # or redirected
         return
     is_module = bool(bare & {"module", "m"})
     if not program:

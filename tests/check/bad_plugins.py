@@ -91,6 +91,7 @@ GOOD_PLUGINS = {
         WITH_FILE,
         MEGATRON,
         MEGATRON.replace("16", "-1"),
+        MEGATRON.replace("num_processes: 16\n", ""),
         "distributed_type: MULTI_GPU\nnum_processes: 2\nmegatron_lm_config: {}\n",
     ),
     ".sh": (

@@ -53,6 +53,9 @@ PROGRAMS = (
     _plain("variable in a directive", "#SBATCH --nodes=$N\nsrun torchrun --nnodes $N t.py", "PS680"),
 )
 GOOD_PROGRAMS = (
+    "torchrun --nproc-per-node 2 > log\ntorchrun --nproc-per-node 2 tools/{name}/python\n",
+    # options of scripts that are not Megatron's
+    "torchrun --nproc-per-node 2 t.py --micro-batch-size 3 --global-batch-size 8\n",
     # other programs, and what is not certain
     "torchrun --no-python python t.py\naccelerate launch --no_python bash t.sh\ntorchrun --help\n",
     'torchrun --nproc-per-node 2 "$@"\ntorchrun --nproc-per-node 2 $SCRIPT\ntorchrun $ALL > log\n',
