@@ -36,7 +36,7 @@ from parity_transformers import names, recipe_of  # noqa: E402
 
 CHEAP = ("sequential", "llama")
 #: optimizer steps; the benchmark takes 20
-STEPS = 5
+STEPS = 3
 #: other cells of the table, a tenth of all; and classes of transformers
 DRAWN, CLASSES = -(-len(SUBJECTS) * len(STRATEGIES) // 10), 10
 OFTEN = ("fsdp2", "tp", "pp 1f1b")
