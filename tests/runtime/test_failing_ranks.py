@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -144,12 +144,13 @@ def all_together() -> tuple[str, str, float]:
     return said, said_of(lambda: step(model, 2)), time.monotonic() - begun
 
 
-def in_groups_of_their_own(cells: Any, ports: list[int]) -> dict[str, tuple[str, str, float]]:
+def in_groups_of_their_own(cells: Any, folder: str) -> dict[str, tuple[str, str, float]]:
     found = {}
-    for (name, (fields, where)), port in zip(cells.items(), ports, strict=True):
+    for name, (fields, where) in cells.items():
+        # no port, which another process might take before
         dist.init_process_group(
             "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
+            init_method=f"file://{folder}/{name.replace(' ', '-')}",
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
         )
@@ -161,13 +162,8 @@ def in_groups_of_their_own(cells: Any, ports: list[int]) -> dict[str, tuple[str,
 def tried(
     ranks: int, cells: dict[str, tuple[dict[str, Any], str]]
 ) -> list[dict[str, tuple[str, str, float]]]:
-    probes = [socket.socket() for _ in cells]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return on_ranks(ranks, in_groups_of_their_own, cells, ports)
+    with tempfile.TemporaryDirectory() as folder:
+        return on_ranks(ranks, in_groups_of_their_own, cells, folder)
 
 
 @pytest.fixture(scope="module")
