@@ -32,3 +32,8 @@ MOST_SAMPLES = 2**30
 MOST_TOKENS = 2**30
 #: of a loss; with more each would have next to no tokens
 MOST_CHUNKS = 4096
+
+
+def counted(count: int | None, noun: str) -> str:
+    """Return a number with its noun, which takes an s for several."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

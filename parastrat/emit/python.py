@@ -19,11 +19,11 @@ from parastrat.emit.python_parts import (
 )
 from parastrat.emit.python_pipeline import emit_staged
 from parastrat.emit.python_tensor import check_divided, emit_divided
-from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.errors import UnknownFactError
 from parastrat.plan import Compile, Recompute
 from parastrat.rules.runtime_support import refusals_of
+from parastrat.units import counted
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING
 
 from parastrat.emit import python_text as text
-from parastrat.emit.shell import counted, title
+from parastrat.emit.shell import title
 from parastrat.plan import Backend
+from parastrat.units import counted
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from parastrat.emit.python_parts import (
 )
 from parastrat.emit.python_stages import check_of_parts, lists_of_stages, over_data, own_stages, stage_class
 from parastrat.emit.python_tensor import divided_text, left_whole, style_imports
-from parastrat.emit.shell import counted
 from parastrat.emit.text_file import TextFile
 from parastrat.schedules import SINGLE, rank_of_stage, schedule_of
+from parastrat.units import counted
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

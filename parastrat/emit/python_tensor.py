@@ -22,9 +22,9 @@ from parastrat.emit.python_parts import (
     policy,
     sorted_imports,
 )
-from parastrat.emit.shell import counted
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.plan import Recompute
+from parastrat.units import counted
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

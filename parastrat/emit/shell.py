@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from parastrat.emit.text_file import EmitError
 from parastrat.plan import Backend
 from parastrat.rules.runtime_support import refusals_of
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -98,8 +99,3 @@ def exports(launch: Launch) -> str:
             "",
         ]
     )
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

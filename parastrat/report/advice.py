@@ -14,6 +14,7 @@ from parastrat.report.otherwise import answers_otherwise
 from parastrat.report.text import Line, Span, Tone, heading, labelled, line, wrapped
 from parastrat.report.wording import plan_name
 from parastrat.rules.backend import decide_backend
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -49,7 +50,7 @@ def backend_lines(case: Case, paper: Paper) -> list[Line]:
             lines += labelled("in trouble", decision.fallback, paper)
         for option in decision.options:
             lines += labelled("or", option, paper)
-    nodes = f"{launch.nodes} {'node' if launch.nodes == 1 else 'nodes'}"
+    nodes = counted(launch.nodes, "node")
     lines += labelled("processes", f"{nodes} x {launch.ranks_per_node}", paper)
     for name, value in launch.env.items():
         lines += labelled("env", f"{name}={value}", paper)

@@ -22,6 +22,7 @@ from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, Tone, heading, rendered, wrapped
 from parastrat.report.wording import option_words, strategy_name
 from parastrat.rungs import NEAR
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -65,7 +66,7 @@ def compared_sentence(case: Case, chosen: Case | None, errors: int) -> str:
     """Return what speaks against a plan, in one sentence."""
     subject = f"{strategy_name(case.plan.strategy)} ({case.plan.mesh})"
     if errors:
-        return f"Not {subject}: it breaks {errors} {'rule' if errors == 1 else 'rules'}, and cannot run."
+        return f"Not {subject}: it breaks {counted(errors, 'rule')}, and cannot run."
     if not case.estimate.fits:
         return f"Not {subject}: it does not fit, {key_figures(case)}."
     if chosen is None:

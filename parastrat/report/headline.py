@@ -10,6 +10,7 @@ from parastrat.report.numbers import duration, gib, percent
 from parastrat.report.text import Line, Tone, wrapped
 from parastrat.report.wording import a_device, device_word, plan_name, strategy_name, workload_terms
 from parastrat.rungs import NEAR
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -64,7 +65,7 @@ def forced_sentence(result: SearchResult) -> str:
 def estimated_sentence(case: Case, errors: int) -> str:
     """Return the answer of ``estimate`` in one sentence."""
     subject = f"{case.model.name} {_with_strategy(case)}"
-    breaks = f"breaks {errors} {'rule' if errors == 1 else 'rules'}"
+    breaks = f"breaks {counted(errors, 'rule')}"
     if not case.estimate.fits:
         return f"{subject} does not fit{' and ' + breaks if errors else ''}: {key_figures(case)}."
     if errors:

@@ -9,7 +9,7 @@ from parastrat.hardware import DeviceType, FigureKind
 from parastrat.memory.host import host_memory
 from parastrat.plan import Compile, Offload, Shard
 from parastrat.report.numbers import size
-from parastrat.units import GB
+from parastrat.units import GB, counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -56,7 +56,7 @@ def hardware_words(hardware: Hardware) -> str:
     if hardware.name.startswith("auto:"):
         # what was probed is named by what was found
         return hardware.name
-    nodes = f"{hardware.num_nodes} {'node' if hardware.num_nodes == 1 else 'nodes'}"
+    nodes = counted(hardware.num_nodes, "node")
     each = f"{hardware.devices_per_node} {device_word(hardware, hardware.devices_per_node)}"
     links = "; links are assumed" if _links_are_assumed(hardware) else ""
     return f"{hardware.name}: {nodes} of {each} ({hardware.device.name}{links})"

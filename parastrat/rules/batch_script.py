@@ -11,7 +11,6 @@ from parastrat.rules.launch_facts import (
     TASK_KEYS,
     agents_of,
     count_of,
-    counted,
     gpus_of,
     is_node_for_each_task,
     is_partly_unknown,
@@ -23,6 +22,7 @@ from parastrat.rules.launch_facts import (
 )
 from parastrat.rules.launchers import TORCHRUN, launcher_of, reaches_others
 from parastrat.rules.rule import file_rule
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -109,7 +109,7 @@ def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
     nodes = 1 if file.get("started.nodes") is not None else count_of(file, "sbatch.nodes") or 1
     if in_all is not None and file.get("sbatch.gpus-per-node") is None and processes * nodes > in_all:
         yield Hit(
-            message=f"{processes} processes on each of {counted(nodes)} with {in_all} GPUs in all",
+            message=f"{processes} processes on each of {counted(nodes, 'node')} with {in_all} GPUs in all",
             fix=f"write #SBATCH --gpus-per-node={processes} for --gpus={in_all}",
             key=key,
         )
@@ -166,7 +166,7 @@ def as_many_nodes_as_started(file: ConfigFile) -> Iterator[Hit]:
         return
     if None not in (started, told) and started != told:
         yield Hit(
-            message=f"srun starts {launcher.command} on {counted(started)}, "
+            message=f"srun starts {launcher.command} on {counted(started, 'node')}, "
             f"and --{launcher.nodes} says {told}",
             fix=f'write --{launcher.nodes} {started}, or "$SLURM_JOB_NUM_NODES"',
             key=f"{launcher.table}.{launcher.nodes}",

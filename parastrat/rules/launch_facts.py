@@ -112,11 +112,6 @@ def is_partly_unknown(file: ConfigFile) -> bool:
     )
 
 
-def counted(count: int | None, what: str = "node") -> str:
-    """Return so many nodes, or others, in words."""
-    return f"1 {what}" if count == 1 else f"{count} {what}s"
-
-
 #: what says how many tasks run, the nearest to the command first
 TASK_KEYS = ("started.ntasks-per-node", "started.ntasks", "sbatch.ntasks-per-node", "sbatch.ntasks")
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import FILLED_IN, ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import count_of, counted, world_of
+from parastrat.rules.launch_facts import count_of, world_of
 from parastrat.rules.rule import file_rule
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import FILLED_IN, ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import count_of, counted, processes_of
+from parastrat.rules.launch_facts import count_of, processes_of
 from parastrat.rules.launchers import DEEPSPEED, launcher_of
 from parastrat.rules.rule import file_rule
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,6 @@ from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import (
     OF_TASKS,
     count_of,
-    counted,
     endpoint_of,
     is_partly_unknown,
     is_static,
@@ -21,6 +20,7 @@ from parastrat.rules.launch_facts import (
 )
 from parastrat.rules.launchers import DEEPSPEED, TORCHRUN, launcher_of, reaches_others
 from parastrat.rules.rule import file_rule
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,7 +107,7 @@ def ranks_of_nodes_begin_at_0(file: ConfigFile) -> Iterator[Hit]:
         return
     if rank is not None and nodes is not None and 0 < nodes <= rank:
         yield Hit(
-            message=f"--{launcher.rank} {rank} of {counted(nodes)}",
+            message=f"--{launcher.rank} {rank} of {counted(nodes, 'node')}",
             fix=f"write a number from 0 to {nodes - 1}, another one on each node",
             key=key,
         )

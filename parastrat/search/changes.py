@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.chunked_loss import USUAL_CHUNKS, has_whole_logits, in_chunks
 from parastrat.search.divisible import with_divisible_batch
+from parastrat.units import counted
 from parastrat.workload import Optimizer, usual_precision
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _on_nodes(job: Changed, nodes: int) -> Changed:
     return Changed(
         changes=(
             *job.changes,
-            f"{nodes} {'node' if nodes == 1 else 'nodes'} instead of {hardware.num_nodes}",
+            f"{counted(nodes, 'node')} instead of {hardware.num_nodes}",
         ),
         facts=replace(job.facts, hardware=other),
     )

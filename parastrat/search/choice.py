@@ -18,6 +18,7 @@ from parastrat.search.ladder import Standing, choose_rung, eligible, rung_report
 from parastrat.search.nearest import nearest_fits
 from parastrat.search.rows import Constraints
 from parastrat.search.survey import MOST_ALTERNATIVES, Survey, best, objection, survey
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -140,8 +141,7 @@ def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
         return "another plan was asked for"
     if rung in (3, 4) and facts.model.heads is None and facts.model.divisible is None:
         return "the model's heads are unknown, or it has none"
-    number = facts.hardware.world_size
-    return f"no such plan over {number} {'device' if number == 1 else 'devices'}"
+    return f"no such plan over {counted(facts.hardware.world_size, 'device')}"
 
 
 def _standing(case: Case | None, *, fits: bool, rule: PlanRule | None, absent: str) -> Standing:

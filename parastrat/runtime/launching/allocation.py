@@ -10,6 +10,7 @@ from parastrat.errors import MismatchError, UsageError
 from parastrat.launch import Launch
 from parastrat.plan import Plan
 from parastrat.runtime.launching.world import first_of_nodelist
+from parastrat.units import counted
 
 #: ports for jobs of Slurm are chosen by their id among these
 _FIRST_PORT, _PORTS = 20_000, 10_000
@@ -55,7 +56,7 @@ def nodes_of(
     check_started(plan, launch, count * launch.ranks_per_node)
     if stated.rank is not None and not 0 <= stated.rank < count:
         raise UsageError(
-            f"--node-rank {stated.rank} of {count} {'node' if count == 1 else 'nodes'}",
+            f"--node-rank {stated.rank} of {counted(count, 'node')}",
             hint=f"give each node its own number from 0 to {count - 1}",
         )
     if stated.endpoint is None:
