@@ -94,6 +94,8 @@ class Choosing(nn.Module):
 class Chain(nn.Module):
     """Layers of which stages can be made."""
 
+    tp_plan = {"layers.*.first": "colwise_gather_output"}  # noqa: RUF012  (as above)
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Choosing() for _ in range(4))
@@ -119,6 +121,7 @@ AXES: dict[str, dict[str, Any]] = {
     "fsdp2+tp": {"dp_shard": 2, "tp": 2},
     "ddp+tp": {"dp_replicate": 2, "tp": 2},
     "fsdp2+pp": {"dp_shard": 2, "pp": 2, "gradient_accumulation_steps": 2},
+    "fsdp2+tp+pp": {"dp_shard": 2, "tp": 2, "pp": 2, "gradient_accumulation_steps": 2},
     "fsdp2+zbv": {
         "dp_shard": 2,
         "pp": 2,
@@ -267,6 +270,7 @@ LOOPS = {
         ("hsdp", "chain", "step"),
         ("hsdp", "listed", "plain"),
     ],
+    8: [("fsdp2+tp+pp", "chain", "step")],  # what stays gathered between micro-batches is divided by tp
 }
 
 

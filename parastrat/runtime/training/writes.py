@@ -33,6 +33,8 @@ def refuse_assigned_data(root: nn.Module) -> None:
         root: whose parameters are divided; before each forward they are those of this rank.
     """
     places = [(part, key) for part in root.modules() for key in part._parameters]  # noqa: SLF001  (as elsewhere)
+    #: where shards are; what FSDP2 gathers from them is divided over fewer ranks, or over none
+    meshes = [getattr(at(place), "device_mesh", None) for place in places]
     #: what each holds, and the storage that it shows; those of what is assigned are others
     known: dict[int, tuple[torch.Tensor, int]] = {}
 
@@ -48,7 +50,8 @@ def refuse_assigned_data(root: nn.Module) -> None:
                         "torch.distributed.checkpoint.state_dict, not with assign=True",
                     )
                 continue
-            if parameter._backward_hooks and isinstance(_root, FSDPModule):  # noqa: SLF001  (no public accessor)
+            is_shard = isinstance(_root, FSDPModule) and parameter.device_mesh == meshes[number]
+            if is_shard and parameter._backward_hooks:  # noqa: SLF001  (no public accessor)
                 raise WrapError(
                     f"{name_of(place)} has a hook on its gradient, and FSDP2 computes that of what it "
                     "gathers: the hook would never run",
