@@ -33,6 +33,7 @@ from parastrat.runtime.tensor_parallel.sequence import (
     streamed,
 )
 from parastrat.runtime.tensor_parallel.settle import settled
+from parastrat.runtime.tensor_parallel.stream_values import check_no_values
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
@@ -121,6 +122,7 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
             stream = streamed(source.module, layout)
             small = streamed(bench.copy, Layout(groups=_on(bench, layout.groups)))
             check_shares_differ(bench.copy, bench.task.inputs, bench.mesh.size())
+            check_no_values(bench.copy, bench.task.inputs, small, Extent.of(bench.copy))
         except NoStreamError as error:
             reason = str(error)
         else:

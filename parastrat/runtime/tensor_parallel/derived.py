@@ -14,6 +14,7 @@ from parastrat.runtime.tensor_parallel.calls import Call, shape_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
 from parastrat.runtime.tensor_parallel.layout import Group, Layout, Left, Part, Role, kind_of
 from parastrat.runtime.tensor_parallel.operators import followed
+from parastrat.runtime.tensor_parallel.same_way import other_ways
 from parastrat.runtime.tensor_parallel.styles import embedding_rows, feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError, SegmentsNeededError, Tag
 
@@ -58,8 +59,7 @@ def derived_layout(module: nn.Module, inputs: Any, degree: int) -> Layout:
 def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
     tags: dict[Node, Tag] = {}
     for node in graph.nodes:
-        read = graph.choices.get(node, node.all_input_nodes)
-        held = {source: tags[source] for source in read if source in tags}
+        held = {source: tags[source] for source in node.all_input_nodes if source in tags}
         try:
             tag = _next(graph, node, held, attempt, degree)
         except NotFollowedError as error:
@@ -78,6 +78,10 @@ def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
             tags[node] = tag
             attempt.ends.append((tag.sources, None))
             attempt.sizes.append((tag.sources, shape_of(node)[tag.dim]))
+    columns = {node for node, tag in tags.items() if graph.layers.get(node) in tag.sources}
+    if elsewhere := other_ways(graph, columns, tags.keys()):
+        attempt.dead |= elsewhere
+        raise _StuckError
 
 
 def _sources(tags: Mapping[Node, Tag]) -> frozenset[str]:
@@ -90,7 +94,8 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
         return _through_layer(graph, node, path, held, attempt)
     if not held:
         return None
-    _check_no_whole(graph, node)
+    if node.op == "output":
+        raise NotFollowedError("its output is the model's")
     if str(node.target).startswith("aten._assert"):
         return None
     if "getitem" in str(node.target):
@@ -111,14 +116,6 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
         elif operand in graph.trained and operand not in held:
             raise NotFollowedError("it meets a whole activation, whose gradient would be a share")
     return tag
-
-
-def _check_no_whole(graph: Graph, node: Node) -> None:
-    if node.op == "output":
-        raise NotFollowedError("its output is the model's")
-    if node in graph.choices:
-        # on another way it might be taken for a whole
-        raise NotFollowedError("the forward chooses its way by values while its output is divided")
 
 
 def _through_layer(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -13,12 +14,17 @@ from torch._functorch import config as functorch_config
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._pytree import tree_leaves
 
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import quiet_export
+from parastrat.runtime.tensor_parallel.same_way import reads_values
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 from parastrat.runtime.untouched import untouched
+
+#: a module's name, and how often it was called before
+ModuleCall: TypeAlias = "tuple[str, int]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +38,12 @@ class Graph:
     parameters: Mapping[Node, frozenset[str]]
     #: nodes that depend on parameters
     trained: frozenset[Node]
-    #: nodes by whose values the forward may have chosen its way, and what is read on both sides of each
-    choices: Mapping[Node, frozenset[Node]]
+    #: nodes by whose values the forward may have chosen its way; none where it chooses by none
+    choices: frozenset[Node]
+    #: the modules' calls that each node is made in, from the outermost
+    calls: Mapping[Node, tuple[ModuleCall, ...]]
+    #: whether a module's call is given tensors alone
+    takes_tensors: Mapping[ModuleCall, bool]
 
 
 def exported(module: nn.Module, inputs: Any) -> Graph:
@@ -49,7 +59,9 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
     try:
         # a forward may leave tensors in the module, which could not be copied any more
         with quiet_export(), untouched(module):
-            program, chooses = _program(copy.deepcopy(module), args, kwargs)
+            copied = copy.deepcopy(module)
+            takes_tensors = _watched(copied)
+            program, chooses = _program(copied, args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
         raise NotFollowedError(
@@ -74,19 +86,40 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
         layers=layers,
         parameters=parameters,
         trained=frozenset(trained),
-        choices=_choices(nodes) if chooses else {},
+        choices=frozenset(n for n in nodes if chooses and reads_values(n.target, n.args)),
+        calls={node: _calls(node) for node in nodes},
+        takes_tensors=takes_tensors,
     )
 
 
-def _choices(nodes: tuple[Node, ...]) -> dict[Node, frozenset[Node]]:
-    """Return the nodes that give Python a number, each with the earlier nodes that later ones read."""
-    places = {node: place for place, node in enumerate(nodes)}
-    last = {node: max((places[user] for user in node.users), default=-1) for node in nodes}
-    return {
-        node: frozenset(each for each in nodes[:place] if last[each] > place)
-        for place, node in enumerate(nodes)
-        if node.target is torch.ops.aten.item.default
-    }
+def _calls(node: Node) -> tuple[ModuleCall, ...]:
+    """Return the calls of a node; torch writes ``name@1`` for a module's second."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return tuple((path, int(key.partition("@")[2] or 0)) for key, (path, _) in stack.items())
+
+
+def _watched(module: nn.Module) -> Mapping[ModuleCall, bool]:
+    """Return whether each call of a module's parts is given tensors alone; filled while the module runs."""
+    found: dict[ModuleCall, bool] = {}
+    counts: Counter[str] = Counter()
+
+    def anew(*_: Any) -> None:
+        found.clear()
+        counts.clear()
+
+    def watch(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found[name, counts[name]] = all(
+            isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))
+        )
+        counts[name] += 1
+
+    for name, part in module.named_modules():
+        if name:
+            part.register_forward_pre_hook(
+                lambda _, args, kwargs, name=name: watch(name, args, kwargs), with_kwargs=True
+            )
+    module.register_forward_pre_hook(anew)
+    return found
 
 
 def _program(

@@ -71,7 +71,7 @@ def check_shares_differ(module: nn.Module, inputs: Any, degree: int) -> None:
     seen: list[torch.Tensor] = []
     first = trial.get_submodule(repeated_blocks(trial).names[0])
     first.register_forward_pre_hook(
-        lambda _, args, kwargs: seen.extend(_activations((args, kwargs))[:1]), with_kwargs=True
+        lambda _, args, kwargs: seen.extend(activations((args, kwargs))[:1]), with_kwargs=True
     )
     with torch.no_grad():
         called(trial, inputs)
@@ -80,7 +80,8 @@ def check_shares_differ(module: nn.Module, inputs: Any, degree: int) -> None:
         raise NoStreamError("positions of the sample are alike, and lost ones would not show in a proof")
 
 
-def _activations(tree: Any) -> list[torch.Tensor]:
+def activations(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors that have samples, positions and features."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor) and leaf.ndim == 3]
 
 
@@ -158,6 +159,17 @@ def _gathered_for_head(x: torch.Tensor, mesh: DeviceMesh, length: list[int]) -> 
 class _Around:
     mesh: DeviceMesh
     extent: Extent
+
+
+def gathered_homes(layout: Layout, extent: Extent) -> list[str]:
+    """Return the modules in the blocks whose code is given all positions."""
+    homes = [
+        home_of(list(group.parts))
+        for group in layout.groups
+        if any(part.role is Role.COLUMN for part in group.parts.values())
+        and in_stream(extent, group, layout.ends)
+    ]
+    return [home for home in homes if home and home not in extent.names]
 
 
 def _gather_before(module: nn.Module, group: Group, columns: list[str], around: _Around) -> None:

@@ -123,28 +123,72 @@ def test_what_export_does_not_take_is_said() -> None:
         derived(Odd(), torch.ones(2, 8))
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_forwards_that_choose_by_values_are_divided_on_either_side(*, inside: bool) -> None:
-    class Clamping(nn.Module):
-        """As DETR's layers do, which clamp what overflows."""
+class Choosing(nn.Module):
+    """Reads a value before, between or behind a column and its row, as DETR's layers do to clamp."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.up, self.down, self.where = nn.Linear(8, 32), nn.Linear(32, 8), where
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            wide = self.up(x).relu()
-            if inside and not torch.isfinite(x).all():
-                wide = wide.clamp(-1, 1)
-            x = x + self.down(wide)
-            return x if torch.isfinite(x).all() else x.clamp(-1, 1)
+    def forward(self, x: torch.Tensor, *, squashes: bool = False) -> torch.Tensor:
+        squashes = squashes or (self.where == "before" and bool(x.mean() > 1))
+        wide = self.up(x).relu()
+        if squashes or (self.where == "between" and bool(x.mean() > 1)):
+            wide = wide.softmax(-1)
+        x = x + self.down(wide)
+        return x.clamp(-1, 1) if self.where == "behind" and bool(x.mean() > 1) else x
 
-    layout = derived(Clamping(), torch.ones(2, 8))
-    if inside:
-        assert layout.groups == ()
-        assert "chooses its way by values" in left(layout)["up"]
-    else:
-        assert [sorted(group.parts) for group in layout.groups] == [["down", "up"]]
+
+class Around(nn.Module):
+    """Reads a value before it calls one, and may hand it on."""
+
+    def __init__(self, *, hands_on: bool) -> None:
+        super().__init__()
+        self.inner, self.hands_on = Choosing("nowhere"), hands_on
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        large = bool(x.mean() > 1)
+        x = self.inner(x, squashes=large) if self.hands_on else self.inner(x)
+        return x * 2 if large else x
+
+
+class Sometimes(nn.Module):
+    """A column whose share another way gives to a layer that the sample never sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.downs = nn.Linear(8, 32), nn.ModuleList(nn.Linear(32, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for place, down in enumerate(self.downs):
+            rows = (x.mean(-1) > place).nonzero()[:, 0]
+            if len(rows):
+                x = x.index_add(0, rows, down(self.up(x[rows])))
+        return x
+
+
+UP_AND_DOWN = {"up": "column", "down": "row"}
+
+
+def test_what_runs_alike_on_all_ways_of_a_forward_is_divided() -> None:
+    assert roles(derived(Choosing("behind"), torch.ones(2, 8))) == UP_AND_DOWN
+    found = roles(derived(Around(hands_on=False), torch.ones(2, 8)))
+    assert found == {f"inner.{name}": role for name, role in UP_AND_DOWN.items()}
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Choosing("before"), "before its output is divided"),
+        (Choosing("between"), "while its output is divided"),
+        (Around(hands_on=True), "gives inner more than tensors"),
+        (Sometimes(), "before its output is divided"),
+    ],
+)
+def test_what_another_way_may_take_elsewhere_stays_whole(module: nn.Module, reason: str) -> None:
+    layout = derived(module, torch.ones(2, 8))
+    assert layout.groups == ()
+    assert any(reason in each for each in left(layout).values())
 
 
 def test_sizes_that_hang_on_the_data_are_not_followed() -> None:
