@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from parastrat.emit.shell import check_applied, check_launch, exports, plan_check, title, usage_check
 from parastrat.emit.text_file import TextFile
 from parastrat.hardware import DeviceType
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -23,7 +24,7 @@ set -euo pipefail
 export PARASTRAT_PLAN="${{PARASTRAT_PLAN:-$SLURM_SUBMIT_DIR/plan.toml}}"
 {plan_check}
 if (( SLURM_NNODES != {nodes} )); then
-    echo "job.sbatch: the plan is for {nodes} nodes, the allocation has $SLURM_NNODES" >&2
+    echo "job.sbatch: the plan is for {told_nodes}, the allocation has $SLURM_NNODES" >&2
     exit 2
 fi
 
@@ -64,6 +65,7 @@ def emit(case: Case) -> tuple[TextFile, ...]:
             "job.sbatch", "call sbatch in the plan's folder, or set PARASTRAT_PLAN to its absolute path"
         ),
         nodes=launch.nodes,
+        told_nodes=counted(launch.nodes, "node"),
         ranks=launch.ranks_per_node,
         exports=exports(launch),
         cpus="$SLURM_CPUS_ON_NODE" if _whole_nodes(case) else "$SLURM_CPUS_PER_TASK",

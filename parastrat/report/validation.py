@@ -11,7 +11,7 @@ from parastrat.records import plain
 from parastrat.report.correction import correction_json, correction_lines
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, heading, line, rendered, wrapped
-from parastrat.units import GIB
+from parastrat.units import GIB, counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,8 +96,8 @@ def _quantity_lines(comparison: Comparison, quantity: Quantity, paper: Paper) ->
     spreads = comparison.noise[quantity]
     if spreads:
         told = (
-            f"{len(spreads)} groups of runs that no column tells apart differ by "
-            f"{100 * median(spreads):.1f} % (median) among themselves"
+            f"runs that no column tells apart differ by {100 * median(spreads):.1f} % among themselves "
+            f"(median of {counted(len(spreads), 'group')})"
         )
         found += wrapped(told, paper, first="  ")
     if quantity is Quantity.STEP_TIME and comparison.ranking is not None:
@@ -110,9 +110,10 @@ def ranking_told(ranking: Ranking) -> str:
     regrets = ranking.regret, ranking.regret_of_three, ranking.regret_of_ladder
     first, three, ladder = (100 * regret for regret in regrets)
     return (
-        f"{ranking.groups} groups of runs differ in their parallelism alone: Kendall's tau is "
-        f"{ranking.tau:.2f}, the run predicted fastest is {first:.1f} % slower than the fastest, "
-        f"the best of the first three {three:.1f} %, the run that the ladder takes {ladder:.1f} % (means)"
+        f"Kendall's tau is {ranking.tau:.2f} where runs differ in their parallelism alone "
+        f"({counted(ranking.groups, 'group')}), the run predicted fastest is {first:.1f} % slower than "
+        f"the fastest, the best of the first three {three:.1f} %, "
+        f"the run that the ladder takes {ladder:.1f} % (means)"
     )
 
 
