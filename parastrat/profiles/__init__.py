@@ -41,7 +41,9 @@ __all__ = [
 ]
 
 _GENERIC = re.compile(r"(?P<device>.+)x(?P<per_node>\d+)")
-_TURNED = re.compile(r"(?P<per_node>[1-9]\d*)\s*[x*]\s*(?P<device>.+)")
+_TURNED = re.compile(r"(?P<per_node>[1-9]\d{0,3})(?:\s*[x*]\s*|\s+)(?P<device>.+)")
+#: numbers of products are longer
+_COUNTED = re.compile(r"(?P<device>.+)x(?P<per_node>[1-9]\d{0,2})")
 #: so many names are told where none is near
 _MOST_NAMES = 30
 _ALIASES = "aliases"
@@ -243,8 +245,7 @@ def _unknown_hardware(name: str, num_nodes: int | None) -> ProfileError:
         return ProfileError(
             f"unknown hardware {name!r}", hint=f"did you mean {named(written, num_nodes or 1)}?"
         )
-    known = all_names((ProfileKind.NODES, ProfileKind.DEVICES))
-    return ProfileError(f"unknown hardware {name!r}", hint=_did_you_mean(name, known))
+    return ProfileError(f"unknown hardware {name!r}", hint=_meant_hardware(name))
 
 
 def _as_written_here(name: str) -> str | None:
@@ -256,6 +257,22 @@ def _as_written_here(name: str) -> str | None:
         if other != name and (_read("nodes", other) or _is_generic(other)):
             return other
     return None
+
+
+def _meant_hardware(name: str) -> str:
+    """Return what a name of no device or node may mean: so many of a device, or of a node, or a name."""
+    lower = name.lower()
+    match = _TURNED.fullmatch(lower) or _COUNTED.fullmatch(lower)
+    if match is not None:
+        count, inner = match["per_node"], match["device"].strip(" -_")
+        node = inner if _read("nodes", inner) else _as_written_here(inner)
+        if node is not None:
+            return f"{count} nodes are {node}:{count}"
+    known = all_names((ProfileKind.NODES, ProfileKind.DEVICES))
+    if match is None:
+        return _did_you_mean(name, known)
+    alike = [f"{device}x{count}" for device in nearest(inner, all_names((ProfileKind.DEVICES,)))]
+    return f"did you mean {', '.join(alike)}?" if alike else _did_you_mean(name, known)
 
 
 def _hyphenated(name: str) -> str:

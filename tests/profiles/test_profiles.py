@@ -66,12 +66,25 @@ def test_no_folder_is_listed_to_load_a_name(monkeypatch: pytest.MonkeyPatch) -> 
         ("dgxa100", "dgx-a100:2?"),
         ("nvl72", "gb300-nvl72, gb200-nvl72"),
         ("v100-sxm2", "v100-sxm2-32"),
+        ("8x-h100-sxm", "h100-sxm5x8"),
+        ("2x-a10-sxm", "a10x2?"),
+        ("8 h100", "h100x8:2?"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(ref: str, meant: str) -> None:
     with pytest.raises(ProfileError, match="unknown hardware") as caught:
         profiles.load_hardware(f"{ref}:2")
     assert f"did you mean {meant}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("ref", "meant"),
+    [("dgx-h100x4", "dgx-h100:4"), ("4 x DGX-H100", "dgx-h100:4"), ("4x8xh100", "h100x8:4")],
+)
+def test_numbers_of_nodes_are_told_from_numbers_of_devices(ref: str, meant: str) -> None:
+    with pytest.raises(ProfileError, match="unknown hardware") as caught:
+        profiles.load_hardware(ref)
+    assert caught.value.hint == f"4 nodes are {meant}"
 
 
 @pytest.mark.parametrize("ref", ["apple", "tpu-v5e", "gtx-1080x2", "xx"])
