@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,9 +13,9 @@ from torch.fx import Node
 
 from parastrat.runtime.tensor_parallel.calls import Call, shape_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
-from parastrat.runtime.tensor_parallel.layout import Group, Layout, Left, Part, Role, kind_of
+from parastrat.runtime.tensor_parallel.layout import Given, Group, Layout, Left, Part, Role, kind_of
 from parastrat.runtime.tensor_parallel.operators import followed
-from parastrat.runtime.tensor_parallel.same_way import other_ways
+from parastrat.runtime.tensor_parallel.same_way import ways_of
 from parastrat.runtime.tensor_parallel.styles import embedding_rows, feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError, SegmentsNeededError, Tag
 
@@ -33,6 +34,8 @@ class Attempt:
     inside: list[tuple[frozenset[str], str]] = field(default_factory=list)
     #: sizes of the divided dimension on its way
     sizes: list[tuple[frozenset[str], int]] = field(default_factory=list)
+    #: kinds of modules in whose calls a column's way is the same on all ways, and what these are given
+    alike: Mapping[str, frozenset[tuple[str, Given]]] = field(default_factory=dict)
 
 
 class _StuckError(Exception):
@@ -79,9 +82,11 @@ def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
             attempt.ends.append((tag.sources, None))
             attempt.sizes.append((tag.sources, shape_of(node)[tag.dim]))
     columns = {node for node, tag in tags.items() if graph.layers.get(node) in tag.sources}
-    if elsewhere := other_ways(graph, columns, tags.keys()):
-        attempt.dead |= elsewhere
+    ways = ways_of(graph, columns, tags.keys())
+    if ways.elsewhere:
+        attempt.dead |= ways.elsewhere
         raise _StuckError
+    attempt.alike = ways.alike
 
 
 def _sources(tags: Mapping[Node, Tag]) -> frozenset[str]:
@@ -165,13 +170,23 @@ def _layout(module: nn.Module, attempt: Attempt) -> Layout:
         ordered = {name: parts[name] for name, _ in module.named_modules() if name in parts}
         numbers = frozenset(size for sources, size in attempt.sizes if sources <= columns)
         sizes = _sizes(module, columns | rows, numbers)
-        groups.append(Group(kind=_kind(list(ordered)), parts=ordered, sizes=sizes))
+        given = _given(attempt, columns)
+        groups.append(Group(kind=_kind(list(ordered)), parts=ordered, sizes=sizes, given=given))
     groups += vocabulary_groups(module, {path for group in groups for path in group.parts})
     known = {path for group in groups for path in group.parts}
     for path, reason in attempt.dead.items():
         if path not in known:
             left.setdefault(kind_of(path), Left(kind=kind_of(path), reason=reason))
     return Layout(groups=tuple(groups), left=tuple(left.values()))
+
+
+def _given(attempt: Attempt, columns: frozenset[str]) -> dict[str, tuple[Given, ...]]:
+    """Return what kinds of modules may be given, in one order on all ranks."""
+    found: dict[str, set[Given]] = defaultdict(set)
+    for path in columns:
+        for kind, given in attempt.alike.get(path, ()):
+            found[kind].add(given)
+    return {kind: tuple(sorted(found[kind])) for kind in sorted(found)}
 
 
 def _sizes(

@@ -14,11 +14,11 @@ from torch._functorch import config as functorch_config
 from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils._pytree import tree_leaves
 
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import quiet_export
-from parastrat.runtime.tensor_parallel.same_way import reads_values
+from parastrat.runtime.tensor_parallel.layout import Given
+from parastrat.runtime.tensor_parallel.same_way import given_to, reads_values
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 from parastrat.runtime.untouched import untouched
@@ -42,8 +42,8 @@ class Graph:
     choices: frozenset[Node]
     #: the modules' calls that each node is made in, from the outermost
     calls: Mapping[Node, tuple[ModuleCall, ...]]
-    #: whether a module's call is given tensors alone
-    takes_tensors: Mapping[ModuleCall, bool]
+    #: the flags that a module's call is given; none where it is given numbers, or more
+    given: Mapping[ModuleCall, Given | None]
 
 
 def exported(module: nn.Module, inputs: Any) -> Graph:
@@ -60,7 +60,7 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
         # a forward may leave tensors in the module, which could not be copied any more
         with quiet_export(), untouched(module):
             copied = copy.deepcopy(module)
-            takes_tensors = _watched(copied)
+            given = _watched(copied)
             program, chooses = _program(copied, args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
@@ -88,7 +88,7 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
         trained=frozenset(trained),
         choices=frozenset(n for n in nodes if chooses and reads_values(n.target, n.args)),
         calls={node: _calls(node) for node in nodes},
-        takes_tensors=takes_tensors,
+        given=given,
     )
 
 
@@ -98,9 +98,9 @@ def _calls(node: Node) -> tuple[ModuleCall, ...]:
     return tuple((path, int(key.partition("@")[2] or 0)) for key, (path, _) in stack.items())
 
 
-def _watched(module: nn.Module) -> Mapping[ModuleCall, bool]:
-    """Return whether each call of a module's parts is given tensors alone; filled while the module runs."""
-    found: dict[ModuleCall, bool] = {}
+def _watched(module: nn.Module) -> Mapping[ModuleCall, Given | None]:
+    """Return the flags that each call of a module's parts is given; filled while the module runs."""
+    found: dict[ModuleCall, Given | None] = {}
     counts: Counter[str] = Counter()
 
     def anew(*_: Any) -> None:
@@ -108,9 +108,7 @@ def _watched(module: nn.Module) -> Mapping[ModuleCall, bool]:
         counts.clear()
 
     def watch(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found[name, counts[name]] = all(
-            isinstance(leaf, torch.Tensor) for leaf in tree_leaves((args, kwargs))
-        )
+        found[name, counts[name]] = given_to(args, kwargs)
         counts[name] += 1
 
     for name, part in module.named_modules():

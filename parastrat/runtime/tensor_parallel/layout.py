@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeAlias
 
 
 class Role(StrEnum):
@@ -23,6 +24,10 @@ class Role(StrEnum):
     EMBEDDING = "embedding"
     #: whole weights that see only a share of the data: their gradients are added up
     SUMMED = "summed"
+
+
+#: the flags that a call is given: where, and what
+Given: TypeAlias = "tuple[tuple[str, str], ...]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,9 @@ class Group:
     inside: Inside = Inside.LOCAL
     #: attributes that hold sizes of what is divided, by module name
     sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: flags that modules of these kinds may be given: the forward chooses its way by values, and was
+    #: followed with these alone
+    given: Mapping[str, tuple[Given, ...]] = field(default_factory=dict)
 
     @property
     def rows(self) -> tuple[str, ...]:

@@ -2,24 +2,33 @@
 
 A graph shows the way that some inputs took. Where the forward may take others, a stretch from a column to
 its rows is known to be the same on all of them only if it lies in one module's call, before that call reads
-any value, and the call is given tensors alone: nothing that was read elsewhere can reach it.
+any value. What was read elsewhere can reach it by what the call is given beside tensors, which is held to
+what it was here.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.fx import Node
+from torch.utils._pytree import keystr, tree_leaves_with_path
+
+from parastrat.errors import WrapError
+from parastrat.runtime.tensor_parallel.layout import Given, kind_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.graph import Graph, ModuleCall
 
 _CHOSEN = "the forward chooses its way by values while its output is divided"
 _BEFORE = "the forward chooses its way by values before its output is divided"
-_GIVEN = "the forward chooses its way by values, and gives {path} more than tensors"
+_GIVEN = "the forward chooses its way by values, and gives {path} numbers"
 
 
 def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
@@ -43,22 +52,41 @@ def _is_mask(index: Any) -> bool:
     return tensor is not None and tensor.dtype in (torch.bool, torch.uint8)
 
 
-def other_ways(graph: Graph, columns: Collection[Node], divided: Collection[Node]) -> dict[str, str]:
-    """Return the columns that another way may take elsewhere than to what follows them here, and why.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """What other ways may do to columns."""
+
+    #: columns that some may take elsewhere than to what follows them here, and why
+    elsewhere: Mapping[str, str]
+    #: by column: a call in which what follows is the same, if it is given as much
+    alike: Mapping[str, frozenset[tuple[str, Given]]]
+
+
+def ways_of(graph: Graph, columns: Collection[Node], divided: Collection[Node]) -> Ways:
+    """Return what other ways of a forward may do to columns.
 
     Args:
         graph: whose forward may choose by values.
         columns: nodes of the layers that divide.
         divided: all nodes whose output is divided, with the columns.
     """
+    elsewhere: dict[str, str] = {}
+    alike: dict[str, set[tuple[str, Given]]] = defaultdict(set)
     if not graph.choices:
-        return {}
+        return Ways(elsewhere=elsewhere, alike={})
     places = {node: place for place, node in enumerate(graph.nodes)}
-    found: dict[str, str] = {}
     for node in sorted(columns, key=places.__getitem__):
-        if reason := _other_way(graph, _stretch(node, divided), places):
-            found.setdefault(graph.layers[node], reason)
-    return found
+        try:
+            required = _required(graph, _stretch(node, divided), places)
+        except _OtherWayError as error:
+            elsewhere.setdefault(graph.layers[node], str(error))
+        else:
+            alike[graph.layers[node]].update(required)
+    return Ways(elsewhere=elsewhere, alike={path: frozenset(found) for path, found in alike.items()})
+
+
+class _OtherWayError(Exception):
+    """A stretch may go on otherwise."""
 
 
 def _stretch(column: Node, divided: Collection[Node]) -> list[Node]:
@@ -70,20 +98,65 @@ def _stretch(column: Node, divided: Collection[Node]) -> list[Node]:
     return found
 
 
-def _other_way(graph: Graph, stretch: list[Node], places: Mapping[Node, int]) -> str:
+def _required(graph: Graph, stretch: list[Node], places: Mapping[Node, int]) -> list[tuple[str, Given]]:
+    """Return the kind of the call around a stretch, and the flags that it must be given; or nothing.
+
+    Raises:
+        _OtherWayError: if that does not settle it.
+    """
     call = _around([graph.calls[node] for node in stretch])
     first, last = min(map(places.__getitem__, stretch)), max(map(places.__getitem__, stretch))
     inside = [places[node] for node in graph.choices if graph.calls[node][: len(call)] == call]
     if any(place < first for place in inside):
-        return _BEFORE
+        raise _OtherWayError(_BEFORE)
     if any(place < last for place in inside):
-        return _CHOSEN
-    if any(places[node] < first for node in graph.choices) and not graph.takes_tensors.get(call[-1], False):
-        return _GIVEN.format(path=call[-1][0])
-    return ""
+        raise _OtherWayError(_CHOSEN)
+    if not any(places[node] < first for node in graph.choices):
+        return []
+    given = graph.given.get(call[-1])
+    if given is None:
+        raise _OtherWayError(_GIVEN.format(path=call[-1][0]))
+    return [(kind_of(call[-1][0]), given)]
 
 
 def _around(stacks: list[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
     """Return the calls that all of these are inside of, from the outermost."""
     shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*stacks, strict=False))
     return tuple(level[0] for level in shared)
+
+
+def given_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
+    """Return the flags that a call is given; none where there is more than these and tensors.
+
+    Numbers are more: they may be sizes, which others may have. Optional tensors may be left out: batches
+    have a mask, or none, whatever a forward chooses.
+    """
+    leaves = [(keystr(path), leaf) for path, leaf in tree_leaves_with_path((args, kwargs))]
+    flags = [(path, leaf) for path, leaf in leaves if not (leaf is None or isinstance(leaf, torch.Tensor))]
+    if not all(isinstance(leaf, bool | str) for _, leaf in flags):
+        return None
+    return tuple(sorted((path, repr(leaf)) for path, leaf in flags))
+
+
+def hold_to(module: nn.Module, given: Mapping[str, tuple[Given, ...]]) -> None:
+    """Refuse calls that are given anything else than what their way was followed with.
+
+    Args:
+        module: whose parts are held to it.
+        given: what is allowed, by kinds of parts.
+    """
+
+    def check(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], allowed: Any) -> None:
+        found = given_to(args, kwargs)
+        if found not in allowed:
+            others = sorted(set(found or ()) - set(allowed[0]))
+            told = ", ".join(f"{path} = {flag}" for path, flag in others) or "numbers"
+            raise WrapError(
+                f"{type(part).__name__} is given other flags than it was followed with ({told}), "
+                "and the forward chooses its way by values: tp may not be right with these",
+                hint="plan without tp: parastrat recommend --tp 1, such as fsdp2 over all ranks",
+            )
+
+    for name, part in module.named_modules():
+        if allowed := given.get(kind_of(name)):
+            part.register_forward_pre_hook(partial(check, allowed=allowed), with_kwargs=True)

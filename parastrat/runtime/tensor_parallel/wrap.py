@@ -11,6 +11,7 @@ from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter
 from parastrat.runtime.tensor_parallel.layout import Inside, heads
+from parastrat.runtime.tensor_parallel.same_way import hold_to
 from parastrat.runtime.tensor_parallel.sequence import divide_stream, in_stream
 from parastrat.runtime.tensor_parallel.styles import Styling, apply_part
 
@@ -55,6 +56,7 @@ def apply_layout(
         for name, parameter in before.items():
             made[id(parameter)] = part._parameters[name]  # noqa: SLF001
     for group in layout.groups:
+        hold_to(module, group.given)
         if group.inside is Inside.SCALED:
             _divide_sizes(module, group, mesh.size())
     if any(group.inside is Inside.DTENSORS for group in layout.groups):

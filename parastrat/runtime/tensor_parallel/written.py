@@ -169,6 +169,8 @@ def _check(module: nn.Module) -> None:
 
 
 def _note_group(draft: _Draft, group: Group) -> None:
+    if group.given:
+        raise NotWrittenError(f"what {', '.join(group.given)} may be given is checked in every forward")
     if group.inside is not Inside.LOCAL:
         raise NotWrittenError(f"between {group.kind} the model's own code counts {_counted(group)}")
     extent = Extent.of(draft.module)

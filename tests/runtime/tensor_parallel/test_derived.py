@@ -9,10 +9,12 @@ from runtime.tensor_parallel.models import Perceptron, llama, qwen3
 from runtime.training import bert, gpt2, vit
 from torch import nn
 
+from parastrat.errors import WrapError
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
 from parastrat.runtime.tensor_parallel.layout import Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
+from parastrat.runtime.tensor_parallel.same_way import hold_to
 from parastrat.runtime.tensor_parallel.samples import batch_for
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
@@ -139,17 +141,15 @@ class Choosing(nn.Module):
         return x.clamp(-1, 1) if self.where == "behind" and bool(x.mean() > 1) else x
 
 
-class Around(nn.Module):
-    """Reads a value before it calls one, and may hand it on."""
+class Handing(nn.Module):
+    """Reads a value before it calls one, and hands it on."""
 
-    def __init__(self, *, hands_on: bool) -> None:
+    def __init__(self, kind: type) -> None:
         super().__init__()
-        self.inner, self.hands_on = Choosing("nowhere"), hands_on
+        self.inner, self.kind = Choosing("nowhere"), kind
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        large = bool(x.mean() > 1)
-        x = self.inner(x, squashes=large) if self.hands_on else self.inner(x)
-        return x * 2 if large else x
+        return self.inner(x, squashes=self.kind(x.mean() > 1))
 
 
 class Sometimes(nn.Module):
@@ -172,8 +172,13 @@ UP_AND_DOWN = {"up": "column", "down": "row"}
 
 def test_what_runs_alike_on_all_ways_of_a_forward_is_divided() -> None:
     assert roles(derived(Choosing("behind"), torch.ones(2, 8))) == UP_AND_DOWN
-    found = roles(derived(Around(hands_on=False), torch.ones(2, 8)))
-    assert found == {f"inner.{name}": role for name, role in UP_AND_DOWN.items()}
+    (group,) = derived(Handing(bool), torch.ones(2, 8)).groups
+    assert group.given == {"inner": (((("[1]['squashes']", "False"),)),)}
+    model = Handing(bool)
+    hold_to(model, group.given)
+    model(torch.ones(2, 8))
+    with pytest.raises(WrapError, match=r"other flags than it was followed with .*'squashes'. = True"):
+        model(2 * torch.ones(2, 8))
 
 
 @pytest.mark.parametrize(
@@ -181,7 +186,7 @@ def test_what_runs_alike_on_all_ways_of_a_forward_is_divided() -> None:
     [
         (Choosing("before"), "before its output is divided"),
         (Choosing("between"), "while its output is divided"),
-        (Around(hands_on=True), "gives inner more than tensors"),
+        (Handing(int), "gives inner numbers"),
         (Sometimes(), "before its output is divided"),
     ],
 )
