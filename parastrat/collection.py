@@ -26,6 +26,29 @@ def without_collection() -> Iterator[None]:
             gc.enable()
 
 
+#: what ``instances`` found in ``setting_aside``, by the kinds; none outside of it
+_aside: dict[frozenset[type[Any]], list[Any]] | None = None
+
+
+@contextmanager
+def setting_aside() -> Iterator[None]:
+    """Let the collector, and ``instances``, go over what is there now once, and then over what is new.
+
+    What is garbage by then is collected afterwards. May be nested; the outermost counts.
+    """
+    global _aside  # noqa: PLW0603  (as the collector is the process's)
+    if _aside is not None:
+        yield
+        return
+    _aside = {}
+    gc.freeze()
+    try:
+        yield
+    finally:
+        _aside = None
+        gc.unfreeze()
+
+
 def instances(kinds: Collection[type[Any]]) -> list[Any]:
     """Return the objects of just these kinds, not of theirs by inheritance, that the collector looks after.
 
@@ -33,7 +56,22 @@ def instances(kinds: Collection[type[Any]]) -> list[Any]:
     Objects that a script set aside by ``gc.freeze()`` it does not tell; they are given back to it here,
     which costs its next full collection some time.
     """
-    if gc.get_freeze_count():
+    asked = frozenset(kinds)
+    if _aside is None:
+        if gc.get_freeze_count():
+            gc.unfreeze()
+        return _referring(asked)
+    if asked not in _aside:
         gc.unfreeze()
+        found = _referring(asked)
+        # what has come since others were asked for is set aside with the rest
+        _aside.clear()
+        _aside[asked] = found
+        gc.freeze()
+        return found
+    return [*_aside[asked], *_referring(asked)]
+
+
+def _referring(kinds: frozenset[type[Any]]) -> list[Any]:
     # type() rather than isinstance: proxies among the objects may run code when asked for their class
     return [each for each in gc.get_referrers(*kinds) if type(each) in kinds]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parastrat.collection import instances
+from parastrat.collection import instances, setting_aside
 
 
 class Held:
@@ -40,3 +40,29 @@ def test_only_just_these_kinds_are_found() -> None:
     assert [each for each in instances({Held}) if each is held[0]] == held[:1]
     assert not [each for each in instances({Held}) if each is held[1]]
     assert {type(each) for each in instances({Held, Below})} == {Held, Below}
+
+
+def test_what_is_set_aside_is_found_with_what_is_new() -> None:
+    old = Held()
+    with setting_aside(), setting_aside():
+        assert gc.get_freeze_count()
+        assert id(old) in ids(Held)
+        new, below = Held(), Below()
+        assert {id(old), id(new)} <= ids(Held)
+        # others are asked for, and what had come by then is set aside with the rest
+        assert id(below) in ids(Below)
+        assert {id(old), id(new)} <= ids(Held)
+    assert not gc.get_freeze_count()
+    assert {id(old), id(new)} <= ids(Held)
+
+
+def ids(kind: type) -> set[int]:
+    found = [id(each) for each in instances({kind})]
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+def test_nothing_stays_aside_behind_a_failure() -> None:
+    with pytest.raises(ValueError, match="within"), setting_aside():
+        raise ValueError("within")
+    assert not gc.get_freeze_count()

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from parastrat.collection import setting_aside
 from parastrat.errors import ParastratError
 from parastrat.plan import Compile, Plan, Recompute
 from parastrat.runtime.agreement import agree, from_first, together
@@ -32,12 +33,7 @@ from parastrat.runtime.launching.world import (
 from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.pipeline.build import adopt, cut_module, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
-from parastrat.runtime.recompute import (
-    guard_attention,
-    recompute_call,
-    recomputing,
-    replace_module,
-)
+from parastrat.runtime.recompute import guard_attention, recompute_call, recomputing, replace_module
 from parastrat.runtime.refusals import (
     check_complex,
     check_fingerprint,
@@ -158,6 +154,8 @@ def _check(module: nn.Module, choice: Choice) -> None:
     check_optimizers(module, choice.plan)
 
 
+# traces look for what they left behind, each among all objects otherwise
+@setting_aside()
 def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> nn.Module:
     """Divide, recompute, compile, shard or replicate: each must see what the ones before made."""
     calls: list[str] = []

@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
-from parastrat.collection import instances
+from parastrat.collection import instances, setting_aside
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _ROWS = (list, deque)
@@ -39,18 +39,22 @@ def untouched(module: nn.Module) -> Iterator[None]:
     """Let a module, and what its code keeps elsewhere, be as before afterwards.
 
     Restored are the attributes of its parts, of objects and in containers that they hold, and containers
-    among the globals of their classes' files. Caches of functions are emptied where they hold a tensor
-    without values.
+    among the globals of their classes' files. Caches of functions that were filled are emptied where they
+    hold a tensor without values.
     """
-    restored = [*_kept(module)]
-    try:
-        yield
-    finally:
-        for restore in restored:
-            restore()
-        for memo in instances({_MEMO}):
-            if memo.cache_info().currsize and _holds_fakes(memo):
-                memo.cache_clear()
+    with setting_aside():
+        restored = [*_kept(module)]
+        # kept, so that no new one is taken for one of these
+        memos = {id(memo): (memo, memo.cache_info()) for memo in instances({_MEMO})}
+        try:
+            yield
+        finally:
+            for restore in restored:
+                restore()
+            for memo in instances({_MEMO}):
+                _, before = memos.get(id(memo), (memo, None))
+                if memo.cache_info() != before and _holds_fakes(memo):
+                    memo.cache_clear()
 
 
 def _kept(module: nn.Module) -> Iterator[Callable[[], None]]:
