@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -18,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import quiet_export
 from parastrat.runtime.tensor_parallel.layout import Given
-from parastrat.runtime.tensor_parallel.same_way import given_to, reads_values
+from parastrat.runtime.tensor_parallel.same_way import flags_in, reads_values
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 from parastrat.runtime.untouched import untouched
@@ -44,6 +45,8 @@ class Graph:
     calls: Mapping[Node, tuple[ModuleCall, ...]]
     #: the flags that a module's call is given; none where it is given numbers, or more
     given: Mapping[ModuleCall, Given | None]
+    #: those that it returns
+    returned: Mapping[ModuleCall, Given | None]
 
 
 def exported(module: nn.Module, inputs: Any) -> Graph:
@@ -60,7 +63,7 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
         # a forward may leave tensors in the module, which could not be copied any more
         with quiet_export(), untouched(module):
             copied = copy.deepcopy(module)
-            given = _watched(copied)
+            noted = _Calls(copied)
             program, chooses = _program(copied, args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
@@ -88,7 +91,8 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
         trained=frozenset(trained),
         choices=frozenset(n for n in nodes if chooses and reads_values(n.target, n.args)),
         calls={node: _calls(node) for node in nodes},
-        given=given,
+        given=noted.given,
+        returned=noted.returned,
     )
 
 
@@ -98,26 +102,32 @@ def _calls(node: Node) -> tuple[ModuleCall, ...]:
     return tuple((path, int(key.partition("@")[2] or 0)) for key, (path, _) in stack.items())
 
 
-def _watched(module: nn.Module) -> Mapping[ModuleCall, Given | None]:
-    """Return the flags that each call of a module's parts is given; filled while the module runs."""
-    found: dict[ModuleCall, Given | None] = {}
-    counts: Counter[str] = Counter()
+class _Calls:
+    """Notes the flags that the calls of a module's parts are given, and return, while it runs."""
 
-    def anew(*_: Any) -> None:
-        found.clear()
-        counts.clear()
+    def __init__(self, module: nn.Module) -> None:
+        self.given: dict[ModuleCall, Given | None] = {}
+        self.returned: dict[ModuleCall, Given | None] = {}
+        self._counts: Counter[str] = Counter()
+        self._running: list[ModuleCall] = []
+        module.register_forward_pre_hook(self._anew)
+        for name, part in module.named_modules():
+            if name:
+                part.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
+                part.register_forward_hook(self._leave)
 
-    def watch(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found[name, counts[name]] = given_to(args, kwargs)
-        counts[name] += 1
+    def _anew(self, *_: Any) -> None:
+        for noted in (self.given, self.returned, self._counts, self._running):
+            noted.clear()
 
-    for name, part in module.named_modules():
-        if name:
-            part.register_forward_pre_hook(
-                lambda _, args, kwargs, name=name: watch(name, args, kwargs), with_kwargs=True
-            )
-    module.register_forward_pre_hook(anew)
-    return found
+    def _enter(self, name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = name, self._counts[name]
+        self._counts[name] += 1
+        self.given[call] = flags_in(args, kwargs)
+        self._running.append(call)
+
+    def _leave(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        self.returned[self._running.pop()] = flags_in((output,), {})
 
 
 def _program(

@@ -3,7 +3,7 @@
 A graph shows the way that some inputs took. Where the forward may take others, a stretch from a column to
 its rows is known to be the same on all of them only if it lies in one module's call, before that call reads
 any value. What was read elsewhere can reach it by what the call is given beside tensors, which is held to
-what it was here.
+what it was here; not if the call that read it returned tensors alone.
 """
 
 from __future__ import annotations
@@ -105,18 +105,25 @@ def _required(graph: Graph, stretch: list[Node], places: Mapping[Node, int]) -> 
         _OtherWayError: if that does not settle it.
     """
     call = _around([graph.calls[node] for node in stretch])
+    within = {each for node in stretch for each in graph.calls[node]}
+    choices = [node for node in graph.choices if not _stays_inside(graph, node, within)]
     first, last = min(map(places.__getitem__, stretch)), max(map(places.__getitem__, stretch))
-    inside = [places[node] for node in graph.choices if graph.calls[node][: len(call)] == call]
+    inside = [places[node] for node in choices if graph.calls[node][: len(call)] == call]
     if any(place < first for place in inside):
         raise _OtherWayError(_BEFORE)
     if any(place < last for place in inside):
         raise _OtherWayError(_CHOSEN)
-    if not any(places[node] < first for node in graph.choices):
+    if not any(places[node] < first for node in choices):
         return []
     given = graph.given.get(call[-1])
     if given is None:
         raise _OtherWayError(_GIVEN.format(path=call[-1][0]))
     return [(kind_of(call[-1][0]), given)]
+
+
+def _stays_inside(graph: Graph, choice: Node, within: Collection[ModuleCall]) -> bool:
+    """Return whether what a choice reads stays in a call that has no part in a stretch."""
+    return any(graph.returned.get(call) == () for call in graph.calls[choice] if call not in within)
 
 
 def _around(stacks: list[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
@@ -125,8 +132,8 @@ def _around(stacks: list[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
     return tuple(level[0] for level in shared)
 
 
-def given_to(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
-    """Return the flags that a call is given; none where there is more than these and tensors.
+def flags_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
+    """Return the flags that a call is given, or returns; none where there is more than these and tensors.
 
     Numbers are more: they may be sizes, which others may have. Optional tensors may be left out: batches
     have a mask, or none, whatever a forward chooses.
@@ -147,7 +154,7 @@ def hold_to(module: nn.Module, given: Mapping[str, tuple[Given, ...]]) -> None:
     """
 
     def check(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], allowed: Any) -> None:
-        found = given_to(args, kwargs)
+        found = flags_in(args, kwargs)
         if found not in allowed:
             others = sorted(set(found or ()) - set(allowed[0]))
             told = ", ".join(f"{path} = {flag}" for path, flag in others) or "numbers"

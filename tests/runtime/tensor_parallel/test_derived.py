@@ -152,6 +152,32 @@ class Handing(nn.Module):
         return self.inner(x, squashes=self.kind(x.mean() > 1))
 
 
+class Reading(nn.Module):
+    """Reads a value, and returns it with a tensor, or not."""
+
+    def __init__(self, *, tells: bool) -> None:
+        super().__init__()
+        self.tells = tells
+
+    def forward(self, x: torch.Tensor) -> object:
+        large = bool(x.mean() > 1)
+        x = x * 2 if large else x
+        return (x, large) if self.tells else (x, None)
+
+
+class Behind(nn.Module):
+    """Column and row behind what reads a value, as in Longformer's layers."""
+
+    def __init__(self, *, tells: bool) -> None:
+        super().__init__()
+        self.reading, self.up, self.down = Reading(tells=tells), nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x, large = self.reading(x)
+        wide = self.up(x).relu()
+        return self.down(wide.softmax(-1) if large else wide)
+
+
 class Sometimes(nn.Module):
     """A column whose share another way gives to a layer that the sample never sees."""
 
@@ -172,6 +198,7 @@ UP_AND_DOWN = {"up": "column", "down": "row"}
 
 def test_what_runs_alike_on_all_ways_of_a_forward_is_divided() -> None:
     assert roles(derived(Choosing("behind"), torch.ones(2, 8))) == UP_AND_DOWN
+    assert roles(derived(Behind(tells=False), torch.ones(2, 8))) == UP_AND_DOWN
     (group,) = derived(Handing(bool), torch.ones(2, 8)).groups
     assert group.given == {"inner": (((("[1]['squashes']", "False"),)),)}
     model = Handing(bool)
@@ -186,6 +213,7 @@ def test_what_runs_alike_on_all_ways_of_a_forward_is_divided() -> None:
     [
         (Choosing("before"), "before its output is divided"),
         (Choosing("between"), "while its output is divided"),
+        (Behind(tells=True), "before its output is divided"),
         (Handing(int), "gives inner numbers"),
         (Sometimes(), "before its output is divided"),
     ],
