@@ -24,7 +24,7 @@ from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left, Role, kind_of
 from parastrat.runtime.tensor_parallel.loss import unproven_loss
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
-from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results
+from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results, task_of
 from parastrat.runtime.tensor_parallel.samples import batch_for, whole_batch_for
 from parastrat.runtime.tensor_parallel.sequence import (
     NoStreamError,
@@ -178,7 +178,7 @@ def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
 
 
 def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
-    task = Task(inputs=inputs)
+    task = task_of(few, inputs)
     # a forward may leave tensors in the module that cannot be copied
     expected = results(copy.deepcopy(few), task)
     if not expected.is_finite:

@@ -43,6 +43,8 @@ class Task:
     inputs: Any
     #: the losses of outputs that predict so many classes; 0: the outputs themselves
     classes: int = 0
+    #: and its outputs in evaluation mode, which may be computed otherwise
+    evaluates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Results:
     outputs: list[torch.Tensor]
     #: by parameter name
     gradients: dict[str, torch.Tensor]
+    #: what is returned in evaluation mode, if the task asks for it
+    evaluated: tuple[torch.Tensor, ...] = ()
 
     @property
     def is_finite(self) -> bool:
@@ -78,6 +82,17 @@ class Verdict:
             return self.failure
         name, share = max(self.differences, key=lambda pair: pair[1], default=("", 0.0))
         return f"{name} differs by {share:.2g} of its size" if name else "proven"
+
+
+def task_of(module: nn.Module, inputs: Any) -> Task:
+    """Return what a copy is asked for; evaluation as well, where a module that trains runs in that mode."""
+    if not module.training:
+        return Task(inputs=inputs)
+    try:
+        evaluated(copy.deepcopy(module), inputs)
+    except Exception:  # noqa: BLE001  (the module's code may raise anything)
+        return Task(inputs=inputs)
+    return Task(inputs=inputs, evaluates=True)
 
 
 def proven(
@@ -180,7 +195,24 @@ def results(model: nn.Module, task: Task) -> Results:
         for name, parameter in model.named_parameters()
         if parameter.grad is not None
     }
-    return Results(outputs=[whole(leaf).detach() for leaf in outputs], gradients=gradients)
+    return Results(
+        outputs=[whole(leaf).detach() for leaf in outputs],
+        gradients=gradients,
+        evaluated=evaluated(model, task.inputs) if task.evaluates else (),
+    )
+
+
+def evaluated(model: nn.Module, inputs: Any) -> tuple[torch.Tensor, ...]:
+    """Run a forward in evaluation mode; return whole tensors, with what it keeps for a next call."""
+    modes = {part: part.training for part in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad():
+            outputs = [leaf for leaf in tensors_in(called(model, inputs)) if leaf.is_floating_point()]
+    finally:
+        for part, training in modes.items():
+            part.training = training
+    return tuple(whole(leaf) for leaf in outputs)
 
 
 def _loss(output: torch.Tensor, classes: int) -> torch.Tensor:
@@ -211,6 +243,10 @@ def compared(expected: Results, got: Results, floor: float = FLOOR) -> dict[str,
     largest = max((float(g.abs().max()) for g in expected.gradients.values() if g.numel()), default=0.0)
     pairs = [
         *((f"output {index}", e, g, 0.0) for index, (e, g) in enumerate(_aligned(expected, got))),
+        *(
+            (f"evaluated output {index}", e, g, 0.0)
+            for index, (e, g) in enumerate(_evaluated(expected, got))
+        ),
         *((name, e, got.gradients.get(name), floor * largest) for name, e in expected.gradients.items()),
     ]
     found = {name: _apart(e, g, least) for name, e, g, least in pairs}
@@ -221,6 +257,12 @@ def _aligned(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.
     count = max(len(expected.outputs), len(got.outputs))
     filled = [*got.outputs, *[None] * (count - len(got.outputs))]
     return list(zip(expected.outputs, filled, strict=False))
+
+
+def _evaluated(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return what was evaluated, but caches: of these each rank keeps a share, which has another shape."""
+    both = zip(expected.evaluated, got.evaluated, strict=False)
+    return [(e, g) for e, g in both if e.shape == g.shape]
 
 
 def _apart(expected: torch.Tensor, got: torch.Tensor | None, floor: float) -> float:

@@ -21,7 +21,7 @@ from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel import choice, loss
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
-from parastrat.runtime.tensor_parallel.layout import Group, Layout, Role
+from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Role
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.proof import Task, proven, results
 
@@ -39,6 +39,20 @@ def without(layout: Layout, ending: str, role: Role | None = None) -> Layout:
         }
         groups.append(replace(group, parts=parts))
     return Layout(groups=tuple(groups))
+
+
+class Evaluating(nn.Module):
+    """Two columns with their rows, between the second of which evaluation computes something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.wide, self.narrow = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.down(self.up(x).relu())
+        wide = self.wide(x)
+        return x + self.narrow(wide.relu() if self.training else wide.softmax(-1))
 
 
 def on_two() -> dict[str, Any]:
@@ -65,6 +79,7 @@ def on_two() -> dict[str, Any]:
     found = {name: (bool(verdict), str(verdict)) for name, verdict in verdicts.items()}
     source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
     chosen = chosen_layout(source, mesh)
+    evaluating = chosen_layout(replace(source, module=Evaluating(), sample_inputs=torch.randn(2, 8)), mesh)
     refused = ""
     try:
         chosen_layout(replace(source, module=torch.nn.Linear(3, 3)), mesh)
@@ -72,7 +87,12 @@ def on_two() -> dict[str, Any]:
         refused = f"{error} {error.hint}"
     dist.barrier()
     dist.destroy_process_group()
-    return {"verdicts": found, "kinds": {group.kind for group in chosen.groups}, "refused": refused}
+    return {
+        "verdicts": found,
+        "kinds": {group.kind for group in chosen.groups},
+        "refused": refused,
+        "evaluating": {group.kind: group.inside for group in evaluating.groups},
+    }
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +125,11 @@ def test_what_is_wrong_is_found_out(change: str, said: str, found: dict[str, Any
 def test_a_model_that_nothing_divides_is_refused_with_what_to_do(found: dict[str, Any]) -> None:
     assert "nothing of this Linear can be divided by tp 2" in found["refused"]
     assert "without tp" in found["refused"]
+
+
+def test_evaluation_is_proven_too(found: dict[str, Any]) -> None:
+    """A softmax over a share of the features is another; DTensors know the whole."""
+    assert found["evaluating"] == {"{up,down}": Inside.LOCAL, "{wide,narrow}": Inside.DTENSORS}
 
 
 class TwoVocabularies(nn.Module):
