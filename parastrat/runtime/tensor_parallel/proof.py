@@ -205,6 +205,7 @@ def results(model: nn.Module, task: Task) -> Results:
 def evaluated(model: nn.Module, inputs: Any) -> tuple[torch.Tensor, ...]:
     """Run a forward in evaluation mode; return whole tensors, with what it keeps for a next call."""
     modes = {part: part.training for part in model.modules()}
+    torch.manual_seed(0)  # training may have drawn otherwise in divided regions
     try:
         model.eval()
         with torch.no_grad():
