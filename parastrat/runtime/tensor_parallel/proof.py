@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,11 +18,12 @@ from parastrat.runtime.agreement import named
 from parastrat.runtime.in_step import meet, steps
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import FAKE_TENSORS, silenced
+from parastrat.runtime.tensor_parallel.kept import kept_in
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import IGNORED, called
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -56,6 +57,8 @@ class Results:
     gradients: dict[str, torch.Tensor]
     #: what is returned in evaluation mode, if the task asks for it
     evaluated: tuple[torch.Tensor, ...] = ()
+    #: what modules keep for a loss that reads it, by where it is
+    kept: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def is_finite(self) -> bool:
@@ -146,7 +149,7 @@ def tried(
         with silenced(FAKE_TENSORS), steps(mesh):
             parallel = copy.deepcopy(plain)
             divide(parallel)
-            got = results(parallel, task)
+            got = results(parallel, task, expected.kept)
             differences = compared(expected, got)
             near = not differences or not compared(expected, got, floor=TOLERANCE)
     except OutOfStepError as error:
@@ -176,19 +179,28 @@ def _said(failures: dict[int, str], ranks: int) -> str:
     return first if len(failures) == ranks else f"{named(list(failures))}: {first}"
 
 
-def results(model: nn.Module, task: Task) -> Results:
-    """Run forward and backward from fixed random gradients of all outputs; return whole tensors."""
+def results(model: nn.Module, task: Task, known: Collection[str] | None = None) -> Results:
+    """Run forward and backward from fixed random gradients of what a loss may read; return whole tensors.
+
+    Of what modules keep, only ``known`` counts where it is given: what dividing adds is nobody's.
+    """
     torch.manual_seed(0)
+    before = set(kept_in(model))
     outputs = [leaf for leaf in tensors_in(called(model, task.inputs)) if _differentiable(leaf)]
+    kept = {
+        name: leaf
+        for name, leaf in kept_in(model).items()
+        if name not in before and (known is None or name in known)
+    }
     if task.classes:
         outputs = [_loss(leaf, task.classes) for leaf in outputs if leaf.shape[-1:] == (task.classes,)]
     drawn = torch.Generator().manual_seed(1)
+    if not outputs:
+        raise ValueError("no output has a gradient")
     weighted = [
         (_in_fp32(whole(leaf)) * torch.randn(leaf.shape, generator=drawn).to(leaf.device)).sum()
-        for leaf in outputs
+        for leaf in (*outputs, *kept.values())
     ]
-    if not weighted:
-        raise ValueError("no output has a gradient")
     torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
     gradients = {
         name: whole(parameter.grad).detach()
@@ -199,6 +211,7 @@ def results(model: nn.Module, task: Task) -> Results:
         outputs=[whole(leaf).detach() for leaf in outputs],
         gradients=gradients,
         evaluated=evaluated(model, task.inputs) if task.evaluates else (),
+        kept={name: leaf.detach() for name, leaf in kept.items()},
     )
 
 
@@ -248,6 +261,7 @@ def compared(expected: Results, got: Results, floor: float = FLOOR) -> dict[str,
             (f"evaluated output {index}", e, g, 0.0)
             for index, (e, g) in enumerate(_evaluated(expected, got))
         ),
+        *((name, e, got.kept.get(name), 0.0) for name, e in expected.kept.items()),
         *((name, e, got.gradients.get(name), floor * largest) for name, e in expected.gradients.items()),
     ]
     found = {name: _apart(e, g, least) for name, e, g, least in pairs}

@@ -55,6 +55,25 @@ class Evaluating(nn.Module):
         return x + self.narrow(wide.relu() if self.training else wide.softmax(-1))
 
 
+class Keeping(nn.Module):
+    """Columns with their rows: two keep what the loss may read, the last what has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.inner, self.outer = nn.Linear(8, 32), nn.Linear(32, 8)
+        self.wide, self.narrow = nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.penalty = self.up.weight.square().sum()
+        x = x + self.down(self.up(x).relu())
+        self.features = [self.inner(x).relu()]
+        x = x + self.outer(self.features[0])
+        seen = self.wide(x).relu()
+        self.seen = seen.detach()
+        return x + self.narrow(seen)
+
+
 def on_two() -> dict[str, Any]:
     dist.init_process_group("gloo")
     mesh = mesh_of_dtensors("cpu", (2,), ("tp",), ("tp",))
@@ -80,6 +99,7 @@ def on_two() -> dict[str, Any]:
     source = Source(module=model, sample_inputs=None, record=None, device=torch.device("cpu"))
     chosen = chosen_layout(source, mesh)
     evaluating = chosen_layout(replace(source, module=Evaluating(), sample_inputs=torch.randn(2, 8)), mesh)
+    keeping = chosen_layout(replace(source, module=Keeping(), sample_inputs=torch.randn(2, 8)), mesh)
     refused = ""
     try:
         chosen_layout(replace(source, module=torch.nn.Linear(3, 3)), mesh)
@@ -91,6 +111,7 @@ def on_two() -> dict[str, Any]:
         "verdicts": found,
         "kinds": {group.kind for group in chosen.groups},
         "refused": refused,
+        "keeping": {group.kind: group.inside for group in keeping.groups},
         "evaluating": {group.kind: group.inside for group in evaluating.groups},
     }
 
@@ -130,6 +151,11 @@ def test_a_model_that_nothing_divides_is_refused_with_what_to_do(found: dict[str
 def test_evaluation_is_proven_too(found: dict[str, Any]) -> None:
     """A softmax over a share of the features is another; DTensors know the whole."""
     assert found["evaluating"] == {"{up,down}": Inside.LOCAL, "{wide,narrow}": Inside.DTENSORS}
+
+
+def test_what_is_kept_for_a_loss_is_proven_too(found: dict[str, Any]) -> None:
+    """A share's penalty is another; what has no gradient is a share that nobody trains by."""
+    assert found["keeping"] == {"{wide,narrow}": Inside.LOCAL}
 
 
 class TwoVocabularies(nn.Module):
