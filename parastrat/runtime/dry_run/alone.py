@@ -85,9 +85,9 @@ class _Shapes:
         #: with the results, which must not be lost: another could have their place
         self._seen: dict[int, tuple[Any, list[int]]] = {}
 
-    def results(self, model: Any, task: Any) -> Any:
+    def results(self, model: Any, task: Any, *known: Any) -> Any:
         with _Queries() as queries:
-            found = self._results(model, task)
+            found = self._results(model, task, *known)
         self._seen[id(found)] = found, queries.positions
         return found
 
