@@ -12,11 +12,10 @@ import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
-from statistics import median
 
 from parastrat.comparison import Comparison, Quantity, Summary, summary_of, verdicts_told
 from parastrat.measured import compared, read_rows
-from parastrat.report.validation import ranking_told
+from parastrat.report.validation import ranking_told, spread_told
 from parastrat.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,8 +60,8 @@ def _errors(comparison: Comparison, quantity: Quantity) -> list[str]:
     ]
     spreads = comparison.noise[quantity]
     if spreads:
-        told = f"{len(spreads)} groups of runs that no column tells apart"
-        lines += ["", f"{told} differ by {100 * median(spreads):.1f} % (median) among themselves."]
+        told = spread_told(spreads)
+        lines += ["", f"{told[0].upper()}{told[1:]}."]
     if quantity is Quantity.STEP_TIME and comparison.ranking is not None:
         lines += ["", f"{ranking_told(comparison.ranking)}."]
     return lines

@@ -95,14 +95,18 @@ def _quantity_lines(comparison: Comparison, quantity: Quantity, paper: Paper) ->
     found = [*heading(f"{title}, error in %", paper), *table_lines(columns, table, paper)]
     spreads = comparison.noise[quantity]
     if spreads:
-        told = (
-            f"runs that no column tells apart differ by {100 * median(spreads):.1f} % among themselves "
-            f"(median of {counted(len(spreads), 'group')})"
-        )
-        found += wrapped(told, paper, first="  ")
+        found += wrapped(spread_told(spreads), paper, first="  ")
     if quantity is Quantity.STEP_TIME and comparison.ranking is not None:
         found += wrapped(ranking_told(comparison.ranking), paper, first="  ")
     return [*found, line(), *_worst_lines(comparison, quantity, paper)]
+
+
+def spread_told(spreads: Sequence[float]) -> str:
+    """Return how far measurements of the same are apart, in a sentence."""
+    return (
+        f"runs that no column tells apart differ by {100 * median(spreads):.1f} % among themselves "
+        f"(median of {counted(len(spreads), 'group')})"
+    )
 
 
 def ranking_told(ranking: Ranking) -> str:

@@ -34,7 +34,7 @@ class Attempt:
     inside: list[tuple[frozenset[str], str]] = field(default_factory=list)
     #: sizes of the divided dimension on its way
     sizes: list[tuple[frozenset[str], int]] = field(default_factory=list)
-    #: kinds of modules in whose calls a column's way is the same on all ways, and what these are given
+    #: by column: kinds of modules in whose calls its way is always the same, and the flags they are given
     alike: Mapping[str, frozenset[tuple[str, Given]]] = field(default_factory=dict)
 
 

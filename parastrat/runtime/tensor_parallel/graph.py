@@ -63,7 +63,7 @@ def exported(module: nn.Module, inputs: Any) -> Graph:
         # a forward may leave tensors in the module, which could not be copied any more
         with quiet_export(), untouched(module):
             copied = copy.deepcopy(module)
-            noted = _Calls(copied)
+            noted = _Flags(copied)
             program, chooses = _program(copied, args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out
         said = (str(error).strip().splitlines() or [""])[0]
@@ -102,7 +102,7 @@ def _calls(node: Node) -> tuple[ModuleCall, ...]:
     return tuple((path, int(key.partition("@")[2] or 0)) for key, (path, _) in stack.items())
 
 
-class _Calls:
+class _Flags:
     """Notes the flags that the calls of a module's parts are given, and return, while it runs."""
 
     def __init__(self, module: nn.Module) -> None:

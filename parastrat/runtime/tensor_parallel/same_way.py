@@ -21,7 +21,7 @@ from torch.fx import Node
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.layout import Given, kind_of
+from parastrat.runtime.tensor_parallel.layout import Given, Layout, kind_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.graph import Graph, ModuleCall
@@ -145,13 +145,12 @@ def flags_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
     return tuple(sorted((path, repr(leaf)) for path, leaf in flags))
 
 
-def hold_to(module: nn.Module, given: Mapping[str, tuple[Given, ...]]) -> None:
-    """Refuse calls that are given anything else than what their way was followed with.
-
-    Args:
-        module: whose parts are held to it.
-        given: what is allowed, by kinds of parts.
-    """
+def hold_to(module: nn.Module, layout: Layout) -> None:
+    """Refuse calls of a module's parts that are given other flags than their way was followed with."""
+    # layers of a kind have a group each, which say the same of it
+    held = {pair for group in layout.groups for pair in group.given.items()}
+    if not held:
+        return
 
     def check(part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], allowed: Any) -> None:
         found = flags_in(args, kwargs)
@@ -165,5 +164,6 @@ def hold_to(module: nn.Module, given: Mapping[str, tuple[Given, ...]]) -> None:
             )
 
     for name, part in module.named_modules():
-        if allowed := given.get(kind_of(name)):
+        own = kind_of(name)
+        for allowed in sorted(given for kind, given in held if kind == own):
             part.register_forward_pre_hook(partial(check, allowed=allowed), with_kwargs=True)

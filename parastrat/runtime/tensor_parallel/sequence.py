@@ -25,6 +25,8 @@ from parastrat.runtime.tensor_parallel.styles import change_input, change_output
 from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed.device_mesh import DeviceMesh
 
 #: the dimension of positions; samples come first, features last
@@ -124,10 +126,8 @@ def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: E
         change_input(module.get_submodule(ends.head), lambda x: _gathered_for_head(x, mesh, length))
     for name in [] if ends.head else [run[-1] for run in extent.runs]:
         change_output(module.get_submodule(name), lambda x: gather(x, mesh, SEQUENCE))
-    for group in layout.groups:
-        columns = [name for name, part in group.parts.items() if part.role is Role.COLUMN]
-        if columns and in_stream(extent, group, ends):
-            _gather_before(module, group, columns, _Around(mesh=mesh, extent=extent))
+    for group, columns in _regions(layout, extent):
+        _gather_before(module, group, columns, _Around(mesh=mesh, extent=extent))
 
 
 def _check_positions(x: torch.Tensor, mesh: DeviceMesh, dims: int) -> None:
@@ -163,13 +163,16 @@ class _Around:
 
 def gathered_homes(layout: Layout, extent: Extent) -> list[str]:
     """Return the modules in the blocks whose code is given all positions."""
-    homes = [
-        home_of(list(group.parts))
-        for group in layout.groups
-        if any(part.role is Role.COLUMN for part in group.parts.values())
-        and in_stream(extent, group, layout.ends)
-    ]
-    return [home for home in homes if home and home not in extent.names]
+    homes = (own_home(group, extent.names) for group, _ in _regions(layout, extent))
+    return [home for home in homes if home]
+
+
+def _regions(layout: Layout, extent: Extent) -> Iterator[tuple[Group, list[str]]]:
+    """Yield the groups that positions are gathered for, and their columns."""
+    for group in layout.groups:
+        columns = [name for name, part in group.parts.items() if part.role is Role.COLUMN]
+        if columns and in_stream(extent, group, layout.ends):
+            yield group, columns
 
 
 def _gather_before(module: nn.Module, group: Group, columns: list[str], around: _Around) -> None:
@@ -179,13 +182,19 @@ def _gather_before(module: nn.Module, group: Group, columns: list[str], around: 
     )
     for name in group.rows:
         change_input(module.get_submodule(name), entrance.forget)
-    home = home_of(list(group.parts))
-    if home and home not in around.extent.names:
+    home = own_home(group, around.extent.names)
+    if home:
         dims = {_input_features(module.get_submodule(name)) for name in columns}
         _gather_activations(module.get_submodule(home), dims, entrance)
         return
     for name in columns:
         change_input(module.get_submodule(name), entrance)
+
+
+def own_home(group: Group, blocks: tuple[str, ...]) -> str:
+    """Return the innermost module that holds a group, if it is no whole block; else nothing."""
+    home = home_of(list(group.parts))
+    return "" if home in blocks else home
 
 
 def home_of(names: list[str]) -> str:

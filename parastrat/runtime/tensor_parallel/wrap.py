@@ -55,8 +55,8 @@ def apply_layout(
         summed += apply_part(part, parts.get(path), stylings.get(path, alone))
         for name, parameter in before.items():
             made[id(parameter)] = part._parameters[name]  # noqa: SLF001
+    hold_to(module, layout)
     for group in layout.groups:
-        hold_to(module, group.given)
         if group.inside is Inside.SCALED:
             _divide_sizes(module, group, mesh.size())
     if any(group.inside is Inside.DTENSORS for group in layout.groups):

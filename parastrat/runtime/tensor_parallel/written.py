@@ -15,7 +15,7 @@ from parastrat.runtime.building import class_name
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role, heads
-from parastrat.runtime.tensor_parallel.sequence import home_of, in_stream
+from parastrat.runtime.tensor_parallel.sequence import in_stream, own_home
 from parastrat.runtime.tensor_parallel.settle import tied
 from parastrat.runtime.training.batches import called
 
@@ -177,8 +177,8 @@ def _note_group(draft: _Draft, group: Group) -> None:
     shared = draft.layout.sequence and in_stream(extent, group, draft.layout.ends)
     columns = [name for name, part in group.parts.items() if part.role is Role.COLUMN]
     if len(columns) > 1:
-        home = home_of(list(group.parts))
-        if not home or home in draft.blocks.names:
+        home = own_home(group, draft.blocks.names)
+        if not home:
             raise NotWrittenError(
                 f"no module of their own holds {', '.join(columns)}, which read one tensor"
             )

@@ -199,13 +199,33 @@ UP_AND_DOWN = {"up": "column", "down": "row"}
 def test_what_runs_alike_on_all_ways_of_a_forward_is_divided() -> None:
     assert roles(derived(Choosing("behind"), torch.ones(2, 8))) == UP_AND_DOWN
     assert roles(derived(Behind(tells=False), torch.ones(2, 8))) == UP_AND_DOWN
-    (group,) = derived(Handing(bool), torch.ones(2, 8)).groups
+    layout = derived(Handing(bool), torch.ones(2, 8))
+    (group,) = layout.groups
     assert group.given == {"inner": (((("[1]['squashes']", "False"),)),)}
     model = Handing(bool)
-    hold_to(model, group.given)
+    hold_to(model, layout)
     model(torch.ones(2, 8))
     with pytest.raises(WrapError, match=r"other flags than it was followed with .*'squashes'. = True"):
         model(2 * torch.ones(2, 8))
+
+
+def test_each_layer_is_held_once() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Choosing("nowhere") for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            large = bool(x.mean() > 1)
+            for layer in self.layers:
+                x = layer(x, squashes=large)
+            return x
+
+    model = Several()
+    layout = derived(model, torch.ones(2, 8))
+    assert len(layout.groups) == 3
+    hold_to(model, layout)
+    assert [len(layer._forward_pre_hooks) for layer in model.layers] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class Model(nn.Module):
 
 def check(where: str) -> None:
     model = Model(where)
-    # where a whole block holds column and row, blocks choosing their way leave it whole
+    # what is divided does not hang on what is read
     layout = derived_layout(Model("nowhere"), IDS, degree=2)
     assert layout.groups
     check_no_values(model, IDS, streamed(model, layout), Extent.of(model))
