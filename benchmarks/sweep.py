@@ -30,7 +30,7 @@ from parastrat.finding import Severity
 from parastrat.profiles import model_names, node_names
 from parastrat.result import SearchResult
 from parastrat.rules import findings_of
-from parastrat.search import find_plan
+from parastrat.search import Constraints, find_plan, recommendation
 
 NODES = (1, 8, 128)
 #: for so many answers one is held against every plan of its space
@@ -81,6 +81,8 @@ def answered(model: str, on: str) -> Answer:
 
 def faults_of(job: Job, result: SearchResult) -> Iterator[str]:
     """Name what is wrong with an answer."""
+    if recommendation(job.facts, Constraints()) != result.chosen:
+        yield "the recommendation alone is another plan"
     if result.chosen is None:
         if not result.nearest_fit:
             yield "nothing fits, and nothing is said of what would"

@@ -120,7 +120,7 @@ def replanned(source: PlanSource, num_nodes: int | None) -> PlanSource:
     from parastrat.parse import read_plan
     from parastrat.probe import probe_hardware
     from parastrat.report.wording import plan_name
-    from parastrat.search import Constraints, find_plan
+    from parastrat.search import Constraints, recommendation
 
     planned, launch = source.parsed.hardware, source.parsed.launch
     of_processes = planned is not None and planned.device.type is DeviceType.CPU
@@ -128,13 +128,14 @@ def replanned(source: PlanSource, num_nodes: int | None) -> PlanSource:
     hardware = probe_hardware(ranks_per_node=launch.ranks_per_node if launch and of_processes else None)
     if num_nodes is not None:
         hardware = replace(hardware, num_nodes=num_nodes)
-    result = find_plan(facts_for(source, hardware), Constraints(pp=1, cp=1, tp=1, ep=1))
-    if result.chosen is None:
+    facts = facts_for(source, hardware)
+    chosen = recommendation(facts, Constraints(pp=1, cp=1, tp=1, ep=1))
+    if chosen is None:
         raise InfeasibleError(
-            f"no plan for {result.facts.model.name} fits on {hardware.name}",
+            f"no plan for {facts.model.name} fits on {hardware.name}",
             hint=f"parastrat recommend {source.model_ref} says what would",
         )
     path = source.path.with_name(f"{source.path.stem}.replanned.toml")
-    write_plan(result.chosen, path)
-    tell(f"re-planned for {hardware.name}: {plan_name(result.chosen)}; written to {path}")
+    write_plan(chosen, path)
+    tell(f"re-planned for {hardware.name}: {plan_name(chosen)}; written to {path}")
     return PlanSource(path=path, parsed=read_plan(path))

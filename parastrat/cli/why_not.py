@@ -54,11 +54,11 @@ def why_not(
 def _asked(job: Job, fixed: FixedFlags, tolerance: float) -> Case:
     """Return the best plan with the given axes; where none can run, the one that flags alone describe."""
     from parastrat.cli.given_plan import given_case
-    from parastrat.search import find_plan
+    from parastrat.search import recommendation
 
     constraints = constraints_of(fixed, job.facts)
     # the strategy is part of the question, not a choice to be held against the free one
-    chosen = find_plan(job.facts, constraints, tolerance=tolerance).chosen
+    chosen = recommendation(job.facts, constraints, tolerance=tolerance)
     if chosen is not None:
         return chosen
     return given_case(job.facts, fixed if constraints.strategy is None else _completed(fixed))

@@ -76,6 +76,13 @@ class Alone:
         return cases_of(self.facts, (plan,), self.found, self.first + int(own.argmax()))[0]
 
 
+def leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
+    """Return whether one of several devices may be taken: it may be faster, when communication is slow."""
+    others = (fixed.pp, fixed.dp_replicate, fixed.dp_shard, fixed.cp, fixed.tp, fixed.ep)
+    asked = any((degree or 1) > 1 for degree in others) or fixed.strategy not in (None, "single")
+    return facts.hardware.world_size > 1 and not asked
+
+
 def assessed_with_one_device(
     facts: Facts, fixed: Constraints, plans: Sequence[Plan]
 ) -> tuple[tuple[Case, ...], Alone]:

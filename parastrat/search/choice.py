@@ -13,11 +13,12 @@ from parastrat.collection import without_collection
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.rungs import NEAR, TOLERANCE
-from parastrat.search.alone import assessed_with_one_device
+from parastrat.search.alone import assessed_with_one_device, leaves_others_idle
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
+from parastrat.search.recommended import recommendation
 from parastrat.search.rows import Constraints
-from parastrat.search.survey import MOST_ALTERNATIVES, Survey, best, objection, survey
+from parastrat.search.survey import MOST_ALTERNATIVES, RUNGS, Survey, best, best_of_rung, objection, survey
 from parastrat.units import counted
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from parastrat.search.alone import Alone
     from parastrat.search.changes import ModelAt
     from parastrat.search.obeying import Rejected
-
-_RUNGS = range(6)
 
 
 @without_collection()
@@ -56,7 +55,7 @@ def find_plan(
     chosen = cases[taken] if taken is not None else None
     unforced = None
     if fixed.strategy is not None:
-        unforced = find_plan(facts, replace(fixed, strategy=None), tolerance=tolerance).chosen
+        unforced = recommendation(facts, replace(fixed, strategy=None), tolerance=tolerance)
     misfits = [standing.nearest for standing in standings.values() if standing.nearest]
     near, aside = ((), None) if chosen else nearest_fits(judged.space, model_at, misfits)
     return SearchResult(
@@ -84,11 +83,11 @@ def _assessed(
 
     All plans that the answer shows are assessed together: one by one would take longer than the search.
     """
-    picks = {rung: _pick(judged, rung) for rung in _RUNGS}
+    picks = {rung: _pick(judged, rung) for rung in range(RUNGS)}
     others, examples = _best_by_strategy(judged), _examples(judged)
     plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples.values()])
     alone = None
-    if _leaves_others_idle(facts, fixed):
+    if leaves_others_idle(facts, fixed):
         together, alone = assessed_with_one_device(facts, fixed, tuple(plans))
     else:
         together = assess_all(facts, tuple(plans))
@@ -99,7 +98,7 @@ def _assessed(
         case = cases[plan] if plan else None
         return _standing(case, fits=fits, rule=rule, absent=_absence(facts, fixed, rung))
 
-    standings = {rung: standing(rung) for rung in _RUNGS}
+    standings = {rung: standing(rung) for rung in range(RUNGS)}
     if alone is not None:
         standings[0] = _standing_alone(alone, fixed)
     counts: Counter[PlanRule] = Counter()
@@ -124,11 +123,9 @@ def _examples(judged: Survey) -> dict[PlanRule, Plan]:
 
 def _pick(judged: Survey, rung: int) -> tuple[Plan | None, bool, PlanRule | None]:
     """Return a rung's best plan; else the nearest to fitting; else one that the named rule removed."""
-    columns = judged.columns
-    rows = np.flatnonzero(columns.rung == rung)
-    if len(rows):
-        roomy = rows[columns.roomy[rows]]
-        return judged.plan(best(columns, roomy if len(roomy) else rows)), True, None
+    row = best_of_rung(judged.columns, rung)
+    if row is not None:
+        return judged.plan(row), True, None
     if rung in judged.nearest:
         return judged.nearest[rung], False, None
     objected = objection(judged, rung)
@@ -156,13 +153,6 @@ def _standing_alone(alone: Alone, fixed: Constraints) -> Standing:
     plan, fits, rule = _pick(alone.survey(), 0)
     case = alone.case(plan) if plan else None
     return _standing(case, fits=fits, rule=rule, absent=_absence(alone.facts, fixed, 0))
-
-
-def _leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
-    """Return whether one of several devices may be taken: it may be faster, when communication is slow."""
-    others = (fixed.pp, fixed.dp_replicate, fixed.dp_shard, fixed.cp, fixed.tp, fixed.ep)
-    asked = any((degree or 1) > 1 for degree in others) or fixed.strategy not in (None, "single")
-    return facts.hardware.world_size > 1 and not asked
 
 
 def _best_by_strategy(judged: Survey) -> list[Plan]:

@@ -17,17 +17,24 @@ from parastrat.search.visited import Wanted, nothing_of
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
+    from parastrat.columns import Columns
     from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
 
 
 def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
     """Return the fastest plan that fits, with its margin where one does; None where none does."""
+    space = able_space(facts, fixed)
+    return None if space is None else fastest_of(space)
+
+
+def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
+    """Return the space of a job's meshes that may fit by their floors; None where none may."""
     meshes = meshes_of(facts, fixed)
     able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
     if not able.any():
         return None
-    return fastest_of(searched(facts, fixed, obeying(facts, fixed, meshes.at(np.flatnonzero(able)))))
+    return searched(facts, fixed, obeying(facts, fixed, meshes.at(np.flatnonzero(able))))
 
 
 def fastest_of(space: Searched, within: float = inf) -> Plan | None:
@@ -41,11 +48,19 @@ def fastest_of(space: Searched, within: float = inf) -> Plan | None:
     def limits(least: Any) -> Any:
         return np.minimum(near(least), within)
 
-    meshes, found = np.arange(len(space.allowed.meshes.pp)), nothing_of(space)
-    wanted = Wanted(groups=np.zeros(len(meshes), dtype=np.int64), limits=limits, alone=True)
+    groups = np.zeros(len(space.allowed.meshes.pp), dtype=np.int64)
+    fits = fitting_of(space, Wanted(groups=groups, limits=limits, alone=True))
+    able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
+    return plan_at(fits, best(fits, able)) if len(able) else None
+
+
+def fitting_of(space: Searched, wanted: Wanted) -> Columns:
+    """Return the plans of a space that may be the best of their groups, and maybe others.
+
+    They have their margin where a plan has it, of whatever group.
+    """
+    meshes, found = np.arange(len(wanted.groups)), nothing_of(space)
     found.visit(meshes, wanted)
     if not any(each.columns.roomy.any() for each in found.judged):
         found.visit(meshes, replace(wanted, roomy=False))
-    fits = in_order([each.columns for each in found.judged], space.allowed.meshes)
-    able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
-    return plan_at(fits, best(fits, able)) if len(able) else None
+    return in_order([each.columns for each in found.judged], space.allowed.meshes)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 #: a report of more strategies than this is not read
 MOST_ALTERNATIVES = 8
 
-_RUNGS = 6
+#: rungs of the ladder
+RUNGS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,15 @@ def best(columns: Columns, rows: Any) -> int:
     return int(close[order[0]])
 
 
+def best_of_rung(columns: Columns, rung: int) -> int | None:
+    """Return the best of a rung, of those with their margin where one has it; None where it has no plan."""
+    rows = np.flatnonzero(columns.rung == rung)
+    if not len(rows):
+        return None
+    roomy = rows[columns.roomy[rows]]
+    return best(columns, roomy if len(roomy) else rows)
+
+
 def survey(facts: Facts, fixed: Constraints) -> Survey:
     """Return the best plans of every rung and strategy that the constraints allow."""
     space = searched(facts, fixed, obeying(facts, fixed))
@@ -73,12 +83,12 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
     limits = limits_of_strategies(strategies, rungs)
     found.visit(np.arange(len(rungs)), Wanted(groups=strategies, limits=limits))
     # plans without the margin count where a rung has no other
-    poor = np.ones(_RUNGS, dtype=bool)
+    poor = np.ones(RUNGS, dtype=bool)
     for each in found.judged:
         poor[each.columns.rung[each.columns.roomy]] = False
     found.visit(np.flatnonzero(poor[rungs]), Wanted(groups=rungs, limits=near, roomy=False))
     fits = in_order([each.columns for each in found.judged], meshes)
-    empty = np.ones(_RUNGS, dtype=bool)
+    empty = np.ones(RUNGS, dtype=bool)
     empty[fits.rung] = False
     by_rules = space.allowed.rejected
     left_out = sum(entry.count for entry in (*by_rules, *found.misfits))
@@ -111,7 +121,7 @@ def limits_of_strategies(strategies: Any, rungs: Any) -> Callable[[Any], Any]:
     rung_of[strategies] = rungs
 
     def limits(least: Any) -> Any:
-        of_rungs = np.full(_RUNGS, np.inf)
+        of_rungs = np.full(RUNGS, np.inf)
         own = rung_of[: len(least)]
         np.minimum.at(of_rungs, own, least)
         many = len(least) >= MOST_ALTERNATIVES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from parastrat.plan import Offload
 from parastrat.result import Applied
 from parastrat.rules.runtime_support import refusals_of
-from parastrat.search.choice import find_plan
+from parastrat.search.recommended import recommendation
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -32,4 +32,4 @@ def applied_instead(
     if chosen is None or not refusals_of(chosen.plan):
         return None
     instead = replace(fixed, applied=True, cp=None, ep=None, strategy=None, offload=Offload.NONE)
-    return Applied(case=find_plan(facts, instead, tolerance=tolerance).chosen)
+    return Applied(case=recommendation(facts, instead, tolerance=tolerance))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.search.changes import Changed, loss_in_chunks, within_chunks
-from parastrat.search.choice import find_plan
+from parastrat.search.recommended import recommendation
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -27,7 +27,7 @@ def chunked_loss(facts: Facts, fixed: Constraints, chosen: Case | None, toleranc
     there, within = loss_in_chunks(Changed(changes=(), facts=facts)), within_chunks(fixed)
     if chosen is None or there is None or within is None:
         return None
-    other = find_plan(there.facts, within, tolerance=tolerance).chosen
+    other = recommendation(there.facts, within, tolerance=tolerance)
     if other is None:
         return None
     here, with_chunks = (case.estimate.time.step for case in (chosen, other))

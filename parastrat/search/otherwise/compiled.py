@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.search.choice import find_plan
+from parastrat.search.recommended import recommendation
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -24,7 +24,7 @@ def compiled_blocks(
     """
     if there is None or chosen is None:
         return None
-    other = find_plan(there, fixed, tolerance=tolerance).chosen
+    other = recommendation(there, fixed, tolerance=tolerance)
     if other is None or (1 + tolerance) * other.estimate.time.step > chosen.estimate.time.step:
         return None
     return other

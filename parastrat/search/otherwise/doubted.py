@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from parastrat.assess import assess
 from parastrat.hardware import FigureKind, kind_of
 from parastrat.result import Doubt, NetworkDoubt
-from parastrat.search.choice import find_plan
+from parastrat.search.recommended import recommendation
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -46,7 +46,7 @@ def network_doubt(
     for factor in FACTORS:
         moved = replace(hardware, scale_out=replace(link, bytes_per_s=factor * link.bytes_per_s))
         there = replace(facts, hardware=moved)
-        other = find_plan(there, fixed, tolerance=tolerance).chosen
+        other = recommendation(there, fixed, tolerance=tolerance)
         # memory does not hang on it: what fits here fits there
         here = assess(there, chosen.plan)
         doubts.append(Doubt(factor=factor, chosen=here, other=other or here, tolerance=tolerance))

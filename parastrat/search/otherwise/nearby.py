@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.search.choice import find_plan
 from parastrat.search.divisible import with_divisible_batch
+from parastrat.search.recommended import recommendation
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -27,7 +27,7 @@ def nearby_batch(facts: Facts, fixed: Constraints, chosen: Case | None, toleranc
     there = with_divisible_batch(facts)
     if there is None:
         return None
-    other = find_plan(there, fixed, tolerance=tolerance).chosen
+    other = recommendation(there, fixed, tolerance=tolerance)
     if other is None or (chosen is not None and _pace(other) <= (1 + tolerance) * _pace(chosen)):
         return None
     return other

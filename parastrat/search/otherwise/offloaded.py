@@ -11,9 +11,9 @@ from parastrat.assess import assess
 from parastrat.plan import Offload
 from parastrat.search.best_first import mattering
 from parastrat.search.bounded import searched
-from parastrat.search.choice import find_plan
 from parastrat.search.fastest import fastest_of
 from parastrat.search.obeying import obeying, offloading
+from parastrat.search.recommended import recommendation
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
@@ -46,7 +46,7 @@ def offloaded_plan(facts: Facts, fixed: Constraints, chosen: Case | None, tolera
     for offload in (Offload.OPTIMIZER, Offload.PARAMETERS):
         changed = replace(fixed, offload=offload)
         if _is_enough(replace(space, fixed=changed, allowed=offloading(space.allowed, offload)), enough):
-            others.append(find_plan(facts, changed, tolerance=tolerance).chosen)
+            others.append(recommendation(facts, changed, tolerance=tolerance))
     fast = (other for other in others if other is not None and other.estimate.time.step <= enough)
     return min(fast, key=lambda other: other.estimate.time.step, default=None)
 
