@@ -31,7 +31,8 @@ from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.pipeline.trial import tried as tried_stages
 from parastrat.runtime.pipeline.written import staged
 from parastrat.runtime.preset_models import builder_of
-from parastrat.runtime.tensor_parallel.choice import Bench, bench_of, layout_on, on_copy
+from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
+from parastrat.runtime.tensor_parallel.choice import layout_on, on_copy
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.proof import tried
 from parastrat.runtime.tensor_parallel.written import NotWrittenError, readings, written

@@ -249,6 +249,7 @@ def test_sparse_tensors_are_those_that_they_stand_for() -> None:
         assert torch.equal(told(sparse, device), told(dense, device))
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # torch 2.11
 def test_large_weights_are_taken_to_fp64_in_pieces() -> None:
     weight, device = torch.randn(9_000_001).half(), torch.device("cpu")
     with torch.profiler.profile(profile_memory=True) as profile:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from parastrat.runtime import agreement
 from parastrat.runtime.pipeline import keeping, pipelined
-from parastrat.runtime.tensor_parallel import choice, dropout, proof
+from parastrat.runtime.tensor_parallel import bench, dropout, proof
 from parastrat.runtime.training import messages
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def others_agree() -> Iterator[None]:
         # what raises in the proof is not taken: shapes are true, values are not
         shapes = _Shapes(proof.results)
         stack.enter_context(patch.object(proof, "results", shapes.results))
-        stack.enter_context(patch.object(choice, "results", shapes.results))
+        stack.enter_context(patch.object(bench, "results", shapes.results))
         stack.enter_context(patch.object(proof, "compared", shapes.compared))
         stack.enter_context(patch.object(proof.Results, "is_finite", True))
         # numbers that a pipeline reads of tensors: micro-batches are alike, and so are ranks

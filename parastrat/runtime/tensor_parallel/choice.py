@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import nn
 
-from parastrat.errors import ParastratError, WrapError
+from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.building import described
 from parastrat.runtime.in_step import in_step
-from parastrat.runtime.tensor_parallel.copies import Source, small_copies
+from parastrat.runtime.tensor_parallel.bench import Bench, Groups, bench_of
 from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, fitted, vocabulary_groups
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
@@ -24,8 +21,6 @@ from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left, Role, kind_of
 from parastrat.runtime.tensor_parallel.loss import unproven_loss
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
-from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results, task_of
-from parastrat.runtime.tensor_parallel.samples import batch_for, whole_batch_for
 from parastrat.runtime.tensor_parallel.sequence import (
     NoStreamError,
     check_shares_differ,
@@ -38,32 +33,11 @@ from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
-Groups = tuple[Group, ...]
-
-_GIVE = "pass sample_inputs= to auto_parallelize"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """The small copy, its batch, and what it computes alone."""
-
-    copy: nn.Module
-    task: Task
-    expected: Results
-    mesh: DeviceMesh
-
-    def judged(self, groups: Groups) -> Verdict:
-        return self.holds(Layout(groups=groups))
-
-    def holds(self, layout: Layout, extent: Extent | None = None) -> Verdict:
-        return proven(self.copy, self.expected, self.task, layout, self.mesh, extent)
-
-    def settled(self, groups: Groups) -> Groups:
-        return settled(Layout(groups=groups), self.copy, self.mesh.size()).groups
+    from parastrat.runtime.tensor_parallel.copies import Source
 
 
 def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
@@ -111,7 +85,8 @@ def _layout_on(source: Source, bench: Bench) -> Layout:
     rest = tuple(each for each in dict.fromkeys(left) if each.kind not in divided)
     layout = Layout(groups=good, left=rest)
     chosen = _with_sequence(source, bench, layout) if source.sequence else layout
-    return _with_loss(bench, chosen) if source.loss else chosen
+    chosen = _with_loss(bench, chosen) if source.loss else chosen
+    return replace(chosen, steps={kind: frozenset(steps) for kind, steps in bench.steps.items()})
 
 
 def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
@@ -152,55 +127,6 @@ def on_copy(bench: Bench, layout: Layout) -> Layout:
     divided = layout.groups[: len(layout.groups) - added]
     small = Layout(groups=_on(bench, divided))
     return extended(streamed(bench.copy, small), layout.ends) if layout.sequence else small
-
-
-class _CopyError(WrapError):
-    """A small copy cannot be made, or not called."""
-
-
-def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
-    """Return a small copy of the model, and what it computes alone.
-
-    Raises:
-        WrapError: if none can be made, or its forward raises.
-    """
-    failures: list[_CopyError] = []
-    with _failing(source):
-        for few in small_copies(source, mesh.size()):
-            for batch in (batch_for, whole_batch_for)[: 1 if source.sample_inputs is None else 2]:
-                try:
-                    with _failing(source):
-                        return _bench(few, batch(source, few, mesh.size()), mesh)
-                except _CopyError as failure:  # other inputs, or the model's own sizes, may do
-                    failures.append(failure)
-    last = failures[-1]
-    raise WrapError(last.message, hint=last.hint) from last.__cause__
-
-
-def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
-    task = task_of(few, inputs)
-    # a forward may leave tensors in the module that cannot be copied
-    expected = results(copy.deepcopy(few), task)
-    if not expected.is_finite:
-        raise ValueError("outputs or gradients are not finite")
-    return Bench(copy=few, task=task, expected=expected, mesh=mesh)
-
-
-@contextmanager
-def _failing(source: Source) -> Iterator[None]:
-    """Turn what a small copy raises into one message."""
-    try:
-        yield
-    except ParastratError:
-        raise
-    except Exception as error:  # the user's code may raise anything; the message quotes it
-        raise _CopyError(
-            f"a small copy of this {type(source.module).__name__}, which tensor parallelism is proven on, "
-            f"raised {described(error)}",
-            hint=f"{_GIVE}: one micro-batch as the forward takes it"
-            if source.sample_inputs is None
-            else f"{_GIVE} that the forward takes on one device, or plan without tp",
-        ) from error
 
 
 def _own(source: Source, _bench: Bench) -> Layout:

@@ -26,6 +26,10 @@ class Role(StrEnum):
     SUMMED = "summed"
 
 
+#: an operator between columns and rows, by the name of its node in autograd, with the dimensions that it
+#: works along; None: it does not say
+Step: TypeAlias = "tuple[str, tuple[int, ...] | None]"
+
 #: the flags that a call is given: where, and what
 Given: TypeAlias = "tuple[tuple[str, str], ...]"
 
@@ -112,6 +116,9 @@ class Layout:
     ends: Ends = field(default_factory=Ends)
     #: ``forward_backward`` computes cross entropy from shares of the logits
     loss: bool = False
+    #: by kind of group, the steps between its columns and rows that proofs took; what else these are is not
+    #: part of what becomes of a model
+    steps: Mapping[str, frozenset[Step]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def parts(self) -> dict[str, Part]:

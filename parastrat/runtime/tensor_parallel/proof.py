@@ -18,23 +18,18 @@ from parastrat.runtime.agreement import named
 from parastrat.runtime.in_step import meet, steps
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import FAKE_TENSORS, silenced
+from parastrat.runtime.tensor_parallel.comparison import TOLERANCE, compared
 from parastrat.runtime.tensor_parallel.kept import kept_in
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import IGNORED, called
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.tensor_parallel.extent import Extent
-    from parastrat.runtime.tensor_parallel.layout import Layout
-
-#: greatest difference allowed, as a share of the tensor's largest value; rounding in fp32 makes 1e-6
-TOLERANCE = 1e-4
-#: differences below this share of the largest gradient of all count as none: gradients that are zero by
-#: symmetry, such as a key bias's, are rounding alone
-FLOOR = 1e-6
+    from parastrat.runtime.tensor_parallel.layout import Layout, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +71,8 @@ class Verdict:
     differences: tuple[tuple[str, float], ...] = ()
     #: only gradients differ, and by so little of the largest of all that it may be rounding
     near: bool = False
+    #: by kind of group, the steps between its columns and rows
+    steps: Mapping[str, Collection[Step]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return not self.failure and not self.differences
@@ -114,12 +111,13 @@ def proven(
     Raises:
         OutOfStepError: if another rank has failed since the last trial, or tries another layout.
     """
+    noted: dict[str, set[Step]] = {}
 
     def divide(copied: nn.Module) -> None:
-        apply_layout(copied, layout, mesh, extent)
+        apply_layout(copied, layout, mesh, extent, noted)
 
     meet(str(layout), mesh)
-    verdict = tried(plain, expected, task, mesh, divide)
+    verdict = replace(tried(plain, expected, task, mesh, divide), steps=noted)
     if not verdict.near:
         return verdict
     try:
@@ -128,7 +126,7 @@ def proven(
     except Exception:  # noqa: BLE001  (the module's code may raise anything; not all of it runs in fp64)
         return verdict
     meet(f"{layout} in fp64", mesh)
-    return tried(precise, exact, wide, mesh, divide)
+    return replace(tried(precise, exact, wide, mesh, divide), steps=noted)
 
 
 def tried(
@@ -244,51 +242,6 @@ def _in_fp32(tensor: torch.Tensor) -> torch.Tensor:
 
 def _widened(leaf: Any) -> Any:
     return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-
-def compared(expected: Results, got: Results, floor: float = FLOOR) -> dict[str, float]:
-    """Return what differs by more than rounding, and the share by which it does; 1 for what is missing.
-
-    Args:
-        expected: of the plain module.
-        got: of the divided one.
-        floor: gradients that differ by less of the largest of all count as equal.
-    """
-    largest = max((float(g.abs().max()) for g in expected.gradients.values() if g.numel()), default=0.0)
-    pairs = [
-        *((f"output {index}", e, g, 0.0) for index, (e, g) in enumerate(_aligned(expected, got))),
-        *(
-            (f"evaluated output {index}", e, g, 0.0)
-            for index, (e, g) in enumerate(_evaluated(expected, got))
-        ),
-        *((name, e, got.kept.get(name), 0.0) for name, e in expected.kept.items()),
-        *((name, e, got.gradients.get(name), floor * largest) for name, e in expected.gradients.items()),
-    ]
-    found = {name: _apart(e, g, least) for name, e, g, least in pairs}
-    return {name: share for name, share in found.items() if not share <= TOLERANCE}
-
-
-def _aligned(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-    count = max(len(expected.outputs), len(got.outputs))
-    filled = [*got.outputs, *[None] * (count - len(got.outputs))]
-    return list(zip(expected.outputs, filled, strict=False))
-
-
-def _evaluated(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return what was evaluated, but caches: of these each rank keeps a share, which has another shape."""
-    both = zip(expected.evaluated, got.evaluated, strict=False)
-    return [(e, g) for e, g in both if e.shape == g.shape]
-
-
-def _apart(expected: torch.Tensor, got: torch.Tensor | None, floor: float) -> float:
-    if got is None or got.shape != expected.shape:
-        return 1.0
-    if not expected.numel():
-        return 0.0
-    apart, size = float((expected - got).abs().max()), float(expected.abs().max())
-    if apart <= floor:
-        return 0.0
-    return apart / size if size else float("inf")
 
 
 def _differentiable(leaf: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
+from parastrat.runtime.tensor_parallel.between import Passage
 from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, leave, scatter_sum, take
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
@@ -37,6 +38,8 @@ class Styling:
     sequence: bool = False
     #: it is a head, whose output may stay divided up to the loss
     loss: bool = False
+    #: what is looked at between the columns and rows; none where nothing is known of it, or DTensors know
+    passage: Passage | None = None
 
 
 def feature_dims(module: nn.Module) -> tuple[int, int] | None:
@@ -180,6 +183,8 @@ def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
             change_output(module, lambda y: logits(y, mesh) if styling.loss else gather(y, mesh))
         elif styling.inside is Inside.DTENSORS:
             change_output(module, lambda y: shares_known(y, mesh, max(len(part.segments), 1)))
+        elif styling.passage is not None:
+            change_output(module, styling.passage.column())
     elif part.role in _ROWS:
         _surround_row(module, part, styling)
     elif part.role is Role.EMBEDDING:
@@ -194,6 +199,8 @@ def _surround_row(module: nn.Module, part: Part, styling: Styling) -> None:
         change_input(module, own_share)
     if part.role is Role.ROW:
         change_input(module, styling.entrance.forget)
+        if styling.passage is not None:
+            change_input(module, styling.passage.row)
     if styling.sequence:
         change_output(module, lambda y: _with_bias(scatter_sum(y, mesh, 1), module, mesh))
     else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parastrat.runtime.tensor_parallel.access import local_inside
+from parastrat.runtime.tensor_parallel.between import Passage, allowed
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter
@@ -18,12 +19,16 @@ from parastrat.runtime.tensor_parallel.styles import Styling, apply_part
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.runtime.tensor_parallel.layout import Group, Layout
+    from parastrat.runtime.tensor_parallel.layout import Group, Layout, Step
     from parastrat.runtime.tensor_parallel.sums import Place
 
 
 def apply_layout(
-    module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Extent | None = None
+    module: nn.Module,
+    layout: Layout,
+    mesh: DeviceMesh,
+    extent: Extent | None = None,
+    noted: dict[str, set[Step]] | None = None,
 ) -> list[Place]:
     """Divide the module in place: all its parameters become DTensors on ``mesh``, ties kept.
 
@@ -32,6 +37,8 @@ def apply_layout(
         layout: of the whole.
         mesh: the tensor-parallel ranks.
         extent: the blocks that follow each other here; None: all of a whole module.
+        noted: where the steps between columns and rows are noted by kind of group, to prove the layout;
+            without it they are held to those of the layout.
 
     Returns:
         Whole weights that see a share of the data, whose gradients are added up.
@@ -40,7 +47,7 @@ def apply_layout(
     stylings = {
         path: styling
         for group in layout.groups
-        for styling in [_styling(group, layout, mesh, extent)]
+        for styling in [_styling(group, layout, mesh, extent, noted)]
         for path in group.parts
     }
     parts = layout.parts
@@ -68,7 +75,9 @@ def apply_layout(
     return summed
 
 
-def _styling(group: Group, layout: Layout, mesh: DeviceMesh, extent: Extent) -> Styling:
+def _styling(
+    group: Group, layout: Layout, mesh: DeviceMesh, extent: Extent, noted: dict[str, set[Step]] | None
+) -> Styling:
     stream = layout.sequence and in_stream(extent, group, layout.ends)
     return Styling(
         mesh=mesh,
@@ -76,7 +85,17 @@ def _styling(group: Group, layout: Layout, mesh: DeviceMesh, extent: Extent) -> 
         inside=group.inside,
         sequence=stream,
         loss=layout.loss and any(name in group.parts for name in heads(layout, extent.names)),
+        passage=_passage(group, layout, noted),
     )
+
+
+def _passage(group: Group, layout: Layout, noted: dict[str, set[Step]] | None) -> Passage | None:
+    if not group.rows or group.inside is Inside.DTENSORS:
+        return None
+    if noted is not None:
+        return Passage(kind=group.kind, noted=noted.setdefault(group.kind, set()))
+    proven = layout.steps.get(group.kind)
+    return None if proven is None else Passage(kind=group.kind, proven=allowed(proven))
 
 
 def _entrance(mesh: DeviceMesh, group: Group | None = None) -> Entrance:

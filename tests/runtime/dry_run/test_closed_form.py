@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.slow
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[3]
+BENCHMARKS = ROOT / "benchmarks"
 #: of the combinations that are drawn, so many are run here: those that took the least time
 TENTH = 34
 MOST = 0.08
@@ -26,6 +28,13 @@ def benchmark_module() -> Any:
         yield runpy.run_path(str(BENCHMARKS / "dry_runs.py"))
     finally:
         sys.path.remove(str(BENCHMARKS))
+
+
+def pinned() -> str:
+    """The release of torch that the committed dry runs are of."""
+    lines = (ROOT / "scripts" / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    (torchs,) = (line for line in lines if line.startswith("torch=="))
+    return torchs.removeprefix("torch==")
 
 
 def cheapest() -> list[str]:
@@ -42,7 +51,10 @@ def test_a_tenth_of_the_combinations_is_within_eight_percent(benchmark_module: A
     found = benchmark_module["compared"](each)
     assert found.dry_run is not None, found
     assert abs(found.error) <= MOST, found
-    assert found.dry_run == benchmark_module["read_state"]()[key]["peak"], (
+    kept = benchmark_module["read_state"]()[key]["peak"]
+    # other releases of torch gather a little more
+    exact = torch.__version__.startswith(pinned())
+    assert found.dry_run == pytest.approx(kept, rel=0 if exact else 0.01), (
         "run benchmarks/dry_runs.py again"
     )
 

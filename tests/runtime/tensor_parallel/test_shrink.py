@@ -13,7 +13,7 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.runtime.blocks import parameter_count
-from parastrat.runtime.tensor_parallel.choice import bench_of
+from parastrat.runtime.tensor_parallel.bench import bench_of
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.samples import batch_for
 from parastrat.runtime.tensor_parallel.shrink import LARGE, shrunk

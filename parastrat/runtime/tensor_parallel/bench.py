@@ -1,0 +1,103 @@
+"""The small copy of a model that its layout is proven on."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from parastrat.errors import ParastratError, WrapError
+from parastrat.runtime.building import described
+from parastrat.runtime.tensor_parallel.copies import Source, small_copies
+from parastrat.runtime.tensor_parallel.layout import Group, Layout, Step
+from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results, task_of
+from parastrat.runtime.tensor_parallel.samples import batch_for, whole_batch_for
+from parastrat.runtime.tensor_parallel.settle import settled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.tensor_parallel.extent import Extent
+
+Groups = tuple[Group, ...]
+
+_GIVE = "pass sample_inputs= to auto_parallelize"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The small copy, its batch, and what it computes alone."""
+
+    copy: nn.Module
+    task: Task
+    expected: Results
+    mesh: DeviceMesh
+    #: by kind of group, the steps between its columns and rows that were proven
+    steps: dict[str, set[Step]] = field(default_factory=dict)
+
+    def judged(self, groups: Groups) -> Verdict:
+        return self.holds(Layout(groups=groups))
+
+    def holds(self, layout: Layout, extent: Extent | None = None) -> Verdict:
+        verdict = proven(self.copy, self.expected, self.task, layout, self.mesh, extent)
+        if verdict:
+            for kind, steps in verdict.steps.items():
+                self.steps.setdefault(kind, set()).update(steps)
+        return verdict
+
+    def settled(self, groups: Groups) -> Groups:
+        return settled(Layout(groups=groups), self.copy, self.mesh.size()).groups
+
+
+class _CopyError(WrapError):
+    """A small copy cannot be made, or not called."""
+
+
+def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
+    """Return a small copy of the model, and what it computes alone.
+
+    Raises:
+        WrapError: if none can be made, or its forward raises.
+    """
+    failures: list[_CopyError] = []
+    with _failing(source):
+        for few in small_copies(source, mesh.size()):
+            for batch in (batch_for, whole_batch_for)[: 1 if source.sample_inputs is None else 2]:
+                try:
+                    with _failing(source):
+                        return _bench(few, batch(source, few, mesh.size()), mesh)
+                except _CopyError as failure:  # other inputs, or the model's own sizes, may do
+                    failures.append(failure)
+    last = failures[-1]
+    raise WrapError(last.message, hint=last.hint) from last.__cause__
+
+
+def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
+    task = task_of(few, inputs)
+    # a forward may leave tensors in the module that cannot be copied
+    expected = results(copy.deepcopy(few), task)
+    if not expected.is_finite:
+        raise ValueError("outputs or gradients are not finite")
+    return Bench(copy=few, task=task, expected=expected, mesh=mesh)
+
+
+@contextmanager
+def _failing(source: Source) -> Iterator[None]:
+    """Turn what a small copy raises into one message."""
+    try:
+        yield
+    except ParastratError:
+        raise
+    except Exception as error:  # the user's code may raise anything; the message quotes it
+        raise _CopyError(
+            f"a small copy of this {type(source.module).__name__}, which tensor parallelism is proven on, "
+            f"raised {described(error)}",
+            hint=f"{_GIVE}: one micro-batch as the forward takes it"
+            if source.sample_inputs is None
+            else f"{_GIVE} that the forward takes on one device, or plan without tp",
+        ) from error

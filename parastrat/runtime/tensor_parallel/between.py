@@ -1,0 +1,238 @@
+"""What a forward does between columns and rows, held to what was proven.
+
+A proof takes the way that a forward takes with its sample. Later it may take another one, chosen by an
+attribute, a counter, a length or a layer's number, and each rank has a share of the features: their mean or
+their softmax would be wrong on every rank, without an error. Where gradients are asked for, autograd has
+noted the operators from a column to its row, and they are looked at whenever a row is called.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch.autograd.graph import Node
+
+from parastrat.errors import WrapError
+from parastrat.runtime.tensor_parallel.layout import Step
+
+#: beyond the numbers that autograd gives to nodes in their order; leaves have the largest of all
+_LEAVES = 2**62
+#: what autograd notes of -1
+_LAST = 2**64 - 1
+
+#: not pointwise by torch's own tags, and yet without regard to what else a tensor has
+_POINTWISE = frozenset(
+    (
+        *("tocopy", "copy", "alias", "asstrided", "torch::autograd::copyslices", "fill", "zero"),
+        *("nativedropout", "hardswish", "logsigmoid", "rreluwithnoise", "complex", "polar"),
+    )
+)
+#: of two tensors, or of the elements of one
+_ALSO_REDUCE = frozenset(("max", "min"))
+#: other shapes of the same values, in their order or in another
+_SHAPES = frozenset(
+    (
+        *("view", "unsafeview", "reshapealias", "expand", "unsqueeze", "squeeze"),
+        *("transpose", "permute", "t"),
+    )
+)
+#: along all dimensions, or the last ones
+_OF_ALL = ("MeanBackward0", "SumBackward0", "MaxBackward1", "MinBackward1", "NormBackward0")
+_OF_LAST = ("NativeLayerNormBackward0", "FusedRmsNormBackward0")
+#: kernels of one thing, which sizes, formats and devices choose
+_PRODUCT, _ATTENTION = "product", "attention"
+_PRODUCTS = frozenset(
+    f"{name}Backward0" for name in ("Mm", "Bmm", "Mv", "Dot", "Addmm", "Baddbmm", "Addbmm")
+)
+_FUSED_ATTENTION = "ScaledDotProduct"
+#: attention in one kernel and in several, of which the mask tells as well
+_ALIKE: frozenset[Step] = frozenset(
+    [
+        *((_ATTENTION, None), (_PRODUCT, None)),
+        *(("SoftmaxBackward0", (-1,)), ("SafeSoftmaxBackward0", (-1,))),
+    ]
+)
+
+
+@dataclass(slots=True)
+class Passage:
+    """What lies between the columns and rows of one group.
+
+    Args:
+        kind: of the group.
+        proven: the steps that proofs took.
+        noted: where the steps are noted instead, while they are proven.
+    """
+
+    kind: str
+    proven: frozenset[Step] = frozenset()
+    noted: set[Step] | None = None
+    #: the columns that were called, and their outputs' nodes: names by numbers
+    _begun: set[int] = field(default_factory=set)
+    _nodes: dict[int, str] = field(default_factory=dict)
+    #: of a column's output
+    _ndim: int = 0
+    _columns: int = 0
+    _told: set[Step] = field(default_factory=set)
+
+    def column(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what is called with a column's output, and passes it on."""
+        own = self._columns = self._columns + 1
+
+        def begun(output: torch.Tensor) -> torch.Tensor:
+            if torch.compiler.is_compiling():
+                return output
+            if own in self._begun:  # the next call, whether or not a row has ended the one before
+                self._begun.clear()
+                self._nodes.clear()
+            # what is written to a view becomes another node, behind that of what it is a view of
+            nodes = [] if output.grad_fn is None else [output.grad_fn]
+            if nodes and output._base is not None and output._base.grad_fn is not None:  # noqa: SLF001
+                nodes.append(output._base.grad_fn)  # noqa: SLF001
+            self._nodes.update((_number(node), node.name()) for node in nodes)
+            self._begun.add(own)
+            self._ndim = output.ndim
+            return output
+
+        return begun
+
+    def row(self, given: torch.Tensor) -> torch.Tensor:
+        """Be called with a row's input, and pass it on.
+
+        Raises:
+            WrapError: if an operator works along the features, of which each rank has a share.
+        """
+        if not self._nodes or given.grad_fn is None or torch.compiler.is_compiling():
+            return given
+        for step, along_features in self._steps(given.grad_fn):
+            if self.noted is not None:
+                self.noted.add(step)
+            elif step not in self.proven and step not in self._told:
+                self._judge(step, last=along_features)
+        return given
+
+    def _judge(self, step: Step, *, last: bool) -> None:
+        (name, along), where = step, f"between the columns and rows of {self.kind}"
+        if name in _OF_ALL or name in _OF_LAST:
+            along = (-1,)
+        known = last and along is not None
+        if known and not {-1, self._ndim - 1}.isdisjoint(along or ()):
+            raise WrapError(
+                f"{where} the forward now works along the features ({name}), of which each tp rank has a "
+                "share: it did not when tp was proven",
+                hint="set what chooses its way before auto_parallelize, pass sample_inputs= that take it, "
+                "or plan without tp: parastrat recommend --tp 1",
+            )
+        self._told.add(step)
+        if not known:
+            warnings.warn(
+                f"{where} the forward now does what it did not when tp was proven ({name}): each tp rank "
+                "has a share of the features there. Pass sample_inputs= to auto_parallelize that take this "
+                "way, or set what chooses it before, to have it proven",
+                stacklevel=2,
+            )
+
+    def _steps(self, end: Node) -> Iterator[tuple[Step, bool]]:
+        """Yield what may mix features from the columns to a node, and if these are the last dimension."""
+        # of the nodes that read a column, whether its features still are the last dimension
+        last: dict[Node, bool] = {}
+        numbers = self._back_to_columns(end)
+        for node in sorted(numbers, key=numbers.__getitem__):
+            name = node.name()
+            if self._nodes.get(numbers[node]) == name:
+                last[node] = True
+                continue
+            before = [last[source] for source, _ in node.next_functions if source in last]
+            if not before:
+                continue
+            mixing = _mixing(name)
+            last[node] = mixing is None and all(before)
+            if mixing:
+                yield (mixing, _dims_of(node)), all(before)
+
+    def _back_to_columns(self, end: Node) -> dict[Node, int]:
+        """Return a node and those that it hangs on, back to the first of the columns, by numbers."""
+        first, found, left = min(self._nodes), {end: _number(end)}, [end]
+        while left:
+            node = left.pop()
+            if found[node] in self._nodes:
+                continue
+            for source, _ in node.next_functions:
+                if source is not None and source not in found:
+                    number = _number(source)
+                    if first <= number < _LEAVES:
+                        found[source] = number
+                        left.append(source)
+        return found
+
+
+def allowed(proven: Collection[Step]) -> frozenset[Step]:
+    """Return the steps that proofs took, with those that other kernels have in their place."""
+    in_one = (_ATTENTION, None) in proven
+    in_several = (_PRODUCT, None) in proven and ("SoftmaxBackward0", (-1,)) in proven
+    return frozenset(proven) | (_ALIKE if in_one or in_several else frozenset())
+
+
+@cache
+def _mixing(name: str) -> str | None:
+    """Return the name of a node's operator where it may mix features, one for all kernels of a thing.
+
+    None where it computes each element of its own; empty where it gives the same values another shape.
+    """
+    if name.startswith(_FUSED_ATTENTION):
+        return _ATTENTION
+    if name in _PRODUCTS:
+        return _PRODUCT
+    if _is_pointwise(name):
+        return None
+    return "" if _operator_of(name) in _SHAPES else name
+
+
+def _number(node: Node) -> int:
+    """Return a node's place in the order in which a thread made them."""
+    number: int = node._sequence_nr()  # noqa: SLF001
+    return number
+
+
+def _dims_of(node: Node) -> tuple[int, ...] | None:
+    for name in ("_saved_dim", "_saved_dims"):
+        dims: Any = getattr(node, name, None)
+        if dims is not None:
+            several = dims if isinstance(dims, tuple) else (dims,)
+            return tuple(dim - _LAST - 1 if dim > _LEAVES else dim for dim in several)
+    return None
+
+
+def _is_pointwise(name: str) -> bool:
+    """Return whether a node's operator computes each element of its own."""
+    operator = _operator_of(name)
+    if operator in _POINTWISE:
+        return True
+    return operator not in _ALSO_REDUCE and any(
+        torch.Tag.pointwise in getattr(packet, overload).tags
+        for packet in (getattr(torch.ops.aten, each) for each in _operators().get(operator, ()))
+        for overload in packet.overloads()
+    )
+
+
+def _operator_of(node: str) -> str:
+    """Return ``log1p`` of ``Log1PBackward0``; functions of the user's own have no number."""
+    return re.sub(r"Backward(\d+|s)$", "", node).lower()
+
+
+@cache
+def _operators() -> dict[str, set[str]]:
+    """Return torch's operators by their names as nodes' names have them."""
+    found: dict[str, set[str]] = {}
+    for name in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+        space, _, full = name.partition("::")
+        if space == "aten":
+            operator = full.partition(".")[0]
+            found.setdefault(operator.replace("_", "").lower(), set()).add(operator)
+    return found

@@ -1,0 +1,61 @@
+"""What a divided copy gave, compared with what the whole one did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from parastrat.runtime.tensor_parallel.proof import Results
+
+#: greatest difference allowed, as a share of the tensor's largest value; rounding in fp32 makes 1e-6
+TOLERANCE = 1e-4
+#: differences below this share of the largest gradient of all count as none: gradients that are zero by
+#: symmetry, such as a key bias's, are rounding alone
+FLOOR = 1e-6
+
+
+def compared(expected: Results, got: Results, floor: float = FLOOR) -> dict[str, float]:
+    """Return what differs by more than rounding, and the share by which it does; 1 for what is missing.
+
+    Args:
+        expected: of the plain module.
+        got: of the divided one.
+        floor: gradients that differ by less of the largest of all count as equal.
+    """
+    largest = max((float(g.abs().max()) for g in expected.gradients.values() if g.numel()), default=0.0)
+    pairs = [
+        *((f"output {index}", e, g, 0.0) for index, (e, g) in enumerate(_aligned(expected, got))),
+        *(
+            (f"evaluated output {index}", e, g, 0.0)
+            for index, (e, g) in enumerate(_evaluated(expected, got))
+        ),
+        *((name, e, got.kept.get(name), 0.0) for name, e in expected.kept.items()),
+        *((name, e, got.gradients.get(name), floor * largest) for name, e in expected.gradients.items()),
+    ]
+    found = {name: _apart(e, g, least) for name, e, g, least in pairs}
+    return {name: share for name, share in found.items() if not share <= TOLERANCE}
+
+
+def _aligned(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    count = max(len(expected.outputs), len(got.outputs))
+    filled = [*got.outputs, *[None] * (count - len(got.outputs))]
+    return list(zip(expected.outputs, filled, strict=False))
+
+
+def _evaluated(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return what was evaluated, but caches: of these each rank keeps a share, which has another shape."""
+    both = zip(expected.evaluated, got.evaluated, strict=False)
+    return [(e, g) for e, g in both if e.shape == g.shape]
+
+
+def _apart(expected: torch.Tensor, got: torch.Tensor | None, floor: float) -> float:
+    if got is None or got.shape != expected.shape:
+        return 1.0
+    if not expected.numel():
+        return 0.0
+    apart, size = float((expected - got).abs().max()), float(expected.abs().max())
+    if apart <= floor:
+        return 0.0
+    return apart / size if size else float("inf")
