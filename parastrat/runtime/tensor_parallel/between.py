@@ -1,9 +1,10 @@
-"""What a forward does between columns and rows, held to what was proven.
+"""What a forward does with what is divided, held to what was proven.
 
 A proof takes the way that a forward takes with its sample. Later it may take another one, chosen by an
-attribute, a counter, a length or a layer's number, and each rank has a share of the features: their mean or
-their softmax would be wrong on every rank, without an error. Where gradients are asked for, autograd has
-noted the operators from a column to its row, and they are looked at whenever a row is called.
+attribute, a counter, a length or a layer's number. Between columns and rows each rank has a share of the
+features, between these regions one of the positions: a mean or a softmax of them would be wrong on every
+rank, without an error. Where gradients are asked for, autograd has noted the operators on the way, and they
+are looked at where it ends.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from torch.autograd.graph import Node
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.layout import Step
+from parastrat.runtime.tensor_parallel.layout import Layout, Step
 
 #: beyond the numbers that autograd gives to nodes in their order; leaves have the largest of all
 _LEAVES = 2**62
@@ -45,6 +46,14 @@ _SHAPES = frozenset(
 #: along all dimensions, or the last ones
 _OF_ALL = ("MeanBackward0", "SumBackward0", "MaxBackward1", "MinBackward1", "NormBackward0")
 _OF_LAST = ("NativeLayerNormBackward0", "FusedRmsNormBackward0")
+#: with dimensions in their order behind them as before
+_KEEPING = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("NativeLayerNorm", "FusedRmsNorm", "Softmax", "LogSoftmax", "Cumsum"),
+        *("Roll", "Flip", "Slice", "Cat", "ConstantPadNd"),
+    )
+)
 #: kernels of one thing, which sizes, formats and devices choose
 _PRODUCT, _ATTENTION = "product", "attention"
 _PRODUCTS = frozenset(
@@ -60,35 +69,64 @@ _ALIKE: frozenset[Step] = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """What each rank has a share of somewhere in a forward."""
+
+    where: str
+    what: str
+    #: the dimension that is divided
+    dim: int
+    #: a plan without it
+    without: str
+
+
+def features_of(kind: str) -> Divided:
+    """Return what is divided between the columns and rows of groups of a kind."""
+    without = "plan without tp: parastrat recommend --tp 1"
+    return Divided(
+        where=f"between the columns and rows of {kind}", what="features", dim=-1, without=without
+    )
+
+
+#: between the groups
+POSITIONS = Divided(
+    where="between what tp divides in the blocks",
+    what="positions",
+    dim=1,
+    without="plan with sequence_parallel = false",
+)
+
+
 @dataclass(slots=True)
 class Passage:
-    """What lies between the columns and rows of one group.
+    """What lies between places where a dimension is divided and those where it no longer is.
 
     Args:
-        kind: of the group.
+        of: what is divided.
         proven: the steps that proofs took.
         noted: where the steps are noted instead, while they are proven.
     """
 
-    kind: str
+    of: Divided
     proven: frozenset[Step] = frozenset()
     noted: set[Step] | None = None
-    #: the columns that were called, and their outputs' nodes: names by numbers
+    #: the places that were passed, and the nodes of what is divided there: names by numbers
     _begun: set[int] = field(default_factory=set)
     _nodes: dict[int, str] = field(default_factory=dict)
-    #: of a column's output
+    #: of what is divided
     _ndim: int = 0
-    _columns: int = 0
+    _places: int = 0
     _told: set[Step] = field(default_factory=set)
 
-    def column(self) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Return what is called with a column's output, and passes it on."""
-        own = self._columns = self._columns + 1
+    def begin(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return what is called with a tensor as it is divided, at a place of its own, and passes it on."""
+        own = self._places = self._places + 1
 
         def begun(output: torch.Tensor) -> torch.Tensor:
             if torch.compiler.is_compiling():
                 return output
-            if own in self._begun:  # the next call, whether or not a row has ended the one before
+            if own in self._begun:  # the next forward, whether or not the one before came to an end
                 self._begun.clear()
                 self._nodes.clear()
             # what is written to a view becomes another node, behind that of what it is a view of
@@ -102,62 +140,71 @@ class Passage:
 
         return begun
 
-    def row(self, given: torch.Tensor) -> torch.Tensor:
-        """Be called with a row's input, and pass it on.
+    def end(self, given: torch.Tensor) -> torch.Tensor:
+        """Be called with a tensor that is divided to this place, and pass it on.
 
         Raises:
-            WrapError: if an operator works along the features, of which each rank has a share.
+            WrapError: if an operator works along the dimension of which each rank has a share.
         """
         if not self._nodes or given.grad_fn is None or torch.compiler.is_compiling():
             return given
-        for step, along_features in self._steps(given.grad_fn):
+        for step, in_place in self._steps(given.grad_fn):
             if self.noted is not None:
                 self.noted.add(step)
             elif step not in self.proven and step not in self._told:
-                self._judge(step, last=along_features)
+                self._judge(step, in_place=in_place)
         return given
 
-    def _judge(self, step: Step, *, last: bool) -> None:
-        (name, along), where = step, f"between the columns and rows of {self.kind}"
-        if name in _OF_ALL or name in _OF_LAST:
+    def _judge(self, step: Step, *, in_place: bool) -> None:
+        """Refuse or warn of a step that was not proven.
+
+        Args:
+            step: what it is.
+            in_place: whether the dimension that is divided still is where it was.
+        """
+        (name, along), ndim = step, self._ndim
+        if name in _OF_LAST:
             along = (-1,)
-        known = last and along is not None
-        if known and not {-1, self._ndim - 1}.isdisjoint(along or ()):
+        elif name in _OF_ALL:
+            along = tuple(range(ndim))
+        known = in_place and along is not None
+        where, what = self.of.where, self.of.what
+        if known and self.of.dim % ndim in {dim % ndim for dim in along or ()}:
             raise WrapError(
-                f"{where} the forward now works along the features ({name}), of which each tp rank has a "
+                f"{where} the forward now works along the {what} ({name}), of which each tp rank has a "
                 "share: it did not when tp was proven",
                 hint="set what chooses its way before auto_parallelize, pass sample_inputs= that take it, "
-                "or plan without tp: parastrat recommend --tp 1",
+                f"or {self.of.without}",
             )
         self._told.add(step)
         if not known:
             warnings.warn(
                 f"{where} the forward now does what it did not when tp was proven ({name}): each tp rank "
-                "has a share of the features there. Pass sample_inputs= to auto_parallelize that take this "
+                f"has a share of the {what} there. Pass sample_inputs= to auto_parallelize that take this "
                 "way, or set what chooses it before, to have it proven",
                 stacklevel=2,
             )
 
     def _steps(self, end: Node) -> Iterator[tuple[Step, bool]]:
-        """Yield what may mix features from the columns to a node, and if these are the last dimension."""
-        # of the nodes that read a column, whether its features still are the last dimension
-        last: dict[Node, bool] = {}
-        numbers = self._back_to_columns(end)
+        """Yield what may mix elements on the way to a node, and if the dimension is where it was before."""
+        # of the nodes that read what is divided
+        in_place: dict[Node, bool] = {}
+        numbers = self._back_from(end)
         for node in sorted(numbers, key=numbers.__getitem__):
             name = node.name()
             if self._nodes.get(numbers[node]) == name:
-                last[node] = True
+                in_place[node] = True
                 continue
-            before = [last[source] for source, _ in node.next_functions if source in last]
+            before = [in_place[source] for source, _ in node.next_functions if source in in_place]
             if not before:
                 continue
             mixing = _mixing(name)
-            last[node] = mixing is None and all(before)
+            in_place[node] = (mixing is None or mixing in _KEEPING) and all(before)
             if mixing:
                 yield (mixing, _dims_of(node)), all(before)
 
-    def _back_to_columns(self, end: Node) -> dict[Node, int]:
-        """Return a node and those that it hangs on, back to the first of the columns, by numbers."""
+    def _back_from(self, end: Node) -> dict[Node, int]:
+        """Return a node and those that it hangs on, back to where all began, by numbers."""
         first, found, left = min(self._nodes), {end: _number(end)}, [end]
         while left:
             node = left.pop()
@@ -170,6 +217,13 @@ class Passage:
                         found[source] = number
                         left.append(source)
         return found
+
+
+def passage(of: Divided, kind: str, layout: Layout, noted: dict[str, set[Step]] | None) -> Passage | None:
+    """Return what looks at the steps of a kind, to note or to hold them; None where nothing is known."""
+    if noted is not None:
+        return Passage(of, noted=noted.setdefault(kind, set()))
+    return Passage(of, allowed(layout.steps[kind])) if kind in layout.steps else None
 
 
 def allowed(proven: Collection[Step]) -> frozenset[Step]:
@@ -201,6 +255,10 @@ def _number(node: Node) -> int:
 
 
 def _dims_of(node: Node) -> tuple[int, ...] | None:
+    """Return the dimensions that an operator works along, from the first or the last; None: not noted."""
+    pad: Any = getattr(node, "_saved_pad", None)
+    if pad is not None:  # two numbers for the last dimension, two for the one before, and so on
+        return tuple(-1 - place // 2 for place, width in enumerate(pad) if width)
     for name in ("_saved_dim", "_saved_dims"):
         dims: Any = getattr(node, name, None)
         if dims is not None:

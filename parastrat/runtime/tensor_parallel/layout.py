@@ -26,8 +26,8 @@ class Role(StrEnum):
     SUMMED = "summed"
 
 
-#: an operator between columns and rows, by the name of its node in autograd, with the dimensions that it
-#: works along; None: it does not say
+#: an operator by the name of its node in autograd, with the dimensions that it works along; None: it does
+#: not say
 Step: TypeAlias = "tuple[str, tuple[int, ...] | None]"
 
 #: the flags that a call is given: where, and what
@@ -116,8 +116,8 @@ class Layout:
     ends: Ends = field(default_factory=Ends)
     #: ``forward_backward`` computes cross entropy from shares of the logits
     loss: bool = False
-    #: by kind of group, the steps between its columns and rows that proofs took; what else these are is not
-    #: part of what becomes of a model
+    #: the steps of the forward that proofs took between columns and rows, by kind of group, and between
+    #: these regions; they are no part of what becomes of a model
     steps: Mapping[str, frozenset[Step]] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,11 @@ from parastrat.runtime.tensor_parallel.styles import change_input, change_output
 from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.tensor_parallel.between import Passage
 
 #: the dimension of positions; samples come first, features last
 SEQUENCE = 1
@@ -107,10 +110,23 @@ def in_stream(extent: Extent, group: Group, ends: Ends) -> bool:
     return all(name.startswith(starts) or name in reached for name in group.parts)
 
 
-def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Extent) -> None:
-    """Divide positions at the first block of each run, gather them behind its last and around regions."""
+def divide_stream(
+    module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: Extent, passage: Passage | None = None
+) -> None:
+    """Divide positions at the first block of each run, gather them behind its last and around regions.
+
+    Args:
+        module: whole, or a pipeline's stages.
+        layout: with the sequence divided.
+        mesh: the tensor-parallel ranks.
+        extent: the blocks that follow each other here.
+        passage: what is looked at where positions are divided.
+    """
     ends = layout.ends
     length: list[int] = []
+    passed = _unseen if passage is None else passage.end
+    if passage is not None:
+        _look_at(module, layout, extent, passage)
 
     def own(x: torch.Tensor) -> torch.Tensor:
         return take(x, mesh, SEQUENCE)
@@ -123,11 +139,28 @@ def divide_stream(module: nn.Module, layout: Layout, mesh: DeviceMesh, extent: E
     for name in [ends.embedding] if ends.embedding else [run[0] for run in extent.runs]:
         change_input(module.get_submodule(name), noted)
     if ends.head:
-        change_input(module.get_submodule(ends.head), lambda x: _gathered_for_head(x, mesh, length))
+        change_input(module.get_submodule(ends.head), lambda x: _gathered_for_head(passed(x), mesh, length))
     for name in [] if ends.head else [run[-1] for run in extent.runs]:
-        change_output(module.get_submodule(name), lambda x: gather(x, mesh, SEQUENCE))
+        change_output(module.get_submodule(name), lambda x: gather(passed(x), mesh, SEQUENCE))
     for group, columns in _regions(layout, extent):
-        _gather_before(module, group, columns, _Around(mesh=mesh, extent=extent))
+        _gather_before(module, group, columns, _Around(mesh=mesh, extent=extent, passed=passed))
+
+
+def _unseen(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _look_at(module: nn.Module, layout: Layout, extent: Extent, passage: Passage) -> None:
+    """Look at the stream from block to block and between regions; called before others change inputs."""
+
+    def begun_anew(x: torch.Tensor, begin: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return begin(passage.end(x))
+
+    for name in extent.names:
+        change_input(module.get_submodule(name), partial(begun_anew, begin=passage.begin()))
+    rows = (row for group in layout.groups if in_stream(extent, group, layout.ends) for row in group.rows)
+    for name in (*rows, *filter(None, [layout.ends.embedding])):
+        change_output(module.get_submodule(name), passage.begin())
 
 
 def _check_positions(x: torch.Tensor, mesh: DeviceMesh, dims: int) -> None:
@@ -159,6 +192,8 @@ def _gathered_for_head(x: torch.Tensor, mesh: DeviceMesh, length: list[int]) -> 
 class _Around:
     mesh: DeviceMesh
     extent: Extent
+    #: looks at what is gathered
+    passed: Callable[[torch.Tensor], torch.Tensor]
 
 
 def gathered_homes(layout: Layout, extent: Extent) -> list[str]:
@@ -178,7 +213,9 @@ def _regions(layout: Layout, extent: Extent) -> Iterator[tuple[Group, list[str]]
 def _gather_before(module: nn.Module, group: Group, columns: list[str], around: _Around) -> None:
     """Gather at the module that holds the whole group, so that its code sees whole sequences."""
     entrance = Entrance(
-        lambda x: gather_parts(x, around.mesh, SEQUENCE), shared=bool(group.rows), in_evaluation=True
+        lambda x: gather_parts(around.passed(x), around.mesh, SEQUENCE),
+        shared=bool(group.rows),
+        in_evaluation=True,
     )
     for name in group.rows:
         change_input(module.get_submodule(name), entrance.forget)

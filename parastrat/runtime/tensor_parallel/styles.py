@@ -184,7 +184,7 @@ def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
         elif styling.inside is Inside.DTENSORS:
             change_output(module, lambda y: shares_known(y, mesh, max(len(part.segments), 1)))
         elif styling.passage is not None:
-            change_output(module, styling.passage.column())
+            change_output(module, styling.passage.begin())
     elif part.role in _ROWS:
         _surround_row(module, part, styling)
     elif part.role is Role.EMBEDDING:
@@ -200,7 +200,7 @@ def _surround_row(module: nn.Module, part: Part, styling: Styling) -> None:
     if part.role is Role.ROW:
         change_input(module, styling.entrance.forget)
         if styling.passage is not None:
-            change_input(module, styling.passage.row)
+            change_input(module, styling.passage.end)
     if styling.sequence:
         change_output(module, lambda y: _with_bias(scatter_sum(y, mesh, 1), module, mesh))
     else:

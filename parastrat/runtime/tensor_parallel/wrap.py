@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parastrat.runtime.tensor_parallel.access import local_inside
-from parastrat.runtime.tensor_parallel.between import Passage, allowed
+from parastrat.runtime.tensor_parallel.between import POSITIONS, Passage, features_of, passage
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter
@@ -69,7 +69,8 @@ def apply_layout(
     if any(group.inside is Inside.DTENSORS for group in layout.groups):
         know_plain_tensors()
     if layout.sequence:
-        divide_stream(module, layout, mesh, extent)
+        between = passage(POSITIONS, POSITIONS.what, layout, noted)
+        divide_stream(module, layout, mesh, extent, between)
     for part in (module, *extent.modules(module)):
         local_inside(part)
     return summed
@@ -92,10 +93,7 @@ def _styling(
 def _passage(group: Group, layout: Layout, noted: dict[str, set[Step]] | None) -> Passage | None:
     if not group.rows or group.inside is Inside.DTENSORS:
         return None
-    if noted is not None:
-        return Passage(kind=group.kind, noted=noted.setdefault(group.kind, set()))
-    proven = layout.steps.get(group.kind)
-    return None if proven is None else Passage(kind=group.kind, proven=allowed(proven))
+    return passage(features_of(group.kind), group.kind, layout, noted)
 
 
 def _entrance(mesh: DeviceMesh, group: Group | None = None) -> Entrance:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 import parastrat
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.between import Passage, allowed
+from parastrat.runtime.tensor_parallel.between import POSITIONS, Passage, allowed, features_of
+from parastrat.runtime.tensor_parallel.layout import Step
+
+MLP = features_of("mlp")
+NOTHING: set[Step] = set()
 
 Way = Callable[[torch.Tensor], torch.Tensor]
 
@@ -53,7 +58,7 @@ WAYS: dict[str, Way] = {
     "running sum": lambda h: torch.relu(h).cumsum(-1),
     "in place, softmax": lambda h: functional.relu_(h).softmax(-1),
     "of positions": lambda h: h.cumsum(1) - h[:, :1] + h.mean((0, 1)),
-    "own function": Mul.apply,  # type: ignore[no-untyped-call]
+    "own function": Mul.apply,
     "heads": lambda h: h.view(2, 3, 4, 4).softmax(-1).view(2, 3, 16),
     "attention": lambda h: attended(h.unsqueeze(1)).squeeze(1),
     "attention in steps": lambda h: (h @ h.transpose(-1, -2)).softmax(-1) @ h,
@@ -72,23 +77,23 @@ class Divided(nn.Module):
     def __init__(self, passage: Passage, way: Way) -> None:
         super().__init__()
         self.up, self.down, self.way = nn.Linear(8, 16), nn.Linear(16, 8), way
-        self.passage, self.begun = passage, passage.column()
+        self.passage, self.begun = passage, passage.begin()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.begun(self.up(x))
-        y: torch.Tensor = x + self.down(self.passage.row(self.way(h)))
+        y: torch.Tensor = x + self.down(self.passage.end(self.way(h)))
         return y
 
 
-def steps_of(*names: str) -> set[tuple[str, tuple[int, ...] | None]]:
-    noted: set[tuple[str, tuple[int, ...] | None]] = set()
+def steps_of(*names: str) -> set[Step]:
+    noted: set[Step] = set()
     for name in names:
-        Divided(Passage(kind="mlp", noted=noted), WAYS[name])(batch()).sum().backward()
+        Divided(Passage(MLP, noted=noted), WAYS[name])(batch()).sum().backward()
     return noted
 
 
 def held_to(*names: str) -> Passage:
-    return Passage(kind="mlp", proven=allowed(steps_of(*names)))
+    return Passage(MLP, proven=allowed(steps_of(*names)))
 
 
 def batch() -> torch.Tensor:
@@ -161,17 +166,51 @@ def test_without_gradients_nothing_is_known() -> None:
         model(batch())
 
 
+ALONG_POSITIONS: dict[str, Way] = {
+    "mean": lambda x: x + x.mean(1, keepdim=True),
+    "first": lambda x: x + x[:, :1],
+    "turned": lambda x: x + x.roll(1, 1),
+    "shifted": lambda x: x + functional.pad(x, (0, 0, 1, 0))[:, :-1],
+    "softmax": lambda x: x.softmax(-2),
+    "sum": lambda x: x / x.sum(),
+}
+
+
+def in_stream(way: Way, *, noted: set[Step] | None = None, proven: set[Step] = NOTHING) -> None:
+    """Take a way between a block's input and its output, where positions are divided."""
+    passage = Passage(POSITIONS, noted=noted, proven=frozenset(proven))
+    begin = passage.begin()
+    passage.end(way(begin(batch() * 1)))
+
+
+@pytest.mark.parametrize("name", ALONG_POSITIONS)
+def test_what_works_along_positions_is_refused_where_these_are_divided(name: str) -> None:
+    noted: set[Step] = set()
+    way = ALONG_POSITIONS[name]
+    in_stream(way, noted=noted)
+    in_stream(way, proven=noted)
+    with pytest.raises(WrapError, match="in the blocks the forward now works along the positions"):
+        in_stream(way)
+
+
+def test_norms_of_features_are_free_where_positions_are_divided() -> None:
+    with warnings.catch_warnings(action="error"):
+        in_stream(lambda x: functional.layer_norm(x, (8,)).softmax(-1) + x.mean(-1, keepdim=True))
+        in_stream(lambda x: functional.pad(x, (0, 1))[..., :-1])
+
+
 class Blocks(nn.Module):
     """Blocks of one kind, of which the last may go another way than the first ones, by its number.
 
     Args:
-        odd: what computes otherwise: ``last``: the last block; ``later``: all of them, once they are told.
+        odd: which blocks compute otherwise: ``last``: the last one; ``later``: all, once they are told.
+        along: what, then: ``features``, ``positions``.
     """
 
-    def __init__(self, odd: str) -> None:
+    def __init__(self, odd: str, along: str) -> None:
         super().__init__()
         self.embed = nn.Embedding(64, 8)
-        self.blocks = nn.ModuleList(Block(index, odd=odd) for index in range(6))
+        self.blocks = nn.ModuleList(Block(index == 5 and odd == "last", along) for index in range(6))
         self.head = nn.Linear(8, 64)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -183,47 +222,65 @@ class Blocks(nn.Module):
 
 
 class Block(nn.Module):
-    soft = False
-
-    def __init__(self, index: int, *, odd: str) -> None:
+    def __init__(self, otherwise: bool, along: str) -> None:
         super().__init__()
-        self.index, self.odd = index, odd
-        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.otherwise, self.along = otherwise, along
+        self.norm, self.inner = nn.LayerNorm(8), Inner()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = torch.relu(self.up(self.norm(x)))
-        soft = self.soft or (self.odd == "last" and self.index == 5)
-        y: torch.Tensor = x + self.down(h.softmax(-1) if soft else h)
+        if self.otherwise and self.along == "positions":
+            x = x + x.mean(1, keepdim=True)
+        y: torch.Tensor = x + self.inner(self.norm(x), soft=self.otherwise and self.along == "features")
         return y
 
 
-def trained(odd: str) -> list[str]:
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor, *, soft: bool) -> torch.Tensor:
+        h = torch.relu(self.up(x))
+        y: torch.Tensor = self.down(h.softmax(-1) if soft else h)
+        return y
+
+
+def trained(odd: str, along: str) -> list[str]:
     """Return what two steps raise, each; what is set between them was not when tp was proven."""
-    model = parastrat.auto_parallelize(
-        Blocks(odd), plan=plan(tp=2), sample_inputs=tokens(0, 4, vocab=64)[0]
-    )
+    ids, _ = tokens(0, 4, vocab=64)
+    settled = plan(tp=2, sequence_parallel=along == "positions")
+    model = parastrat.auto_parallelize(Blocks(odd, along), plan=settled, sample_inputs=ids)
     said = []
-    for step in range(2):
+    for _ in range(2):
         try:
-            model(tokens(step, 4, vocab=64)[0]).sum().backward()
+            model(ids).sum().backward()
         except WrapError as error:
             said.append(error.message)
         for block in model.modules():
             if isinstance(block, Block):
-                block.soft = odd == "later"
+                block.otherwise = odd == "later"
     return said
 
 
-def on_two() -> dict[str, list[str]]:
-    return {odd: trained(odd) for odd in ("", "last", "later")}
+def on_two() -> dict[tuple[str, str], list[str]]:
+    ways = itertools.product(("", "last", "later"), ("features", "positions"))
+    return {(odd, along): trained(odd, along) for odd, along in ways}
 
 
 @pytest.mark.slow
-def test_no_rank_computes_along_its_share_of_the_features() -> None:
+def test_no_rank_computes_along_what_it_has_a_share_of() -> None:
     for found in on_ranks(2, on_two):
-        assert found[""] == []
-        assert [len(found["last"]), len(found["later"])] == [2, 1]
+        assert {way: len(said) for way, said in found.items()} == {
+            ("", "features"): 0,
+            ("", "positions"): 0,
+            ("last", "features"): 1,
+            ("last", "positions"): 1,
+            ("later", "features"): 1,
+            ("later", "positions"): 1,
+        }
+        (said,) = found["later", "features"]
         assert (
-            "blocks.*.{up,down} the forward now works along the features (SoftmaxBackward0)"
-            in found["later"][0]
+            "blocks.*.inner.{up,down} the forward now works along the features (SoftmaxBackward0)" in said
         )
+        (said,) = found["last", "positions"]
+        assert "in the blocks the forward now works along the positions (MeanBackward1)" in said
