@@ -76,7 +76,7 @@ class Alone:
         return cases_of(self.facts, (plan,), self.found, self.first + int(own.argmax()))[0]
 
 
-def leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
+def _leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
     """Return whether one of several devices may be taken: it may be faster, when communication is slow."""
     others = (fixed.pp, fixed.dp_replicate, fixed.dp_shard, fixed.cp, fixed.tp, fixed.ep)
     asked = any((degree or 1) > 1 for degree in others) or fixed.strategy not in (None, "single")
@@ -85,12 +85,14 @@ def leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
 
 def assessed_with_one_device(
     facts: Facts, fixed: Constraints, plans: Sequence[Plan]
-) -> tuple[tuple[Case, ...], Alone]:
-    """Return some plans of a job as cases, and what one of its devices does alone.
+) -> tuple[tuple[Case, ...], Alone | None]:
+    """Return some plans of a job as cases, and what one of its devices does alone; None if it is not asked.
 
     All are estimated together, because memory and time do not hang on devices that a plan leaves idle. Only
     on a host without accelerators the one device is another: a process with all cores.
     """
+    if not _leaves_others_idle(facts, fixed):
+        return assess_all(facts, plans), None
     alone = replace(facts, hardware=single_device(facts.hardware))
     space = searched(alone, fixed, obeying(alone, replace(fixed, strategy=None)))
     columns = option_columns(fixed, space.allowed.columns)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.assess import assess_all, columns_of
+from parastrat.assess import columns_of
 from parastrat.collection import without_collection
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.rungs import NEAR, TOLERANCE
-from parastrat.search.alone import assessed_with_one_device, leaves_others_idle
+from parastrat.search.alone import assessed_with_one_device
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import nearest_fits
 from parastrat.search.recommended import recommendation
@@ -86,11 +86,7 @@ def _assessed(
     picks = {rung: _pick(judged, rung) for rung in range(RUNGS)}
     others, examples = _best_by_strategy(judged), _examples(judged)
     plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples.values()])
-    alone = None
-    if leaves_others_idle(facts, fixed):
-        together, alone = assessed_with_one_device(facts, fixed, tuple(plans))
-    else:
-        together = assess_all(facts, tuple(plans))
+    together, alone = assessed_with_one_device(facts, fixed, tuple(plans))
     cases = dict(zip(plans, together, strict=True))
 
     def standing(rung: int) -> Standing:

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.assess import assess_all
 from parastrat.collection import without_collection
 from parastrat.rungs import TOLERANCE
-from parastrat.search.alone import assessed_with_one_device, leaves_others_idle
+from parastrat.search.alone import assessed_with_one_device
 from parastrat.search.fastest import able_space, fitting_of
 from parastrat.search.ladder import Standing, choose_rung, eligible
 from parastrat.search.rows import plan_at
@@ -33,10 +32,7 @@ def recommendation(facts: Facts, fixed: Constraints, *, tolerance: float = TOLER
         tolerance: share by which a lower rung may be slower than the fastest and still be taken.
     """
     picks = _contenders(facts, fixed, tolerance)
-    if leaves_others_idle(facts, fixed):
-        cases, alone = assessed_with_one_device(facts, fixed, tuple(picks.values()))
-    else:
-        cases, alone = assess_all(facts, tuple(picks.values())), None
+    cases, alone = assessed_with_one_device(facts, fixed, tuple(picks.values()))
     standings = {rung: Standing(case=case) for rung, case in zip(picks, cases, strict=True)}
     if alone is not None:
         standings[0] = Standing(case=_best_alone(alone))

@@ -37,7 +37,7 @@ class Bench:
     task: Task
     expected: Results
     mesh: DeviceMesh
-    #: by kind of group, the steps between its columns and rows that were proven
+    #: by where something is divided, the steps of the forward on it that were proven
     steps: dict[str, set[Step]] = field(default_factory=dict)
 
     def judged(self, groups: Groups) -> Verdict:
@@ -46,8 +46,8 @@ class Bench:
     def holds(self, layout: Layout, extent: Extent | None = None) -> Verdict:
         verdict = proven(self.copy, self.expected, self.task, layout, self.mesh, extent)
         if verdict:
-            for kind, steps in verdict.steps.items():
-                self.steps.setdefault(kind, set()).update(steps)
+            for where, steps in verdict.steps.items():
+                self.steps.setdefault(where, set()).update(steps)
         return verdict
 
     def settled(self, groups: Groups) -> Groups:

@@ -24,8 +24,8 @@ from parastrat.runtime.tensor_parallel.layout import Layout, Step
 
 #: beyond the numbers that autograd gives to nodes in their order; leaves have the largest of all
 _LEAVES = 2**62
-#: what autograd notes of -1
-_LAST = 2**64 - 1
+#: what autograd adds to dimensions that are counted from the last
+_WRAPPED = 2**64
 
 #: not pointwise by torch's own tags, and yet without regard to what else a tensor has
 _POINTWISE = frozenset(
@@ -87,15 +87,6 @@ def features_of(kind: str) -> Divided:
     return Divided(
         where=f"between the columns and rows of {kind}", what="features", dim=-1, without=without
     )
-
-
-#: between the groups
-POSITIONS = Divided(
-    where="between what tp divides in the blocks",
-    what="positions",
-    dim=1,
-    without="plan with sequence_parallel = false",
-)
 
 
 @dataclass(slots=True)
@@ -167,9 +158,9 @@ class Passage:
             along = (-1,)
         elif name in _OF_ALL:
             along = tuple(range(ndim))
-        known = in_place and along is not None
         where, what = self.of.where, self.of.what
-        if known and self.of.dim % ndim in {dim % ndim for dim in along or ()}:
+        mixed = {dim % ndim for dim in along} if in_place and along is not None else None
+        if mixed is not None and self.of.dim % ndim in mixed:
             raise WrapError(
                 f"{where} the forward now works along the {what} ({name}), of which each tp rank has a "
                 "share: it did not when tp was proven",
@@ -177,7 +168,7 @@ class Passage:
                 f"or {self.of.without}",
             )
         self._told.add(step)
-        if not known:
+        if mixed is None:
             warnings.warn(
                 f"{where} the forward now does what it did not when tp was proven ({name}): each tp rank "
                 f"has a share of the {what} there. Pass sample_inputs= to auto_parallelize that take this "
@@ -219,11 +210,11 @@ class Passage:
         return found
 
 
-def passage(of: Divided, kind: str, layout: Layout, noted: dict[str, set[Step]] | None) -> Passage | None:
-    """Return what looks at the steps of a kind, to note or to hold them; None where nothing is known."""
+def passage(of: Divided, layout: Layout, noted: dict[str, set[Step]] | None) -> Passage | None:
+    """Return what looks at the steps somewhere, to note or to hold them; None where nothing is known."""
     if noted is not None:
-        return Passage(of, noted=noted.setdefault(kind, set()))
-    return Passage(of, allowed(layout.steps[kind])) if kind in layout.steps else None
+        return Passage(of, noted=noted.setdefault(of.where, set()))
+    return Passage(of, allowed(layout.steps[of.where])) if of.where in layout.steps else None
 
 
 def allowed(proven: Collection[Step]) -> frozenset[Step]:
@@ -263,7 +254,7 @@ def _dims_of(node: Node) -> tuple[int, ...] | None:
         dims: Any = getattr(node, name, None)
         if dims is not None:
             several = dims if isinstance(dims, tuple) else (dims,)
-            return tuple(dim - _LAST - 1 if dim > _LEAVES else dim for dim in several)
+            return tuple(dim - _WRAPPED if dim > _LEAVES else dim for dim in several)
     return None
 
 

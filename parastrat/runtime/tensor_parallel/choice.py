@@ -86,7 +86,7 @@ def _layout_on(source: Source, bench: Bench) -> Layout:
     layout = Layout(groups=good, left=rest)
     chosen = _with_sequence(source, bench, layout) if source.sequence else layout
     chosen = _with_loss(bench, chosen) if source.loss else chosen
-    return replace(chosen, steps={kind: frozenset(steps) for kind, steps in bench.steps.items()})
+    return replace(chosen, steps={where: frozenset(steps) for where, steps in bench.steps.items()})
 
 
 def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:

@@ -116,8 +116,8 @@ class Layout:
     ends: Ends = field(default_factory=Ends)
     #: ``forward_backward`` computes cross entropy from shares of the logits
     loss: bool = False
-    #: the steps of the forward that proofs took between columns and rows, by kind of group, and between
-    #: these regions; they are no part of what becomes of a model
+    #: the steps of the forward that proofs took on what is divided, by where that is; they are no part of
+    #: what becomes of a model
     steps: Mapping[str, frozenset[Step]] = field(default_factory=dict, repr=False, compare=False)
 
     @property

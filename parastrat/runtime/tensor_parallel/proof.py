@@ -71,7 +71,7 @@ class Verdict:
     differences: tuple[tuple[str, float], ...] = ()
     #: only gradients differ, and by so little of the largest of all that it may be rounding
     near: bool = False
-    #: by kind of group, the steps between its columns and rows
+    #: by where something is divided, the steps of the forward on it
     steps: Mapping[str, Collection[Step]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import WrapError
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.tensor_parallel.between import Divided, Passage
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, take
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Layout, Left, Part, Role
@@ -30,10 +31,15 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.runtime.tensor_parallel.between import Passage
-
 #: the dimension of positions; samples come first, features last
 SEQUENCE = 1
+#: what ranks have shares of between the groups
+POSITIONS = Divided(
+    where="between what tp divides in the blocks",
+    what="positions",
+    dim=SEQUENCE,
+    without="plan with sequence_parallel = false",
+)
 
 
 class NoStreamError(Exception):
@@ -100,7 +106,7 @@ def extended(layout: Layout, ends: Ends) -> Layout:
 def unstreamed(layout: Layout, reason: str) -> Layout:
     """Return a layout of stages with whole activations between its groups again."""
     left = (*layout.left, Left(kind="sequence parallelism", reason=reason))
-    return Layout(groups=layout.groups[:-1], left=left)
+    return Layout(groups=layout.groups[:-1], left=left, steps=layout.steps)
 
 
 def in_stream(extent: Extent, group: Group, ends: Ends) -> bool:

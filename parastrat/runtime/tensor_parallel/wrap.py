@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parastrat.runtime.tensor_parallel.access import local_inside
-from parastrat.runtime.tensor_parallel.between import POSITIONS, Passage, features_of, passage
+from parastrat.runtime.tensor_parallel.between import Passage, features_of, passage
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter
 from parastrat.runtime.tensor_parallel.layout import Inside, heads
 from parastrat.runtime.tensor_parallel.same_way import hold_to
-from parastrat.runtime.tensor_parallel.sequence import divide_stream, in_stream
+from parastrat.runtime.tensor_parallel.sequence import POSITIONS, divide_stream, in_stream
 from parastrat.runtime.tensor_parallel.styles import Styling, apply_part
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def apply_layout(
         layout: of the whole.
         mesh: the tensor-parallel ranks.
         extent: the blocks that follow each other here; None: all of a whole module.
-        noted: where the steps between columns and rows are noted by kind of group, to prove the layout;
+        noted: where the steps on what is divided are noted, by where that is, to prove the layout;
             without it they are held to those of the layout.
 
     Returns:
@@ -69,7 +69,7 @@ def apply_layout(
     if any(group.inside is Inside.DTENSORS for group in layout.groups):
         know_plain_tensors()
     if layout.sequence:
-        between = passage(POSITIONS, POSITIONS.what, layout, noted)
+        between = passage(POSITIONS, layout, noted)
         divide_stream(module, layout, mesh, extent, between)
     for part in (module, *extent.modules(module)):
         local_inside(part)
@@ -93,7 +93,7 @@ def _styling(
 def _passage(group: Group, layout: Layout, noted: dict[str, set[Step]] | None) -> Passage | None:
     if not group.rows or group.inside is Inside.DTENSORS:
         return None
-    return passage(features_of(group.kind), group.kind, layout, noted)
+    return passage(features_of(group.kind), layout, noted)
 
 
 def _entrance(mesh: DeviceMesh, group: Group | None = None) -> Entrance:

@@ -17,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 import parastrat
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.between import POSITIONS, Passage, allowed, features_of
-from parastrat.runtime.tensor_parallel.layout import Step
+from parastrat.runtime.tensor_parallel.between import Passage, allowed, features_of
+from parastrat.runtime.tensor_parallel.layout import Layout, Step
+from parastrat.runtime.tensor_parallel.sequence import POSITIONS, unstreamed
 
 MLP = features_of("mlp")
 NOTHING: set[Step] = set()
@@ -197,6 +198,11 @@ def test_norms_of_features_are_free_where_positions_are_divided() -> None:
     with warnings.catch_warnings(action="error"):
         in_stream(lambda x: functional.layer_norm(x, (8,)).softmax(-1) + x.mean(-1, keepdim=True))
         in_stream(lambda x: functional.pad(x, (0, 1))[..., :-1])
+
+
+def test_stages_that_get_whole_positions_hold_their_features_as_before() -> None:
+    layout = Layout(groups=(), sequence=True, steps={MLP.where: frozenset(steps_of("mean"))})
+    assert unstreamed(layout, "stages cut it").steps == layout.steps
 
 
 class Blocks(nn.Module):
