@@ -50,10 +50,10 @@ from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.training.plain_loop import guard_plain_loop
 from parastrat.runtime.training.replicas import compare_ranks
-from parastrat.runtime.training.scaled import scale_alike
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.training.unused import leave_unused
+from parastrat.runtime.training.whole import see_whole
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.wrapping import Wrapping, remember, wrapping_of
 from parastrat.workload import Precision
@@ -188,7 +188,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     guard_plain_loop(model, wrapping)
     remember(model, wrapping)
     compare_ranks(model, wrapping)
-    scale_alike(model, wrapping)
+    see_whole(model, wrapping)
     release_at_exit(model)
     return model
 

@@ -24,7 +24,6 @@ from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import divided_between
 from parastrat.runtime.tensor_parallel.sequence import unstreamed
 from parastrat.runtime.tracing.example_inputs import ExampleInputs, example_inputs, made, resized
-from parastrat.runtime.training.gradients import clip_alike
 from parastrat.schedules import SPLIT, rank_of_stage, schedule_of, stages_of_rank
 
 if TYPE_CHECKING:
@@ -284,7 +283,6 @@ def finish(pipeline: Pipeline, model: nn.Module) -> None:
     pipeline.ties = tied(model, holders, whole, pipeline.pp)
     equalise(pipeline.ties)
     pipeline.install(model)
-    clip_alike(model)
     together(lambda: Run(plan, pipeline.modules, None, pipeline.group, pipeline.wrapping.device))
     pipeline.wrapping.calls.append(
         f"# {schedule_of(plan).value} over {len(pipeline.cut.spans)} stages, "

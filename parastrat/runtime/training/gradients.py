@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.runtime.pipeline.pipelined import Pipeline
+    from parastrat.runtime.wrapping import Wrapping
 
 #: torch's own
 _norm = nn.utils.get_total_norm
@@ -51,8 +52,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, norm_type: float = 2.0
     return norm
 
 
-def clip_alike(model: nn.Module) -> None:
+def clip_alike(model: nn.Module, wrapping: Wrapping) -> None:
     """Let torch's own norm of a model's gradients be that over all of its stages."""
+    if wrapping.pipeline is None:
+        return
     _in_stages.add(model)
     # clip_grad_norm_, which scripts may hold by another name, calls it by the first of these
     places: tuple[tuple[Any, str], ...] = ((clip_grad, "_get_total_norm"), (nn.utils, "get_total_norm"))
