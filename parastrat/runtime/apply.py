@@ -48,14 +48,11 @@ from parastrat.runtime.slots import slots_of
 from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
-from parastrat.runtime.training.plain_loop import guard_plain_loop
-from parastrat.runtime.training.replicas import compare_ranks
+from parastrat.runtime.training.guards import guard
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.told import Told
-from parastrat.runtime.training.unused import leave_unused
-from parastrat.runtime.training.whole import see_whole
 from parastrat.runtime.weights import load_weights
-from parastrat.runtime.wrapping import Wrapping, remember, wrapping_of
+from parastrat.runtime.wrapping import Wrapping, wrapping_of
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -184,11 +181,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     model = _placed(module, wrapping, units, start)
     if plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
-    leave_unused(model, wrapping)
-    guard_plain_loop(model, wrapping)
-    remember(model, wrapping)
-    compare_ranks(model, wrapping)
-    see_whole(model, wrapping)
+    guard(model, wrapping)
     release_at_exit(model)
     return model
 

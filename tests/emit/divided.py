@@ -7,11 +7,11 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from emit.messages import Messages
+from runtime.uncompared import uncompared
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -101,7 +101,7 @@ def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[st
         torch.manual_seed(rank)
         built = {"llama": llama, "decoder": decoder, "mixture": mixture}[name]()
         # ranks are compared after their first steps, which emitted code leaves out
-        with patch("parastrat.runtime.apply.compare_ranks"):
+        with uncompared():
             wrapped = wrap(built)
         found.append(trained(wrapped, rank // plan.mesh.tp))
     return found[0], found[1]

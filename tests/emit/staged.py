@@ -8,12 +8,12 @@ import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from emit.divided import VOCABULARY, decoder, llama
 from emit.messages import Messages
+from runtime.uncompared import uncompared
 from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
@@ -186,7 +186,7 @@ def both_ways(name: str, text: str, plan: Plan) -> tuple[dict[str, Any], dict[st
     emitted = trained(pipeline, pipeline.step, given)
     torch.manual_seed(rank)
     # ranks are compared after their first steps, which emitted code leaves out
-    with patch("parastrat.runtime.apply.compare_ranks"):
+    with uncompared():
         model = parastrat.auto_parallelize(MODELS[name](), plan=plan)
     ours = trained(
         model,

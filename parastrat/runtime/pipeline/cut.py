@@ -49,6 +49,13 @@ class Cut:
     #: stages that hold each parameter
     owners: dict[str, tuple[int, ...]]
 
+    @property
+    def ends(self) -> frozenset[str]:
+        """Names of the parts whose outputs pass from stage to stage."""
+        events = self.route.events
+        crossing = (self.route.crossing(span.begin) for span in self.spans[1:])
+        return frozenset(events[source.event].part for sources in crossing for source in sources)
+
 
 def spans_of(
     module: nn.Module, route: Route, stages: int, joined: Sequence[frozenset[str]] = ()

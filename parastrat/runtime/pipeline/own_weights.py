@@ -1,9 +1,9 @@
-"""Losses that read weights: only the last stage's are on the rank that computes the loss."""
+"""Losses that read weights, or what modules keep: only the last stage's are where the loss is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -13,16 +13,21 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
+from parastrat.runtime.leaves import tensors_in
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from parastrat.runtime.pipeline.attributes import Kept
     from parastrat.runtime.pipeline.prune import Absent
 
 _HINT = (
-    "put it into the forward of the module that holds the weights, leave it to the optimizer, as weight "
-    "decay, or plan --pp 1"
+    "put it into the forward of the module that holds it, and return it with the output; leave decay "
+    "of weights to the optimizer; or plan --pp 1"
 )
 #: which all others that list parameters call
 _LISTS = "named_parameters"
+_ABSENT = object()
 
 
 class OwnWeights:
@@ -36,32 +41,56 @@ class OwnWeights:
 
     def __init__(self, absent: Absent, *, split: bool) -> None:
         owners = {owner for slot in absent.slots for owner, _ in slot.owners}
-        self._stand_ins = {id(vars(owner)[key]) for slot in absent.slots for owner, key in slot.owners}
+        self._module = absent.module
+        self._weights = {
+            id(each): f"a weight of shape {tuple(each.shape)} that another stage holds"
+            for each in absent.stand_ins
+        }
         self._split = split
         #: that are owners, or hold one
         self._around = [part for part in absent.module.modules() if not owners.isdisjoint(part.modules())]
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self, kept: Iterable[Kept], device: torch.device) -> Iterator[None]:
         """Refuse that a loss inside reads others, or lists parameters of which only some are there.
+
+        Args:
+            kept: attributes that stages before this one compute.
+            device: where tensors are.
 
         Raises:
             WrapError: what stands in for weights would give another loss, and other gradients.
         """
-        for part in self._around:
-            vars(part)[_LISTS] = _refuse_list
-        try:
-            with _Reading(self._stand_ins, split=self._split):
-                yield
-        finally:
+        stand_ins = dict(self._weights)
+        with ExitStack() as stack:
             for part in self._around:
-                vars(part).pop(_LISTS, None)
+                stack.enter_context(_set(part, _LISTS, _refuse_list))
+            for each in kept:
+                value = each.stand_in(device)
+                said = f"{each.part}.{each.name}".lstrip(".") + ", which another stage computes"
+                stand_ins |= {id(leaf): said for leaf in tensors_in(value)}
+                stack.enter_context(_set(self._module.get_submodule(each.part), each.name, value))
+            stack.enter_context(_Reading(stand_ins, split=self._split))
+            yield
+
+
+@contextmanager
+def _set(part: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Let a module have an attribute for a while."""
+    before = vars(part).get(name, _ABSENT)
+    vars(part)[name] = value
+    try:
+        yield
+    finally:
+        vars(part).pop(name)
+        if before is not _ABSENT:
+            vars(part)[name] = before
 
 
 class _Reading(TorchFunctionMode):
     """Looks at what functions are given."""
 
-    def __init__(self, stand_ins: set[int], *, split: bool) -> None:
+    def __init__(self, stand_ins: dict[int, str], *, split: bool) -> None:
         super().__init__()
         self._stand_ins = stand_ins
         self._split = split
@@ -78,9 +107,7 @@ class _Reading(TorchFunctionMode):
         for leaf in given:
             if id(leaf) in self._stand_ins:
                 raise WrapError(
-                    f"the loss reads a weight of shape {tuple(leaf.shape)} that another stage holds: it "
-                    "has no values here",
-                    hint=_HINT,
+                    f"the loss reads {self._stand_ins[id(leaf)]}: it has no values here", hint=_HINT
                 )
             if self._split and isinstance(leaf, nn.Parameter):
                 raise WrapError(

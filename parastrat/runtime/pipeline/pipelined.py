@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from parastrat.errors import UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
+from parastrat.runtime.pipeline.copies import Copies, copies_of
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
 from parastrat.runtime.pipeline.keeping import stand_in
 from parastrat.runtime.pipeline.own_weights import OwnWeights
@@ -24,9 +25,10 @@ from parastrat.runtime.pipeline.same import check_same_batches, signature
 from parastrat.runtime.pipeline.schedule import Ends, Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
+from parastrat.runtime.pipeline.stand_ins import StandIns
 from parastrat.runtime.pipeline.ties import Tie, average_over_data, gradients_added
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.training.told import innermost
+from parastrat.runtime.training.told import own_errors
 from parastrat.schedules import SPLIT, rank_of_stage, schedule_of
 
 if TYPE_CHECKING:
@@ -81,6 +83,8 @@ class Pipeline:
     others: dict[int, Absent] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
     _model: nn.Module | None = None
+    _stages: dict[int, Stage] = field(default_factory=dict)
+    _copies: Copies = field(default_factory=Copies)
     _routes: dict[Any, Route] = field(default_factory=dict)
     _run: tuple[Any, Run] | None = None
     _job: Job | None = None
@@ -90,11 +94,17 @@ class Pipeline:
         self._model = model
         for index, module in self.modules.items():
             absent = self.others.get(index, self.absent)
-            stage = Stage(module, absent.answered(module.forward), self.parts)
+            stage = self._stages[index] = Stage(module, absent.answered(module.forward), self.parts)
             module.forward = self._forward(self.cut.spans[index], stage)
         for module in {model, *self.modules.values()}:
             # before FSDP2 gathers anything
             module.register_forward_pre_hook(lambda *_: (self.job, None)[1], prepend=True)
+
+    def settle(self, model: nn.Module) -> None:
+        """The script has the model from here on."""
+        self._copies = copies_of(
+            model, self.modules, (self.absent, *self.others.values()), self.parts, self.cut.ends
+        )
 
     def step(self, batches: list[Any], loss_of: LossOf) -> Exception | None:
         """Run the schedule over one step's micro-batches; gradients are complete afterwards.
@@ -110,9 +120,9 @@ class Pipeline:
             check_same_batches(batches, self.group)
             ends = {stage: _ends(self.cut.spans[stage], job) for stage in self.modules}
             self._run = key, Run(self.wrapping.plan, self.modules, ends, self.group, self.wrapping.device)
-        self._follow_mode()
+        self._follow()
         with gradients_added(self.ties):
-            with self._working(job), own_draws(self), _own_errors():
+            with self._working(job), own_draws(self), own_errors():
                 self._run[1].step()
             if not self.sharded:
                 average_over_data(self.modules.values(), self.wrapping.mesh)
@@ -126,7 +136,7 @@ class Pipeline:
         """Return the model's output on the rank of the last stage, None elsewhere; one batch at a time."""
         job = Job(batches=[batch], routes=[self.route(batch)], loss_of=lambda _index, output: output)
         index = torch.zeros(1, dtype=torch.int64)
-        self._follow_mode()
+        self._follow()
         result: Any = ()
         for stage, module in sorted(self.modules.items()):
             here = dist.get_rank(self.group)
@@ -190,6 +200,7 @@ class Pipeline:
     def _forward(self, span: Span, stage: Stage) -> Callable[..., Any]:
         split = schedule_of(self.wrapping.plan) in SPLIT
         border, own = Border(self.wrapping.device, split=split), OwnWeights(self.absent, split=split)
+        stand_ins = StandIns(self.others.get(span.stage, self.absent).stand_ins)
         unread = Unread(self.modules[span.stage]) if len(self.modules) == 1 else None
 
         def computed(job: Job, index: int, received: tuple[torch.Tensor, ...]) -> Any:
@@ -199,11 +210,12 @@ class Pipeline:
                 if span.stage
                 else {}
             )
-            passage = Passage(route=route, span=span, received=came, border=border)
+            passage = Passage(route=route, span=span, received=came, border=border, stand_ins=stand_ins)
             with nullcontext() if unread is None else unread.forward():
                 output = stage.run(self.setting.cast(job.batches[index]), passage)
+            self._copies.publish(span.stage)
             if span.is_last:
-                with own.alone():
+                with own.alone(route.kept_before(span.begin), self.wrapping.device):
                     return job.loss_of(index, output)
             return job.parcel(span.end).packed(output)
 
@@ -245,12 +257,12 @@ class Pipeline:
             dist.recv(tensor, group_src=source, group=self.group)
         return tensors
 
-    def _follow_mode(self) -> None:
-        """Train or evaluate as the caller's model does: where stages have copies, those are not told."""
-        for module in self.modules.values():
-            if self._model is not None and module is not self._model:
-                for name, part in module.named_modules():
-                    part.training = self._model.get_submodule(name).training
+    def _follow(self) -> None:
+        """Do as the script's model does now: stages may have copies, and not run what hooks it."""
+        self._copies.follow()
+        if len(self._stages) > 1:
+            for stage in self._stages.values():
+                stage.come_first_and_last()
 
     @contextmanager
     def _working(self, job: Job) -> Iterator[None]:
@@ -259,18 +271,6 @@ class Pipeline:
             yield
         finally:
             self._job = None
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    """Raise what happens in a stage as it was raised: torch's stages put errors of their own over it."""
-    try:
-        yield
-    except RuntimeError as error:
-        cause = innermost(error)
-        if cause is error:
-            raise
-        raise cause from cause.__cause__
 
 
 @contextmanager

@@ -61,12 +61,17 @@ class Absent:
             for owner, key in slot.owners:
                 vars(owner)[key] = zeros
 
+    @property
+    def stand_ins(self) -> list[torch.Tensor]:
+        """What stands where the parameters were."""
+        return [vars(owner)[key] for slot in self.slots for owner, key in slot.owners]
+
     def answered(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward in which modules without any parameter left show what stands in for theirs.
 
         Hugging Face's models ask the first parameter of a part for its device and format.
         """
-        keys = self._keys
+        keys = self.keys
         held = {
             part: [vars(owner)[key] for owner in part.modules() for key in keys.get(owner, ())]
             for part in self.module.modules()
@@ -99,7 +104,7 @@ class Absent:
             self._take_out()
 
     @property
-    def _keys(self) -> dict[nn.Module, list[str]]:
+    def keys(self) -> dict[nn.Module, list[str]]:
         """The absent parameters of each module that had some."""
         keys: dict[nn.Module, list[str]] = {}
         for slot in self.slots:

@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
 
 from parastrat.runtime.blocks import stacked_blocks
+from parastrat.runtime.pipeline.attributes import Kept, kept_of
 from parastrat.runtime.pipeline.between import check_buffers
 from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
@@ -74,6 +75,8 @@ class Route:
     events: tuple[Event, ...]
     #: what the forward's output is computed from, beside calls
     end: frozenset[Source]
+    #: what modules keep in attributes, where a loss may read it
+    kept: tuple[Kept, ...] = ()
 
     def crossing(self, after: int) -> tuple[Source, ...]:
         """Return the outputs of the first ``after`` events that later ones read, in order."""
@@ -81,6 +84,11 @@ class Route:
         return tuple(
             sorted(source for source in late if source.kind is not Kind.PARAMETER and source.event < after)
         )
+
+    def kept_before(self, last: int) -> Iterator[Kept]:
+        """Yield what the first events keep that the last stage, which begins behind them, does not know."""
+        crossing = frozenset(self.crossing(last)) if self.kept else frozenset[Source]()
+        return (each for each in self.kept if each.is_of_stages_before(last, crossing))
 
     def why_not(self, after: int) -> str | None:
         """Return why the forward cannot be cut behind this many events; None if it can."""
@@ -139,8 +147,10 @@ class Trace:
             self.flow,
         ):
             output = called(self.module, self.batch)
+            kept = tuple(kept_of(self.module, self.flow))
         events = tuple(_with_changes(index, event, self.flow) for index, event in enumerate(self.events))
-        return Route(calls=tuple(self.calls), events=events, end=self.flow.sources_of(output)), output
+        end = self.flow.sources_of(output)
+        return Route(calls=tuple(self.calls), events=events, end=end, kept=kept), output
 
     def _enter(self, _name: str) -> None:
         self.flow.begin_visit()

@@ -7,7 +7,8 @@ and positions, is computed on every stage.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.cut import Span
 from parastrat.runtime.pipeline.flow import Source
 from parastrat.runtime.pipeline.route import Route, TensorShape
+from parastrat.runtime.pipeline.stand_ins import StandIns
 from parastrat.runtime.training.batches import called
 
 _OTHER_PATH = (
@@ -48,8 +50,25 @@ class Passage:
     #: calls that have begun and not ended
     depth: int = 0
     border: Border
+    #: follows what is not of this stage; None: a proof does
+    stand_ins: StandIns | None = None
+    #: a part runs that is given nothing of it
+    resting: bool = False
 
-    def begin(self, name: str) -> None:
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow what is not of this stage."""
+        if self.stand_ins is None:
+            yield
+            return
+        self.stand_ins.begin()
+        try:
+            yield
+        finally:
+            if not self.resting:
+                self.stand_ins.end()
+
+    def begin(self, name: str, given: Any) -> None:
         """A part is called."""
         self.depth += 1
         if self.depth > 1:
@@ -61,6 +80,8 @@ class Passage:
                 "batch than the one that was cut into stages",
                 hint=_OTHER_PATH,
             )
+        if self.stand_ins is not None and self.skipping is None and not self.stand_ins.is_in(given):
+            self.resting = self.stand_ins.rest()
 
     @property
     def skipping(self) -> int | None:
@@ -89,6 +110,9 @@ class Passage:
         self.depth -= 1
         if self.depth:
             return
+        if self.resting and self.stand_ins is not None:
+            self.stand_ins.go_on()
+            self.resting = False
         index = self.route.calls[self.place][1]
         self.place += 1
         if self.span.is_last or index is None or index not in self.span:
@@ -99,6 +123,8 @@ class Passage:
             if source.event == index:
                 shape, tensor = self.route.shape_of(source), tensors[source.index]
                 _check(tensor, shape, self.route.events[index].part)
+                if self.stand_ins is not None:
+                    self.stand_ins.check(tensor, f"what {self.route.events[index].part} returns")
                 self.sent[source] = self.border.leaving(tensor, shape)
         if index == self.span.end - 1:
             raise _Leave
@@ -113,7 +139,10 @@ class Passage:
 
     def _arrived(self, source: Source, shape: TensorShape) -> torch.Tensor:
         if source not in self.received:
-            return self.border.stub(shape)
+            stub = self.border.stub(shape)
+            if self.stand_ins is not None:
+                self.stand_ins.add(stub)
+            return stub
         return self.border.entering(self.received[source], shape)
 
 
@@ -151,6 +180,7 @@ class Stage:
         self._forward = forward
         self._passage: Passage | None = None
         self._undo: list[Callable[[], None]] = []
+        self._hooks: list[tuple[nn.Module, int, int]] = []
         for name in parts:
             self._watch(name, module.get_submodule(name))
 
@@ -162,8 +192,10 @@ class Stage:
         """
         self._passage = passage
         try:
-            with not_reentrant():
+            with not_reentrant(), passage.following():
                 output = called(self._forward, inputs)
+                if passage.stand_ins is not None and passage.span.is_last:
+                    passage.stand_ins.check(output, "the output")
         except _Leave:
             return passage.outputs()
         finally:
@@ -174,6 +206,14 @@ class Stage:
             )
         return output
 
+    def come_first_and_last(self) -> None:
+        """Run before and after all hooks, also those that were added since."""
+        for part, first, last in self._hooks:
+            before: Any = part._forward_pre_hooks  # noqa: SLF001  (no public way)
+            after: Any = part._forward_hooks  # noqa: SLF001  (as above)
+            before.move_to_end(first, last=False)
+            after.move_to_end(last)
+
     def close(self) -> None:
         """Take all hooks off."""
         for undo in reversed(self._undo):
@@ -182,9 +222,9 @@ class Stage:
     def _watch(self, name: str, part: nn.Module) -> None:
         forward = part.forward
 
-        def before(_part: nn.Module, _args: Any) -> None:
+        def before(_part: nn.Module, *given: Any) -> None:
             if self._passage is not None:
-                self._passage.begin(name)
+                self._passage.begin(name, given)
 
         def instead(*args: Any, **kwargs: Any) -> Any:
             skipping = None if self._passage is None else self._passage.skipping
@@ -197,7 +237,9 @@ class Stage:
                 self._passage.done(output)
 
         # first and last of all hooks: those of FSDP2 must not be left in the middle
-        hooks = part.register_forward_pre_hook(before, prepend=True), part.register_forward_hook(after)
+        first = part.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        hooks = first, part.register_forward_hook(after)
+        self._hooks.append((part, hooks[0].id, hooks[1].id))
         own = vars(part).get("forward")
         part.forward = instead
 

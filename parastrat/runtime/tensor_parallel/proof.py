@@ -16,10 +16,10 @@ from torch.utils._pytree import tree_map
 from parastrat.errors import OutOfStepError
 from parastrat.runtime.agreement import named
 from parastrat.runtime.in_step import meet, steps
+from parastrat.runtime.kept import kept_in
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import FAKE_TENSORS, silenced
 from parastrat.runtime.tensor_parallel.comparison import TOLERANCE, compared
-from parastrat.runtime.tensor_parallel.kept import kept_in
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import IGNORED, called
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from parastrat.errors import MismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 _KEY = "parastrat/failed"
@@ -100,6 +102,18 @@ def innermost(error: BaseException) -> BaseException:
     while error.__cause__ is not None and _OVER in str(error):
         error = error.__cause__
     return error
+
+
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Raise what happens in a stage as it was raised: torch's stages put errors of their own over it."""
+    try:
+        yield
+    except RuntimeError as error:
+        cause = innermost(error)
+        if cause is error:
+            raise
+        raise cause from cause.__cause__
 
 
 def stopped_with(error: BaseException) -> str:

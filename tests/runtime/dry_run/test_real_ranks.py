@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from runtime.dry_run import models
 from runtime.ranks import on_ranks
+from runtime.uncompared import uncompared
 from versions import sends_no_greeting
 
 from parastrat.dry_run import Traffic
@@ -96,7 +96,7 @@ def of_real_rank(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     for name, changes in cases.items():
         torch.manual_seed(0)
         # ranks are compared after their first steps, and those of dry runs are not there
-        with patch("parastrat.runtime.apply.compare_ranks"):
+        with uncompared():
             model = auto_parallelize(models.Fed(), plan=plan(changes), sample_inputs=batch)
         found[name] = step_traffic(model, batch)
     return found
