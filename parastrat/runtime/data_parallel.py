@@ -18,6 +18,7 @@ from parastrat.plan import Plan
 from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
+from parastrat.runtime.replicated import Replicated
 from parastrat.runtime.shares import share_of
 from parastrat.runtime.training.buffers import (
     follow_first_rank,
@@ -52,7 +53,7 @@ def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
     # an expert may see no token of a rank, and a layer may be left out at random; what a model never uses
     # shows in the first step
     unused = has_routed_parts(module) or chooses_ways(module)
-    wrapped = DistributedDataParallel(
+    wrapped = Replicated(
         module,
         device_ids=device_ids,
         gradient_as_bucket_view=True,

@@ -119,7 +119,7 @@ def check_gradients(model: nn.Module, plan: Plan) -> None:
         WrapError: the model is compiled, a parameter has a hook of its own, or an embedding makes sparse
             gradients or rewrites its rows.
     """
-    _check_renormed(model, plan)
+    _check_lookups(model, plan)
     if not (plan.shards_parameters or plan.mesh.tp > 1):
         return
     # whose class is not imported where nobody compiles
@@ -145,16 +145,22 @@ def check_gradients(model: nn.Module, plan: Plan) -> None:
             )
 
 
-def _check_renormed(model: nn.Module, plan: Plan) -> None:
-    """Refuse embeddings that rewrite the rows which they look up: each rank looks up others."""
-    if plan.mesh.dp * plan.mesh.tp == 1:
-        return
+def _check_lookups(model: nn.Module, plan: Plan) -> None:
+    """Refuse embeddings for which it counts what else was looked up: each rank looks up others."""
     for name, part in model.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.max_norm is not None:
+        if not isinstance(part, nn.Embedding | nn.EmbeddingBag):
+            continue
+        if part.max_norm is not None and plan.mesh.dp * plan.mesh.tp > 1:
             raise WrapError(
                 f"{name or 'the model'} renormalises the rows that it looks up (max_norm), and each rank "
                 "looks up others: their weights would differ",
                 hint="build it without max_norm, and renormalise all rows after optimizer.step()",
+            )
+        if part.scale_grad_by_freq and plan.mesh.dp > 1:
+            raise WrapError(
+                f"{name or 'the model'} divides gradients by how often rows were looked up "
+                "(scale_grad_by_freq), which each rank counts in its own samples alone",
+                hint="build it without scale_grad_by_freq, and divide p.grad by counts over all samples",
             )
 
 

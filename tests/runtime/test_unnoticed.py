@@ -135,6 +135,13 @@ def embedding() -> nn.Module:
     )
 
 
+def counted() -> nn.Module:
+    return parastrat.auto_parallelize(
+        nn.Sequential(nn.Embedding(8, 8, scale_grad_by_freq=True), nn.Linear(8, 8)),
+        plan=plan(dp_replicate=2),
+    )
+
+
 def compiled() -> nn.Module:
     return parastrat.auto_parallelize(torch.compile(Residual()), plan=plan(dp_shard=2))
 
@@ -208,6 +215,7 @@ def everything() -> dict[str, Any]:
             for workers in (0, 1)
         },
         "renormalised": embedding,
+        "counted": counted,
         "compiled": compiled,
     }
     return answers(asked)
@@ -266,6 +274,10 @@ def test_streams_that_each_rank_shuffles_otherwise(ranks: list[dict[str, Any]]) 
 
 def test_embeddings_that_rewrite_what_they_look_up(ranks: list[dict[str, Any]]) -> None:
     assert all("max_norm" in found["renormalised"] for found in ranks)
+
+
+def test_embeddings_that_count_what_they_look_up(ranks: list[dict[str, Any]]) -> None:
+    assert all("scale_grad_by_freq" in found["counted"] for found in ranks)
 
 
 def test_modules_that_are_compiled_already(ranks: list[dict[str, Any]]) -> None:
