@@ -8,15 +8,20 @@ stages cannot follow is refused.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from types import MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from parastrat.errors import WrapError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from parastrat.runtime.pipeline.prune import Absent
 
@@ -55,13 +60,19 @@ class _Copied:
     is_around: bool
     #: attributes that stand in for parameters, here or in the copies
     stand_ins: frozenset[str]
-    #: attributes as the model and its copies last had them
+    #: attributes as the part last had them, and as each copy had
     known: dict[str, Any] = field(init=False)
+    known_of: dict[int, dict[str, Any]] = field(init=False)
     #: what is not copied again
     held: dict[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         self.known, self.held = self._attributes(self.part), self._held()
+        # what is changed in place counts for all
+        shared = {key: value for key, value in self.known.items() if not _names_modules(value)}
+        for copied in self.copies.values():
+            vars(copied).update(shared)
+        self.known_of = {stage: self._attributes(copied) for stage, copied in self.copies.items()}
 
     def follow(self) -> None:
         """Let the copies be as the part is."""
@@ -74,10 +85,11 @@ class _Copied:
                 hint="replace it before auto_parallelize, or plan virtual_stages = 1 (pp_schedule = 1F1B)",
             )
         now = self._attributes(self.part)
-        changed = {key: value for key, value in now.items() if value is not self.known.get(key, _ABSENT)}
-        for copied in self.copies.values():
+        changed, gone = _changes(now, self.known), self.known.keys() - now.keys()
+        for stage, copied in self.copies.items():
             vars(copied).update(changed)
-            for key in self.known.keys() - now.keys():
+            self.known_of[stage].update(changed)
+            for key in gone:
                 vars(copied).pop(key, None)
             own, given = copied._buffers, self.part._buffers  # noqa: SLF001  (no public accessor)
             own.update({key: given[key] for key in own if key in given})
@@ -87,11 +99,10 @@ class _Copied:
         """Let the part have what a stage's copy set."""
         if self.is_around and stage in self.copies:
             now = self._attributes(self.copies[stage])
-            set_by_it = {
-                key: value for key, value in now.items() if value is not self.known.get(key, _ABSENT)
-            }
-            vars(self.part).update(set_by_it)
-            self.known.update(set_by_it)
+            changed = _changes(now, self.known_of[stage])
+            vars(self.part).update(changed)
+            self.known.update(changed)
+            self.known_of[stage] = now
 
     def _attributes(self, part: nn.Module) -> dict[str, Any]:
         left_out = _INTERNAL | self.stand_ins
@@ -183,6 +194,33 @@ def copies_of(
     found = Copies(copied=copied, hooked=tuple(around))
     found.follow()
     return found
+
+
+def _changes(now: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in now.items() if value is not known.get(key, _ABSENT)}
+
+
+def _names_modules(value: Any) -> bool:
+    """Return whether modules or parameters are among what a value holds: copies have others."""
+    left, seen = [value], set[int]()
+    while left:
+        each = left.pop()
+        if isinstance(each, nn.Module | nn.Parameter):
+            return True
+        if id(each) in seen or isinstance(each, type | ModuleType | torch.Tensor):
+            continue
+        seen.add(id(each))
+        if isinstance(each, Mapping):
+            left += each.values()
+        elif isinstance(each, list | tuple | set | frozenset | deque):
+            left += each
+        elif isinstance(each, partial):
+            left += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, MethodType):
+            left.append(each.__self__)
+        else:
+            left += getattr(each, "__dict__", {}).values()
+    return False
 
 
 def _hooks_of(part: nn.Module) -> dict[str, frozenset[int]]:

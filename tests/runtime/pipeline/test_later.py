@@ -52,21 +52,23 @@ class Model(nn.Module):
         self.temperature = 1.0
         self.skips = self.reads = False
         self.calls = 0
+        self.factors = [1.0]
+        self.order = [*self.blocks]
         self.size: Any = None
         self.early: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        for block in self.blocks:
+        for block in self.order:
             x = block(x)
-            if block is self.blocks[0]:
+            if block is self.order[0]:
                 first = x
                 self.early = x.mean()
         if self.skips or (self.reads and self.calls > LATER):
             x = x + first
         if self.reads:
             x = x * self.blocks[0].up.bias.sum()
-        x = self.head(x) * self.temperature + self.offset
+        x = self.head(x) * self.temperature * self.factors[0] + self.offset
         self.size = x.pow(2).mean()
         return x
 
@@ -101,6 +103,7 @@ def sum_of_aux(model: Model) -> Any:
 
 CASES = {
     "an attribute": Case(later=set_to("temperature", 3.0)),
+    "what an attribute holds": Case(later=lambda model: model.factors.__setitem__(0, 3.0)),
     "a buffer": Case(later=set_to("offset", torch.ones(()))),
     "what a forward keeps": Case(term=lambda model: model.size),
     "hooks on all blocks": Case(
