@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.collection import instances
@@ -222,7 +223,8 @@ def check_model(model: object) -> nn.Module:
 
 
 def _has_sharded(model: nn.Module) -> bool:
-    return any(type(parameter.data) is not torch.Tensor for parameter in model.parameters())
+    # a script that is dry-run builds its model of fake ones
+    return any(type(parameter.data) not in (torch.Tensor, FakeTensor) for parameter in model.parameters())
 
 
 def check_optimizers(model: nn.Module, plan: Plan) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from parastrat.runtime.leaves import tensors_in
@@ -108,11 +109,15 @@ def slots_of(module: nn.Module) -> list[Slot]:
 def without_data(module: nn.Module) -> nn.Module:
     """Return a copy on the meta device, with the same ties."""
     memo: dict[int, Any] = {id(tensor): tensor.detach().to("meta") for tensor in left_behind(module)}
-    memo |= {
-        id(slot.tensor): slot.standing_for(torch.empty_like(slot.tensor, device="meta"))
-        for slot in slots_of(module)
-    }
+    memo |= {id(slot.tensor): slot.standing_for(meta_like(slot.tensor)) for slot in slots_of(module)}
     return copy.deepcopy(module, memo)
+
+
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return one of the same form on the meta device; of a fake tensor no fake one."""
+    if isinstance(tensor, FakeTensor):
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    return torch.empty_like(tensor, device="meta")
 
 
 def left_behind(module: nn.Module) -> list[torch.Tensor]:

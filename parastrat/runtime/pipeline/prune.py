@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.slots import Slot, meta_like, slots_of
 
 
 def from_first_stage(module: nn.Module, device: torch.device, group: dist.ProcessGroup) -> None:
@@ -43,7 +43,7 @@ class Absent:
         self.blocks = repeated_blocks(module).names
         self.slots = [slot for slot in slots_of(module) if slot.is_parameter and slot.name not in kept]
         for slot in self.slots:
-            slot.tensor = slot.standing_for(torch.empty_like(slot.tensor, device="meta"))
+            slot.tensor = slot.standing_for(meta_like(slot.tensor))
         self.first_names = frozenset(slot.name for slot in self.slots)
         self.names = frozenset(name for slot in self.slots for name in slot.names)
         buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}

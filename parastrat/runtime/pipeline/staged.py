@@ -153,7 +153,7 @@ def _check(tensor: torch.Tensor, shape: TensorShape, part: str) -> None:
             "stage can send",
             hint="plan pp without tp, or tp without pp",
         )
-    if isinstance(tensor, FakeTensor) and detect_fake_mode() is None:  # its sends would send nothing
+    if without_values(tensor):  # its sends would send nothing
         raise WrapError(
             f"{part} returned a tensor without values: its code keeps a table, outside of its file, that "
             "was made when the forward was followed",
@@ -165,6 +165,11 @@ def _check(tensor: torch.Tensor, shape: TensorShape, part: str) -> None:
             f"{tuple(shape.shape)} of {shape.dtype} was expected",
             hint=_OTHER_PATH,
         )
+
+
+def without_values(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is fake where others are not."""
+    return isinstance(tensor, FakeTensor) and detect_fake_mode() is None
 
 
 class Stage:

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from runtime.dry_run.plans import PLAN
+from runtime.dry_run.plans import PIPELINED, PLAN, TENSOR_PARALLEL
 from runtime.dry_run.test_ranks import dried
 from torch._subclasses.fake_tensor import FakeTensor
 
 from parastrat.dry_run import DryRun
 from parastrat.errors import ParastratError, UsageError, WrapError
-from parastrat.plan import Mesh, Shard
+from parastrat.plan import Mesh, PipelineSchedule, Shard
 from parastrat.runtime.dry_run import Command, command_of, run_script
 from parastrat.runtime.dry_run.accelerator import pretended_accelerator
 from parastrat.runtime.dry_run.values import Values
 from parastrat.runtime.dry_run.watch import Watch
 
 SCRIPT = Path(__file__).with_name("training_script.py")
+PLANNED = Path(__file__).with_name("planned_script.py")
+#: plans that need proofs
+DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
+    "tp": (TENSOR_PARALLEL, {"mesh": Mesh(tp=2), "sequence_parallel": True}),
+    "pp": (PIPELINED, {"mesh": Mesh(pp=2), "pp_schedule": PipelineSchedule.ONE_F_ONE_B}),
+}
 
 
-def ran(*arguments: str, ranks: int = 4, rank: int = 0, steps: int = 2, **more: Any) -> DryRun:
-    command = Command(script=str(SCRIPT), arguments=arguments, ranks_per_node=ranks, **more)
+def ran(
+    *arguments: str, ranks: int = 4, rank: int = 0, steps: int = 2, script: Path = SCRIPT, **more: Any
+) -> DryRun:
+    command = Command(script=str(script), arguments=arguments, ranks_per_node=ranks, **more)
     return run_script(command, rank, steps)
 
 
@@ -59,10 +68,28 @@ def test_ddp_by_hand_is_as_its_plan() -> None:
 
 
 @pytest.mark.slow
-def test_a_script_under_a_plan_is_as_the_plan(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["planned", "built"])
+def test_a_script_under_a_plan_is_as_the_plan(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     path.write_text(PLAN, encoding="utf-8")
-    alike(ran("planned", plan=str(path)), dried())
+    alike(ran(kind, plan=str(path)), dried())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["built", "planned"])
+@pytest.mark.parametrize("divided", DIVIDED)
+def test_a_script_whose_plan_needs_proofs_is_as_the_plan(divided: str, given: str, tmp_path: Path) -> None:
+    text, fields = DIVIDED[divided]
+    path = tmp_path / "plan.toml"
+    path.write_text(text, encoding="utf-8")
+    expected = dried(
+        "Fed", gradient_accumulation_steps=2, shard=Shard.NONE, reshard_after_forward=False, **fields
+    )
+    found = ran(given, ranks=2, script=PLANNED, plan=str(path))
+    # stages tell each other the loss, which the plan's own loop does not ask for
+    of_loss = [each for each in found.traffic if (each.name, each.bytes) == ("allreduce", 4)]
+    assert len(of_loss) == (divided == "pp")
+    alike(replace(found, traffic=tuple(each for each in found.traffic if each not in of_loss)), expected)
 
 
 @pytest.mark.slow

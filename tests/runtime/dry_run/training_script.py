@@ -47,11 +47,17 @@ def planned(_device: torch.device) -> nn.Module:
     return parastrat.auto_parallelize(Chain)
 
 
+def built(_device: torch.device) -> nn.Module:
+    import parastrat
+
+    return parastrat.auto_parallelize(Chain())
+
+
 def main() -> None:
     kind = sys.argv[1]
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
-    if kind != "planned":
+    if kind not in ("planned", "built"):
         dist.init_process_group("nccl", device_id=device)
     torch.manual_seed(0)
     model = globals()[kind](device)
