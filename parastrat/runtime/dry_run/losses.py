@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from parastrat.runtime.tensor_parallel import styles
 from parastrat.runtime.tensor_parallel.cross_entropy import cross_entropies
+from parastrat.runtime.training import step
 from parastrat.runtime.training.batches import IGNORED
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.tensor_parallel.layout import Layout
+    from parastrat.runtime.wrapping import Wrapping
 
 
 #: models put the rows of all samples together
@@ -34,6 +36,20 @@ def losses_of_shares(layout: Layout | None) -> Iterator[None]:
         return
     mode = _OfShares()
     with patch.object(styles, "logits", mode.handed_out), mode:
+        yield
+
+
+@contextmanager
+def losses_of_scripts() -> Iterator[None]:
+    """Let ``forward_backward`` compute losses so, for whatever model it is called with."""
+    dividing = step.dividing_logits
+
+    @contextmanager
+    def of_shares(wrapping: Wrapping) -> Iterator[None]:
+        with losses_of_shares(wrapping.layout), dividing(wrapping):
+            yield
+
+    with patch.object(step, "dividing_logits", of_shares):
         yield
 
 

@@ -32,6 +32,7 @@ from parastrat.runtime.building import described
 from parastrat.runtime.dry_run.accelerator import pretended_accelerator
 from parastrat.runtime.dry_run.alone import others_agree
 from parastrat.runtime.dry_run.apart import apart
+from parastrat.runtime.dry_run.losses import losses_of_scripts
 from parastrat.runtime.dry_run.proofs import proofs_apart
 from parastrat.runtime.dry_run.replicas import replicas_on_fakes
 from parastrat.runtime.dry_run.steps import Ended, Steps
@@ -117,6 +118,7 @@ def _as_rank(task: ScriptTask, values: Values, watch: Watch) -> Iterator[None]:
         enter(redirect_stdout(sys.stderr))
         enter(others_agree())
         enter(proofs_apart())
+        enter(losses_of_scripts())
         enter(replicas_on_fakes(values.fakes, watch))
         enter(pretended_accelerator(values, watch, command.ranks_per_node, rank % command.ranks_per_node))
         enter(_pretended_group(rank, command.world_size))

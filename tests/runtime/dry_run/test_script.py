@@ -25,7 +25,7 @@ SCRIPT = Path(__file__).with_name("training_script.py")
 PLANNED = Path(__file__).with_name("planned_script.py")
 #: plans that need proofs
 DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
-    "tp": (TENSOR_PARALLEL, {"mesh": Mesh(tp=2), "sequence_parallel": True}),
+    "tp": (TENSOR_PARALLEL, {"mesh": Mesh(tp=2), "sequence_parallel": True, "loss_parallel": True}),
     "pp": (PIPELINED, {"mesh": Mesh(pp=2), "pp_schedule": PipelineSchedule.ONE_F_ONE_B}),
 }
 
