@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from runtime.models import Block, plan
 from runtime.ranks import answers, on_ranks
 from torch import nn
@@ -82,7 +83,7 @@ def numbers(chosen: Plan | None) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("strategy", PLANS)
+@pytest.mark.parametrize("strategy", drawn(list(PLANS), 3))
 def test_numbers_are_those_of_one_process(strategy: str) -> None:
     expected = numbers(None)
     for own in on_ranks(PLANS[strategy].mesh.world_size, numbers, PLANS[strategy]):

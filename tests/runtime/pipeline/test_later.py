@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from runtime.models import Block, plan
 from runtime.pipeline.stages import several
 from runtime.ranks import on_ranks
@@ -181,10 +182,13 @@ def refused(name: str, chosen: Plan) -> list[float] | str:
 
 @pytest.mark.parametrize(
     ("schedule", "name"),
-    [
-        *(("1F1B", name) for name in REFUSED),
-        *(("ZBV", name) for name in REFUSED | REFUSED_OF_SEVERAL),
-    ],
+    drawn(
+        [
+            *(("1F1B", name) for name in REFUSED),
+            *(("ZBV", name) for name in REFUSED | REFUSED_OF_SEVERAL),
+        ],
+        6,
+    ),
 )
 def test_what_stages_cannot_follow_is_refused(schedule: str, name: str) -> None:
     _, reason = (REFUSED | REFUSED_OF_SEVERAL)[name]
