@@ -23,6 +23,7 @@ from parastrat.runtime.dry_run.watch import Watch
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 PLANNED = Path(__file__).with_name("planned_script.py")
+BETWEEN_STAGES = ("send", "recv")
 #: plans that need proofs
 DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
     "tp": (TENSOR_PARALLEL, {"mesh": Mesh(tp=2), "sequence_parallel": True, "loss_parallel": True}),
@@ -37,11 +38,21 @@ def ran(
     return run_script(command, rank, steps)
 
 
+def passed(found: DryRun) -> dict[str, int]:
+    return {each.name: each.bytes for each in found.traffic if each.name in BETWEEN_STAGES}
+
+
 def alike(script: DryRun, plan: DryRun) -> None:
     """Compare all but the tokens: a script moves those that it compares with too, and slices them."""
     assert script.parameters == plan.parameters
-    assert set(script.traffic) == set(plan.traffic)
-    assert script.optimizer_step == pytest.approx(plan.optimizer_step, abs=1000)
+    assert {each for each in script.traffic if each.name not in BETWEEN_STAGES} == {
+        each for each in plan.traffic if each.name not in BETWEEN_STAGES
+    }
+    # until torch 2.13 stages begin with four bytes more, in the only step of a plan's dry run
+    assert passed(script) == pytest.approx(passed(plan), abs=4)
+    # and what they keep of it
+    kept = 3000 if passed(plan) else 1000
+    assert script.optimizer_step == pytest.approx(plan.optimizer_step, abs=kept)
     assert script.forward_backward == pytest.approx(plan.forward_backward, rel=0.02)
 
 
