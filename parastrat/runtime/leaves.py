@@ -25,6 +25,11 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
     return [leaf for leaf in _leaves(output, frozenset(), whole=True) if isinstance(leaf, torch.Tensor)]
 
 
+def tree_tensors(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors that torch's own trees tell of, as what functions and operators are given."""
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
 def as_tree(batch: Any) -> Any:
     """Return a batch as torch's trees know it: mappings of other classes, as of tokenizers, as dicts."""
     return dict(batch) if isinstance(batch, Mapping) and type(batch) not in SUPPORTED_NODES else batch

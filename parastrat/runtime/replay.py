@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from parastrat.runtime.leaves import tree_tensors
+
 _ATEN = torch.ops.aten
 #: operators that give memory without values
 _EMPTY = frozenset(
@@ -65,17 +67,17 @@ class Step:
         values = zip(self.operator._schema.arguments, self.args, strict=False)  # noqa: SLF001  (no public accessor)
         written = [value for argument, value in values if _is_written(argument)]
         named = {argument.name for argument in self.operator._schema.arguments if _is_written(argument)}  # noqa: SLF001
-        return _tensors([written, [value for name, value in self.kwargs.items() if name in named]])
+        return tree_tensors([written, [value for name, value in self.kwargs.items() if name in named]])
 
     @property
     def read(self) -> set[int]:
         """Storages of the arguments."""
-        return {storage_of(tensor) for tensor in _tensors([self.args, self.kwargs])}
+        return {storage_of(tensor) for tensor in tree_tensors([self.args, self.kwargs])}
 
     @property
     def written(self) -> set[int]:
         """Storages that this operator makes or changes; a view makes none."""
-        made = {storage_of(tensor) for tensor in _tensors(self.result)} - self.read
+        made = {storage_of(tensor) for tensor in tree_tensors(self.result)} - self.read
         return made | {storage_of(tensor) for tensor in self.changed}
 
 
@@ -135,7 +137,7 @@ class _Literals(TorchFunctionMode):
     ) -> Any:
         given = kwargs or {}
         result = func(*args, **given)
-        from_values = func in _LITERALS and not any(leaf.is_meta for leaf in _tensors([args, given]))
+        from_values = func in _LITERALS and not any(leaf.is_meta for leaf in tree_tensors([args, given]))
         if from_values and result.is_meta:
             values = func(*args, **{**given, "device": "cpu"}).detach()
             self._record.steps.append(
@@ -230,7 +232,7 @@ class Record:
             if step.operator not in _EMPTY:
                 filled |= written
             wanted |= {
-                storage_of(tensor) for tensor in _tensors([step.args, step.kwargs]) if tensor.is_meta
+                storage_of(tensor) for tensor in tree_tensors([step.args, step.kwargs]) if tensor.is_meta
             }
         return needed[::-1] if wanted <= made & filled else None
 
@@ -241,7 +243,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def _write(step: Step, tensor: torch.Tensor) -> Write:
-    others = [value for value in _tensors([step.args, step.kwargs]) if value is not tensor]
+    others = [value for value in tree_tensors([step.args, step.kwargs]) if value is not tensor]
 
     def comparable(value: Any) -> Any:
         return tuple(value.shape) if isinstance(value, torch.Tensor) else value
@@ -255,10 +257,6 @@ def _write(step: Step, tensor: torch.Tensor) -> Write:
         ),
         depends=bool(others),
     )
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_written(argument: Any) -> bool:

@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from parastrat.runtime import apply
-from parastrat.runtime.pipeline import build, pipelined, route, staged
+from parastrat.runtime.pipeline import build, pipelined, staged
+from parastrat.runtime.pipeline.build import cut_of
+from parastrat.runtime.pipeline.route import route_of
 from parastrat.runtime.slots import without_data
-from parastrat.runtime.tensor_parallel import apply as choice
+from parastrat.runtime.tensor_parallel.apply import choose_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +36,6 @@ def proofs_apart() -> Iterator[None]:
 
     Entered before anything makes tensors or parameters fake.
     """
-    choose, cut, follow = choice.choose_layout, build.cut_of, route.route_of
     parameter, swap = nn.Parameter.__new__, torch.utils.swap_tensors
 
     @contextmanager
@@ -53,17 +54,19 @@ def proofs_apart() -> Iterator[None]:
         device, wrapping.device = wrapping.device, _HOST
         try:
             with apart():
-                choose(without_data(module), wrapping, sample_inputs=_real(sample_inputs), record=record)
+                choose_layout(
+                    without_data(module), wrapping, sample_inputs=_real(sample_inputs), record=record
+                )
         finally:
             wrapping.device = device
 
     def cut_apart(skeleton: nn.Module, example: Example, *more: Any) -> Any:
         with apart():
-            return cut(skeleton, replace(example, inputs=_real(example.inputs)), *more)
+            return cut_of(skeleton, replace(example, inputs=_real(example.inputs)), *more)
 
     def followed(module: nn.Module, inputs: Any, setting: Any) -> Any:
         with apart():
-            return follow(module, _real(inputs), setting)
+            return route_of(module, _real(inputs), setting)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(apply, "choose_layout", chosen))

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.leaves import tensors_in, tree_tensors
 from parastrat.runtime.tracing.operators import call_of
 
 #: operators that torch asks about devices and the like
@@ -108,7 +107,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         if func.namespace == _QUERIES:
             return func(*args, **(kwargs or {}))
         self._count += 1
-        inputs = [self.held(leaf) for leaf in _tensors((args, kwargs))]
+        inputs = [self.held(leaf) for leaf in tree_tensors((args, kwargs))]
         key = (str(func), self._encoded(args), self._encoded(kwargs or {}))
         sources = frozenset[Source]().union(*(held.sources for held in inputs))
         result = _run(func, args, kwargs or {})
@@ -117,7 +116,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
             self.visit.note(inputs, 0 if call is None else call.flops)
         for place, tensor in enumerate(_written(func, args, kwargs or {})):
             self._overwrite(self.held(tensor), self.intern((key, "written", place)), sources)
-        for place, tensor in enumerate(_tensors(result)):
+        for place, tensor in enumerate(tree_tensors(result)):
             if tensor.untyped_storage()._cdata not in self._held:  # noqa: SLF001  (the address)
                 made = self.held(tensor)
                 is_copy = func is _CLONE and _is_whole(args[0]) and args[0].stride() == tensor.stride()
@@ -232,10 +231,6 @@ def _every_place(mask: torch.Tensor) -> torch.Tensor:
     return mask.new_empty(mask.ndim, mask.numel(), dtype=torch.int64).t()
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """Return the arguments that an operator writes to."""
     if not func._schema.is_mutable:  # noqa: SLF001  (no public accessor)
@@ -244,5 +239,5 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[t
     for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
-            written += _tensors(given)
+            written += tree_tensors(given)
     return written

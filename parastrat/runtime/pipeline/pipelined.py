@@ -83,7 +83,7 @@ class Pipeline:
     others: dict[int, Absent] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
     _model: nn.Module | None = None
-    _stages: dict[int, Stage] = field(default_factory=dict)
+    _stages: list[Stage] = field(default_factory=list)
     _copies: Copies = field(default_factory=Copies)
     _routes: dict[Any, Route] = field(default_factory=dict)
     _run: tuple[Any, Run] | None = None
@@ -94,7 +94,8 @@ class Pipeline:
         self._model = model
         for index, module in self.modules.items():
             absent = self.others.get(index, self.absent)
-            stage = self._stages[index] = Stage(module, absent.answered(module.forward), self.parts)
+            stage = Stage(module, absent.answered(module.forward), self.parts)
+            self._stages.append(stage)
             module.forward = self._forward(self.cut.spans[index], stage)
         for module in {model, *self.modules.values()}:
             # before FSDP2 gathers anything
@@ -261,7 +262,7 @@ class Pipeline:
         """Do as the script's model does now: stages may have copies, and not run what hooks it."""
         self._copies.follow()
         if len(self._stages) > 1:
-            for stage in self._stages.values():
+            for stage in self._stages:
                 stage.come_first_and_last()
 
     @contextmanager

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten
 
 from parastrat.errors import MismatchError
+from parastrat.runtime.leaves import tree_tensors
 
 
 def check_same_batches(batches: list[Any], group: dist.ProcessGroup) -> None:
@@ -18,7 +19,8 @@ def check_same_batches(batches: list[Any], group: dist.ProcessGroup) -> None:
         MismatchError: if they differ in shapes or contents.
     """
     own = [
-        (signature(batch), [float(leaf.double().sum()) for leaf in _tensors(batch)]) for batch in batches
+        (signature(batch), [float(leaf.double().sum()) for leaf in tree_tensors(batch)])
+        for batch in batches
     ]
     every: list[Any] = [own] * dist.get_world_size(group)
     dist.all_gather_object(every, own, group=group)
@@ -27,10 +29,6 @@ def check_same_batches(batches: list[Any], group: dist.ProcessGroup) -> None:
             "the stages of one pipeline were given different batches",
             hint="give all ranks of a pipeline the same batch, as parastrat.shard_dataloader does",
         )
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def signature(batch: Any) -> Any:

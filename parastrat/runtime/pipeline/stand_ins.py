@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from parastrat.errors import WrapError
+from parastrat.runtime.leaves import tree_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,19 +63,19 @@ class StandIns(TorchFunctionMode):
 
     def add(self, values: Any) -> None:
         """Follow the tensors among some values."""
-        for leaf in _tensors(values):
+        for leaf in tree_tensors(values):
             self._found[leaf] = None
 
     def _write(self, values: Any) -> None:
         """Follow what was written to; what is written to a view is in the other as well."""
         self.add(values)
         # to ask other types is to compute with them: those of sequence parallelism are gathered then
-        plain = [leaf for leaf in _tensors(values) if type(leaf) is torch.Tensor]
+        plain = [leaf for leaf in tree_tensors(values) if type(leaf) is torch.Tensor]
         self.add([leaf._base for leaf in plain if leaf._base is not None])  # noqa: SLF001  (no public accessor)
 
     def is_in(self, values: Any) -> bool:
         """Return whether any of some values is followed."""
-        return any(leaf in self._found for leaf in _tensors(values))
+        return any(leaf in self._found for leaf in tree_tensors(values))
 
     def check(self, values: Any, what: str) -> None:
         """Refuse values that were computed from what stands in for others.
@@ -97,7 +97,3 @@ class StandIns(TorchFunctionMode):
         if is_first:
             self.end()
         return is_first
-
-
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]

@@ -16,7 +16,7 @@ from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
-from parastrat.runtime.slots import Slot, left_behind, slots_of
+from parastrat.runtime.slots import Slot, left_behind, meta_like, slots_of
 from parastrat.runtime.tensor_parallel.dropout import without_dropout
 from parastrat.runtime.tensor_parallel.shrink import DEPTHS, LARGE, shrunk
 
@@ -86,7 +86,7 @@ def _copied(source: Source, *, in_place: bool = False, beside: bool = False) -> 
     parts: dict[int, Any] = {id(tensor): tensor.detach().clone() for tensor in left_behind(source.module)}
     for slot in slots_of(source.module):
         anew = slot.is_parameter and not beside
-        values = torch.empty_like(slot.tensor, device="meta") if anew else slot.tensor.detach().clone()
+        values = meta_like(slot.tensor) if anew else slot.tensor.detach().clone()
         parts[id(slot.tensor)] = slot.standing_for(values)
     few = copy.deepcopy(source.module, parts)
     few.train()
@@ -116,7 +116,7 @@ def skeleton(module: nn.Module, *, in_place: bool = False) -> nn.Module:
     """
     held = {id(tensor): tensor.detach().to("meta") for tensor in left_behind(module)}
     slots = slots_of(module)
-    values = (slot.standing_for(torch.empty_like(slot.tensor, device="meta")) for slot in slots)
+    values = (slot.standing_for(meta_like(slot.tensor)) for slot in slots)
     few = copy.deepcopy(module, held | dict(zip((id(slot.tensor) for slot in slots), values, strict=True)))
     few.train()
     _keep_few(few, in_place=in_place)

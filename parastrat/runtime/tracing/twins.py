@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from parastrat.runtime.blocks import Blocks
+from parastrat.runtime.leaves import tree_tensors
 from parastrat.runtime.tracing.recorded import Allocation
 from parastrat.runtime.tracing.tracker import Tracker
 
@@ -80,7 +81,7 @@ def _sparing(
             return forward(*args, **kwargs)
         leaves, _ = tree_flatten((args, kwargs))
         kind = kinds.setdefault((marks, tuple(map(_mark, leaves))), _Kind())
-        first = next(iter(_tensors(leaves)), None)
+        first = next(iter(tree_tensors(leaves)), None)
         if tracker.in_backward:  # the module checkpoints it: once more as in the forward
             return _passed_on(kind, first) if passed and passed[-1] else forward(*args, **kwargs)
         passed.append(len(kind.segments) >= _RUNNING and kind.form is not None and first is not None)
@@ -92,7 +93,7 @@ def _sparing(
         kind.segments.append(tracker.current)
         kind.form = _form(output, first)
         if kind.form is not None:
-            kind.output = next(map(tracker.allocation, _tensors(output)))
+            kind.output = next(map(tracker.allocation, tree_tensors(output)))
         return output
 
     return run_or_pass
@@ -124,17 +125,13 @@ class _Copy(torch.autograd.Function):
 def _form(output: Any, first: torch.Tensor | None) -> tuple[list[Any], TreeSpec] | None:
     """Return how to build an output like this one from an input; None if it holds anything else."""
     leaves, spec = tree_flatten(output)
-    tensors = _tensors(output)
+    tensors = tree_tensors(output)
     if first is None or len(tensors) != 1:
         return None
     (only,) = tensors
     if (only.shape, only.dtype, only.requires_grad) != (first.shape, first.dtype, first.requires_grad):
         return None
     return [_HERE if leaf is only else leaf for leaf in leaves], spec
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _marks(block: nn.Module) -> Hashable:

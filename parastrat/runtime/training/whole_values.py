@@ -80,10 +80,8 @@ def _apart(mesh: DeviceMesh) -> DeviceMesh:
     known = {} if world is None else _known.setdefault(world, {})
     if mesh not in known:
         groups = [_group(dist.get_process_group_ranks(mesh.get_group(place))) for place in range(mesh.ndim)]
-        several: Any = groups if mesh.ndim > 1 else groups[0]
-        known[mesh] = DeviceMesh.from_group(
-            several, "cpu", mesh=mesh.mesh if mesh.ndim > 1 else None, mesh_dim_names=mesh.mesh_dim_names
-        )
+        names = mesh.mesh_dim_names
+        known[mesh] = DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=names)
     return known[mesh]
 
 
