@@ -31,7 +31,7 @@ SEVERAL = (
 #: models under schedules of two stages a rank; benchmarks/parity.py has all schedules
 SEVERAL_CELLS = [
     *(("gpt", schedule) for schedule in drawn(SEVERAL, 3)),
-    ("llama", *drawn([PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV], 1)),
+    *(("llama", schedule) for schedule in drawn([PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV], 1)),
 ]
 DATA = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}}
 #: a model and schedule over stages of two ranks, and what the ranks of a stage do
