@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from parastrat.errors import WrapError
-from parastrat.runtime.leaves import tree_tensors
+from parastrat.runtime.leaves import tensors_in, tree_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -78,12 +78,12 @@ class StandIns(TorchFunctionMode):
         return any(leaf in self._found for leaf in tree_tensors(values))
 
     def check(self, values: Any, what: str) -> None:
-        """Refuse values that were computed from what stands in for others.
+        """Refuse values, whatever holds them, that were computed from what stands in for others.
 
         Raises:
             WrapError: naming what they are.
         """
-        if self.is_in(values):
+        if self.is_in(tensors_in(values)):
             raise WrapError(
                 f"{what} is computed from a tensor that another stage holds: the forward takes another way "
                 "than the one that was cut into stages",

@@ -42,6 +42,13 @@ class Auxiliary(Block):
         return super().forward(x)
 
 
+@dataclass
+class Output:
+    """torch's trees do not look into it."""
+
+    logits: torch.Tensor
+
+
 class Model(nn.Module):
     """Its own forward reads attributes between its parts."""
 
@@ -51,14 +58,14 @@ class Model(nn.Module):
         self.head = nn.Linear(8, 8)
         self.register_buffer("offset", torch.zeros(()))
         self.temperature = 1.0
-        self.skips = self.reads = False
+        self.skips = self.reads = self.hides = False
         self.calls = 0
         self.factors = [1.0]
         self.order = [*self.blocks]
         self.size: Any = None
         self.early: Any = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor | Output:
         self.calls += 1
         for block in self.order:
             x = block(x)
@@ -71,7 +78,7 @@ class Model(nn.Module):
             x = x * self.blocks[0].up.bias.sum()
         x = self.head(x) * self.temperature * self.factors[0] + self.offset
         self.size = x.pow(2).mean()
-        return x
+        return Output(x) if self.hides else x
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +89,8 @@ class Case:
     begin: Callable[[Model], Any] = lambda _model: None
     #: behind some steps
     later: Callable[[Model], Any] = lambda _model: None
+    #: its model returns an object with the tensor
+    hides: bool = False
     #: what it adds to the loss
     term: Callable[[Model], Any] = lambda _model: 0.0
 
@@ -114,6 +123,7 @@ CASES = {
 #: with what schedules of any number of stages a rank refuse them, and those of several
 REFUSED = {
     "a flag": (Case(later=set_to("skips", True)), "takes another way"),
+    "a flag, in an object": (Case(later=set_to("skips", True), hides=True), "takes another way"),
     "a number of calls": (Case(begin=set_to("reads", True)), "takes another way"),
     "another stage's output": (Case(term=lambda model: model.early), "the loss reads early, which"),
     "other stages' blocks": (Case(term=sum_of_aux), "the loss reads blocks.0.aux, which"),
@@ -135,10 +145,12 @@ def losses(case: Case, chosen: Plan | None) -> list[float] | str:
     """Train for some steps; return the losses, or why that is refused."""
     torch.manual_seed(0)
     model = Model()
+    model.hides = case.hides
     if chosen is not None:
         model = parastrat.auto_parallelize(model, plan=chosen, sample_inputs=torch.ones(1, 8))  # type: ignore[assignment]
 
-    def loss_of(output: torch.Tensor, aim: torch.Tensor) -> torch.Tensor:
+    def loss_of(output: Any, aim: torch.Tensor) -> torch.Tensor:
+        output = output.logits if case.hides else output
         return functional.mse_loss(output, aim) + 0.1 * case.term(model)  # type: ignore[no-any-return]
 
     case.begin(model)
