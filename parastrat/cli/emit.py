@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Case
     from parastrat.cli.plan_case import PlanSource
-    from parastrat.emit import Target, TextFile
+    from parastrat.emit import Container, Target, TextFile
 
 _SCHEMA = "parastrat.emit/1"
 
@@ -25,7 +25,7 @@ _To = Annotated[
     typer.Option(
         "--to",
         metavar="TARGET",
-        help="torchrun, slurm, python or torchtitan.",
+        help="torchrun, slurm, mpirun, kubernetes, python or torchtitan.",
         show_default=False,
         autocompletion=target_words,
     ),
@@ -33,6 +33,16 @@ _To = Annotated[
 _Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="DIR", help="Write the files here, not to stdout."),
+]
+_Image = Annotated[
+    str | None,
+    typer.Option("--image", metavar="IMAGE", help="For kubernetes: what has the script and parastrat."),
+]
+_Script = Annotated[
+    str | None,
+    typer.Option(
+        "--script", metavar="COMMAND", help='For kubernetes: such as "train.py --epochs 3"; else train.py.'
+    ),
 ]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite files with other contents.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the files.")]
@@ -45,6 +55,8 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
     model: OtherModel = None,
     on: OtherHardware = None,
     *,
+    image: _Image = None,
+    script: _Script = None,
     force: _Force = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -57,13 +69,14 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
     from parastrat.records import plain
 
     target = _target(to)
+    container = _container(target, image, script)
     source = PlanSource(path=plan, parsed=read_plan(plan), model=model, on=on)
     case = planned_case(source, whole_model=target in READ_THE_MODEL)
     written: tuple[Path, ...] = ()
     if output is None:
-        files = _files(target, case, source)
+        files = _files(target, case, source, container)
     else:
-        files = _with_plan(target, case, source, output)
+        files = _with_plan(target, case, source, container, output)
         written = write_files(files, output, force=force)
     if as_json:
         show_json(
@@ -97,10 +110,40 @@ def _target(name: str) -> Target:
     raise UsageError(f"unknown target {name!r}", hint=hint)
 
 
-def _files(target: Target, case: Case, source: PlanSource) -> tuple[TextFile, ...]:
-    """Return a target's files; what they need to know of the model's layers is found on its code."""
-    from parastrat.emit import EMITTERS, Target, python
+def _container(target: Target, image: str | None, script: str | None) -> Container | None:
+    """Return what runs in the pods of a job; None for targets without any.
 
+    Raises:
+        UsageError: a flag that the target has no use for, or what no shell takes for a command.
+    """
+    import shlex
+
+    from parastrat.emit import Container, Target
+
+    if target is not Target.KUBERNETES:
+        for flag, value in (("--image", image), ("--script", script)):
+            if value is not None:
+                raise UsageError(f"{flag} is for --to kubernetes alone", hint=f"leave {flag} out")
+        return None
+    if image is not None and (not image or any(letter.isspace() for letter in image)):
+        raise UsageError(f"--image {image!r} is no image's name", hint="such as registry.org/me/train:1")
+    try:
+        words = () if script is None else tuple(shlex.split(script))
+    except ValueError as error:
+        raise UsageError(f"--script {script!r}: {error}", hint="close what is quoted") from error
+    if script is not None and not words:
+        raise UsageError("--script is empty", hint='such as "train.py --epochs 3"')
+    return Container(image=image) if script is None else Container(image=image, script=words)
+
+
+def _files(
+    target: Target, case: Case, source: PlanSource, container: Container | None, ref: str | None = None
+) -> tuple[TextFile, ...]:
+    """Return a target's files; what they need to know of the model's layers is found on its code."""
+    from parastrat.emit import EMITTERS, Target, kubernetes, python
+
+    if target is Target.KUBERNETES:
+        return kubernetes.emit(case, container, stored_ref=ref)
     mesh = case.plan.mesh
     if target is not Target.PYTHON or mesh.tp == mesh.pp == 1 or source.model_ref is None:
         return EMITTERS[target](case)
@@ -113,15 +156,17 @@ def _files(target: Target, case: Case, source: PlanSource) -> tuple[TextFile, ..
     return python.emit(case, division, staging)
 
 
-def _with_plan(target: Target, case: Case, source: PlanSource, output: Path) -> tuple[TextFile, ...]:
+def _with_plan(
+    target: Target, case: Case, source: PlanSource, container: Container | None, output: Path
+) -> tuple[TextFile, ...]:
     """Return a target's files with the plan that they read, unless that is the file read from."""
     from parastrat.emit import READ_THE_PLAN, emitted
     from parastrat.parse import relative_ref
 
-    if target not in READ_THE_PLAN:
-        return _files(target, case, source)
     ref = source.model_ref
     stored = None if ref is None else relative_ref(ref, output / source.path.name)
+    if target not in READ_THE_PLAN:
+        return _files(target, case, source, container, stored)
     files = emitted(target, case, stored_ref=stored)
     return tuple(file for file in files if (output / file.path).resolve() != source.path.resolve())
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from parastrat.emit import python, slurm, torchrun, torchtitan
+from parastrat.emit import kubernetes, mpirun, python, slurm, torchrun, torchtitan
+from parastrat.emit.kubernetes import Container
 from parastrat.emit.plan_file import plan_table, plan_toml
 from parastrat.emit.text_file import EmitError, TextFile
 
@@ -17,6 +18,7 @@ __all__ = [
     "EMITTERS",
     "READ_THE_MODEL",
     "READ_THE_PLAN",
+    "Container",
     "EmitError",
     "Emitter",
     "Target",
@@ -34,6 +36,8 @@ class Target(StrEnum):
 
     TORCHRUN = "torchrun"
     SLURM = "slurm"
+    MPIRUN = "mpirun"
+    KUBERNETES = "kubernetes"
     PYTHON = "python"
     TORCHTITAN = "torchtitan"
 
@@ -41,6 +45,8 @@ class Target(StrEnum):
 EMITTERS: Mapping[Target, Emitter] = {
     Target.TORCHRUN: torchrun.emit,
     Target.SLURM: slurm.emit,
+    Target.MPIRUN: mpirun.emit,
+    Target.KUBERNETES: kubernetes.emit,
     Target.PYTHON: python.emit,
     Target.TORCHTITAN: torchtitan.emit,
 }
@@ -49,7 +55,7 @@ EMITTERS: Mapping[Target, Emitter] = {
 READ_THE_MODEL = frozenset({Target.TORCHTITAN})
 
 #: targets whose files expect ``plan.toml`` beside them
-READ_THE_PLAN = frozenset({Target.TORCHRUN, Target.SLURM})
+READ_THE_PLAN = frozenset({Target.TORCHRUN, Target.SLURM, Target.MPIRUN})
 
 
 def emitted(target: Target, case: Case, *, stored_ref: str | None = None) -> tuple[TextFile, ...]:

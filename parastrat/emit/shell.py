@@ -1,4 +1,4 @@
-"""What the scripts of several launchers have in common."""
+"""What the files of several launchers have in common."""
 
 from __future__ import annotations
 
@@ -32,15 +32,25 @@ def check_launch(case: Case) -> None:
     """Refuse a plan that torchrun cannot start.
 
     Raises:
-        EmitError: for the backend mpi, a launch of another size than the plan, or an environment
-            variable that no shell can export.
+        EmitError: for the backend mpi, and what ``check_ranks`` refuses.
     """
-    plan, launch = case.plan, case.launch
-    if plan.backend is Backend.MPI:
+    if case.plan.backend is Backend.MPI:
         raise EmitError(
             "the plan's backend is mpi, whose processes mpirun starts, not torchrun",
-            hint="enable IP over InfiniBand and plan again: Gloo then uses that interface",
+            hint="emit it --to mpirun; or enable IP over InfiniBand and plan again: Gloo then uses that "
+            "interface",
         )
+    check_ranks(case)
+
+
+def check_ranks(case: Case) -> None:
+    """Refuse a launch that no launcher can start for its plan.
+
+    Raises:
+        EmitError: for a launch of another size than the plan, or an environment variable that no shell can
+            export.
+    """
+    plan, launch = case.plan, case.launch
     if launch.world_size != plan.mesh.world_size:
         raise EmitError(
             f"the plan is for {plan.mesh.world_size} ranks ({plan.mesh}), but [launch] starts "
@@ -68,6 +78,17 @@ def check_applied(case: Case) -> None:
         )
 
 
+def takes_whole_nodes(case: Case) -> bool:
+    """Return whether a plan leaves no device of its nodes to others."""
+    return case.launch.ranks_per_node == case.hardware.devices_per_node
+
+
+def accelerators(case: Case) -> int:
+    """Return how many accelerators a node's ranks need, of which several ranks may share one."""
+    shared = case.hardware.accelerators_per_node if takes_whole_nodes(case) else None
+    return shared or case.launch.ranks_per_node
+
+
 def usage_check(script: str) -> str:
     """Return lines that demand the training script as first argument."""
     return f"""\
@@ -88,12 +109,24 @@ fi
 """
 
 
-def exports(launch: Launch) -> str:
+def plan_here() -> str:
+    """Return lines that name the plan beside the script."""
+    return """\
+# auto_parallelize reads the plan that this variable names: the one beside this script
+PARASTRAT_PLAN="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/plan.toml"
+export PARASTRAT_PLAN"""
+
+
+def variables(launch: Launch) -> list[str]:
     """Return the lines that set what every rank needs in its environment."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
+    return [f"export {name}={shlex.quote(value)}" for name, value in launch.env.items()]
+
+
+def exports(launch: Launch) -> str:
+    """Return the lines that set what every rank of torchrun's agents needs in its environment."""
     return "\n".join(
         [
-            *lines,
+            *variables(launch),
             "# the ranks' store apart from the agents': else a restart often finds the dead one's keys",
             "export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
             "",

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import check_applied, check_launch, exports, plan_check, title, usage_check
+from parastrat.emit.shell import (
+    accelerators,
+    check_applied,
+    check_launch,
+    exports,
+    plan_check,
+    takes_whole_nodes,
+    title,
+    usage_check,
+)
 from parastrat.emit.text_file import TextFile
 from parastrat.hardware import DeviceType
 from parastrat.units import counted
@@ -68,25 +77,20 @@ def emit(case: Case) -> tuple[TextFile, ...]:
         told_nodes=counted(launch.nodes, "node"),
         ranks=launch.ranks_per_node,
         exports=exports(launch),
-        cpus="$SLURM_CPUS_ON_NODE" if _whole_nodes(case) else "$SLURM_CPUS_PER_TASK",
+        cpus="$SLURM_CPUS_ON_NODE" if takes_whole_nodes(case) else "$SLURM_CPUS_PER_TASK",
     )
     return (TextFile(path="job.sbatch", text=text, executable=False),)
 
 
 def _options(case: Case) -> list[str]:
-    launch, hardware = case.launch, case.hardware
+    launch = case.launch
     options = ["--job-name=parastrat", f"--nodes={launch.nodes}", "--ntasks-per-node=1"]
-    if hardware.device.type is not DeviceType.CPU:
-        devices = hardware.accelerators_per_node if _whole_nodes(case) else None
-        options.append(f"--gpus-per-node={devices or launch.ranks_per_node}")
-    if _whole_nodes(case):
+    if case.hardware.device.type is not DeviceType.CPU:
+        options.append(f"--gpus-per-node={accelerators(case)}")
+    if takes_whole_nodes(case):
         # an exclusive node lends its processors, but of its memory only what is asked for; 0 is all
         return [*options, "--exclusive", "--mem=0"]
     return [*options, f"--cpus-per-task={_share_of_cores(case)}"]
-
-
-def _whole_nodes(case: Case) -> bool:
-    return case.launch.ranks_per_node == case.hardware.devices_per_node
 
 
 def _share_of_cores(case: Case) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import check_applied, check_launch, exports, plan_check, title, usage_check
+from parastrat.emit.shell import (
+    check_applied,
+    check_launch,
+    exports,
+    plan_check,
+    plan_here,
+    title,
+    usage_check,
+)
 from parastrat.emit.text_file import TextFile
 
 if TYPE_CHECKING:
@@ -18,9 +26,7 @@ _SCRIPT = """\
 set -euo pipefail
 
 {usage_check}
-# auto_parallelize reads the plan that this variable names: the one beside this script
-PARASTRAT_PLAN="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)/plan.toml"
-export PARASTRAT_PLAN
+{plan_here}
 {plan_check}
 {exports}
 {start}"""
@@ -55,6 +61,7 @@ def emit(case: Case) -> tuple[TextFile, ...]:
         title=title(case),
         usage=_usage(launch),
         usage_check=usage_check("run.sh" if launch.nodes == 1 else "HEAD=node run.sh"),
+        plan_here=plan_here(),
         plan_check=plan_check("run.sh", "put the plan beside run.sh"),
         exports=exports(launch),
         start=start(launch, '"$@"'),

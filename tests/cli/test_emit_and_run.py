@@ -128,3 +128,29 @@ def test_a_plan_for_the_devices_at_hand(
 def test_a_plan_that_names_no_model_cannot_be_made_again(bare: Path) -> None:
     with pytest.raises(UsageError, match="does not say for which model"):
         replanned(PlanSource(path=bare, parsed=read_plan(bare)), None)
+
+
+def test_a_job_for_kubernetes_is_one_file(typed: Typed, plan: Path, tmp_path: Path) -> None:
+    words = ("--to", "kubernetes", "--image", "me/train:1", "--script", 'fit.py --name "a b"')
+    done = typed("emit", plan, *words, "-o", tmp_path / "job")
+    assert (done.code, done.out) == (0, "")
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["trainjob.yaml"]
+    text = (tmp_path / "job" / "trainjob.yaml").read_text()
+    assert 'image: "me/train:1"' in text
+    assert 'args: ["fit.py", "--name", "a b"]' in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--to", "slurm", "--image", "x"), "--image is for --to kubernetes alone"),
+        (("--to", "torchrun", "--script", "x.py"), "--script is for --to kubernetes alone"),
+        (("--to", "kubernetes", "--image", "a b"), "--image 'a b' is no image's name"),
+        (("--to", "kubernetes", "--script", "a 'b"), "No closing quotation"),
+        (("--to", "kubernetes", "--script", " "), "--script is empty"),
+    ],
+)
+def test_what_runs_in_pods(typed: Typed, plan: Path, words: tuple[str, ...], message: str) -> None:
+    done = typed("emit", plan, *words)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err

@@ -1,8 +1,9 @@
-"""The scripts of torchrun and Slurm: as text, and by running them."""
+"""The scripts of torchrun, Slurm and mpirun: as text, and by running the first two."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.hardware import Device
 
-LAUNCHERS = (Target.TORCHRUN, Target.SLURM)
+LAUNCHERS = (Target.TORCHRUN, Target.SLURM, Target.MPIRUN)
+#: that start torchrun's agents
+AGENTS = (Target.TORCHRUN, Target.SLURM)
 
 #: two agents on one machine, told apart by the name that Slurm gives their node
 NODES = ("127.0.0.1", "localhost")
@@ -96,8 +99,9 @@ def test_bash_accepts_them_and_values_reach_it_unharmed(
     bash = shutil.which("bash")
     assert bash
     subprocess.run([bash, "-n", str(script)], check=True)
-    setting = next(line for line in file.text.split("export ") if line.startswith("SOME_VALUE"))
-    setting = f"export {setting.rpartition('#')[0]}"
+    text = file.text[file.text.index("export SOME_VALUE") :]
+    # what stands behind the variables
+    setting = re.split(r"\n# the ranks' store|\n\nhosts=|\n\n# inside of", text)[0]
     done = subprocess.run(
         [bash, "-c", f'{setting}\nprintf %s "$SOME_VALUE"'], capture_output=True, text=True, check=True
     )
@@ -119,11 +123,17 @@ def test_slurm_asks_for_the_gpus_that_ranks_share(case_of: Callable[..., Case]) 
     assert "--nproc-per-node 8 " in file.text
 
 
-@pytest.mark.parametrize("target", LAUNCHERS)
-def test_refuses_what_torchrun_cannot_start(target: Target, case_of: Callable[..., Case]) -> None:
+@pytest.mark.parametrize("target", AGENTS)
+def test_agents_do_not_start_mpi(target: Target, case_of: Callable[..., Case]) -> None:
     case = case_of(nodes=2)
-    with pytest.raises(EmitError, match="backend is mpi"):
+    with pytest.raises(EmitError, match="backend is mpi") as refused:
         EMITTERS[target](replace(case, plan=replace(case.plan, backend=Backend.MPI)))
+    assert "--to mpirun" in refused.value.hint
+
+
+@pytest.mark.parametrize("target", LAUNCHERS)
+def test_refuses_what_nothing_can_start(target: Target, case_of: Callable[..., Case]) -> None:
+    case = case_of(nodes=2)
     with pytest.raises(EmitError, match=r"plan is for 16 ranks .* starts 1 x 8 = 8"):
         EMITTERS[target](replace(case, launch=replace(case.launch, nodes=1)))
     with pytest.raises(EmitError, match=r"'A B' .* is no name"):

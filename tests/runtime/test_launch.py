@@ -369,9 +369,35 @@ def test_the_nodes_of_a_slurm_step() -> None:
     assert nodes(4, None, SLURM) == Nodes(count=4, endpoint="gpu007:21234", job="slurm-31234-2", rank=3)
 
 
+#: what Kubeflow sets in the pods of a TrainJob
+PODS = {
+    "PET_NNODES": "4",
+    "PET_NPROC_PER_NODE": "2",
+    "PET_NODE_RANK": "3",
+    "PET_MASTER_ADDR": "job-node-0-0.job",
+    "PET_MASTER_PORT": "29501",
+}
+
+
+def test_the_nodes_of_pods() -> None:
+    found = Nodes(count=4, endpoint="job-node-0-0.job:29501", job="parastrat", rank=3)
+    assert nodes(4, None, PODS) == found
+    assert nodes(4, None, {**SLURM, **PODS}) == found
+    assert nodes(1, None, {"PET_NNODES": "1"}) == Nodes(count=1, endpoint="localhost:0")
+
+
+def test_a_plan_for_one_node_is_not_run_by_each_of_several_pods() -> None:
+    with pytest.raises(MismatchError, match=r"plan is for 2 ranks .*, 8 were started"):
+        nodes(1, None, PODS)
+
+
 @pytest.mark.parametrize(
     ("stated", "environment", "kind", "message", "hint"),
     [
+        (StatedNodes(), {"PET_NNODES": "4"}, UsageError, "does not say where the nodes meet", "--nnodes 4"),
+        (StatedNodes(), {**PODS, "PET_NODE_RANK": ""}, UsageError, "or which this is", "--node-rank N"),
+        (StatedNodes(), {**PODS, "PET_NNODES": "2:4"}, UsageError, "one number of nodes", "4 nodes"),
+        (StatedNodes(), {**PODS, "PET_MASTER_PORT": "no"}, UsageError, "is not HOST:PORT", "node0:29500"),
         (StatedNodes(), {}, UsageError, "in no allocation", "emit plan.toml --to torchrun"),
         (StatedNodes(), {**SLURM, "SLURM_STEP_NUM_TASKS": "1"}, UsageError, "started on one", "srun"),
         (StatedNodes(), {"SLURM_NNODES": "4"}, UsageError, "started on one", "--ntasks-per-node=1"),

@@ -15,6 +15,8 @@ from parastrat.units import counted
 #: ports for jobs of Slurm are chosen by their id among these
 _FIRST_PORT, _PORTS = 20_000, 10_000
 _MAX_PORT = 65_535
+#: torchrun's, where nobody names one
+_USUAL_PORT = 29_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +44,16 @@ class StatedNodes:
 def nodes_of(
     plan: Plan, launch: Launch, stated: StatedNodes, environment: Mapping[str, str], plan_path: Path
 ) -> Nodes:
-    """Return the nodes that run a plan: as stated, else those of the Slurm step, else this one.
+    """Return the nodes that run a plan: as stated, else those of the pods or the Slurm step, else this one.
 
     Raises:
         UsageError: more nodes than one, and nothing says where they meet; or flags that do not go together.
         MismatchError: another number of nodes than planned.
     """
     if stated.count is None and stated.rank is None and stated.endpoint is None:
+        pods = _pods(plan, launch, environment)
+        if pods is not None:
+            return pods
         if launch.nodes == 1:
             return Nodes(count=1, endpoint="localhost:0")
         return _slurm_nodes(plan, launch, environment, plan_path)
@@ -98,6 +103,37 @@ def _check_endpoint(endpoint: str) -> None:
         )
 
 
+def _pods(plan: Plan, launch: Launch, environment: Mapping[str, str]) -> Nodes | None:
+    """Return the nodes that torchrun's own variables tell, as Kubeflow sets them in pods; None: none do.
+
+    Raises:
+        UsageError: they do not tell where the nodes meet, or are no numbers.
+    """
+    told = environment.get("PET_NNODES")
+    if told is None or told == "1" == str(launch.nodes):
+        return None
+    if not told.isdecimal():
+        raise UsageError(
+            f"PET_NNODES={told}: a plan is for one number of nodes",
+            hint=f"ask for {counted(launch.nodes, 'node')}",
+        )
+    check_started(plan, launch, int(told) * launch.ranks_per_node)
+    host, rank = environment.get("PET_MASTER_ADDR"), environment.get("PET_NODE_RANK", "")
+    endpoint = environment.get("PET_RDZV_ENDPOINT") or (
+        f"{host}:{environment.get('PET_MASTER_PORT', _USUAL_PORT)}" if host else ""
+    )
+    if not endpoint or not rank.isdecimal():
+        raise UsageError(
+            f"PET_NNODES={told}, and PET_MASTER_ADDR or PET_NODE_RANK does not say where the nodes meet or "
+            "which this is",
+            hint=f"state --nnodes {told} --node-rank N --rdzv-endpoint HOST:PORT",
+        )
+    _check_endpoint(endpoint)
+    return Nodes(
+        count=int(told), endpoint=endpoint, job=environment.get("PET_RDZV_ID", "parastrat"), rank=int(rank)
+    )
+
+
 def _slurm_nodes(plan: Plan, launch: Launch, environment: Mapping[str, str], plan_path: Path) -> Nodes:
     """Return the nodes of the Slurm step that runs this process once on every node."""
     steps = environment.get("SLURM_STEP_NUM_NODES"), environment.get("SLURM_STEP_NUM_TASKS")
@@ -105,7 +141,8 @@ def _slurm_nodes(plan: Plan, launch: Launch, environment: Mapping[str, str], pla
     if allocated is None:
         raise UsageError(
             f"the plan is for {launch.nodes} nodes, and this is one, in no allocation",
-            hint=f"write a script for each node: parastrat emit {plan_path} --to torchrun, or --to slurm; "
+            hint=f"write a script for each node: parastrat emit {plan_path} --to torchrun; or a job, "
+            "--to slurm or kubernetes; "
             f"or start it on each with --nnodes {launch.nodes} --node-rank N --rdzv-endpoint HOST:PORT",
         )
     check_started(plan, launch, int(allocated) * launch.ranks_per_node)

@@ -101,7 +101,7 @@ def run_plan(  # noqa: PLR0913  (each keyword is a flag of the command)
     if not script.is_file():
         raise UsageError(f"there is no script {script}", hint="name the file that trains the model")
     plan, launch = parsed.plan, parsed.launch
-    _check_backend(parsed, plan, launch)
+    _check_backend(parsed, plan, launch, plan_path)
     stated = StatedNodes(count=nnodes, rank=node_rank, endpoint=rdzv_endpoint)
     nodes = nodes_of(plan, launch, stated, os.environ, plan_path)
     check_started(plan, launch, nodes.count * launch.ranks_per_node)
@@ -118,7 +118,7 @@ def run_plan(  # noqa: PLR0913  (each keyword is a flag of the command)
     return 0
 
 
-def _check_backend(parsed: Parsed, plan: Plan, launch: Launch) -> None:
+def _check_backend(parsed: Parsed, plan: Plan, launch: Launch, plan_path: Path) -> None:
     """Refuse MPI, which torch's wheels lack.
 
     Raises:
@@ -129,8 +129,7 @@ def _check_backend(parsed: Parsed, plan: Plan, launch: Launch) -> None:
     if torch.distributed.is_mpi_available():
         raise LaunchError(
             "the plan's backend is mpi, whose processes mpirun starts",
-            hint=f"mpirun -n {launch.world_size} -x {PLAN_VARIABLE}=plan.toml {Path(sys.executable).name} "
-            "script.py",
+            hint=f"parastrat emit {plan_path} --to mpirun writes a script that does",
         )
     options = decide_backend(parsed.hardware).options if parsed.hardware is not None else ()
     left = options or (

@@ -1,0 +1,114 @@
+"""A shell script around mpirun: a process for each rank, without an agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.emit.shell import (
+    check_applied,
+    check_ranks,
+    plan_check,
+    plan_here,
+    title,
+    usage_check,
+    variables,
+)
+from parastrat.emit.text_file import TextFile
+
+if TYPE_CHECKING:
+    from parastrat.case import Case
+    from parastrat.launch import Launch
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# {title}
+# {usage}
+set -euo pipefail
+
+{usage_check}
+{plan_here}
+{plan_check}
+{variables}
+
+{hosts}
+# ranks find each other there, also where MPI carries nothing but their start; jobs of one node on ports of
+# their own
+export MASTER_ADDR="${{MASTER_ADDR:-{head}}}" MASTER_PORT="${{MASTER_PORT:-$((10000 + $$ % 50000))}}"
+# this shell's interpreter, by the path that it has on all nodes
+for program in "${{PYTHON:=python}}" mpirun; do
+    if ! command -v "$program" > /dev/null; then
+        echo "mpirun.sh: there is no $program on the PATH" >&2
+        exit 2
+    fi
+done
+python=$(command -v "$PYTHON")
+
+case "$(mpirun --version 2>&1)" in
+    *"Open MPI"*)
+        passed=()
+        for name in {names} LD_LIBRARY_PATH PYTHONPATH; do
+            if [[ -n "${{!name:-}}" ]]; then passed+=(-x "$name"); fi
+        done
+        # ranks of a node have neighbouring numbers, as meshes take it; and are not bound to one core each
+        exec mpirun -n {world} --host "${{hosts//,/:{ranks},}}:{ranks}" --map-by slot --bind-to none \\
+            "${{passed[@]}}" "$python" "$@"
+        ;;
+    # MPICH, Intel MPI and others with Hydra, which hands the environment on
+    *HYDRA* | *Hydra* | *"Intel(R) MPI"* | *MPICH*)
+        exec mpirun -genvall -n {world} -ppn {ranks} -hosts "$hosts" "$python" "$@"
+        ;;
+    *)
+        echo "mpirun.sh: this mpirun is neither Open MPI's nor one with Hydra, as MPICH's and Intel's" >&2
+        exit 2
+        ;;
+esac
+"""
+
+_ONE_NODE = "hosts=localhost"
+
+_NODES = """\
+# inside of an allocation too: which node is the first decides where rank 0 is
+if [[ -z "${{HOSTS:-}}" ]]; then
+    echo "mpirun.sh: HOSTS is not set: give the names of all {nodes} nodes, with commas between them" >&2
+    exit 2
+fi
+hosts=$HOSTS
+IFS=, read -ra each <<< "$hosts"
+if (( ${{#each[@]}} != {nodes} )); then
+    echo "mpirun.sh: the plan is for {nodes} nodes, HOSTS names ${{#each[@]}}" >&2
+    exit 2
+fi"""
+
+
+def emit(case: Case) -> tuple[TextFile, ...]:
+    """Return ``mpirun.sh`` for Open MPI, MPICH or Intel MPI; it expects ``plan.toml`` beside it.
+
+    Ranks meet over TCP as under torchrun, so that any backend goes; the backend ``mpi`` as well, if torch
+    was built with it.
+
+    Raises:
+        EmitError: the launch does not go with this plan, or ``auto_parallelize`` does not apply it.
+    """
+    check_ranks(case)
+    check_applied(case)
+    launch = case.launch
+    text = _SCRIPT.format(
+        title=title(case),
+        usage=_usage(launch),
+        usage_check=usage_check("mpirun.sh" if launch.nodes == 1 else "HOSTS=node,node mpirun.sh"),
+        plan_here=plan_here(),
+        plan_check=plan_check("mpirun.sh", "put the plan beside mpirun.sh"),
+        variables="\n".join(variables(launch)),
+        hosts=_ONE_NODE if launch.nodes == 1 else _NODES.format(nodes=launch.nodes),
+        head="127.0.0.1" if launch.nodes == 1 else "${hosts%%,*}",
+        names=" ".join(["PARASTRAT_PLAN", "MASTER_ADDR", "MASTER_PORT", *launch.env]),
+        ranks=launch.ranks_per_node,
+        world=launch.world_size,
+    )
+    return (TextFile(path="mpirun.sh", text=text, executable=True),)
+
+
+def _usage(launch: Launch) -> str:
+    if launch.nodes == 1:
+        return "./mpirun.sh train.py [arguments of train.py]"
+    return f"HOSTS=node1,node2,... ./mpirun.sh train.py [arguments of train.py], with {launch.nodes} nodes"
