@@ -54,7 +54,7 @@ def test_the_plan_is_mounted_where_its_variable_says(case_of: Callable[..., Case
     (container,) = pod(job)["containers"]
     mounts = {entry["name"]: entry["mountPath"] for entry in container["volumeMounts"]}
     volumes = {entry.pop("name"): entry for entry in pod(job)["volumes"]}
-    assert mounts == {"plan": "/etc/parastrat", "shared-memory": "/dev/shm"}
+    assert mounts == {"plan": "/etc/parastrat", "shared-memory": "/dev/shm"}  # noqa: S108
     assert volumes == {
         "plan": {"configMap": {"name": plan["metadata"]["name"]}},
         "shared-memory": {"emptyDir": {"medium": "Memory"}},
