@@ -36,6 +36,7 @@ _COMMANDS: dict[str, dict[str, bool]] = {
     "validate": {},
     "calibrate": {},
     "run": {"ignore_unknown_options": True, "allow_interspersed_args": False},
+    "tune": {"ignore_unknown_options": True, "allow_interspersed_args": False},
 }
 
 
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION)
     _mend_streams()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] not in (["run"], ["calibrate"]):  # what those start would inherit it
+    if arguments[:1] not in (["run"], ["tune"], ["calibrate"]):  # what those start would inherit it
         # the sums here are small, and numpy's threads spin where there is nothing to do
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

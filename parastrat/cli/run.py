@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from parastrat.cli.plan_case import PlanSource
 
-_Script = Annotated[Path, typer.Argument(metavar="script.py", show_default=False)]
-_Arguments = Annotated[
+Script = Annotated[Path, typer.Argument(metavar="script.py", show_default=False)]
+Arguments = Annotated[
     list[str] | None, typer.Argument(metavar="[ARGUMENTS]", help="The script's own.", show_default=False)
 ]
 _Nodes = Annotated[int | None, typer.Option("--nnodes", min=1, metavar="N", help="Nodes of the job.")]
@@ -42,8 +42,8 @@ _SCHEMA = "parastrat.run/1"
 
 def run(  # noqa: PLR0913 - a parameter is a flag
     plan: PlanFile,
-    script: _Script,
-    arguments: _Arguments = None,
+    script: Script,
+    arguments: Arguments = None,
     nnodes: _Nodes = None,
     node_rank: _Rank = None,
     rdzv_endpoint: _Endpoint = None,
@@ -57,7 +57,7 @@ def run(  # noqa: PLR0913 - a parameter is a flag
     from parastrat.parse import read_plan
 
     source = PlanSource(path=plan, parsed=read_plan(plan))
-    _check_script(script)
+    check_script(script)
     if find_spec("torch") is None:
         raise UsageError("to run a plan takes torch, which is not installed", hint="pip install torch")
     if replan:
@@ -94,7 +94,7 @@ def _stdout_on_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _check_script(script: Path) -> None:
+def check_script(script: Path) -> None:
     """Check that the script is there, before torch is loaded.
 
     Raises:

@@ -121,7 +121,9 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     running = _running_bytes(plans, kind, beside)
     unit = root = never = added = 0.0
     if alike.gathers is not False:
-        unit = where(alike.gathers, divided_total(kind.unit, division), 0.0)
+        unit = divided_total(kind.unit, division)
+        # a model without units has the plain 0, which stands beside no plan
+        unit = where(alike.gathers, unit, 0.0) if has_any(unit) else 0.0
         never = _never_met_bytes(plans, kind, unit, everything)
         if alike.piped is not True or plans.job.rootless:
             root = divided_total(kind.root, division)

@@ -178,12 +178,20 @@ def _some_in_turn(
     # as of many
     cells: Any = start
     some_of = np.flatnonzero(rank.alike.turns)
-    own = (turning, *(column.take(some_of, -1) for column in freed))
+    own = (turning, *(chosen(column, some_of) for column in freed))
     found = _in_turn(plans, kinds, rank.at(some_of), cells.among(some_of), own, ends=ends)
-    for column, values in zip(freed, found, strict=True):
-        column[..., some_of] = values
-    first, at_end = freed
+    many = len(rank.alike.turns)
+    first, at_end = (_put(*each, some_of, many) for each in zip(freed, found, strict=True))
     return first, at_end
+
+
+def _put(column: Bytes, values: Bytes, places: Any, many: int) -> Any:
+    """Return a column, or a number in so many places, with other values at some of them."""
+    if type(column) is not np.ndarray or column.ndim < np.ndim(values):
+        # of models whose ranks have one block each nothing was freed
+        column = np.array(np.broadcast_to(column, (*np.shape(values)[:-1], many)))
+    column[..., places] = values
+    return column
 
 
 def _in_turn(

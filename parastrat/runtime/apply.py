@@ -50,6 +50,7 @@ from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.training.guards import guard
 from parastrat.runtime.training.stale import replacing
+from parastrat.runtime.training.timed import time_steps
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.weights import load_weights
 from parastrat.runtime.wrapping import Wrapping, wrapping_of
@@ -119,6 +120,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
         with replacing(module, decided.plan):
             wrapped = wrap(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
+    time_steps(wrapped)
     return wrapped
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from parastrat.errors import ModelError
+from parastrat.runtime.slots import check_shapes
 
 #: how a model is named
 _FORMS = "a model is written package.module:callable or path.py:callable"
@@ -86,6 +87,7 @@ def build_module(builder: Builder) -> nn.Module:
             f"{builder.ref} returned no nn.Module but {type(module).__name__}",
             hint="let it return the model",
         )
+    check_shapes(module)
     return module
 
 

@@ -19,7 +19,7 @@ from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.agreement import shared_seed
 from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.replay import Record, Recorder, WriteWatch
-from parastrat.runtime.slots import Slot, clean_name
+from parastrat.runtime.slots import Slot, check_shapes, clean_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def build_on_meta(build: Callable[[], Any]) -> tuple[Any, Record]:
     """Call ``build`` on the meta device; return what it built and what it did.
 
     Raises:
-        ModelError: if the constructor needs real values.
+        ModelError: if the constructor needs real values, or leaves shapes open.
     """
     try:
         with torch.device("meta"), Recorder() as recorder:
@@ -63,6 +63,7 @@ def build_on_meta(build: Callable[[], Any]) -> tuple[Any, Record]:
         ) from error
     record = recorder.record
     if isinstance(module, nn.Module):
+        check_shapes(module)
         named = [
             *module.named_parameters(remove_duplicate=False),
             *module.named_buffers(remove_duplicate=False),

@@ -16,6 +16,7 @@ from parastrat.errors import MismatchError, UsageError, WrapError
 from parastrat.plan import Plan
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
+from parastrat.runtime.slots import check_shapes
 from parastrat.runtime.wrapping import is_wrapped
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ def check_model(model: object) -> nn.Module:
     Raises:
         UsageError: for something else than a module.
         WrapError: for a module that is wrapped already.
+        ModelError: for lazy layers that have not run.
     """
     if not isinstance(model, nn.Module):
         raise UsageError(
@@ -219,6 +221,7 @@ def check_model(model: object) -> nn.Module:
             f"this {type(model).__name__} is already wrapped",
             hint="call auto_parallelize once, on the plain module, and use what it returns",
         )
+    check_shapes(model)
     return model
 
 

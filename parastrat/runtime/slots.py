@@ -10,7 +10,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
+from parastrat.errors import ModelError
 from parastrat.runtime.leaves import tensors_in
 
 #: what wrappers insert into names
@@ -104,6 +106,22 @@ def slots_of(module: nn.Module) -> list[Slot]:
             slot.owners.append((owner, key))
             slot.names.append(clean_name(f"{path}.{key}" if path else key))
     return list(slots.values())
+
+
+def check_shapes(module: nn.Module) -> None:
+    """Refuse a module with lazy layers that have not run.
+
+    Raises:
+        ModelError: naming one of their tensors.
+    """
+    named = (*module.named_parameters(), *module.named_buffers())
+    lazy = next((name for name, tensor in named if is_lazy(tensor)), None)
+    if lazy is not None:
+        raise ModelError(
+            f"{lazy} has no shape yet: a lazy layer takes it from its first forward",
+            hint="state the sizes (nn.Linear(in_features, ...) for nn.LazyLinear), or pass a built module "
+            "behind a forward of it",
+        )
 
 
 def without_data(module: nn.Module) -> nn.Module:

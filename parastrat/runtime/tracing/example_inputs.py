@@ -45,6 +45,21 @@ class ExampleInputs:
     caveats: tuple[str, ...] = ()
 
 
+#: layers that do not say how long, how wide or how many their inputs are, or where samples stand in them
+_UNTOLD = (
+    nn.RNNBase,
+    nn.RNNCellBase,
+    nn.MultiheadAttention,
+    nn.EmbeddingBag,
+    nn.Bilinear,
+    nn.Conv1d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
 def example_inputs(module: nn.Module, given: MakeInputs | None) -> ExampleInputs:
     """Return how to call the module.
 
@@ -151,6 +166,12 @@ def _by_first_layer(module: nn.Module) -> ExampleInputs:
         (name for name in inspect.signature(module.forward).parameters if name in _TARGETS), None
     )
     for name, layer in module.named_modules():
+        if isinstance(layer, _UNTOLD):
+            raise ModelError(
+                f"what {type(module).__name__} takes cannot be guessed: its first layer, "
+                f"{name or 'itself'}, is {type(layer).__name__}, which does not say it",
+                hint=_HINT,
+            )
         if isinstance(layer, nn.Embedding):
 
             def tokens(samples: int, length: int | None) -> Any:
