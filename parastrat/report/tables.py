@@ -51,7 +51,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Row], paper: Paper) ->
 
 def _widths(columns: Sequence[Column], rows: Sequence[Row], paper: Paper) -> list[int]:
     widths = [
-        min(column.most, max(len(column.title), *(len(row.cells[place]) for row in rows)))
+        min(column.most, max(1, len(column.title), *(len(row.cells[place]) for row in rows)))
         for place, column in enumerate(columns)
     ]
     for place, column in enumerate(columns):

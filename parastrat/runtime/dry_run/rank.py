@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 #: a step's memory repeats from the second micro-batch on
 _MICRO_BATCHES = 2
+#: that proofs of layouts and cuts are given of what a user's function makes
+_SAMPLES = 2
 
 #: as on GPUs, where they take all parameters at once; on CPUs torch takes one after the other unless told
 OPTIMIZERS: dict[Optimizer, Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]] = {
@@ -127,12 +129,15 @@ def _begun(task: Task, ground: Ground) -> tuple[nn.Module, Any, Callable[[], nn.
     pretend(task.rank, plan.mesh.world_size)
     builder = builder_of(task.ref)
     module, record = build_on_meta(partial(_built, builder, task.workload.loss_chunks))
-    inputs = example_inputs(module, builder.sample_inputs)
-    batch = made(inputs.make, plan.micro_batch_size, task.workload.sequence_length)
+    inputs = example_inputs(module, builder.sample_inputs, estimated=True)
+    length, stated = task.workload.sequence_length, builder.sample_inputs
+    batch = made(inputs.make, plan.micro_batch_size, length)
     start = Start(
         record=record,
         checkpoint=None,
-        sequence_length=task.workload.sequence_length,
+        # what the user says of inputs, proofs of layouts and cuts are told as well
+        sample_inputs=None if stated is None else made(stated, _SAMPLES, length),
+        sequence_length=length,
         give_memory=ground.give_memory,
     )
     return module, batch, lambda: wrap(module, plan, ground.device, start)

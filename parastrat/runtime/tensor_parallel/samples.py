@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.tensor_parallel.copies import Source
-from parastrat.runtime.tracing.example_inputs import example_inputs, made, resized
+from parastrat.runtime.tracing.example_inputs import example_inputs, made, own_inputs, resized
 from parastrat.runtime.training.batches import called, to_device
 
 #: samples and tokens of the proof's batch
@@ -20,7 +20,7 @@ SAMPLES, TOKENS = 2, 8
 
 
 def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
-    """Return inputs for the copy: ids and values at random, but those that the user gave and that differ.
+    """Return inputs for the copy: ids and values at random, but those that differ of the user's own.
 
     Raises:
         WrapError: if nobody knows what the model takes.
@@ -29,9 +29,11 @@ def batch_for(source: Source, few: nn.Module, degree: int) -> Any:
     given = source.sample_inputs
     if given is not None:
         return _telling(few, to_device(_cut(given, length), source.device))
+    own = own_inputs(few)
     try:
-        example = example_inputs(few, None)
-        batch = made(example.make, SAMPLES, length)
+        if own is not None:
+            return _telling(few, to_device(made(own, SAMPLES, length), source.device))
+        batch = made(example_inputs(few, None).make, SAMPLES, length)
     except ModelError as error:
         raise WrapError(
             f"tensor parallelism is proven before it is used, and {error.message}",

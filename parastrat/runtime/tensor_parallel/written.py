@@ -72,6 +72,8 @@ class _Draft:
 
     def pattern(self, name: str) -> str:
         """Return a name with ``*`` for the number of its block."""
+        if not self.blocks.containers:
+            return name
         start = f"{self.blocks.containers[0]}."
         rest = name.removeprefix(start)
         if not name.startswith(start) or "." not in rest:

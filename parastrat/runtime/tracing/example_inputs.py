@@ -60,24 +60,37 @@ _UNTOLD = (
 )
 
 
-def example_inputs(module: nn.Module, given: MakeInputs | None) -> ExampleInputs:
+def example_inputs(
+    module: nn.Module, given: MakeInputs | None, *, estimated: bool = False
+) -> ExampleInputs:
     """Return how to call the module.
 
     Taken, in this order: ``given``; a method ``sample_inputs`` of the module; a Hugging Face config; the
     first layer with weights.
 
+    Args:
+        module: what is called.
+        given: what the user says of it.
+        estimated: memory and time are told of them, so that inputs which the module merely runs with will
+            not do.
+
     Raises:
         ModelError: if none of them says it.
     """
-    own = getattr(module, SAMPLE_INPUTS, None)
-    stated = given or (own if callable(own) else None)
+    stated = given or own_inputs(module)
     if stated is not None:
         return ExampleInputs(make=stated, has_tokens=_has_tokens(stated))
     main_input = getattr(module, "main_input_name", None)
     config = getattr(module, "config", None)
     if isinstance(main_input, str) and config is not None:
         return _by_config(module, config, main_input)
-    return _by_first_layer(module)
+    return _by_first_layer(module, estimated=estimated)
+
+
+def own_inputs(module: nn.Module) -> MakeInputs | None:
+    """Return the module's method ``sample_inputs``; None where it has none."""
+    own = getattr(module, SAMPLE_INPUTS, None)
+    return own if callable(own) else None
 
 
 def _has_tokens(make: MakeInputs) -> bool:
@@ -160,13 +173,13 @@ def _image_size(config: Any) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else (size[0], size[1])
 
 
-def _by_first_layer(module: nn.Module) -> ExampleInputs:
+def _by_first_layer(module: nn.Module, *, estimated: bool) -> ExampleInputs:
     """Return tokens, images or vectors, as the first layer with weights takes them."""
     targets = next(
         (name for name in inspect.signature(module.forward).parameters if name in _TARGETS), None
     )
     for name, layer in module.named_modules():
-        if isinstance(layer, _UNTOLD):
+        if estimated and isinstance(layer, _UNTOLD):
             raise ModelError(
                 f"what {type(module).__name__} takes cannot be guessed: its first layer, "
                 f"{name or 'itself'}, is {type(layer).__name__}, which does not say it",

@@ -124,7 +124,9 @@ def traced_source(ref: str) -> TracedSource:
     with prints_aside():
         builder = load_builder(ref)
         module = build_module(builder)
-        return TracedSource(ref=ref, module=module, inputs=example_inputs(module, builder.sample_inputs))
+        return TracedSource(
+            ref=ref, module=module, inputs=example_inputs(module, builder.sample_inputs, estimated=True)
+        )
 
 
 def traced_module(
@@ -145,7 +147,9 @@ def traced_module(
     given = sample_inputs
     if given is not None and not callable(given):
         given = resized(as_tree(given))
-    return TracedSource(ref=ref, module=module, inputs=example_inputs(module, given), divides=divides)
+    return TracedSource(
+        ref=ref, module=module, inputs=example_inputs(module, given, estimated=True), divides=divides
+    )
 
 
 def _traced(
