@@ -122,6 +122,12 @@ def check_gradients(model: nn.Module, plan: Plan) -> None:
             gradients or rewrites its rows.
     """
     _check_lookups(model, plan)
+    scripted = (name for name, part in model.named_modules() if isinstance(part, torch.jit.ScriptModule))
+    if plan.mesh.world_size > 1 and (name := next(scripted, None)) is not None:
+        raise WrapError(
+            f"{name or 'the model'} is compiled by torch.jit, which lets nobody replace its weights",
+            hint="pass the module that torch.jit.script or torch.jit.trace was given",
+        )
     if not (plan.shards_parameters or plan.mesh.tp > 1):
         return
     # whose class is not imported where nobody compiles

@@ -132,7 +132,9 @@ def _root(node: ast.expr) -> str:
 
 
 def _source(part: nn.Module) -> str:
-    return _source_of(type(part).forward)  # FSDP2 makes classes of its own, which inherit it
+    # FSDP2 makes classes of its own, which inherit it; what torch.jit compiled has none to show
+    forward = getattr(type(part), "forward", None)
+    return "" if forward is None else _source_of(forward)
 
 
 @cache

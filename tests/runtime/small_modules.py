@@ -110,3 +110,20 @@ def deep() -> nn.Module:
     return nn.Sequential(
         *[nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(8)]
     )
+
+
+def scripted() -> nn.Module:
+    return nn.Sequential(torch.jit.script(nn.Linear(16, 16)), nn.Linear(16, 16))
+
+
+class Looked(nn.Module):
+    """A table whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 16, sparse=True)
+        self.out = nn.Linear(16, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.out(self.table(ids).mean(1))
+        return out

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cli.conftest import Typed
+from runtime.small_modules import scripted
 from torch import nn
 
 import parastrat
 from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
-from parastrat.errors import ModelError
+from parastrat.errors import ModelError, WrapError
 from parastrat.memory import memory_columns, memory_totals, plan_memory
 from parastrat.memory.parts import PARTS
+from parastrat.plan import Mesh
+from parastrat.runtime.refusals import check_gradients
+from parastrat.runtime.ways import chooses_ways
 from parastrat.search import Constraints, find_plan
 from parastrat.search.rows import plan_at
 from parastrat.search.space import every_plan
@@ -139,3 +144,20 @@ def test_a_layout_without_repeated_blocks_is_not_written_and_told_why(typed: Typ
     done = typed("emit", plan, "--to", "python")
     assert done.code == 2
     assert "the model has 0 lists of several blocks, not one" in done.err
+
+
+def test_sparse_gradients_are_not_estimated(typed: Typed) -> None:
+    done = typed("recommend", f"{MODULES}:Looked", "--on", "dgx-h100:1")
+    assert (done.code, done.out) == (2, "")
+    assert "table makes sparse gradients: what they take hangs on a batch's ids" in done.err
+    assert "sparse=False" in done.err
+
+
+@pytest.mark.parametrize("mesh", [Mesh(dp_replicate=2), Mesh(dp_shard=2), Mesh(pp=2), Mesh(tp=2)])
+def test_what_torch_jit_compiled_is_refused(mesh: Mesh) -> None:
+    plan = replace(find_one(), mesh=mesh)
+    with pytest.raises(WrapError, match=r"0 is compiled by torch\.jit"):
+        check_gradients(scripted(), plan)
+    check_gradients(scripted(), find_one())
+    # nor does it stop who asks which way a forward takes
+    assert not chooses_ways(scripted())

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
 from parastrat.runtime.blocks import buffer_bytes, has_routed_parts, parameter_count, repeated_blocks
 from parastrat.runtime.building import build_module, load_builder
@@ -156,6 +157,7 @@ def _traced(
     source: TracedSource, sequence_length: int | None, precision: Precision, kernels: Kernels
 ) -> ModelSpec:
     module, inputs = source.module, source.inputs
+    _check_dense(module)
     subject = Subject(module=module, inputs=inputs, layout=source.layout)
     chain = traced_chain(subject, Way(sequence_length=sequence_length, precision=precision))
     parameters = parameter_count(module)
@@ -192,6 +194,20 @@ def _traced(
             *chain.caveats,
         ),
     )
+
+
+def _check_dense(module: nn.Module) -> None:
+    """Refuse gradients whose sizes hang on the ids of a batch.
+
+    Raises:
+        ModelError: naming the table that makes them.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise ModelError(
+                f"{name or 'the model'} makes sparse gradients: what they take hangs on a batch's ids",
+                hint="build it with sparse=False to see what it needs so",
+            )
 
 
 def _cast_caveats(module: nn.Module, precision: Precision) -> list[str]:
