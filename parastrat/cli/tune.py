@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,6 +47,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object ins
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 #: how long ranks that are stopped may take to leave
 _PATIENCE_S = 20
+_NO_MEMORY = "ran out of memory"
 _ERROR = re.compile(r"^error: (?P<message>.*)$", re.MULTILINE)
 
 
@@ -78,6 +80,7 @@ def tune(  # noqa: PLR0913 - a parameter is a flag
     The script runs as it is, on this node, and is ended after so many steps: what it writes, it writes.
     The flags of tune stand before plan.toml.
     """
+    from parastrat.cli.files import refuse_others
     from parastrat.cli.output import paper, show, show_json, tell, write_plan
     from parastrat.cli.plan_case import PlanSource
     from parastrat.parse import read_plan
@@ -89,6 +92,7 @@ def tune(  # noqa: PLR0913 - a parameter is a flag
     if find_spec("torch") is None:
         raise UsageError("to run a plan takes torch, which is not installed", hint="pip install torch")
     facts, target = _facts(source), output or plan.with_name(f"{plan.stem}.tuned.toml")
+    refuse_others(target, "parastrat.plan/", "plan file")
     folder = Path(tempfile.mkdtemp(prefix="parastrat-tune-"))
     words = (str(script), *(arguments or ()))
     every = _Script(words=words, warm_up=warm_up, steps=steps, limit_s=limit, folder=folder)
@@ -101,6 +105,8 @@ def tune(  # noqa: PLR0913 - a parameter is a flag
         stored = str(target)
     if any(trial.failure for trial in trials):
         tell(f"what the trials printed is in {folder}")
+    else:
+        shutil.rmtree(folder)
     show_json(tuning_json(tuning, stored)) if as_json else show(tuning_text(tuning, stored, paper()))
     if tuning.kept is None:
         raise typer.Exit(1)
@@ -142,7 +148,7 @@ def _tried(script: _Script, facts: Facts, source: PlanSource, others: int) -> tu
     from parastrat.trials import Loop
 
     given = _trial(script, assess(facts, source.plan), 0)
-    if given.timed is None and "memory" not in (given.failure or ""):
+    if given.timed is None and given.failure != _NO_MEMORY:
         raise LaunchError(
             f"{script.words[0]} does not run under the plan that was given: {given.failure}",
             hint=f"what it printed is in {script.folder / 'trial0.log'}",
@@ -264,7 +270,7 @@ def _failure(script: _Script, case: Case, timed: Timed | None, ended: int | None
     if ended is None:
         return f"took longer than {script.limit_s:,.0f} s"
     if _OUT_OF_MEMORY.search(words):
-        return "ran out of memory"
+        return _NO_MEMORY
     if ended == 0:
         return f"the script ended before {script.warm_up + script.steps + 1} optimizer steps"
     told = _ERROR.findall(words)

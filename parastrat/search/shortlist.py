@@ -47,7 +47,7 @@ def shortlist(facts: Facts, fixed: Constraints, given: Plan, most: int) -> tuple
         plans |= dict.fromkeys(_variants(facts, fixed, mesh))
     plans.pop(given, None)
     cases = [case for case in assess_all(facts, tuple(plans)) if _may_run(case)]
-    return tuple(_of_each(sorted(cases, key=_step), most))
+    return tuple(_of_each(_unlike(sorted(cases, key=_step)), most))
 
 
 def _variants(facts: Facts, fixed: Constraints, mesh: Mesh) -> Iterator[Plan]:
@@ -62,6 +62,16 @@ def _variants(facts: Facts, fixed: Constraints, mesh: Mesh) -> Iterator[Plan]:
 def _may_run(case: Case) -> bool:
     broken = (finding.severity is Severity.ERROR for finding in findings_of(case, columns_of(case)))
     return case.estimate.fits and not any(broken)
+
+
+def _unlike(cases: Sequence[Case]) -> list[Case]:
+    """Return plans without those that do what one before does: nothing is there to compute again, say."""
+    kept: dict[tuple[object, ...], Case] = {}
+    for case in cases:
+        plan, estimate = case.plan, case.estimate
+        effect = plan.mesh, plan.micro_batch_size, estimate.time.step, estimate.memory.total
+        kept.setdefault(effect, case)
+    return list(kept.values())
 
 
 def _of_each(cases: Sequence[Case], most: int) -> Iterator[Case]:

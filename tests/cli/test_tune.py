@@ -197,6 +197,16 @@ def test_the_given_plan_is_kept_and_nothing_written(
     assert kept == given
 
 
+def test_a_file_that_is_no_plan_is_not_replaced(
+    typed: Typed, plan: Path, script: Path, outcomes: list[Any]
+) -> None:
+    """It is told before anything runs: there is no outcome to have."""
+    done = typed("tune", "-o", script, plan, script)
+    assert (done.code, outcomes) == (2, [])
+    assert "plan file" in done.err
+    assert script.read_text() == SCRIPT
+
+
 def test_several_nodes_are_refused(typed: Typed, script: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     assert typed("estimate", "gpt2", "--on", "dgx-a100:2", "-o", path).code == 0

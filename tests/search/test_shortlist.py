@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from parastrat.assess import columns_of
+from parastrat.case import Case
 from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
 from parastrat.finding import Severity
@@ -49,3 +51,18 @@ def test_a_plain_loop_is_given_what_it_can_run() -> None:
         assert case.plan.mesh.pp == case.plan.mesh.tp == 1
     several = shortlist(facts, APPLIED, given.plan, 20)
     assert any(case.plan.gradient_accumulation_steps > 1 for case in several)
+
+
+def test_policies_that_do_nothing_are_one_plan() -> None:
+    """Nothing of a network without blocks is computed again by the selective policy."""
+    model = Path(__file__).parents[1] / "runtime" / "small_modules.py"
+    facts = resolved(JobFlags(model=f"{model}:Perceptron", on="dgx-a100:1")).facts
+    given = find_plan(facts, PLAIN).chosen
+    assert given is not None
+    found = shortlist(facts, PLAIN, given.plan, 50)
+    effects = [(case.plan.mesh, case.plan.micro_batch_size, *_effect(case)) for case in found]
+    assert len(set(effects)) == len(effects)
+
+
+def _effect(case: Case) -> tuple[float, int]:
+    return case.estimate.time.step, case.estimate.memory.total
