@@ -84,7 +84,8 @@ def load_checkpoint(
         load(state, storage_reader=reader, no_dist=not dist.is_initialized())
     for group, names in zip(state.get("optimizer", {}).get("param_groups", []), own, strict=True):
         group["params"] = names  # what was saved names those of all pipeline stages
-    set_model_state_dict(model, state["model"])
+    # of a DDP torch would look for a part that has two names under its second one, without the wrapper's
+    set_model_state_dict(inner(model), state["model"])
     if optimizer is not None:
         # strict, it would miss the states of parameters that no loss has reached
         options = StateDictOptions(strict=False)
