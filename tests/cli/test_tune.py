@@ -238,7 +238,7 @@ def test_what_runs_ends_with_tune(plan: Path, script: Path) -> None:
     words = [sys.executable, "-m", "parastrat", "tune", "--steps", "1000000", str(plan), str(script)]
     process = subprocess.Popen(
         [*words, "plain", "4", "100000000"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(script.parent)},
         stderr=subprocess.DEVNULL,
     )
     # the command itself, the agent and its two ranks
