@@ -30,17 +30,16 @@ import transformers
 from torch.nn import functional
 
 import parastrat
-from parastrat.assess import assess_all, columns_of
+from parastrat.assess import assess_all
 from parastrat.case import Case
 from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
 from parastrat.comparison import Rival, ranking_of
 from parastrat.errors import ParastratError
-from parastrat.finding import Severity
 from parastrat.plan import Plan, Recompute
-from parastrat.rules import findings_of
 from parastrat.search import Constraints, find_plan
 from parastrat.search.rows import plan_at
+from parastrat.search.shortlist import may_run
 from parastrat.search.space import every_plan
 
 SEQUENCE, BATCH, VOCABULARY = 128, 8, 4096
@@ -122,15 +121,10 @@ def job_of(folder: Path, on: str) -> Job:
     chosen = find_plan(job.facts, fixed).chosen
     if chosen is None:
         raise ValueError(f"nothing fits for {folder.name}")
-    cases = [case for case in assess_all(job.facts, plans) if _may_run(case)]
+    cases = [case for case in assess_all(job.facts, plans) if may_run(case)]
     if chosen.plan not in [case.plan for case in cases]:
         cases.append(chosen)
     return Job(cases=tuple(cases), chosen=[case.plan for case in cases].index(chosen.plan))
-
-
-def _may_run(case: Case) -> bool:
-    broken = (finding.severity is Severity.ERROR for finding in findings_of(case, columns_of(case)))
-    return case.estimate.fits and not any(broken)
 
 
 def loss_of(output: Any, targets: torch.Tensor) -> torch.Tensor:

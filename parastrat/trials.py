@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from parastrat.case import Case
 
+#: what asks a script's process for a trial, as JSON: ``path``, where rank 0 writes a ``Timed``, and
+#: ``warm_up`` and ``steps``, how many of each
+TRIAL_VARIABLE = "PARASTRAT_TRIAL"
 #: medians of two plans this close are told apart by luck, however quiet the machine is
 _ALIKE = 0.02
 #: of fewer steps there are no quartiles
@@ -78,6 +81,11 @@ class Trial:
         """The median step; None where it cannot be compared."""
         return None if self.timed is None or self.failure is not None else self.timed.median
 
+    @property
+    def spread(self) -> float:
+        """That of its steps; 0 where none were timed."""
+        return 0.0 if self.timed is None else self.timed.spread
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
@@ -94,18 +102,10 @@ class Tuning:
 
 def kept_of(trials: Sequence[Trial]) -> Trial | None:
     """Return the fastest of some plans; the first where that one is faster by no more than steps vary."""
-    ran = [trial for trial in trials if trial.seconds is not None]
+    ran = [(trial.seconds, place) for place, trial in enumerate(trials) if trial.seconds is not None]
     if not ran:
         return None
-    best = min(ran, key=_median)
-    first = trials[0]
-    if first.seconds is None or best.timed is None or first.timed is None:
-        return best
-    noise = max(_ALIKE, best.timed.spread, first.timed.spread)
-    return first if _median(first) <= (1 + noise) * _median(best) else best
-
-
-def _median(trial: Trial) -> float:
-    if trial.timed is None:
-        raise AssertionError("a plan that did not run")
-    return trial.timed.median
+    (least, place), first = min(ran), trials[0]
+    best = trials[place]
+    noise = max(_ALIKE, best.spread, first.spread)
+    return first if first.seconds is not None and first.seconds <= (1 + noise) * least else best

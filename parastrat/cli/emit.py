@@ -137,13 +137,13 @@ def _container(target: Target, image: str | None, script: str | None) -> Contain
 
 
 def _files(
-    target: Target, case: Case, source: PlanSource, container: Container | None, ref: str | None = None
+    target: Target, case: Case, source: PlanSource, container: Container | None
 ) -> tuple[TextFile, ...]:
     """Return a target's files; what they need to know of the model's layers is found on its code."""
-    from parastrat.emit import EMITTERS, Target, kubernetes, python
+    from parastrat.emit import EMITTERS, Target, emitted, python
 
     if target is Target.KUBERNETES:
-        return kubernetes.emit(case, container, stored_ref=ref)
+        return emitted(target, case, container=container)
     mesh = case.plan.mesh
     if target is not Target.PYTHON or mesh.tp == mesh.pp == 1 or source.model_ref is None:
         return EMITTERS[target](case)
@@ -160,14 +160,14 @@ def _with_plan(
     target: Target, case: Case, source: PlanSource, container: Container | None, output: Path
 ) -> tuple[TextFile, ...]:
     """Return a target's files with the plan that they read, unless that is the file read from."""
-    from parastrat.emit import READ_THE_PLAN, emitted
+    from parastrat.emit import BRING_THE_PLAN, emitted
     from parastrat.parse import relative_ref
 
+    if target not in BRING_THE_PLAN:
+        return _files(target, case, source, container)
     ref = source.model_ref
     stored = None if ref is None else relative_ref(ref, output / source.path.name)
-    if target not in READ_THE_PLAN:
-        return _files(target, case, source, container, stored)
-    files = emitted(target, case, stored_ref=stored)
+    files = emitted(target, case, stored_ref=stored, container=container)
     return tuple(file for file in files if (output / file.path).resolve() != source.path.resolve())
 
 

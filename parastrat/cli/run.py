@@ -58,8 +58,6 @@ def run(  # noqa: PLR0913 - a parameter is a flag
 
     source = PlanSource(path=plan, parsed=read_plan(plan))
     check_script(script)
-    if find_spec("torch") is None:
-        raise UsageError("to run a plan takes torch, which is not installed", hint="pip install torch")
     if replan:
         source = replanned(source, nnodes)
     with _stdout_on_stderr() if as_json else nullcontext():
@@ -95,15 +93,17 @@ def _stdout_on_stderr() -> Iterator[None]:
 
 
 def check_script(script: Path) -> None:
-    """Check that the script is there, before torch is loaded.
+    """Check that the script is there, and torch, before that is loaded.
 
     Raises:
-        UsageError: it is not.
+        UsageError: one of them is not.
     """
     if str(script).startswith("-"):
         raise UsageError(f"{script} stands where the script does", hint="put run's flags before plan.toml")
     if not script.is_file():
         raise UsageError(f"there is no script {script}", hint="name the file that trains the model")
+    if find_spec("torch") is None:
+        raise UsageError("to run a plan takes torch, which is not installed", hint="pip install torch")
 
 
 def replanned(source: PlanSource, num_nodes: int | None) -> PlanSource:

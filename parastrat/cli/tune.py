@@ -12,7 +12,6 @@ import sys
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -89,8 +88,6 @@ def tune(  # noqa: PLR0913 - a parameter is a flag
 
     source = PlanSource(path=plan, parsed=read_plan(plan))
     check_script(script)
-    if find_spec("torch") is None:
-        raise UsageError("to run a plan takes torch, which is not installed", hint="pip install torch")
     facts, target = _facts(source), output or plan.with_name(f"{plan.stem}.tuned.toml")
     refuse_others(target, "parastrat.plan/", "plan file")
     folder = Path(tempfile.mkdtemp(prefix="parastrat-tune-"))
@@ -192,6 +189,7 @@ def _again(script: _Script, trial: Trial, number: int) -> Trial:
 def _trial(script: _Script, case: Case, number: int, *, again: bool = False) -> Trial:
     """Run the script under a plan for some steps."""
     from parastrat.cli.output import tell, write_plan
+    from parastrat.records import build
     from parastrat.report.numbers import duration
     from parastrat.report.wording import batch_words, option_words, plan_name
     from parastrat.trials import Timed, Trial
@@ -205,10 +203,7 @@ def _trial(script: _Script, case: Case, number: int, *, again: bool = False) -> 
     write_plan(case, plan)
     ended = _ended(script, plan, found, log)
     words = log.read_text(encoding="utf-8", errors="replace")
-    timed: Timed | None = None
-    if found.exists():
-        fields = json.loads(found.read_text(encoding="utf-8"))
-        timed = Timed(**{**fields, **{name: tuple(fields[name]) for name in ("seconds", "samples")}})
+    timed = build(Timed, json.loads(found.read_text(encoding="utf-8"))) if found.exists() else None
     failure = _failure(script, case, timed, ended, words)
     trial = Trial(case=case, timed=timed, failure=failure)
     predicted = duration(case.estimate.time.step)
@@ -219,6 +214,8 @@ def _trial(script: _Script, case: Case, number: int, *, again: bool = False) -> 
 
 def _ended(script: _Script, plan: Path, found: Path, log: Path) -> int | None:
     """Run the script under a plan; return its exit code, None where it took too long."""
+    from parastrat.trials import TRIAL_VARIABLE
+
     asked = json.dumps({"path": str(found), "warm_up": script.warm_up, "steps": script.steps})
     command = [sys.executable, "-m", "parastrat", "run", str(plan), *script.words]
     with log.open("wb") as output:
@@ -227,7 +224,7 @@ def _ended(script: _Script, plan: Path, found: Path, log: Path) -> int | None:
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PARASTRAT_TRIAL": asked},
+            env={**os.environ, TRIAL_VARIABLE: asked},
         )
         try:
             return process.wait(script.limit_s)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from parastrat.case import Case
 
 __all__ = [
+    "BRING_THE_PLAN",
     "EMITTERS",
     "READ_THE_MODEL",
     "READ_THE_PLAN",
@@ -57,15 +58,23 @@ READ_THE_MODEL = frozenset({Target.TORCHTITAN})
 #: targets whose files expect ``plan.toml`` beside them
 READ_THE_PLAN = frozenset({Target.TORCHRUN, Target.SLURM, Target.MPIRUN})
 
+#: targets that bring the plan along, in their files or beside them
+BRING_THE_PLAN = READ_THE_PLAN | {Target.KUBERNETES}
 
-def emitted(target: Target, case: Case, *, stored_ref: str | None = None) -> tuple[TextFile, ...]:
+
+def emitted(
+    target: Target, case: Case, *, stored_ref: str | None = None, container: Container | None = None
+) -> tuple[TextFile, ...]:
     """Return a target's files, and with them the ``plan.toml`` that their scripts read, if they do.
 
-    ``stored_ref`` is MODEL as that file shall store it. The model may be a ``FingerprintedModel``.
+    ``stored_ref`` is MODEL as the plan shall store it. The model may be a ``FingerprintedModel``.
+    ``container`` is what runs in pods.
 
     Raises:
         EmitError: the target cannot express this plan.
     """
+    if target is Target.KUBERNETES:
+        return kubernetes.emit(case, container, stored_ref=stored_ref)
     files = EMITTERS[target](case)
     if target not in READ_THE_PLAN:
         return files

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import (
-    check_applied,
-    check_ranks,
-    plan_check,
-    plan_here,
-    title,
-    usage_check,
-    variables,
-)
+from parastrat.emit.shell import check_applied, check_ranks, head, variables
 from parastrat.emit.text_file import TextFile
 
 if TYPE_CHECKING:
@@ -20,20 +12,13 @@ if TYPE_CHECKING:
     from parastrat.launch import Launch
 
 _SCRIPT = """\
-#!/usr/bin/env bash
-# {title}
-# {usage}
-set -euo pipefail
-
-{usage_check}
-{plan_here}
-{plan_check}
+{head}
 {variables}
 
 {hosts}
 # ranks find each other there, also where MPI carries nothing but their start; jobs of one node on ports of
 # their own
-export MASTER_ADDR="${{MASTER_ADDR:-{head}}}" MASTER_PORT="${{MASTER_PORT:-$((10000 + $$ % 50000))}}"
+export MASTER_ADDR="${{MASTER_ADDR:-{first}}}" MASTER_PORT="${{MASTER_PORT:-$((10000 + $$ % 50000))}}"
 # this shell's interpreter, by the path that it has on all nodes
 for program in "${{PYTHON:=python}}" mpirun; do
     if ! command -v "$program" > /dev/null; then
@@ -92,15 +77,12 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     check_ranks(case)
     check_applied(case)
     launch = case.launch
+    call = "mpirun.sh" if launch.nodes == 1 else "HOSTS=node,node mpirun.sh"
     text = _SCRIPT.format(
-        title=title(case),
-        usage=_usage(launch),
-        usage_check=usage_check("mpirun.sh" if launch.nodes == 1 else "HOSTS=node,node mpirun.sh"),
-        plan_here=plan_here(),
-        plan_check=plan_check("mpirun.sh", "put the plan beside mpirun.sh"),
+        head=head(case, "mpirun.sh", _usage(launch), call),
         variables="\n".join(variables(launch)),
         hosts=_ONE_NODE if launch.nodes == 1 else _NODES.format(nodes=launch.nodes),
-        head="127.0.0.1" if launch.nodes == 1 else "${hosts%%,*}",
+        first="127.0.0.1" if launch.nodes == 1 else "${hosts%%,*}",
         names=" ".join(["PARASTRAT_PLAN", "MASTER_ADDR", "MASTER_PORT", *launch.env]),
         ranks=launch.ranks_per_node,
         world=launch.world_size,

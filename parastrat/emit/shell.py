@@ -109,12 +109,26 @@ fi
 """
 
 
-def plan_here() -> str:
-    """Return lines that name the plan beside the script."""
-    return """\
+def head(case: Case, script: str, usage: str, call: str) -> str:
+    """Return how a script begins that is called on a node, with its plan beside it.
+
+    Args:
+        case: what it runs.
+        script: its name.
+        usage: how it is called, as a comment.
+        call: the same, as far as the training script, for whoever leaves that out.
+    """
+    return f"""\
+#!/usr/bin/env bash
+# {title(case)}
+# {usage}
+set -euo pipefail
+
+{usage_check(call)}
 # auto_parallelize reads the plan that this variable names: the one beside this script
-PARASTRAT_PLAN="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/plan.toml"
-export PARASTRAT_PLAN"""
+PARASTRAT_PLAN="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)/plan.toml"
+export PARASTRAT_PLAN
+{plan_check(script, f"put the plan beside {script}")}"""
 
 
 def variables(launch: Launch) -> list[str]:

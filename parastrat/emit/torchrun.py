@@ -4,32 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import (
-    check_applied,
-    check_launch,
-    exports,
-    plan_check,
-    plan_here,
-    title,
-    usage_check,
-)
+from parastrat.emit.shell import check_applied, check_launch, exports, head
 from parastrat.emit.text_file import TextFile
 
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.launch import Launch
-
-_SCRIPT = """\
-#!/usr/bin/env bash
-# {title}
-# {usage}
-set -euo pipefail
-
-{usage_check}
-{plan_here}
-{plan_check}
-{exports}
-{start}"""
 
 _ONE_NODE = """\
 exec torchrun --standalone --nproc-per-node {ranks} {what}
@@ -57,16 +37,9 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     check_launch(case)
     check_applied(case)
     launch = case.launch
-    text = _SCRIPT.format(
-        title=title(case),
-        usage=_usage(launch),
-        usage_check=usage_check("run.sh" if launch.nodes == 1 else "HEAD=node run.sh"),
-        plan_here=plan_here(),
-        plan_check=plan_check("run.sh", "put the plan beside run.sh"),
-        exports=exports(launch),
-        start=start(launch, '"$@"'),
-    )
-    return (TextFile(path="run.sh", text=text, executable=True),)
+    call = "run.sh" if launch.nodes == 1 else "HEAD=node run.sh"
+    lines = (head(case, "run.sh", _usage(launch), call), exports(launch), start(launch, '"$@"'))
+    return (TextFile(path="run.sh", text="\n".join(lines), executable=True),)
 
 
 def start(launch: Launch, what: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from parastrat.emit.plan_file import plan_table
 from parastrat.plan import Shard
-from parastrat.records import plain
 from parastrat.report.numbers import duration, percent
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Tone, rendered, wrapped
@@ -33,10 +33,9 @@ def tuning_json(tuning: Tuning, kept_in: str | None) -> dict[str, Any]:
 
 
 def _record(trial: Trial) -> dict[str, Any]:
-    plan, timed = trial.case.plan, trial.timed
-    fields = plain(plan)
+    timed = trial.timed
     return {
-        "plan": {"strategy": plan.strategy, **fields.pop("mesh"), **fields},
+        "plan": plan_table(trial.case.plan),
         "predicted_s": trial.case.estimate.time.step,
         "measured_s": trial.seconds,
         "spread": None if timed is None else timed.spread,
@@ -84,9 +83,7 @@ def _row(tuning: Tuning, trial: Trial) -> Row:
     what = trial.failure or ", ".join(_options(plan))
     if trial is tuning.given:
         what = f"given; {what}"
-    measured = "-"
-    if seconds is not None and trial.timed is not None:
-        measured = f"{duration(seconds)} ±{percent(trial.timed.spread)}"
+    measured = "-" if seconds is None else f"{duration(seconds)} ±{percent(trial.spread)}"
     batch = f"{plan.micro_batch_size} x {plan.gradient_accumulation_steps} x {plan.mesh.dp}"
     return Row(
         cells=(mark, plan_name(trial.case), batch, duration(trial.case.estimate.time.step), measured, what),

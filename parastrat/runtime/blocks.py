@@ -119,6 +119,16 @@ def _blocks_of(module: nn.Module, stacks: list[_Stack]) -> Blocks:
     )
 
 
+def sparse_table(module: nn.Module) -> str | None:
+    """Return the name of the first table whose gradients are sparse; None where there is none."""
+    tables = (
+        name
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
+    )
+    return next(tables, None)
+
+
 def parameter_count(module: nn.Module) -> int:
     """Return the number of parameters; tied ones count once."""
     return sum(parameter.numel() for parameter in module.parameters())

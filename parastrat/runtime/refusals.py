@@ -15,7 +15,7 @@ from parastrat.collection import instances
 from parastrat.errors import MismatchError, UsageError, WrapError
 from parastrat.plan import Plan
 from parastrat.rules.runtime_support import refusals_of
-from parastrat.runtime.blocks import parameter_count, repeated_blocks
+from parastrat.runtime.blocks import parameter_count, repeated_blocks, sparse_table
 from parastrat.runtime.slots import check_shapes
 from parastrat.runtime.wrapping import is_wrapped
 
@@ -145,12 +145,12 @@ def check_gradients(model: nn.Module, plan: Plan) -> None:
                 hint="change p.grad between backward and optimizer.step(), or plan ddp: "
                 "parastrat recommend --strategy ddp",
             )
-    for name, part in model.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise WrapError(
-                f"{name or 'the model'} makes sparse gradients, which {plan.strategy} cannot divide",
-                hint="build it with sparse=False, or plan ddp: parastrat recommend --strategy ddp",
-            )
+    table = sparse_table(model)
+    if table is not None:
+        raise WrapError(
+            f"{table or 'the model'} makes sparse gradients, which {plan.strategy} cannot divide",
+            hint="build it with sparse=False, or plan ddp: parastrat recommend --strategy ddp",
+        )
 
 
 def _check_lookups(model: nn.Module, plan: Plan) -> None:

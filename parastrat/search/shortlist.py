@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from parastrat.assess import assess_all, columns_of
 from parastrat.finding import Severity
 from parastrat.rules import findings_of
@@ -46,7 +44,7 @@ def shortlist(facts: Facts, fixed: Constraints, given: Plan, most: int) -> tuple
     for mesh in meshes:
         plans |= dict.fromkeys(_variants(facts, fixed, mesh))
     plans.pop(given, None)
-    cases = [case for case in assess_all(facts, tuple(plans)) if _may_run(case)]
+    cases = [case for case in assess_all(facts, tuple(plans)) if may_run(case)]
     return tuple(_of_each(_unlike(sorted(cases, key=_step)), most))
 
 
@@ -55,11 +53,12 @@ def _variants(facts: Facts, fixed: Constraints, mesh: Mesh) -> Iterator[Plan]:
     if mesh.world_size != facts.hardware.world_size:
         return
     columns = every_plan(facts, replace(fixed, **{axis: getattr(mesh, axis) for axis in AXES}))
-    for row in np.arange(len(columns.pp))[:_MOST_VARIANTS]:
-        yield plan_at(columns, int(row))
+    for row in range(min(len(columns.pp), _MOST_VARIANTS)):
+        yield plan_at(columns, row)
 
 
-def _may_run(case: Case) -> bool:
+def may_run(case: Case) -> bool:
+    """Return whether a plan fits and no rule forbids it."""
     broken = (finding.severity is Severity.ERROR for finding in findings_of(case, columns_of(case)))
     return case.estimate.fits and not any(broken)
 

@@ -147,6 +147,17 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int | None, str, dic
     return queue
 
 
+@pytest.mark.parametrize(("loop", "accumulates"), [("plain", False), ("forward_backward", True)])
+def test_a_plain_loop_is_not_given_what_it_cannot_run(
+    typed: Typed, plan: Path, script: Path, outcomes: list[Any], *, loop: str, accumulates: bool
+) -> None:
+    outcomes += [(0, "", found(1.0, loop=loop))] * 20
+    done = typed("tune", "--others", "10", "--json", plan, script)
+    steps = [trial["plan"]["gradient_accumulation_steps"] for trial in done.answer["trials"]]
+    assert len(steps) > 2
+    assert (max(steps) > 1) is accumulates
+
+
 def test_others_that_fail_are_told(
     typed: Typed, plan: Path, script: Path, outcomes: list[Any], tmp_path: Path
 ) -> None:

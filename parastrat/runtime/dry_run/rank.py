@@ -24,6 +24,7 @@ from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.starting import Start
+from parastrat.runtime.tensor_parallel.samples import SAMPLES
 from parastrat.runtime.tracing.example_inputs import example_inputs, made
 from parastrat.runtime.tracing.example_loss import example_loss
 from parastrat.runtime.training.batches import called
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 #: a step's memory repeats from the second micro-batch on
 _MICRO_BATCHES = 2
-#: that proofs of layouts and cuts are given of what a user's function makes
-_SAMPLES = 2
 
 #: as on GPUs, where they take all parameters at once; on CPUs torch takes one after the other unless told
 OPTIMIZERS: dict[Optimizer, Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]] = {
@@ -136,7 +135,7 @@ def _begun(task: Task, ground: Ground) -> tuple[nn.Module, Any, Callable[[], nn.
         record=record,
         checkpoint=None,
         # what the user says of inputs, proofs of layouts and cuts are told as well
-        sample_inputs=None if stated is None else made(stated, _SAMPLES, length),
+        sample_inputs=None if stated is None else made(stated, SAMPLES, length),
         sequence_length=length,
         give_memory=ground.give_memory,
     )

@@ -14,7 +14,13 @@ from torch.nn.modules.conv import _ConvNd
 
 from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSpec, TrainingDefaults
-from parastrat.runtime.blocks import buffer_bytes, has_routed_parts, parameter_count, repeated_blocks
+from parastrat.runtime.blocks import (
+    buffer_bytes,
+    has_routed_parts,
+    parameter_count,
+    repeated_blocks,
+    sparse_table,
+)
 from parastrat.runtime.building import build_module, load_builder
 from parastrat.runtime.leaves import as_tree
 from parastrat.runtime.precision import weight_dtype
@@ -202,12 +208,12 @@ def _check_dense(module: nn.Module) -> None:
     Raises:
         ModelError: naming the table that makes them.
     """
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise ModelError(
-                f"{name or 'the model'} makes sparse gradients: what they take hangs on a batch's ids",
-                hint="build it with sparse=False to see what it needs so",
-            )
+    table = sparse_table(module)
+    if table is not None:
+        raise ModelError(
+            f"{table or 'the model'} makes sparse gradients: what they take hangs on a batch's ids",
+            hint="build it with sparse=False to see what it needs so",
+        )
 
 
 def _cast_caveats(module: nn.Module, precision: Precision) -> list[str]:

@@ -13,17 +13,15 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from parastrat.records import plain
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.wrapping import wrapping_of
-from parastrat.trials import Loop
+from parastrat.trials import TRIAL_VARIABLE, Loop, Timed
 
 if TYPE_CHECKING:
     from torch import nn
 
     from parastrat.runtime.wrapping import Wrapping
-
-#: JSON: ``path``, where rank 0 writes what it found, ``warm_up`` and ``steps``, how many of each
-TRIAL_VARIABLE = "PARASTRAT_TRIAL"
 
 
 @dataclass(slots=True)
@@ -76,14 +74,14 @@ class _Trial:
         """Write what was found, whole or not at all."""
         ends, samples = self.ends[self.warm_up :], self.samples[self.warm_up + 1 :]
         pairs = zip(ends[1:], ends[:-1], strict=True)
-        found = {
-            "seconds": [late - early for late, early in pairs],
-            "samples": [min(samples), max(samples)],
-            "loop": Loop.PLAIN if self.by_itself else Loop.FORWARD_BACKWARD,
-            "peak_bytes": _peak(self.wrapping.device),
-        }
+        found = Timed(
+            seconds=tuple(late - early for late, early in pairs),
+            samples=(min(samples), max(samples)),
+            loop=Loop.PLAIN if self.by_itself else Loop.FORWARD_BACKWARD,
+            peak_bytes=_peak(self.wrapping.device),
+        )
         unfinished = self.path.with_suffix(".new")
-        unfinished.write_text(json.dumps(found), encoding="utf-8")
+        unfinished.write_text(json.dumps(plain(found)), encoding="utf-8")
         unfinished.rename(self.path)
 
 
