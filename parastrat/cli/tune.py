@@ -34,7 +34,7 @@ _Others = Annotated[
 _Steps = Annotated[int, typer.Option("--steps", min=1, metavar="N", help="Steps of each that are timed.")]
 _WarmUp = Annotated[int, typer.Option("--warm-up", min=0, metavar="N", help="Steps before those.")]
 _Limit = Annotated[
-    float, typer.Option("--limit", min=1, metavar="SECONDS", help="After these a plan's trial is ended.")
+    int, typer.Option("--limit", min=1, metavar="SECONDS", help="After these a plan's trial is ended.")
 ]
 _Output = Annotated[
     Path | None,
@@ -57,7 +57,7 @@ class _Script:
     words: tuple[str, ...]
     warm_up: int
     steps: int
-    limit_s: float
+    limit_s: int
     #: where trials' plans, findings and output are
     folder: Path
 
@@ -70,7 +70,7 @@ def tune(  # noqa: PLR0913 - a parameter is a flag
     others: _Others = 4,
     steps: _Steps = 10,
     warm_up: _WarmUp = 3,
-    limit: _Limit = 600.0,
+    limit: _Limit = 600,
     output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:

@@ -224,6 +224,13 @@ def test_a_file_that_is_no_plan_is_not_replaced(
     assert script.read_text() == SCRIPT
 
 
+@pytest.mark.parametrize("limit", ["nan", "inf", "0"])
+def test_a_limit_is_a_number_of_seconds(typed: Typed, plan: Path, script: Path, limit: str) -> None:
+    done = typed("tune", "--limit", limit, plan, script)
+    assert (done.code, done.out) == (2, "")
+    assert "--limit" in done.err
+
+
 def test_several_nodes_are_refused(typed: Typed, script: Path, tmp_path: Path) -> None:
     path = tmp_path / "plan.toml"
     assert typed("estimate", "gpt2", "--on", "dgx-a100:2", "-o", path).code == 0
