@@ -2,11 +2,10 @@
 
 Usage: python benchmarks/check_configs.py [FOLDER OR FILE...]
 
-The bad ones are ``tests/check/bad_configs.py``, ``bad_plugins.py``, ``bad_launches.py`` and
-``bad_programs.py``, one mistake
-each. The good ones are those of the paths, such as a checkout of https://github.com/huggingface/accelerate
-(``examples/``) or of https://github.com/deepspeedai/DeepSpeedExamples: errors and warnings about them are
-false alarms, unless somebody finds that the file is wrong.
+The bad ones are those of ``tests/check/bad_*.py``, one mistake each. The good ones are those of the paths,
+such as a checkout of https://github.com/huggingface/accelerate (``examples/``) or of
+https://github.com/deepspeedai/DeepSpeedExamples: errors and warnings about them are false alarms, unless
+somebody finds that the file is wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from check.bad_configs import BAD
 from check.bad_launches import ALONE, BESIDE, TOGETHER
 from check.bad_plugins import PLUGINS
 from check.bad_programs import PROGRAMS
+from check.bad_torchtitan import BAD_TORCHTITAN
 
 from parastrat.check import check_file, config_files
 from parastrat.check.known import Given
 from parastrat.finding import Severity
 
 #: files with one mistake
-MISTAKES = (*BAD, *PLUGINS, *ALONE, *PROGRAMS, *TOGETHER)
+MISTAKES = (*BAD, *PLUGINS, *ALONE, *PROGRAMS, *TOGETHER, *BAD_TORCHTITAN)
 
 
 def missed() -> list[str]:

@@ -15,6 +15,8 @@ class ConfigFormat(StrEnum):
     PLAN = "plan"
     ACCELERATE = "accelerate"
     DEEPSPEED = "deepspeed"
+    #: TOML of the releases up to 0.2.2
+    TORCHTITAN = "torchtitan"
     #: a shell or batch script that starts torchrun, accelerate launch or deepspeed
     SCRIPT = "script"
 
@@ -41,6 +43,8 @@ class ConfigFile:
     repeated: tuple[str, ...] = ()
     #: dotted keys whose number or switch is written as text
     quoted: frozenset[str] = frozenset()
+    #: how many devices it is to run on, where somebody says so
+    devices: int | None = None
 
     def get(self, key: str) -> Any:
         """Return the value of a dotted key; None where it, or a table around it, is absent."""

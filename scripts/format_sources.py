@@ -38,17 +38,19 @@ class Checkout:
     """A project's source: a git repository (with or without a work tree), or an installed package."""
 
     path: Path
+    #: what of a repository is read: a tag or a commit
+    rev: str = "HEAD"
 
     def text(self, name: str) -> str:
-        """Return a file's text; in a repository that of the checked-out commit."""
+        """Return a file's text; in a repository that of the commit."""
         if self.is_repository:
-            return self._git("show", f"HEAD:{name}")
+            return self._git("show", f"{self.rev}:{name}")
         return (self.path / name).read_text(encoding="utf-8")
 
     def names(self, *suffixes: str) -> list[str]:
         """Return the files below, by their ends."""
         if self.is_repository:
-            found = self._git("ls-tree", "-r", "--name-only", "HEAD").splitlines()
+            found = self._git("ls-tree", "-r", "--name-only", self.rev).splitlines()
         else:
             found = [str(file.relative_to(self.path)) for file in self.path.rglob("*")]
         return sorted(name for name in found if name.endswith(suffixes))
@@ -61,7 +63,9 @@ class Checkout:
     @property
     def commit(self) -> str | None:
         """The commit, shortened; None of a package."""
-        return self._git("rev-parse", "--short=7", "HEAD").strip() if self.is_repository else None
+        if not self.is_repository:
+            return None
+        return self._git("rev-parse", "--short=7", f"{self.rev}^{{commit}}").strip()
 
     def _git(self, *arguments: str) -> str:
         command = ["git", "-C", str(self.path), *arguments]
@@ -77,9 +81,13 @@ def tree_of(checkout: Checkout, name: str) -> ast.Module:
 def fields(checkout: Checkout, place: str) -> Keys:
     """Return a dataclass's or pydantic model's fields, with their aliases, by ``FILE:CLASS``."""
     found: Keys = {}
+    tree = tree_of(checkout, place.partition(":")[0])
+    # a dataclass has no bases, an enumeration has
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.bases}
     for node in _named(checkout, place, ast.ClassDef).body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            kind = _of_annotation(ast.unparse(node.annotation), node.value)
+            written = ast.unparse(node.annotation)
+            kind = "table" if written in classes else _of_annotation(written, node.value)
             found[node.target.id] = kind
             alias = _keyword(node.value, "alias")
             if alias is not None:
@@ -92,11 +100,17 @@ def _of_annotation(written: str, value: ast.expr | None) -> str:
     if bare == "int":
         least = _keyword(value, "ge")
         return {0: "natural", 1: "positive"}.get(least, "int") if least is not None else "int"
-    if bare.lower().startswith("list"):
+    kinds = dict.fromkeys(_of_type(part) for part in bare.split(" | ") if part != "None")
+    return "any" if "any" in kinds else " or ".join(kinds)
+
+
+def _of_type(written: str) -> str:
+    if written.lower().startswith("list"):
         return "list"
-    return (
-        "table" if bare.lower().startswith("dict") or bare.endswith("Config") else _KINDS.get(bare, "any")
-    )
+    if written.startswith("Literal["):
+        return "text"
+    is_table = written.lower().startswith("dict") or written.endswith("Config")
+    return "table" if is_table else _KINDS.get(written, "any")
 
 
 def _keyword(call: ast.AST | None, name: str) -> Any:
@@ -256,8 +270,13 @@ def defaults(checkout: Checkout, place: str) -> Keys:
 
 
 def choices(checkout: Checkout, place: str) -> list[Any]:
-    """Return a constant list, or an enumeration's values, by ``FILE:NAME``."""
+    """Return a constant list or an enumeration's values by ``FILE:NAME``, or ``CLASS.FIELD``'s."""
     name, _, wanted = place.partition(":")
+    if "." in wanted:
+        owner, _, field = wanted.partition(".")
+        for node in _named(checkout, f"{name}:{owner}", ast.ClassDef).body:
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == field:
+                return _literals(node.annotation)
     for node in ast.walk(tree_of(checkout, name)):
         if isinstance(node, ast.ClassDef) and node.name == wanted:
             return [
@@ -268,6 +287,15 @@ def choices(checkout: Checkout, place: str) -> list[Any]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == wanted:
             return list(ast.literal_eval(node.value))
     raise LookupError(place)
+
+
+def _literals(annotation: ast.expr) -> list[Any]:
+    """Return what ``Literal[...]`` lists in an annotation."""
+    for node in ast.walk(annotation):
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal":
+            listed = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            return [ast.literal_eval(value) for value in listed]
+    raise LookupError(ast.unparse(annotation))
 
 
 def nccl_variables(checkout: Checkout) -> set[str]:

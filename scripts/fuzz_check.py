@@ -19,11 +19,13 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from check.bad_configs import GOOD  # noqa: E402
 from check.bad_launches import ACCELERATE, BESIDE, BY_HAND, DEEPSPEED, WITH_FILE  # noqa: E402
+from check.bad_torchtitan import EXPERTS, TORCHTITAN  # noqa: E402
 
 from parastrat.check import check_file  # noqa: E402
 from parastrat.check.known import Given  # noqa: E402
 from parastrat.check.settings import PROJECT, read_settings  # noqa: E402
 from parastrat.errors import ParastratError  # noqa: E402
+from parastrat.profiles import load_hardware  # noqa: E402
 
 #: seconds from which a file counts as one that hangs
 SLOW_S = 2.0
@@ -42,6 +44,8 @@ model = "./config.json"
 on = "./node.toml:4"
 ignore = { PS4xx = "the old cluster" }
 """
+#: a file that is checked for given machines
+WHOLE = "train.toml"
 PLAN = ROOT / "tests" / "emit" / "golden" / "plan.toml"
 #: what breaks readers: numbers too large, other types, syntax, anchors, other scripts
 PIECES = (
@@ -62,6 +66,8 @@ def seeds() -> list[tuple[str, str]]:
     # what lies beside scripts is damaged too, and they are read with what it was last
     texts += [("launch.sh", text) for text in (ACCELERATE, WITH_FILE, BY_HAND, DEEPSPEED)]
     texts += BESIDE.items()
+    # of whole jobs, which are estimated
+    texts += [(WHOLE, text) for text in (TORCHTITAN, EXPERTS)]
     return [*texts, ("plan.toml", PLAN.read_text(encoding="utf-8")), (PROJECT, SETTINGS)]
 
 
@@ -94,7 +100,8 @@ def outcome(path: Path) -> str:
         if path.name == PROJECT:
             read_settings(path)
             return "read"
-        checked = check_file(path, Given())
+        hardware = load_hardware("dgx-h100:8") if path.name == WHOLE else None
+        checked = check_file(path, Given(hardware=hardware))
     except ParastratError:
         return "refused"
     return "found wrong" if checked.findings else "read"

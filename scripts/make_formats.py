@@ -1,9 +1,11 @@
 # ruff: noqa: INP001, T201 - a script
 """Write profiles/formats from the sources of the readers, as scripts/data/formats.toml says.
 
-Usage: python scripts/make_formats.py ACCELERATE DEEPSPEED NCCL [--torch FOLDER]
+Usage: python scripts/make_formats.py [--accelerate CHECKOUT] [--deepspeed CHECKOUT] [--torchtitan CHECKOUT]
+           [--nccl CHECKOUT] [--torch FOLDER]
 
-The first three are checkouts (bare repositories will do); torch is the installed package. What changes is
+Checkouts may be bare repositories; torch is the installed package unless a folder is named. The formats of
+the given checkouts are written (that of scripts needs accelerate, DeepSpeed and NCCL). What changes is
 printed: keys that came, went, or are of another kind.
 """
 
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "scripts" / "data" / "formats.toml"
 FOLDER = ROOT / "profiles" / "formats"
 _READERS = ("fields", "removed", "arguments", "texts", "words", "parameters", "lookups", "defaults")
-_PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:\w+)")
+_PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:[\w.]+)")
 
 
 def keys_of(recipe: dict[str, Any], checkout: Checkout) -> dict[str, str]:
@@ -148,24 +150,28 @@ def changes(old: Any, new: Any, place: str = "") -> list[str]:
 
 
 def main() -> None:
-    """Write the three files and print what changed."""
+    """Write the files and print what changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    for name in ("accelerate", "deepspeed", "nccl"):
-        parser.add_argument(name, type=Path)
+    for name in ("accelerate", "deepspeed", "torchtitan", "nccl"):
+        parser.add_argument(f"--{name}", type=Path)
     parser.add_argument(
         "--torch", type=Path, help="the package's folder, where it is not the installed one"
     )
     given = parser.parse_args()
     spec = importlib.util.find_spec("torch")
     torch = given.torch or Path(spec.submodule_search_locations[0] if spec else "torch")
-    sources = {
-        "accelerate": Checkout(given.accelerate),
-        "deepspeed": Checkout(given.deepspeed),
-        "script": Checkout(torch),
-        "nccl": Checkout(given.nccl),
-    }
     recipes = tomllib.loads(RECIPES.read_text(encoding="utf-8"))
+    checkouts = {name: getattr(given, name) for name in ("accelerate", "deepspeed", "torchtitan", "nccl")}
+    sources = {
+        name: Checkout(path, rev=recipes.get(name, {}).get("rev", "HEAD"))
+        for name, path in checkouts.items()
+        if path is not None
+    }
+    sources["script"] = Checkout(torch)
     for name, recipe in recipes.items():
+        needed = {name, *(table["of"] for table in recipe["tables"] if "of" in table)}
+        if not needed | ({"nccl"} if "environment" in recipe else set()) <= sources.keys():
+            continue
         profile = table_of(name, recipe, sources)
         path = FOLDER / f"{name}.toml"
         old = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

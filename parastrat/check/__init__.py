@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from parastrat.check.files import Checked, check_file
 from parastrat.check.known import Given, stated_model
-from parastrat.check.recognition import config_files
+from parastrat.check.recognition import KNOWN, config_files
 from parastrat.check.selection import all_ignored, with_settings
 from parastrat.check.settings import Ignore, Settings, settings_of
 from parastrat.check.settings_form import code_problems
 
 __all__ = [
+    "KNOWN",
     "Checked",
     "Given",
     "Ignore",

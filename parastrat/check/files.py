@@ -8,13 +8,22 @@ from typing import TYPE_CHECKING, Any
 from parastrat.check.beside import beside
 from parastrat.check.known import Given, known_case
 from parastrat.check.positions import positions_of
-from parastrat.check.recognition import KNOWN, SCRIPTS, SUFFIXES, named_format, structure_of, text_of
+from parastrat.check.recognition import (
+    KNOWN,
+    SCRIPTS,
+    SUFFIXES,
+    is_torchtitans,
+    named_format,
+    structure_of,
+    text_of,
+)
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ConfigError, CountError, PlanFileError
 from parastrat.finding import Finding, Hit, Ignored, Severity
-from parastrat.parse.config_text import ConfigSyntaxError
-from parastrat.parse.formats import form_problems, with_full_names, with_plain_values
+from parastrat.parse.config_text import ConfigSyntaxError, toml_structure
+from parastrat.parse.formats import form_problems, with_plain_values
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
+from parastrat.parse.key_names import with_full_names
 from parastrat.parse.launch_script import script_tables
 from parastrat.parse.launchers import LAUNCHERS
 from parastrat.parse.plan_file import read_plan
@@ -60,7 +69,7 @@ def check_file(path: Path, given: Given) -> Checked:
         raise ConfigError(f"{path} is none of {', '.join(SUFFIXES)}", hint=KNOWN)
     text = text_of(path)
     lines = tuple(text.splitlines())
-    if path.suffix == ".toml":
+    if path.suffix == ".toml" and not _is_torchtitans(text):
         return _check_plan(path, lines, given)
     if path.suffix in SCRIPTS:
         return _check_script(path, lines, text, given)
@@ -89,6 +98,14 @@ def check_file(path: Path, given: Given) -> Checked:
     return replace(checked, findings=_ordered([_of_problem(path, problem), *checked.findings]))
 
 
+def _is_torchtitans(text: str) -> bool:
+    try:
+        return is_torchtitans(toml_structure(text).table, named=True)
+    except ConfigSyntaxError:
+        # as what a plan file would be
+        return False
+
+
 def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
     """Check each launch of a script with the job that they are of; what is said of both is said once."""
     known, several = read_format(ConfigFormat.SCRIPT.value), []
@@ -113,7 +130,9 @@ def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: G
     known = read_format(file.format.value)
     problems += form_problems(file, known)
     found = [_of_problem(path, located(problem, file.positions)) for problem in problems]
-    file = with_plain_values(file, known)
+    hardware = given.hardware or given.usual_hardware
+    devices = None if hardware is None else hardware.world_size
+    file = replace(with_plain_values(file, known), devices=devices)
     if file.format is ConfigFormat.SCRIPT:
         launch = beside(file, path.parent)
         file = launch.file

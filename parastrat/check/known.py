@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from parastrat.assess import assess, columns_of
 from parastrat.case import Case, Facts, Unknown
 from parastrat.check.positions import ReadColumns
+from parastrat.check.whole_jobs import stated_ref, whole_case
 from parastrat.columns import code_of
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ModelError, ParastratError, UnknownFactError
@@ -76,6 +77,9 @@ _OWN = {
 #: about training loops, which accelerate and DeepSpeed bring along
 _OF_LOOPS = {"PS412"}
 
+#: about how weights get onto devices, which torchtitan makes there
+_OF_LOADING = {"PS107"}
+
 #: a finding, and the facts that its rule has read
 Judged = tuple["Finding", tuple[str, ...]]
 
@@ -84,6 +88,8 @@ def _is_foreign(rule: Rule, file: ConfigFile | Parsed) -> bool:
     """Return whether a rule is about what this file's framework does by itself."""
     if isinstance(file, Parsed):
         return False
+    if file.format is ConfigFormat.TORCHTITAN and rule.code in _OF_LOADING:
+        return True
     return rule.code in _OWN or (rule.code in _OF_LOOPS and file.format is not ConfigFormat.SCRIPT)
 
 
@@ -128,9 +134,12 @@ def _judged(rule: Rule, case: Case, columns: ReadColumns) -> Finding | None:
 
 def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
     hardware = given.hardware or given.usual_hardware
-    ref = given.model or given.usual_model
-    fields = plan_fields(file, None if hardware is None else hardware.world_size)
-    workload = workload_fields(file)
+    ref = given.model or stated_ref(file) or given.usual_model
+    fields, workload = plan_fields(file), workload_fields(file)
+    launch = cast("Any", Part("launch", launch_fields(file)))
+    whole = whole_case(file, fields, workload, ref, hardware, launch)
+    if whole is not None:
+        return whole, dict(columns_of(whole).known())
     model = None if ref is None else stated_model(ref)
     # a part that is not known stands for itself
     case = Case(
@@ -140,7 +149,7 @@ def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
         stack=cast("Any", Unknown("stack")),
         plan=cast("Any", Part("plan", fields)),
         estimate=cast("Any", Unknown("estimate")),
-        launch=cast("Any", Part("launch", launch_fields(file))),
+        launch=launch,
     )
     columns = {**_part_columns(fields), **workload}
     if hardware is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.columns import Columns
 from parastrat.config_file import ConfigFormat
+from parastrat.rules.torchtitan_facts import DEGREES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -31,9 +32,33 @@ _DEEPSPEED = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "global_batch_size": "train_batch_size",
 }
+_TORCHTITAN = {
+    **DEGREES,
+    "dp": DEGREES["dp_shard"],
+    "world_size": DEGREES["dp_shard"],
+    "shard": DEGREES["dp_shard"],
+    "reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    "loss_parallel": "parallelism.disable_loss_parallel",
+    "async_tp": "parallelism.enable_async_tensor_parallel",
+    "cp_method": "parallelism.context_parallel_rotate_method",
+    "pp_schedule": "parallelism.pipeline_parallel_schedule",
+    "virtual_stages": "parallelism.pipeline_parallel_schedule",
+    "micro_batch_size": "training.local_batch_size",
+    "gradient_accumulation_steps": "training.global_batch_size",
+    "global_batch_size": "training.global_batch_size",
+    "sequence_length": "training.seq_len",
+    "precision": "training.mixed_precision_param",
+    "recompute": "activation_checkpoint.mode",
+    "offload": "training.enable_cpu_offload",
+    "compile": "compile.enable",
+    "memory_total": "training.local_batch_size",
+}
 
-
-_KEYS = {ConfigFormat.ACCELERATE: _ACCELERATE, ConfigFormat.DEEPSPEED: _DEEPSPEED}
+_KEYS = {
+    ConfigFormat.ACCELERATE: _ACCELERATE,
+    ConfigFormat.DEEPSPEED: _DEEPSPEED,
+    ConfigFormat.TORCHTITAN: _TORCHTITAN,
+}
 
 
 class ReadColumns(Columns):

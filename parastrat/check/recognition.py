@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import ConfigFormat
 from parastrat.errors import ConfigError
-from parastrat.parse.config_text import ConfigSyntaxError, Structure, json_structure, yaml_structure
+from parastrat.parse.config_text import (
+    ConfigSyntaxError,
+    Structure,
+    json_structure,
+    toml_structure,
+    yaml_structure,
+)
 from parastrat.parse.form import did_you_mean
 from parastrat.parse.formats import top_keys
 from parastrat.parse.launch_script import starts_training
@@ -21,8 +27,8 @@ if TYPE_CHECKING:
 SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
 SUFFIXES = (".toml", ".json", ".yaml", ".yml", *SCRIPTS)
 KNOWN = (
-    "parastrat check reads plan.toml, accelerate's YAML or JSON, DeepSpeed's JSON, and scripts that start "
-    "torchrun, accelerate launch or deepspeed"
+    "parastrat check reads plan.toml, torchtitan's TOML, accelerate's YAML or JSON, DeepSpeed's JSON, and "
+    "scripts that start torchrun, accelerate launch or deepspeed"
 )
 
 #: keys that no other tool's files have: one is enough to take a file of a folder for the format's
@@ -51,6 +57,14 @@ _HINTS = {
     ConfigFormat.DEEPSPEED: ("gradient_accumulation_steps", "fp16", "bf16"),
     ConfigFormat.ACCELERATE: ("fsdp_config", "deepspeed_config", "mixed_precision", "main_process_port"),
 }
+#: tables in which torchtitan's files have degrees, in one version or another
+_OF_DEGREES = ("parallelism", "training", "experimental")
+_DEGREE = re.compile(r"(?:data|tensor|pipeline|context|expert)_parallel_(?:\w+_)?degree")
+#: tables of torchtitan's files that others may have too: two are enough where somebody names the file
+_TORCHTITANS = frozenset(
+    {"job", "model", "training", "parallelism", "activation_checkpoint", "lr_scheduler", "optimizer"}
+)
+_TWO = 2
 _SIGN = re.compile(
     rf"^\s*\"?(?:{'|'.join(key for keys in _SIGNS.values() for key in keys)})\"?\s*:", re.MULTILINE
 )
@@ -87,7 +101,7 @@ def _is_config(path: Path) -> bool:
     try:
         text = text_of(path)
         if path.suffix == ".toml":
-            return 'schema = "parastrat.plan' in text
+            return 'schema = "parastrat.plan' in text or is_torchtitans(toml_structure(text).table)
         if path.suffix in SCRIPTS:
             return starts_training(text, read_format(ConfigFormat.SCRIPT.value))
         return format_of(path, structure_of(path, text).table, _SIGNS) is not None
@@ -97,13 +111,24 @@ def _is_config(path: Path) -> bool:
         return False
 
 
+def is_torchtitans(table: Mapping[str, Any], *, named: bool = False) -> bool:
+    """Whether a TOML file is a configuration of torchtitan's; one that somebody ``named`` needs less."""
+    if "plan" in table or "schema" in table:
+        return False
+    tables = {name: value for name, value in table.items() if isinstance(value, dict)}
+    degrees = (key for name in _OF_DEGREES for key in tables.get(name, {}))
+    has_signs = "flavor" in tables.get("model", {}) or any(map(_DEGREE.fullmatch, degrees))
+    return has_signs or (named and len(tables.keys() & _TORCHTITANS) >= _TWO)
+
+
 def structure_of(path: Path, text: str) -> Structure:
-    """Read JSON or YAML, by the suffix.
+    """Read JSON, TOML or YAML, by the suffix.
 
     Raises:
-        ConfigSyntaxError: it is neither.
+        ConfigSyntaxError: it is none of them.
     """
-    return json_structure(text) if path.suffix == ".json" else yaml_structure(text)
+    readers = {".json": json_structure, ".toml": toml_structure}
+    return readers.get(path.suffix, yaml_structure)(text)
 
 
 def named_format(path: Path, table: Mapping[str, Any]) -> ConfigFormat:
@@ -120,6 +145,8 @@ def named_format(path: Path, table: Mapping[str, Any]) -> ConfigFormat:
 
 def format_of_named(path: Path, table: Mapping[str, Any]) -> ConfigFormat | None:
     """Return whose keys a file has that somebody named; None: nobody's, or most are another tool's."""
+    if path.suffix == ".toml":
+        return ConfigFormat.TORCHTITAN if is_torchtitans(table, named=True) else None
     return format_of(
         path, table, {format_: (*signs, *_HINTS[format_]) for format_, signs in _SIGNS.items()}
     )

@@ -70,7 +70,10 @@ class CheckFlags:
 
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="PATH...", help="plan.toml, accelerate's YAML, DeepSpeed's JSON, or folders."),
+    typer.Argument(
+        metavar="PATH...",
+        help="plan.toml, accelerate's YAML, DeepSpeed's JSON, torchtitan's TOML, scripts, or folders.",
+    ),
 ]
 AsFormat = Annotated[
     Format, typer.Option("--format", help="text, or github for annotations in a workflow.")
@@ -85,7 +88,7 @@ def check(
 
     [tool.parastrat.check] of the nearest pyproject.toml says which rules a project wants.
     """
-    from parastrat.check import check_file, config_files, with_settings
+    from parastrat.check import KNOWN, check_file, config_files, with_settings
     from parastrat.errors import ConfigError
     from parastrat.finding import Severity
 
@@ -96,7 +99,7 @@ def check(
     if not files:
         raise ConfigError(
             f"no configuration in {', '.join(paths)}",
-            hint="name plan.toml, accelerate's YAML, DeepSpeed's JSON, or a script that starts a launcher",
+            hint=KNOWN,
         )
     checked, unread = [], []
     for file in dict.fromkeys(files):

@@ -1,15 +1,17 @@
-"""Text of config files to values with positions: JSON and YAML; TOML's positions are in ``positions``."""
+"""Text of config files to values with positions: JSON, YAML and TOML."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from parastrat.errors import ConfigError
+from parastrat.parse.positions import key_positions
 
 #: a configuration is small; a larger file is something else
 _MOST_BYTES = 1_000_000
@@ -157,6 +159,25 @@ def yaml_structure(text: str) -> Structure:
         key for key, (line, column) in positions.items() if (line - 1, column - 1) in loaded.repeats
     )
     return Structure(table=_plain(loaded.table), positions=positions, repeated=repeated)
+
+
+def toml_structure(text: str) -> Structure:
+    """Read TOML.
+
+    Raises:
+        ConfigSyntaxError: it is none.
+    """
+    _check_size(text)
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
+        reason = str(error) if place is None else str(error)[: place.start()]
+        position = (int(place[1]), int(place[2])) if place is not None and place[1] else None
+        raise ConfigSyntaxError(f"not TOML: {reason}", hint=_MEND, position=position) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigSyntaxError(f"not readable as TOML: {error}", hint=_MEND) from error
+    return Structure(table=table, positions=key_positions(text))
 
 
 _MEND = "mend the file, or write it again with the tool that it is for"

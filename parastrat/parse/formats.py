@@ -65,6 +65,10 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
         known: the format's profile, whose comments say of what it is made.
     """
     choices = {**known["choices"], **_variant(known, file.table).get("choices", {})}
+    earlier = known.get("earlier", {})
+    # by a module of the user's own, which nobody reads here
+    extended_by = known.get("extended_by", ())
+    is_extended = any(file.get(key) for key in extended_by)
     for entry in known["tables"]:
         table = file.get(entry["name"]) if entry["name"] else file.table
         if not isinstance(table, dict):
@@ -74,7 +78,11 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
             yield from _of_missing(table, known)
             keys = {**keys, **_variant(known, table).get("keys", {})}
         for key in table:
-            yield from _of_key(file, {**entry, "keys": keys}, key)
+            path = f"{entry['name']}.{key}" if entry["name"] else key
+            if key in keys or not (path in earlier or is_extended):
+                yield from _of_key(file, {**entry, "keys": keys, "extended_by": extended_by}, key)
+            elif path in earlier:
+                yield _of_earlier(file, path, earlier[path])
     for path, allowed in choices.items():
         exact = known.get("exact", {}).get(path, ()) if path in known.get("folded", ()) else allowed
         yield from _of_choice(file, path, allowed, exact)
@@ -82,6 +90,13 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
         yield _of_dash(word, dash)
     if "environment" in known:
         yield from _of_environment(file, known["environment"])
+
+
+def _of_earlier(file: ConfigFile, path: str, now: str) -> Problem:
+    """Say what a key of earlier versions is called since, if it is called anything."""
+    hint = f"write {now}" if now else "remove it; the last version of this format has nothing like it"
+    text = f"is a key of earlier {file.format} versions: those that do not know it stop"
+    return Problem(key=path, text=text, hint=hint, code="PS608")
 
 
 def _of_dash(word: str, dash: str) -> Problem:
@@ -113,44 +128,6 @@ def _variant(known: Mapping[str, Any], table: Mapping[str, Any]) -> Mapping[str,
     return {}
 
 
-def with_full_names(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
-    """Return a file whose keys are written out, where its reader takes less.
-
-    A table may have an older name, its prefix may be left out, and an option may be a letter or any
-    beginning that no other has.
-    """
-    table, positions = dict(file.table), dict(file.positions)
-    for old, new in known.get("aliases", {}).items():
-        if old in table and new not in table:
-            table[new] = table.pop(old)
-            inside = {key: place for key, place in positions.items() if f"{key}.".startswith(f"{old}.")}
-            positions |= {new + key.removeprefix(old): place for key, place in inside.items()}
-    for entry in known["tables"]:
-        name, section = entry["name"], table.get(entry["name"])
-        if not isinstance(section, dict):
-            continue
-        full = {key: full_name(key, entry, section) for key in section}
-        table[name] = {full[key]: value for key, value in section.items()}
-        for key in section:
-            if full[key] != key:
-                positions[f"{name}.{full[key]}"] = positions.get(f"{name}.{key}", (1, 1))
-    return replace(file, table=table, positions=positions)
-
-
-def full_name(key: str, entry: Mapping[str, Any], section: Mapping[str, Any]) -> str:
-    """Return the key that a reader takes a key for; the key itself where that stands there as well."""
-    keys, prefix = entry["keys"], entry.get("prefix")
-    full = key
-    if prefix is not None and prefix + key in keys:
-        full = prefix + key
-    elif key in entry.get("short", {}):
-        full = entry["short"][key]
-    elif entry.get("abbreviated") and key not in keys:
-        begun = [known for known in keys if known.startswith(key)]
-        full = begun[0] if len(begun) == 1 else key
-    return key if full in section else full
-
-
 def _of_missing(table: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Problem]:
     for key in known.get("required", ()):
         if key not in table and did_you_mean_any(key, table) is None:
@@ -175,17 +152,7 @@ def _of_environment(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Prob
 def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Problem]:
     kinds, path = entry["keys"], f"{entry['name']}.{key}" if entry["name"] else key
     if key not in kinds:
-        ignored = entry["unknown"] == "ignored"
-        if ignored and key.startswith(_NOTES):
-            return
-        near = entry.get("renamed", {}).get(key) or did_you_mean(key, list(kinds))
-        if file.format is ConfigFormat.SCRIPT:
-            hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
-            text, name = f"is no option of {entry['command']}", f"--{key}"
-        else:
-            hint = f"did you mean {near}?" if near else f"remove it; {file.format} has no such key here"
-            text, name = "is not read by anybody" if ignored else f"is no key of {file.format}", ""
-        yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")
+        yield from _of_unknown(file, entry, key, path)
         return
     accepted, value = kinds[key].split(" or "), file.get(path)
     if value is None or any(_is_of(kind, value, file.format) for kind in accepted if kind != _DIGITS):
@@ -206,6 +173,21 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
         hint = f"put it in quotes: {key}: '{word}'"
     name = f"--{key}" if file.format is ConfigFormat.SCRIPT else ""
     yield Problem(key=path, name=name, text=f"must be {nouns}, not {written(value)}", hint=hint)
+
+
+def _of_unknown(file: ConfigFile, entry: Mapping[str, Any], key: str, path: str) -> Iterator[Problem]:
+    ignored = entry["unknown"] == "ignored"
+    if ignored and key.startswith(_NOTES):
+        return
+    near = entry.get("renamed", {}).get(key) or did_you_mean(key, list(entry["keys"]))
+    name, text = "", "is not read by anybody" if ignored else f"is no key of {file.format}"
+    hint = f"did you mean {near}?" if near else f"remove it; {file.format} has no such key here"
+    if file.format is ConfigFormat.SCRIPT:
+        hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
+        text, name = f"is no option of {entry['command']}", f"--{key}"
+    elif not near and entry.get("extended_by"):
+        hint = f"remove it, or name the module that adds it in {entry['extended_by'][0]}"
+    yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")
 
 
 def _whole(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What accelerate's and DeepSpeed's configurations say of a plan; what they leave open stays unknown."""
+"""What other tools' configurations say of a plan; what they leave open stays unknown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import ConfigFile, ConfigFormat
+from parastrat.parse.torchtitan import torchtitan_fields, torchtitan_workload
 from parastrat.plan import Mesh, Offload, Shard
 from parastrat.rules.accelerate import degree
 from parastrat.rules.launch_facts import count_of, processes_of, told_nodes
@@ -36,15 +37,17 @@ _DEEPSPEED_KEYS = {
 }
 
 
-def plan_fields(file: ConfigFile, devices: int | None = None) -> Mapping[str, Any]:
-    """Return the fields of ``Plan`` that a configuration states; ``devices`` are those it is to run on."""
+def plan_fields(file: ConfigFile) -> Mapping[str, Any]:
+    """Return the fields of ``Plan`` that a configuration states."""
     if file.format is ConfigFormat.ACCELERATE:
         found = _of_accelerate(file)
+    elif file.format is ConfigFormat.TORCHTITAN:
+        found = torchtitan_fields(file)
     else:
         found = _of_deepspeed(file) if file.format is ConfigFormat.DEEPSPEED else {}
-    if file.format is ConfigFormat.DEEPSPEED and devices is not None and not _splits_models(file):
+    if file.format is ConfigFormat.DEEPSPEED and file.devices is not None and not _splits_models(file):
         shards = found["shard"] not in (None, Shard.NONE)
-        found["mesh"] = Mesh(dp_shard=devices) if shards else Mesh(dp_replicate=devices)
+        found["mesh"] = Mesh(dp_shard=file.devices) if shards else Mesh(dp_replicate=file.devices)
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -56,6 +59,8 @@ def _splits_models(file: ConfigFile) -> bool:
 
 def workload_fields(file: ConfigFile) -> Mapping[str, Any]:
     """Return the fields of ``Workload`` that a configuration states."""
+    if file.format is ConfigFormat.TORCHTITAN:
+        return {name: value for name, value in torchtitan_workload(file).items() if value is not None}
     batch = file.number("train_batch_size") if file.format is ConfigFormat.DEEPSPEED else None
     return {"global_batch_size": batch} if batch is not None and batch > 0 else {}
 

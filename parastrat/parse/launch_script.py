@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from parastrat.parse.formats import full_name
+from parastrat.parse.key_names import full_name
 from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
 from parastrat.parse.shell_values import ShellValues, shell_values

@@ -44,6 +44,7 @@ from parastrat.rules import (
     scans,
     script_lines,
     split_backward,
+    torchtitan,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -91,6 +92,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     experts,
     scans,
     split_backward,
+    torchtitan,
     file_form,
     accelerate,
     accelerate_fsdp,

@@ -97,3 +97,12 @@ def variable_without_reader() -> None:
 
     A misspelt name is set, printed and believed, and changes nothing. The job hangs or crawls as it did.
     """
+
+
+@guidance("PS608", severity=Severity.WARNING, source="https://github.com/pytorch/torchtitan/releases")
+def key_of_earlier_versions() -> None:
+    """A key should be one that the last version of a format's reader knows.
+
+    Keys are renamed between versions. An old name works until somebody updates; then a reader that refuses
+    what it does not know ends every rank at its start.
+    """

@@ -1,0 +1,107 @@
+"""Configurations that state a whole job: these are estimated as plans are, and must fit as plans must."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from parastrat.assess import assess
+from parastrat.case import Case, Facts
+from parastrat.config_file import ConfigFormat
+from parastrat.errors import CountError
+from parastrat.plan import Backend, Compile, Plan
+from parastrat.profiles import load_stack
+from parastrat.profiles.files import read_format
+from parastrat.rules.backend import decide_backend
+from parastrat.sources import load_source
+from parastrat.sources.training import trained_model
+from parastrat.tables import check_counts, check_samples
+from parastrat.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from parastrat.config_file import ConfigFile
+    from parastrat.hardware import Hardware
+    from parastrat.launch import Launch
+
+#: formats whose readers fill in what is left out, so that what is not stated is known
+_WHOLE = (ConfigFormat.TORCHTITAN,)
+_OF_PLAN = frozenset(
+    {
+        "mesh",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "precision",
+        "shard",
+        "reshard_after_forward",
+        "sequence_parallel",
+        "loss_parallel",
+        "cp_method",
+        "recompute",
+    }
+)
+_OF_PIPELINES = frozenset({"pp_schedule", "virtual_stages"})
+_OF_WORKLOAD = frozenset({"global_batch_size", "sequence_length", "optimizer"})
+
+
+def stated_ref(file: ConfigFile) -> str | None:
+    """Return the preset that a configuration is for; None where it names no model that has one."""
+    if file.format is not ConfigFormat.TORCHTITAN:
+        return None
+    name, flavor = file.get("model.name") or "llama3", file.get("model.flavor") or "debugmodel"
+    found = read_format(file.format.value)["models"].get(f"{name} {flavor}")
+    return None if found is None else str(found)
+
+
+def whole_case(
+    file: ConfigFile,
+    plan_fields: Mapping[str, Any],
+    workload_fields: Mapping[str, Any],
+    ref: str | None,
+    hardware: Hardware | None,
+    launch: Launch,
+) -> Case | None:
+    """Return the estimated case of a configuration; None where a fact of the job is open.
+
+    Args:
+        file: whose format tells whether what is not stated is known.
+        plan_fields: the fields of ``Plan`` that are stated or filled in.
+        workload_fields: those of ``Workload``.
+        ref: the model, if one is known that has tokens.
+        hardware: what the job is to run on.
+        launch: what is known of its start.
+
+    Raises:
+        ModelError: no model is called that.
+        ProfileError: the plan crosses a link that the hardware does not state.
+    """
+    if file.format not in _WHOLE or ref is None or hardware is None:
+        return None
+    mesh = plan_fields.get("mesh")
+    needed = _OF_PLAN if mesh is None or mesh.pp == 1 else _OF_PLAN | _OF_PIPELINES
+    if not needed <= plan_fields.keys() or not workload_fields.keys() >= _OF_WORKLOAD:
+        return None
+    source = load_source(ref)
+    if source is None or not source.has_tokens:
+        return None
+    backend = decide_backend(hardware).backend or Backend.NCCL
+    plan = Plan(**plan_fields, backend=backend)
+    workload = Workload(**workload_fields, precision=plan.precision)
+    stack = load_stack("torch-compile" if plan.compile is Compile.BLOCK else "torch")
+    try:
+        check_counts(plan)
+        check_samples(workload)
+    except CountError:
+        # what is impossible of it the rules about its parts say
+        return None
+    model = trained_model(source, workload, stack.kernels)
+    case = assess(Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan)
+    return Case(
+        model=model,
+        hardware=hardware,
+        workload=workload,
+        stack=stack,
+        plan=plan,
+        estimate=case.estimate,
+        launch=launch,
+    )

@@ -1,0 +1,103 @@
+"""Configurations of torchtitan: mistakes of their form, of the job, and whole jobs that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from check.bad_configs import Bad
+from check.bad_torchtitan import BAD_TORCHTITAN, EXPERTS, TORCHTITAN
+
+from parastrat.check import Checked, check_file, config_files, stated_model
+from parastrat.check.known import Given
+from parastrat.config_file import ConfigFormat
+from parastrat.emit.torchtitan import BASELINES
+from parastrat.finding import Severity
+from parastrat.profiles import load_hardware
+from parastrat.profiles.files import read_format
+
+
+def _checked(folder: Path, text: str, given: Given | None = None) -> Checked:
+    path = folder / "train.toml"
+    path.write_text(text)
+    return check_file(path, given or Given())
+
+
+def _alarms(checked: Checked) -> list[str]:
+    return [found.code for found in checked.findings if found.severity is not Severity.INFO]
+
+
+@pytest.mark.parametrize("bad", BAD_TORCHTITAN, ids=lambda bad: f"{bad.code}-{bad.what}")
+def test_every_mistake_is_found_where_it_is(tmp_path: Path, bad: Bad) -> None:
+    checked = _checked(tmp_path, bad.text)
+    assert bad.code in _alarms(checked)
+    for found in checked.findings:
+        assert found.line is None or 1 <= found.line <= len(checked.lines) + 1
+
+
+@pytest.mark.parametrize("text", [TORCHTITAN, EXPERTS], ids=["dense", "experts"])
+def test_good_files_have_no_alarms(tmp_path: Path, text: str) -> None:
+    checked = _checked(tmp_path, text)
+    assert checked.format is ConfigFormat.TORCHTITAN
+    assert "PS689" in [found.code for found in checked.findings]
+    assert _alarms(checked) == []
+
+
+def test_hardware_tells_whether_the_job_fits(tmp_path: Path) -> None:
+    whole = Given(hardware=load_hardware("dgx-h100:8"))
+    assert _alarms(_checked(tmp_path, TORCHTITAN, whole)) == []
+    one = _checked(tmp_path, TORCHTITAN, Given(hardware=load_hardware("dgx-h100")))
+    (fit,) = [found for found in one.findings if found.code == "PS101"]
+    assert "h100-sxm5" in fit.message
+    assert "local_batch_size" in one.lines[(fit.line or 0) - 1]
+
+
+def test_every_second_block_is_no_policy_so_that_nothing_is_said_of_memory(tmp_path: Path) -> None:
+    text = TORCHTITAN.replace('mode = "full"', 'mode = "selective"')
+    checked = _checked(tmp_path, text, Given(hardware=load_hardware("dgx-h100:2")))
+    assert _alarms(checked) == []
+    assert "PS101" in checked.open
+
+
+def test_devices_fill_the_shard_degree(tmp_path: Path) -> None:
+    text = TORCHTITAN.replace("steps = 1000", "steps = 1000\nglobal_batch_size = 24")
+    assert _alarms(_checked(tmp_path, text)) == []
+    found = _checked(tmp_path, text, Given(hardware=load_hardware("dgx-h100:8"))).findings
+    assert "PS691" in [each.code for each in found]
+
+
+def test_degrees_make_the_devices_that_are_told(tmp_path: Path) -> None:
+    odd = Given(hardware=load_hardware("dgx-h100:3"))
+    assert "PS690" in _alarms(_checked(tmp_path, EXPERTS, odd))
+    text = TORCHTITAN.replace("tensor_parallel_degree = 8", "tensor_parallel_degree = 16")
+    found = _checked(tmp_path, text, odd).findings
+    assert "tp 16 is 16 ranks, no divisor of the 24 devices" in [each.message for each in found]
+
+
+def test_a_module_of_the_users_own_may_add_keys(tmp_path: Path) -> None:
+    text = TORCHTITAN + "\n[mine]\nknob = 1\n"
+    assert _alarms(_checked(tmp_path, text)) == ["PS601"]
+    extended = text.replace('description = "70B on eight nodes"', 'custom_config_module = "mine.config"')
+    assert _alarms(_checked(tmp_path, extended)) == []
+
+
+def test_folders_are_searched_for_torchtitans_files_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.toml").write_text(EXPERTS)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n\n[tool.ruff]\nline-length = 99\n')
+    (tmp_path / "other.toml").write_text('[model]\nname = "x"\n\n[training]\nsteps = 3\n')
+    assert config_files(tmp_path) == (tmp_path / "train.toml",)
+
+
+def test_a_toml_file_of_nobodys_is_read_as_a_plan(tmp_path: Path) -> None:
+    checked = _checked(tmp_path, '[owner]\nname = "x"\n')
+    assert checked.format is ConfigFormat.PLAN
+    assert "owner is not a part of plan files" in [found.message for found in checked.findings]
+
+
+def test_models_have_presets_alike_those_that_plans_are_emitted_for() -> None:
+    models = read_format("torchtitan")["models"]
+    for preset in models.values():
+        assert stated_model(preset).parameters > 0
+    for preset, baseline in BASELINES.items():
+        found = models[f"{baseline.family} {baseline.flavor}"]
+        assert stated_model(found).parameters == stated_model(preset).parameters
