@@ -21,13 +21,14 @@ from check.bad_launches import ALONE, BESIDE, TOGETHER
 from check.bad_plugins import PLUGINS
 from check.bad_programs import PROGRAMS
 from check.bad_torchtitan import BAD_TORCHTITAN
+from check.bad_trainjobs import BAD_TRAINJOBS
 
 from parastrat.check import check_file, config_files
 from parastrat.check.known import Given
 from parastrat.finding import Severity
 
 #: files with one mistake
-MISTAKES = (*BAD, *PLUGINS, *ALONE, *PROGRAMS, *TOGETHER, *BAD_TORCHTITAN)
+MISTAKES = (*BAD, *PLUGINS, *ALONE, *PROGRAMS, *TOGETHER, *BAD_TORCHTITAN, *BAD_TRAINJOBS)
 
 
 def missed() -> list[str]:

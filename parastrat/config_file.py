@@ -17,6 +17,8 @@ class ConfigFormat(StrEnum):
     DEEPSPEED = "deepspeed"
     #: TOML of the releases up to 0.2.2
     TORCHTITAN = "torchtitan"
+    #: YAML of Kubeflow Trainer
+    TRAINJOB = "trainjob"
     #: a shell or batch script that starts torchrun, accelerate launch or deepspeed
     SCRIPT = "script"
 

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ruamel.yaml import YAML
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -119,6 +121,24 @@ def _keyword(call: ast.AST | None, name: str) -> Any:
         return None
     values = [keyword.value for keyword in call.keywords if keyword.arg == name]
     return values[0].value if values and isinstance(values[0], ast.Constant) else None
+
+
+def definition(checkout: Checkout, place: str) -> Keys:
+    """Return the fields of an object of a Kubernetes resource's definition, by ``FILE:PATH`` (dotted)."""
+    name, _, path = place.partition(":")
+    table = YAML(typ="safe").load(checkout.text(name))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for part in filter(None, path.split(".")):
+        table = table["properties"][part]
+    return {key: _of_schema(value) for key, value in table["properties"].items()}
+
+
+def _of_schema(value: dict[str, Any]) -> str:
+    if value.get("x-kubernetes-int-or-string"):
+        return "any"
+    if value["type"] == "integer":
+        rules = [each["rule"] for each in value.get("x-kubernetes-validations", ())]
+        return "positive" if "self >= 1" in rules else "natural" if value.get("minimum") == 0 else "int"
+    return {"string": "text", "boolean": "bool", "array": "list", "object": "table"}[value["type"]]
 
 
 def removed(checkout: Checkout, place: str) -> Keys:

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from check.bad_configs import GOOD  # noqa: E402
 from check.bad_launches import ACCELERATE, BESIDE, BY_HAND, DEEPSPEED, WITH_FILE  # noqa: E402
 from check.bad_torchtitan import EXPERTS, TORCHTITAN  # noqa: E402
+from check.bad_trainjobs import GOOD_TRAINJOBS  # noqa: E402
 
 from parastrat.check import check_file  # noqa: E402
 from parastrat.check.known import Given  # noqa: E402
@@ -68,6 +69,7 @@ def seeds() -> list[tuple[str, str]]:
     texts += BESIDE.items()
     # of whole jobs, which are estimated
     texts += [(WHOLE, text) for text in (TORCHTITAN, EXPERTS)]
+    texts += [("job.yaml", text) for text in GOOD_TRAINJOBS[:3]]
     return [*texts, ("plan.toml", PLAN.read_text(encoding="utf-8")), (PROJECT, SETTINGS)]
 
 

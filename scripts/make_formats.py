@@ -2,7 +2,7 @@
 """Write profiles/formats from the sources of the readers, as scripts/data/formats.toml says.
 
 Usage: python scripts/make_formats.py [--accelerate CHECKOUT] [--deepspeed CHECKOUT] [--torchtitan CHECKOUT]
-           [--nccl CHECKOUT] [--torch FOLDER]
+           [--trainjob CHECKOUT] [--nccl CHECKOUT] [--torch FOLDER]
 
 Checkouts may be bare repositories; torch is the installed package unless a folder is named. The formats of
 the given checkouts are written (that of scripts needs accelerate, DeepSpeed and NCCL). What changes is
@@ -25,7 +25,17 @@ from format_sources import Checkout, choices, nccl_variables, torch_variables
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "scripts" / "data" / "formats.toml"
 FOLDER = ROOT / "profiles" / "formats"
-_READERS = ("fields", "removed", "arguments", "texts", "words", "parameters", "lookups", "defaults")
+_READERS = (
+    "fields",
+    "removed",
+    "arguments",
+    "texts",
+    "words",
+    "parameters",
+    "lookups",
+    "defaults",
+    "definition",
+)
 _PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:[\w.]+)")
 
 
@@ -152,7 +162,7 @@ def changes(old: Any, new: Any, place: str = "") -> list[str]:
 def main() -> None:
     """Write the files and print what changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    for name in ("accelerate", "deepspeed", "torchtitan", "nccl"):
+    for name in ("accelerate", "deepspeed", "torchtitan", "trainjob", "nccl"):
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument(
         "--torch", type=Path, help="the package's folder, where it is not the installed one"
@@ -161,7 +171,9 @@ def main() -> None:
     spec = importlib.util.find_spec("torch")
     torch = given.torch or Path(spec.submodule_search_locations[0] if spec else "torch")
     recipes = tomllib.loads(RECIPES.read_text(encoding="utf-8"))
-    checkouts = {name: getattr(given, name) for name in ("accelerate", "deepspeed", "torchtitan", "nccl")}
+    checkouts = {
+        name: getattr(given, name) for name in ("accelerate", "deepspeed", "torchtitan", "trainjob", "nccl")
+    }
     sources = {
         name: Checkout(path, rev=recipes.get(name, {}).get("rev", "HEAD"))
         for name, path in checkouts.items()

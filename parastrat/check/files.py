@@ -12,6 +12,7 @@ from parastrat.check.recognition import (
     KNOWN,
     SCRIPTS,
     SUFFIXES,
+    YAML,
     is_torchtitans,
     named_format,
     structure_of,
@@ -20,7 +21,7 @@ from parastrat.check.recognition import (
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ConfigError, CountError, PlanFileError
 from parastrat.finding import Finding, Hit, Ignored, Severity
-from parastrat.parse.config_text import ConfigSyntaxError, toml_structure
+from parastrat.parse.config_text import ConfigSyntaxError, toml_structure, yaml_structure
 from parastrat.parse.formats import form_problems, with_plain_values
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
 from parastrat.parse.key_names import with_full_names
@@ -28,12 +29,14 @@ from parastrat.parse.launch_script import script_tables
 from parastrat.parse.launchers import LAUNCHERS
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, PlanSyntaxError, Problem, located
+from parastrat.parse.trainjob import is_trainjob, pod_script, trainjob_documents
 from parastrat.profiles.files import read_format
 from parastrat.rules import RULES, FileRule, rule_named
 from parastrat.rules.rule import finding
 from parastrat.tables import check_counts, check_samples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from parastrat.parse import Parsed
@@ -73,13 +76,12 @@ def check_file(path: Path, given: Given) -> Checked:
         return _check_plan(path, lines, given)
     if path.suffix in SCRIPTS:
         return _check_script(path, lines, text, given)
+    if path.suffix in YAML and is_trainjob(text):
+        return _check_trainjobs(path, lines, text, given)
     try:
         structure = structure_of(path, text)
     except ConfigSyntaxError as error:
-        problem = Problem(
-            key="", text=error.message, hint=error.hint, position=error.position, code="PS600"
-        )
-        return Checked(path=path, format=None, findings=(_of_problem(path, problem),), lines=lines)
+        return Checked(path=path, format=None, findings=(_of_syntax(path, error),), lines=lines)
     format_ = named_format(path, structure.table)
     file = with_full_names(
         ConfigFile(
@@ -120,6 +122,49 @@ def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -
     found = dict.fromkeys(each for checked in several for each in checked.findings)
     unknown = dict.fromkeys(code for checked in several for code in checked.open)
     return replace(first, findings=_ordered(list(found)), open=tuple(unknown))
+
+
+def _check_trainjobs(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
+    """Check each TrainJob of a file, and what its pods run as the script that it is."""
+    found: list[Finding] = []
+    unknown: list[str] = []
+    for document in trainjob_documents(text):
+        try:
+            structure = yaml_structure(document)
+        except ConfigSyntaxError as error:
+            found.append(_of_syntax(path, error))
+            continue
+        file = ConfigFile(
+            format=ConfigFormat.TRAINJOB,
+            table=structure.table,
+            positions=structure.positions,
+            repeated=structure.repeated,
+        )
+        parts = [file, *_pod_scripts(file)]
+        checked = [_check_config(path, lines, part, given) for part in parts]
+        found += [each for part in checked for each in part.findings]
+        unknown += [code for part in checked for code in part.open]
+    return Checked(
+        path=path,
+        format=ConfigFormat.TRAINJOB,
+        findings=_ordered(list(dict.fromkeys(found))),
+        lines=lines,
+        open=tuple(dict.fromkeys(unknown)),
+    )
+
+
+def _pod_scripts(file: ConfigFile) -> Iterator[ConfigFile]:
+    """Yield the launches of a job's pods, each with its lines' places in the job."""
+    text, places = pod_script(file)
+    known = read_format(ConfigFormat.SCRIPT.value)
+    for table, positions in script_tables(text, known) if text else ():
+        placed = {key: places[min(line, len(places)) - 1] for key, (line, _) in positions.items()}
+        yield with_full_names(ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=placed), known)
+
+
+def _of_syntax(path: Path, error: ConfigSyntaxError) -> Finding:
+    problem = Problem(key="", text=error.message, hint=error.hint, position=error.position, code="PS600")
+    return _of_problem(path, problem)
 
 
 def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Given) -> Checked:

@@ -19,16 +19,18 @@ from parastrat.parse.config_text import (
 from parastrat.parse.form import did_you_mean
 from parastrat.parse.formats import top_keys
 from parastrat.parse.launch_script import starts_training
+from parastrat.parse.trainjob import is_trainjob, trainjob_documents
 from parastrat.profiles.files import read_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
-SUFFIXES = (".toml", ".json", ".yaml", ".yml", *SCRIPTS)
+YAML = (".yaml", ".yml")
+SUFFIXES = (".toml", ".json", *YAML, *SCRIPTS)
 KNOWN = (
-    "parastrat check reads plan.toml, torchtitan's TOML, accelerate's YAML or JSON, DeepSpeed's JSON, and "
-    "scripts that start torchrun, accelerate launch or deepspeed"
+    "parastrat check reads plan.toml, torchtitan's TOML, accelerate's YAML or JSON, DeepSpeed's JSON, "
+    "Kubeflow's TrainJobs, and scripts that start torchrun, accelerate launch or deepspeed"
 )
 
 #: keys that no other tool's files have: one is enough to take a file of a folder for the format's
@@ -104,6 +106,9 @@ def _is_config(path: Path) -> bool:
             return 'schema = "parastrat.plan' in text or is_torchtitans(toml_structure(text).table)
         if path.suffix in SCRIPTS:
             return starts_training(text, read_format(ConfigFormat.SCRIPT.value))
+        if path.suffix in YAML and is_trainjob(text):
+            # a template's brackets are YAML too
+            return "{{" not in text and all(map(yaml_structure, trainjob_documents(text)))
         return format_of(path, structure_of(path, text).table, _SIGNS) is not None
     except ConfigSyntaxError:
         return _SIGN.search(text) is not None and _PLACEHOLDER.search(text) is None

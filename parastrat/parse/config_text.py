@@ -247,8 +247,22 @@ def _yaml_positions(table: Any, prefix: str = "", depth: int = 0) -> Iterator[tu
             table.lc.key(name)[:2] if name in (table.lc.data or {}) else (table.lc.line, table.lc.col)
         )
         yield path, (line + 1, column + 1)
-        if isinstance(value, dict) and hasattr(value, "lc"):
-            yield from _yaml_positions(value, f"{path}.", depth + 1)
+        if hasattr(value, "lc"):
+            yield from _positions_within(value, path, depth + 1)
+
+
+def _positions_within(value: Any, path: str, depth: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield what stands in a table or a list; elements by their places in it, from 0."""
+    if isinstance(value, dict):
+        yield from _yaml_positions(value, f"{path}.", depth)
+    elif isinstance(value, list) and depth <= _DEPTH:
+        marks: Any = value
+        for index, element in enumerate(value):
+            own = (marks.lc.data or {}).get(index, (marks.lc.line, marks.lc.col))
+            line, column = own[:2]
+            yield f"{path}.{index}", (line + 1, column + 1)
+            if hasattr(element, "lc"):
+                yield from _positions_within(element, f"{path}.{index}", depth + 1)
 
 
 def _plain(value: Any, depth: int = 0, known: dict[int, Any] | None = None) -> Any:

@@ -101,8 +101,8 @@ def launch_fields(file: ConfigFile) -> Mapping[str, Any]:
     if file.format is not ConfigFormat.SCRIPT:
         return {}
     stated = {
-        "nodes": told_nodes(file) or count_of(file, "sbatch.nodes"),
-        "ranks_per_node": processes_of(file),
+        "nodes": told_nodes(file) or count_of(file, "sbatch.nodes") or count_of(file, "env.PET_NNODES"),
+        "ranks_per_node": processes_of(file) or count_of(file, "env.PET_NPROC_PER_NODE"),
     }
     counts = {name: number for name, number in stated.items() if number and number < _MOST}
     if len(counts) == len(stated):

@@ -45,6 +45,7 @@ from parastrat.rules import (
     script_lines,
     split_backward,
     torchtitan,
+    trainjob,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -108,6 +109,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     megatron,
     script_lines,
     batch_script,
+    trainjob,
 )
 
 

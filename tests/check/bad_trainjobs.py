@@ -1,0 +1,106 @@
+"""A good TrainJob of Kubeflow Trainer, and what each mistake in it must be called."""
+
+from __future__ import annotations
+
+from check.bad_configs import Bad
+
+TRAINJOB = """\
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: llama
+data:
+  plan.toml: |
+    [plan]
+---
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata:
+  name: llama
+spec:
+  runtimeRef:
+    name: torch-distributed
+  trainer:
+    image: registry.example/llama:1
+    command: [torchrun]
+    args: [train.py, --steps, "100"]
+    numNodes: 2
+    numProcPerNode: 8
+    env:
+      - name: NCCL_DEBUG
+        value: INFO
+      - name: HF_TOKEN
+        valueFrom:
+          secretKeyRef: {name: hf, key: token}
+    resourcesPerNode:
+      limits:
+        nvidia.com/gpu: "8"
+  runtimePatches:
+    - manager: example.com/llama
+      trainingRuntimeSpec: {}
+"""
+#: a shell between, CPUs, and what the runtime brings along
+GOOD_TRAINJOBS: tuple[str, ...] = (
+    TRAINJOB,
+    TRAINJOB.replace("command: [torchrun]", 'command: [bash, -c, "torchrun train.py"]'),
+    TRAINJOB.replace("command: [torchrun]", "command: [python, -m, torch.distributed.run]"),
+    TRAINJOB.replace("    command: [torchrun]\n", ""),
+    TRAINJOB.replace("name: torch-distributed", "name: deepspeed-distributed").replace(
+        "command: [torchrun]", "command: [mpirun, python]"
+    ),
+    TRAINJOB.replace("numProcPerNode: 8", "numProcPerNode: auto"),
+    TRAINJOB.replace("    numProcPerNode: 8\n", ""),
+    TRAINJOB.replace('        nvidia.com/gpu: "8"', '        cpu: "8"').replace(
+        "numProcPerNode: 8", "numProcPerNode: 1"
+    ),
+    TRAINJOB.replace("numNodes: 2", "numNodes: 1")
+    .replace("numProcPerNode: 8", "numProcPerNode: 1")
+    .replace('"8"', '"1"')
+    .replace("command: [torchrun]", "command: [python]"),
+)
+
+
+def _bad(code: str, what: str, old: str, new: str) -> Bad:
+    assert TRAINJOB.count(old) == 1, f"{old!r} stands {TRAINJOB.count(old)} times"
+    return Bad(code=code, what=what, text=TRAINJOB.replace(old, new), suffix=".yaml")
+
+
+BAD_TRAINJOBS: tuple[Bad, ...] = (
+    _bad("PS600", "broken", "    env:\n", "   env:\n"),
+    _bad("PS601", "misspelt", "numNodes", "numNode"),
+    _bad("PS601", "of another object", "  trainer:\n", "  numNodes: 2\n  trainer:\n"),
+    _bad("PS602", "no number", "numNodes: 2", "numNodes: two"),
+    _bad("PS602", "no process", "numProcPerNode: 8", "numProcPerNode: 0"),
+    _bad("PS602", "no list", "command: [torchrun]", "command: torchrun train.py"),
+    _bad("PS602", "no such version", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1"),
+    _bad("PS605", "twice", "    numNodes: 2\n", "    numNodes: 2\n    numNodes: 4\n"),
+    _bad("PS607", "misspelt variable", "NCCL_DEBUG", "NCCL_DEBUGG"),
+    _bad("PS608", "of release 2.0", "  runtimePatches:", "  podSpecOverrides:"),
+    _bad("PS526", "Trainer's own", "NCCL_DEBUG", "PET_NNODES"),
+    _bad("PS527", "too many processes", 'gpu: "8"', 'gpu: "4"'),
+    _bad("PS528", "idle GPUs", "numProcPerNode: 8", "numProcPerNode: 4"),
+    _bad("PS528", "no GPUs", 'nvidia.com/gpu: "8"', 'cpu: "8"'),
+    _bad("PS529", "requests alone", "      limits:", "      requests:"),
+    _bad(
+        "PS529",
+        "another request",
+        "    resourcesPerNode:\n",
+        '    resourcesPerNode:\n      requests: {nvidia.com/gpu: "4"}\n',
+    ),
+    _bad("PS530", "no launcher", "command: [torchrun]", "command: [python]"),
+    _bad(
+        "PS530", "no launcher in a shell", "command: [torchrun]", 'command: [bash, -c, "python train.py"]'
+    ),
+    _bad("PS530", "alone", "command: [torchrun]", "command: [torchrun, --standalone]"),
+    _bad("PS530", "other nodes", "command: [torchrun]", "command: [torchrun, --nnodes=1]"),
+    # what rules of scripts say of the pods' command and variables
+    _bad(
+        "PS514",
+        "no network between nodes",
+        "name: NCCL_DEBUG\n        value: INFO",
+        "name: NCCL_SOCKET_IFNAME\n        value: lo",
+    ),
+    _bad(
+        "PS601", "no option of torchrun", "command: [torchrun]", "command: [torchrun, --max-restartz, '3']"
+    ),
+)
