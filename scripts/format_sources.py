@@ -123,6 +123,52 @@ def _keyword(call: ast.AST | None, name: str) -> Any:
     return values[0].value if values and isinstance(values[0], ast.Constant) else None
 
 
+def flags(checkout: Checkout, place: str) -> Keys:
+    """Return the options that Megatron-LM makes of a dataclass's fields, by ``FILE:CLASS``.
+
+    A field that is true by default has switches against it alone, as ArgumentGroupFactory makes them.
+    """
+    found: Keys = {}
+    for node in _named(checkout, place, ast.ClassDef).body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        option, written = node.target.id.replace("_", "-"), ast.unparse(node.annotation)
+        named = _argument_names(node.value)
+        if named:
+            is_switch = "bool" in written
+            found |= dict.fromkeys(named, "bool" if is_switch else "list" if "ist[" in written else "text")
+        elif re.fullmatch(r"(?:Optional\[)?bool\]?(?: \| None)?", written) is None:
+            found[option] = "list" if "list[" in written.lower() else "text"
+        elif isinstance(node.value, ast.Constant) and node.value.value is True:
+            found |= {f"no-{option}": "bool", f"disable-{option}": "bool"}
+        else:
+            found[option] = "bool"
+    return found
+
+
+def _argument_names(value: ast.expr | None) -> list[str]:
+    """Return the options that a field's metadata names for it, as ``argparse_meta`` does."""
+    for node in ast.walk(value) if value is not None else ():
+        if isinstance(node, ast.Dict):
+            for key, names in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == "arg_names":
+                    return [name.removeprefix("--") for name in ast.literal_eval(names)]
+    return []
+
+
+def options(checkout: Checkout, place: str) -> Keys:
+    """Return the options of a command line as a shell's words: switches, lists, and the rest as text."""
+    found: Keys = {}
+    for call in ast.walk(tree_of(checkout, place)):
+        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
+            action = _keyword_text(call, "action")
+            several = _keyword_text(call, "nargs") not in ("", "1", "?")
+            kind = "bool" if action in (*_SWITCHES, *_FLAGS) else "list" if several else "text"
+            names = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant)]
+            found |= {name[2:]: kind for name in names if name.startswith("--")}
+    return found
+
+
 def definition(checkout: Checkout, place: str) -> Keys:
     """Return the fields of an object of a Kubernetes resource's definition, by ``FILE:PATH`` (dotted)."""
     name, _, path = place.partition(":")

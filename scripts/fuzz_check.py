@@ -21,6 +21,7 @@ from check.bad_configs import GOOD  # noqa: E402
 from check.bad_launches import ACCELERATE, BESIDE, BY_HAND, DEEPSPEED, WITH_FILE  # noqa: E402
 from check.bad_torchtitan import EXPERTS, TORCHTITAN  # noqa: E402
 from check.bad_trainjobs import GOOD_TRAINJOBS  # noqa: E402
+from check.test_megatron import GPT  # noqa: E402
 
 from parastrat.check import check_file  # noqa: E402
 from parastrat.check.known import Given  # noqa: E402
@@ -45,8 +46,8 @@ model = "./config.json"
 on = "./node.toml:4"
 ignore = { PS4xx = "the old cluster" }
 """
-#: a file that is checked for given machines
-WHOLE = "train.toml"
+#: files of whole jobs, which are checked for given machines and estimated
+WHOLE = ("train.toml", "job.sbatch")
 PLAN = ROOT / "tests" / "emit" / "golden" / "plan.toml"
 #: what breaks readers: numbers too large, other types, syntax, anchors, other scripts
 PIECES = (
@@ -67,8 +68,7 @@ def seeds() -> list[tuple[str, str]]:
     # what lies beside scripts is damaged too, and they are read with what it was last
     texts += [("launch.sh", text) for text in (ACCELERATE, WITH_FILE, BY_HAND, DEEPSPEED)]
     texts += BESIDE.items()
-    # of whole jobs, which are estimated
-    texts += [(WHOLE, text) for text in (TORCHTITAN, EXPERTS)]
+    texts += [*((WHOLE[0], text) for text in (TORCHTITAN, EXPERTS)), (WHOLE[1], GPT)]
     texts += [("job.yaml", text) for text in GOOD_TRAINJOBS[:3]]
     return [*texts, ("plan.toml", PLAN.read_text(encoding="utf-8")), (PROJECT, SETTINGS)]
 
@@ -102,7 +102,7 @@ def outcome(path: Path) -> str:
         if path.name == PROJECT:
             read_settings(path)
             return "read"
-        hardware = load_hardware("dgx-h100:8") if path.name == WHOLE else None
+        hardware = load_hardware("dgx-a100:16") if path.name in WHOLE else None
         checked = check_file(path, Given(hardware=hardware))
     except ParastratError:
         return "refused"

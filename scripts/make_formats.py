@@ -2,7 +2,7 @@
 """Write profiles/formats from the sources of the readers, as scripts/data/formats.toml says.
 
 Usage: python scripts/make_formats.py [--accelerate CHECKOUT] [--deepspeed CHECKOUT] [--torchtitan CHECKOUT]
-           [--trainjob CHECKOUT] [--nccl CHECKOUT] [--torch FOLDER]
+           [--trainjob CHECKOUT] [--megatron CHECKOUT] [--nccl CHECKOUT] [--torch FOLDER]
 
 Checkouts may be bare repositories; torch is the installed package unless a folder is named. The formats of
 the given checkouts are written (that of scripts needs accelerate, DeepSpeed and NCCL). What changes is
@@ -35,7 +35,10 @@ _READERS = (
     "lookups",
     "defaults",
     "definition",
+    "flags",
+    "options",
 )
+_PROJECTS = ("accelerate", "deepspeed", "torchtitan", "trainjob", "megatron", "nccl")
 _PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:[\w.]+)")
 
 
@@ -162,7 +165,7 @@ def changes(old: Any, new: Any, place: str = "") -> list[str]:
 def main() -> None:
     """Write the files and print what changed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    for name in ("accelerate", "deepspeed", "torchtitan", "trainjob", "nccl"):
+    for name in _PROJECTS:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument(
         "--torch", type=Path, help="the package's folder, where it is not the installed one"
@@ -171,9 +174,7 @@ def main() -> None:
     spec = importlib.util.find_spec("torch")
     torch = given.torch or Path(spec.submodule_search_locations[0] if spec else "torch")
     recipes = tomllib.loads(RECIPES.read_text(encoding="utf-8"))
-    checkouts = {
-        name: getattr(given, name) for name in ("accelerate", "deepspeed", "torchtitan", "trainjob", "nccl")
-    }
+    checkouts = {name: getattr(given, name) for name in _PROJECTS}
     sources = {
         name: Checkout(path, rev=recipes.get(name, {}).get("rev", "HEAD"))
         for name, path in checkouts.items()

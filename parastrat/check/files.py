@@ -27,6 +27,7 @@ from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
 from parastrat.parse.key_names import with_full_names
 from parastrat.parse.launch_script import script_tables
 from parastrat.parse.launchers import LAUNCHERS
+from parastrat.parse.megatron import megatron_options
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, PlanSyntaxError, Problem, located
 from parastrat.parse.trainjob import is_trainjob, pod_script, trainjob_documents
@@ -115,7 +116,7 @@ def _check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) -
         if table.keys().isdisjoint((*LAUNCHERS, "sbatch", "late")):
             raise ConfigError(f"{path} starts no launcher and asks Slurm for nothing", hint=KNOWN)
         file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
-        several.append(_check_config(path, lines, with_full_names(file, known), given))
+        several.append(_check_config(path, lines, _with_megatron(with_full_names(file, known)), given))
     first, *others = several
     if not others:
         return first
@@ -160,6 +161,13 @@ def _pod_scripts(file: ConfigFile) -> Iterator[ConfigFile]:
     for table, positions in script_tables(text, known) if text else ():
         placed = {key: places[min(line, len(places)) - 1] for key, (line, _) in positions.items()}
         yield with_full_names(ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=placed), known)
+
+
+def _with_megatron(file: ConfigFile) -> ConfigFile:
+    """Return a launch with the options of Megatron-LM, where that is what it starts."""
+    (known,) = read_format("megatron")["tables"]
+    options = megatron_options(file.get("own") or {}, known["keys"])
+    return file if options is None else replace(file, table={**file.table, "megatron": options})
 
 
 def _of_syntax(path: Path, error: ConfigSyntaxError) -> Finding:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from parastrat.assess import assess, columns_of
 from parastrat.case import Case, Facts, Unknown
 from parastrat.check.positions import ReadColumns
-from parastrat.check.whole_jobs import stated_ref, whole_case
+from parastrat.check.whole_jobs import stated_source, whole_case
 from parastrat.columns import code_of
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ModelError, ParastratError, UnknownFactError
@@ -31,7 +31,7 @@ from parastrat.workload import Precision
 if TYPE_CHECKING:
     from parastrat.finding import Finding
     from parastrat.hardware import Hardware
-    from parastrat.model import ModelSpec
+    from parastrat.model import ModelSource, ModelSpec
     from parastrat.rules import Rule
 
 
@@ -77,8 +77,9 @@ _OWN = {
 #: about training loops, which accelerate and DeepSpeed bring along
 _OF_LOOPS = {"PS412"}
 
-#: about how weights get onto devices, which torchtitan makes there
-_OF_LOADING = {"PS107"}
+#: about what torchtitan and Megatron-LM do by themselves: making weights on devices, adding up the
+#: gradients of an embedding that stages share
+_OF_TRAINERS = {"PS107", "PS714"}
 
 #: a finding, and the facts that its rule has read
 Judged = tuple["Finding", tuple[str, ...]]
@@ -88,9 +89,11 @@ def _is_foreign(rule: Rule, file: ConfigFile | Parsed) -> bool:
     """Return whether a rule is about what this file's framework does by itself."""
     if isinstance(file, Parsed):
         return False
-    if file.format is ConfigFormat.TORCHTITAN and rule.code in _OF_LOADING:
-        return True
-    return rule.code in _OWN or (rule.code in _OF_LOOPS and file.format is not ConfigFormat.SCRIPT)
+    is_megatrons = file.get("megatron") is not None
+    own = _OWN if file.format is ConfigFormat.SCRIPT and not is_megatrons else _OWN | _OF_LOOPS
+    if is_megatrons or file.format is ConfigFormat.TORCHTITAN:
+        own = own | _OF_TRAINERS
+    return rule.code in own
 
 
 def known_case(file: ConfigFile | Parsed, given: Given) -> tuple[tuple[Judged, ...], tuple[str, ...]]:
@@ -134,13 +137,13 @@ def _judged(rule: Rule, case: Case, columns: ReadColumns) -> Finding | None:
 
 def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
     hardware = given.hardware or given.usual_hardware
-    ref = given.model or stated_ref(file) or given.usual_model
+    source = _source(file, given)
     fields, workload = plan_fields(file), workload_fields(file)
     launch = cast("Any", Part("launch", launch_fields(file)))
-    whole = whole_case(file, fields, workload, ref, hardware, launch)
+    whole = whole_case(file, fields, workload, source, hardware, launch)
     if whole is not None:
         return whole, dict(columns_of(whole).known())
-    model = None if ref is None else stated_model(ref)
+    model = None if source is None else _shape_of(source)
     # a part that is not known stands for itself
     case = Case(
         model=model or cast("Any", Unknown("model")),
@@ -165,12 +168,28 @@ def stated_model(ref: str) -> ModelSpec:
     Raises:
         ModelError: unknown, or only its own code could build it.
     """
+    return _shape_of(_stated_source(ref))
+
+
+def _source(file: ConfigFile, given: Given) -> ModelSource | None:
+    """Return the model of a file: the one that is given, its own, or the settings'."""
+    if given.model is not None:
+        return _stated_source(given.model)
+    own = stated_source(file)
+    return own if own is not None or given.usual_model is None else _stated_source(given.usual_model)
+
+
+def _stated_source(ref: str) -> ModelSource:
     source = load_source(ref)
     if source is None:
         raise ModelError(
             f"{ref} would have to be built, and the checker runs nobody's code",
             hint="name a preset or an HF config.json with --model",
         )
+    return source
+
+
+def _shape_of(source: ModelSource) -> ModelSpec:
     length = min(source.max_sequence_length or _LENGTH, _LENGTH) if source.has_tokens else None
     return source.at(length, Precision.FP32, load_stack("torch").kernels)
 

@@ -54,6 +54,13 @@ _TORCHTITAN = {
     "memory_total": "training.local_batch_size",
 }
 
+#: of Megatron-LM's options: the line that hands them over
+_BEHIND_LAUNCHERS = {
+    **dict.fromkeys((*DEGREES, "dp", "shard", "recompute", "precision", "sequence_parallel"), "own"),
+    **dict.fromkeys(("micro_batch_size", "gradient_accumulation_steps", "global_batch_size"), "own"),
+    **dict.fromkeys(("sequence_length", "pp_schedule", "virtual_stages", "memory_total"), "own"),
+}
+
 _KEYS = {
     ConfigFormat.ACCELERATE: _ACCELERATE,
     ConfigFormat.DEEPSPEED: _DEEPSPEED,
@@ -83,6 +90,7 @@ def positions_of(file: ConfigFile, read: Iterable[str]) -> Iterator[str]:
         if file.format is ConfigFormat.PLAN:
             candidates = [f"plan.{name}", f"workload.{name}", f"hardware.{name}"]
         else:
-            table = _KEYS.get(file.format, {})
+            behind = _BEHIND_LAUNCHERS if file.get("megatron") is not None else {}
+            table = _KEYS.get(file.format, behind)
             candidates = [table.get(name, "")]
         yield from (key for key in candidates if key in file.positions)

@@ -8,11 +8,13 @@ from parastrat.assess import assess
 from parastrat.case import Case, Facts
 from parastrat.config_file import ConfigFormat
 from parastrat.errors import CountError
+from parastrat.parse.megatron import number_of
 from parastrat.plan import Backend, Compile, Plan
 from parastrat.profiles import load_stack
 from parastrat.profiles.files import read_format
 from parastrat.rules.backend import decide_backend
 from parastrat.sources import load_source
+from parastrat.sources.megatron import megatron_source
 from parastrat.sources.training import trained_model
 from parastrat.tables import check_counts, check_samples
 from parastrat.workload import Workload
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
     from parastrat.hardware import Hardware
     from parastrat.launch import Launch
+    from parastrat.model import ModelSource
 
-#: formats whose readers fill in what is left out, so that what is not stated is known
-_WHOLE = (ConfigFormat.TORCHTITAN,)
 _OF_PLAN = frozenset(
     {
         "mesh",
@@ -44,20 +45,24 @@ _OF_PIPELINES = frozenset({"pp_schedule", "virtual_stages"})
 _OF_WORKLOAD = frozenset({"global_batch_size", "sequence_length", "optimizer"})
 
 
-def stated_ref(file: ConfigFile) -> str | None:
-    """Return the preset that a configuration is for; None where it names no model that has one."""
+def stated_source(file: ConfigFile) -> ModelSource | None:
+    """Return the model that a configuration is for; None where it names none, or none that is known."""
+    if file.get("megatron") is not None:
+        options = file.get("megatron")
+        tp = number_of(options, "tensor-model-parallel-size", 1)
+        return megatron_source(file.get("own.program"), options, tp or 1)
     if file.format is not ConfigFormat.TORCHTITAN:
         return None
     name, flavor = file.get("model.name") or "llama3", file.get("model.flavor") or "debugmodel"
     found = read_format(file.format.value)["models"].get(f"{name} {flavor}")
-    return None if found is None else str(found)
+    return None if found is None else load_source(found)
 
 
 def whole_case(
     file: ConfigFile,
     plan_fields: Mapping[str, Any],
     workload_fields: Mapping[str, Any],
-    ref: str | None,
+    source: ModelSource | None,
     hardware: Hardware | None,
     launch: Launch,
 ) -> Case | None:
@@ -67,27 +72,25 @@ def whole_case(
         file: whose format tells whether what is not stated is known.
         plan_fields: the fields of ``Plan`` that are stated or filled in.
         workload_fields: those of ``Workload``.
-        ref: the model, if one is known that has tokens.
+        source: the model, if it is known.
         hardware: what the job is to run on.
         launch: what is known of its start.
 
     Raises:
-        ModelError: no model is called that.
         ProfileError: the plan crosses a link that the hardware does not state.
     """
-    if file.format not in _WHOLE or ref is None or hardware is None:
+    is_whole = file.format is ConfigFormat.TORCHTITAN or file.get("megatron") is not None
+    if not is_whole or source is None or not source.has_tokens or hardware is None:
         return None
     mesh = plan_fields.get("mesh")
     needed = _OF_PLAN if mesh is None or mesh.pp == 1 else _OF_PLAN | _OF_PIPELINES
     if not needed <= plan_fields.keys() or not workload_fields.keys() >= _OF_WORKLOAD:
         return None
-    source = load_source(ref)
-    if source is None or not source.has_tokens:
-        return None
     backend = decide_backend(hardware).backend or Backend.NCCL
     plan = Plan(**plan_fields, backend=backend)
     workload = Workload(**workload_fields, precision=plan.precision)
-    stack = load_stack("torch-compile" if plan.compile is Compile.BLOCK else "torch")
+    usual = "torch" if file.format is ConfigFormat.TORCHTITAN else "megatron-core"
+    stack = load_stack("torch-compile" if plan.compile is Compile.BLOCK else usual)
     try:
         check_counts(plan)
         check_samples(workload)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import ConfigFile, ConfigFormat
+from parastrat.parse.megatron import megatron_fields, megatron_workload
 from parastrat.parse.torchtitan import torchtitan_fields, torchtitan_workload
 from parastrat.plan import Mesh, Offload, Shard
 from parastrat.rules.accelerate import degree
@@ -43,12 +44,18 @@ def plan_fields(file: ConfigFile) -> Mapping[str, Any]:
         found = _of_accelerate(file)
     elif file.format is ConfigFormat.TORCHTITAN:
         found = torchtitan_fields(file)
+    elif file.get("megatron") is not None:
+        found = megatron_fields(file)
     else:
         found = _of_deepspeed(file) if file.format is ConfigFormat.DEEPSPEED else {}
     if file.format is ConfigFormat.DEEPSPEED and file.devices is not None and not _splits_models(file):
         shards = found["shard"] not in (None, Shard.NONE)
         found["mesh"] = Mesh(dp_shard=file.devices) if shards else Mesh(dp_replicate=file.devices)
-    return {name: value for name, value in found.items() if value is not None}
+    return _stated(found)
+
+
+def _stated(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _splits_models(file: ConfigFile) -> bool:
@@ -60,7 +67,9 @@ def _splits_models(file: ConfigFile) -> bool:
 def workload_fields(file: ConfigFile) -> Mapping[str, Any]:
     """Return the fields of ``Workload`` that a configuration states."""
     if file.format is ConfigFormat.TORCHTITAN:
-        return {name: value for name, value in torchtitan_workload(file).items() if value is not None}
+        return _stated(torchtitan_workload(file))
+    if file.get("megatron") is not None:
+        return _stated(megatron_workload(file))
     batch = file.number("train_batch_size") if file.format is ConfigFormat.DEEPSPEED else None
     return {"global_batch_size": batch} if batch is not None and batch > 0 else {}
 

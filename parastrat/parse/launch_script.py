@@ -84,8 +84,9 @@ def script_tables(
     whether no other launch stands there), ``dashes`` (options that begin with another dash than a
     hyphen, or with one hyphen, and that dash; they are read as they were meant), ``late`` (directives
     behind the first command, by their lines), ``dos`` (lines that end as DOS ends them), ``text``, the
-    logical lines by their number, and ``own``: ``program``, the word behind the launcher's options, and
-    ``options`` behind that. Values are text as written. ``known`` is the profile of scripts.
+    logical lines by their number, and ``own``: ``program``, the word behind the launcher's options, the
+    ``words`` behind that, and what of them are ``options``. Values are text as written. ``known`` is the
+    profile of scripts.
     """
     found = _Found(known={entry["name"]: entry for entry in known["tables"]})
     if "\r\n" in text:
@@ -266,7 +267,8 @@ def _read_program(word: str, behind: list[str], number: int, launch: _Found) -> 
         following = next(iter(behind[place + 1 :]), "-")
         options[name.removeprefix("--")] = value if equals or following.startswith("-") else following
     is_open = any(option.startswith(("$", "`")) for option in behind)
-    launch.table["own"] = {"program": word, "options": options} | ({"open": "yes"} if is_open else {})
+    launch.table["own"] = {"program": word, "options": options, "words": tuple(behind)}
+    launch.table["own"] |= {"open": "yes"} if is_open else {}
     launch.positions["own"] = (number, 1)
     for name in ("deepspeed_config", "deepspeed"):
         if options.get(name, "").endswith(".json"):

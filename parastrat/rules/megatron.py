@@ -69,13 +69,15 @@ def megatrons_options_fit_the_launch(file: ConfigFile) -> Iterator[Hit]:
     stated, world = file.get("own.options") or {}, world_of(file)
     degrees = {axis: whole_number(stated.get(name, "1")) for axis, name in _OPTIONS.items()}
     known = {axis: degree for axis, degree in degrees.items() if degree}
-    if not {*_OPTIONS.values()} & stated.keys() or file.get("own.open") is not None:
+    is_open = file.get("own.open") is not None and file.get("megatron") is None
+    if not {*_OPTIONS.values()} & stated.keys() or is_open:
         return
     if len(known) < len(degrees):
         return
     product, factors = _product(known)
     heads = whole_number(stated.get("num-attention-heads"))
-    if heads and heads % known["tp"]:
+    # what is certain of all options the advisor's own rules judge (PS201)
+    if file.get("megatron") is None and heads and heads % known["tp"]:
         yield Hit(
             message=f"--{_OPTIONS['tp']} {known['tp']} does not divide {heads} heads",
             fix=f"write --{_OPTIONS['tp']} with a divisor of {heads}",

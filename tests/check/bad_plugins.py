@@ -77,7 +77,7 @@ PLUGINS = (
     _changed("degree that does not divide", MEGATRON, "'2'", "'3'", "PS686"),
     _changed("more ranks than processes", PRETRAIN, "parallel-size 2", "parallel-size 8", "PS687"),
     _changed("degree of no divisor", PRETRAIN, "parallel-size 2", "parallel-size 3", "PS687"),
-    _changed("heads", PRETRAIN, "heads 32", "heads 30", "PS687"),
+    _changed("heads", PRETRAIN, "heads 32", "heads 30", "PS201"),
     _changed("batch", PRETRAIN, "batch-size 64", "batch-size 62", "PS687"),
 )
 GOOD_PLUGINS = {
