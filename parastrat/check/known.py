@@ -19,6 +19,7 @@ from parastrat.finding import Hit
 from parastrat.memory.host import host_of
 from parastrat.parse import FingerprintedModel, Parsed, resolved_ref
 from parastrat.parse.frameworks import launch_fields, plan_fields, workload_fields
+from parastrat.parse.megatron import megatron_sizes
 from parastrat.plan import Offload
 from parastrat.profiles import load_stack
 from parastrat.rules import RULES, CaseRule, PlanRule, runtime_support
@@ -49,7 +50,7 @@ class Given:
 
 
 class Part(Unknown):
-    """Stands for a plan or a launch of which a configuration states some fields."""
+    """Stands for a plan, a launch or a model of which a configuration states some fields."""
 
     __slots__ = ("_fields",)
 
@@ -143,10 +144,10 @@ def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
     whole = whole_case(file, fields, workload, source, hardware, launch)
     if whole is not None:
         return whole, dict(columns_of(whole).known())
-    model = None if source is None else _shape_of(source)
+    model, sizes = None if source is None else _shape_of(source), megatron_sizes(file)
     # a part that is not known stands for itself
     case = Case(
-        model=model or cast("Any", Unknown("model")),
+        model=model or cast("Any", Part("model", sizes)),
         hardware=hardware or cast("Any", Unknown("hardware")),
         workload=cast("Any", Part("workload", workload)),
         stack=cast("Any", Unknown("stack")),
@@ -154,7 +155,7 @@ def _of_config(file: ConfigFile, given: Given) -> tuple[Case, dict[str, Any]]:
         estimate=cast("Any", Unknown("estimate")),
         launch=launch,
     )
-    columns = {**_part_columns(fields), **workload}
+    columns = {**_part_columns(fields), **workload, **sizes}
     if hardware is not None:
         columns |= hardware_columns(hardware)
     if model is not None:

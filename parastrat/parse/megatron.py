@@ -161,6 +161,14 @@ def megatron_workload(file: ConfigFile) -> dict[str, Any]:
     }
 
 
+def megatron_sizes(file: ConfigFile) -> dict[str, int]:
+    """Return the sizes of a model that are stated, by their names in ``ModelSpec``."""
+    options: Options = file.get("megatron") or {}
+    names = {"layers": "num-layers", "hidden": "hidden-size", "heads": "num-attention-heads"}
+    stated = {field: number_of(options, name) for field, name in names.items()}
+    return {field: number for field, number in stated.items() if number}
+
+
 def _steps(options: Options, mesh: Mesh | None, micro: int | None) -> int | None:
     if mesh is None or not micro:
         return None
