@@ -30,6 +30,7 @@ from parastrat.parse.launchers import LAUNCHERS
 from parastrat.parse.megatron import megatron_options
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, PlanSyntaxError, Problem, located
+from parastrat.parse.torchtitan import with_later_names
 from parastrat.parse.trainjob import is_trainjob, pod_script, trainjob_documents
 from parastrat.profiles.files import read_format
 from parastrat.rules import RULES, FileRule, rule_named
@@ -186,6 +187,8 @@ def _check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: G
     hardware = given.hardware or given.usual_hardware
     devices = None if hardware is None else hardware.world_size
     file = replace(with_plain_values(file, known), devices=devices)
+    if file.format is ConfigFormat.TORCHTITAN:
+        file = with_later_names(file)
     if file.format is ConfigFormat.SCRIPT:
         launch = beside(file, path.parent)
         file = launch.file

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedule, Recompute, Shard
@@ -17,17 +19,69 @@ from parastrat.rules.torchtitan_facts import (
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from parastrat.config_file import ConfigFile
 
 _PIPELINE_MICRO_BATCH = 1
 
+#: keys that other tables had before
+_MOVED = (
+    "context_parallel_degree",
+    "context_parallel_rotate_method",
+    "data_parallel_replicate_degree",
+    "data_parallel_shard_degree",
+    "disable_loss_parallel",
+    "enable_async_tensor_parallel",
+    "fsdp_reshard_after_forward",
+    "pipeline_parallel_degree",
+    "pipeline_parallel_schedule",
+    "pipeline_parallel_schedule_csv",
+    "tensor_parallel_degree",
+)
+#: keys of earlier versions that say the same, by those of the last
+_EARLIER: Mapping[str, tuple[str, ...]] = {
+    **{f"parallelism.{name}": (f"training.{name}", f"experimental.{name}") for name in _MOVED},
+    "training.local_batch_size": ("training.batch_size",),
+    "compile.enable": ("training.compile",),
+}
+#: keys of earlier versions that say it in another way
+_CHANGED = (
+    "experimental.pipeline_parallel_microbatches",
+    "experimental.pipeline_parallel_split_points",
+    "float8.enable_float8_linear",
+    "parallelism.pipeline_parallel_microbatches",
+    "parallelism.pipeline_parallel_split_points",
+    "training.data_parallel_degree",
+    "training.data_parallel_type",
+    "training.enable_float8_linear",
+    "training.enable_fp8_linear",
+    "training.enable_loss_parallel",
+    "training.fp8_linear",
+)
+_EXPERTS_TP = "parallelism.expert_tensor_parallel_degree"
 _RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL}
 _METHODS = {"allgather": ContextMethod.ALL_GATHER, "alltoall": ContextMethod.RING}
 #: alike in what they keep
 _OPTIMIZERS = {"Adam": Optimizer.ADAMW, "AdamW": Optimizer.ADAMW}
 _SINGLE_STAGE = frozenset({PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B})
+
+
+def with_later_names(file: ConfigFile) -> ConfigFile:
+    """Return a file with what it says by keys of earlier versions said by the last one's.
+
+    What means something else since leaves the job open.
+    """
+    table = {name: dict(value) if isinstance(value, dict) else value for name, value in file.table.items()}
+    positions = dict(file.positions)
+    for now, olds in _EARLIER.items():
+        section, _, name = now.partition(".")
+        for old in olds:
+            stated, inside = file.get(old), table.setdefault(section, {})
+            if stated is not None and isinstance(inside, dict) and name not in inside:
+                inside[name] = stated
+                positions[now] = positions.get(old, (1, 1))
+    if any(file.get(key) is not None for key in _CHANGED):
+        table["open"] = True
+    return replace(file, table=table, positions=positions)
 
 
 def schedule_of(file: ConfigFile) -> PipelineSchedule | None:
@@ -55,6 +109,9 @@ def torchtitan_workload(file: ConfigFile) -> dict[str, Any]:
 def torchtitan_fields(file: ConfigFile) -> dict[str, Any]:
     """Return the fields of ``Plan``; None for those that are open, or that no plan has a word for."""
     mesh = mesh_of(file)
+    if mesh is not None and mesh.ep > 1 and (file.number(_EXPERTS_TP) or 1) > 1:
+        # a plan's experts are whole on their rank
+        mesh = None
     shards = None if mesh is None else mesh.dp_shard * mesh.cp > 1
     return {
         "mesh": mesh,

@@ -33,7 +33,9 @@ def degree(file: ConfigFile, axis: str) -> int | None:
 
 
 def mesh_of(file: ConfigFile) -> Mesh | None:
-    """Return the mesh; None where a degree is none, or the devices that would fill it are unknown."""
+    """Return the mesh; None where a degree is none or in other words, or unknown devices would fill it."""
+    if file.is_on("open"):
+        return None
     degrees = {axis: degree(file, axis) for axis in DEGREES}
     known = {axis: number for axis, number in degrees.items() if number is not None}
     if len(known) < len(degrees):

@@ -74,6 +74,22 @@ def test_degrees_make_the_devices_that_are_told(tmp_path: Path) -> None:
     assert "tp 16 is 16 ranks, no divisor of the 24 devices" in [each.message for each in found]
 
 
+def test_keys_of_earlier_versions_say_the_same(tmp_path: Path) -> None:
+    devices = Given(hardware=load_hardware("dgx-h100"))
+    (now,) = [each for each in _checked(tmp_path, TORCHTITAN, devices).findings if each.code == "PS101"]
+    earlier = TORCHTITAN.replace("local_batch_size", "batch_size").replace(
+        "tensor_parallel_degree = 8", "tensor_parallel_degree = 1"
+    )
+    earlier = earlier.replace("steps = 1000", "steps = 1000\ntensor_parallel_degree = 8")
+    earlier = earlier.replace("tensor_parallel_degree = 1\nenable", "enable")
+    checked = _checked(tmp_path, earlier, devices)
+    (then,) = [each for each in checked.findings if each.code == "PS101"]
+    assert then.message == now.message
+    assert [each.code for each in checked.findings].count("PS608") == 2
+    other = _checked(tmp_path, earlier.replace("steps =", "data_parallel_degree = 2\nsteps ="), devices)
+    assert "PS101" in other.open
+
+
 def test_a_module_of_the_users_own_may_add_keys(tmp_path: Path) -> None:
     text = TORCHTITAN + "\n[mine]\nknob = 1\n"
     assert _alarms(_checked(tmp_path, text)) == ["PS601"]
