@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.assess import assess
@@ -15,6 +16,7 @@ from parastrat.profiles.files import read_format
 from parastrat.rules.backend import decide_backend
 from parastrat.sources import load_source
 from parastrat.sources.megatron import megatron_source
+from parastrat.sources.presets import TransformerSource
 from parastrat.sources.training import trained_model
 from parastrat.tables import check_counts, check_samples
 from parastrat.workload import Workload
@@ -55,7 +57,21 @@ def stated_source(file: ConfigFile) -> ModelSource | None:
         return None
     name, flavor = file.get("model.name") or "llama3", file.get("model.flavor") or "debugmodel"
     found = read_format(file.format.value)["models"].get(f"{name} {flavor}")
-    return None if found is None else load_source(found)
+    return None if found is None else _of_torchtitan(load_source(found))
+
+
+def _of_torchtitan(source: ModelSource | None) -> ModelSource | None:
+    """Return a preset as torchtitan's own modules compute it.
+
+    Presets are as transformers computes them: Llama 4's experts on every token, the scores of gpt-oss'
+    attention in memory. Torchtitan routes, and takes flex attention
+    (https://github.com/pytorch/torchtitan/blob/v0.2.2/torchtitan/models/moe/moe.py, models/gpt_oss).
+    """
+    if not isinstance(source, TransformerSource):
+        return source
+    experts = source.architecture.experts
+    routed = None if experts is None else replace(experts, every_token=False)
+    return replace(source, architecture=replace(source.architecture, scores=None, experts=routed))
 
 
 def whole_case(
@@ -89,8 +105,12 @@ def whole_case(
     backend = decide_backend(hardware).backend or Backend.NCCL
     plan = Plan(**plan_fields, backend=backend)
     workload = Workload(**workload_fields, precision=plan.precision)
-    usual = "torch" if file.format is ConfigFormat.TORCHTITAN else "megatron-core"
-    stack = load_stack("torch-compile" if plan.compile is Compile.BLOCK else usual)
+    if file.format is ConfigFormat.TORCHTITAN:
+        stack = load_stack("torch-compile" if plan.compile is Compile.BLOCK else "torch")
+        # without expert parallelism tensor parallelism divides them (apply_moe_ep_tp)
+        stack = replace(stack, divides_experts=True)
+    else:
+        stack = load_stack("megatron-core")
     try:
         check_counts(plan)
         check_samples(workload)

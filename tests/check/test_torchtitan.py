@@ -52,6 +52,44 @@ def test_hardware_tells_whether_the_job_fits(tmp_path: Path) -> None:
     assert "local_batch_size" in one.lines[(fit.line or 0) - 1]
 
 
+@pytest.mark.parametrize(
+    ("model", "local", "length", "tp", "on"),
+    [
+        ('"llama3"\nflavor = "70B"', 8, 8192, 8, "dgx-a100:8"),
+        ('"llama3"\nflavor = "405B"\nconverters = ["float8"]', 2, 8192, 8, "dgx-h100:16"),
+        ('"llama4"\nflavor = "17bx16e"', 8, 8192, 8, "dgx-h100:8"),
+        ('"qwen3"\nflavor = "32B"', 2, 4096, 1, "grand-teton-h100-96gb"),
+    ],
+    ids=["70B", "405B", "scout", "32B"],
+)
+def test_what_torchtitan_gives_for_some_gpus_is_not_said_to_need_more(
+    tmp_path: Path, model: str, local: int, length: int, tp: int, on: str
+) -> None:
+    # sizes and GPUs by train_configs/*.toml of https://github.com/pytorch/torchtitan @73a0e69
+    text = f"""\
+[model]
+name = {model}
+
+[training]
+local_batch_size = {local}
+seq_len = {length}
+
+[parallelism]
+tensor_parallel_degree = {tp}
+
+[activation_checkpoint]
+mode = "full"
+
+[compile]
+enable = {"true" if "float8" in model else "false"}
+"""
+    checked = _checked(tmp_path, text, Given(hardware=load_hardware(on)))
+    assert "PS101" not in checked.open
+    assert "PS101" not in _alarms(checked)
+    half = _checked(tmp_path, text.replace("_size = ", "_size = 4"), Given(hardware=load_hardware(on)))
+    assert "PS101" in _alarms(half)
+
+
 def test_every_second_block_is_no_policy_so_that_nothing_is_said_of_memory(tmp_path: Path) -> None:
     text = TORCHTITAN.replace('mode = "full"', 'mode = "selective"')
     checked = _checked(tmp_path, text, Given(hardware=load_hardware("dgx-h100:2")))
