@@ -10,11 +10,13 @@ from check.bad_torchtitan import BAD_TORCHTITAN, EXPERTS, TORCHTITAN
 
 from parastrat.check import Checked, check_file, config_files, stated_model
 from parastrat.check.known import Given
-from parastrat.config_file import ConfigFormat
+from parastrat.check.whole_jobs import stated_source
+from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.emit.torchtitan import BASELINES
 from parastrat.finding import Severity
 from parastrat.profiles import load_hardware
 from parastrat.profiles.files import read_format
+from parastrat.sources.presets import TransformerSource
 
 
 def _checked(folder: Path, text: str, given: Given | None = None) -> Checked:
@@ -146,6 +148,16 @@ def test_a_toml_file_of_nobodys_is_read_as_a_plan(tmp_path: Path) -> None:
     checked = _checked(tmp_path, '[owner]\nname = "x"\n')
     assert checked.format is ConfigFormat.PLAN
     assert "owner is not a part of plan files" in [found.message for found in checked.findings]
+
+
+def test_experts_and_attention_are_torchtitans_own() -> None:
+    for name, flavor in (("llama4", "17bx16e"), ("gpt_oss", "20b")):
+        table = {"model": {"name": name, "flavor": flavor}}
+        source = stated_source(ConfigFile(format=ConfigFormat.TORCHTITAN, table=table))
+        assert isinstance(source, TransformerSource)
+        assert source.architecture.experts is not None
+        assert not source.architecture.experts.every_token
+        assert source.architecture.scores is None
 
 
 def test_models_have_presets_alike_those_that_plans_are_emitted_for() -> None:
