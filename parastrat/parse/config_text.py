@@ -171,13 +171,21 @@ def toml_structure(text: str) -> Structure:
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
-        reason = str(error) if place is None else str(error)[: place.start()]
-        position = (int(place[1]), int(place[2])) if place is not None and place[1] else None
+        reason, position = toml_fault(text, error)
         raise ConfigSyntaxError(f"not TOML: {reason}", hint=_MEND, position=position) from error
     except (ValueError, RecursionError) as error:
         raise ConfigSyntaxError(f"not readable as TOML: {error}", hint=_MEND) from error
     return Structure(table=table, positions=key_positions(text))
+
+
+def toml_fault(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, tuple[int, int] | None]:
+    """Return what is wrong with a text that is no TOML, and where, as far as it is told."""
+    place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
+    if place is None:
+        return str(error), None
+    lines = text.splitlines() or [""]
+    position = (int(place[1]), int(place[2])) if place[1] else (len(lines), len(lines[-1]) + 1)
+    return str(error)[: place.start()], position
 
 
 _MEND = "mend the file, or write it again with the tool that it is for"

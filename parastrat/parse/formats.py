@@ -41,6 +41,8 @@ _DIGITS = "digits"
 _AS_TEXT = {"switch", _DIGITS, _AUTO}
 #: what YAML makes of a choice that is called no
 _NO = "no"
+#: formats by other names than their own
+_CALLED = {ConfigFormat.TRAINJOB: "a TrainJob"}
 #: how keys begin that are remarks, in formats without comments
 _NOTES = ("_", "//", "#", "comment")
 _NOUNS = {
@@ -82,7 +84,7 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
             if key in keys or not (path in earlier or is_extended):
                 yield from _of_key(file, {**entry, "keys": keys, "extended_by": extended_by}, key)
             elif path in earlier:
-                yield _of_earlier(file, path, earlier[path])
+                yield _of_earlier(path, earlier[path])
     for path, allowed in choices.items():
         exact = known.get("exact", {}).get(path, ()) if path in known.get("folded", ()) else allowed
         yield from _of_choice(file, path, allowed, exact)
@@ -92,10 +94,10 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
         yield from _of_environment(file, known["environment"])
 
 
-def _of_earlier(file: ConfigFile, path: str, now: str) -> Problem:
+def _of_earlier(path: str, now: str) -> Problem:
     """Say what a key of earlier versions is called since, if it is called anything."""
     hint = f"write {now}" if now else "remove it; the last version of this format has nothing like it"
-    text = f"is a key of earlier {file.format} versions: those that do not know it stop"
+    text = "is a key of earlier versions; later ones stop at it"
     return Problem(key=path, text=text, hint=hint, code="PS608")
 
 
@@ -180,8 +182,11 @@ def _of_unknown(file: ConfigFile, entry: Mapping[str, Any], key: str, path: str)
     if ignored and key.startswith(_NOTES):
         return
     near = entry.get("renamed", {}).get(key) or did_you_mean(key, list(entry["keys"]))
-    name, text = "", "is not read by anybody" if ignored else f"is no key of {file.format}"
-    hint = f"did you mean {near}?" if near else f"remove it; {file.format} has no such key here"
+    name, text = (
+        "",
+        "is not read by anybody" if ignored else f"is no key of {_CALLED.get(file.format, file.format)}",
+    )
+    hint = f"did you mean {near}?" if near else "remove it; there is no such key here"
     if file.format is ConfigFormat.SCRIPT:
         hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
         text, name = f"is no option of {entry['command']}", f"--{key}"

@@ -11,6 +11,7 @@ from parastrat.errors import PlanFileError, ProfileError
 from parastrat.estimate import Estimate
 from parastrat.hardware import Hardware
 from parastrat.launch import Launch
+from parastrat.parse.config_text import toml_fault
 from parastrat.parse.form import did_you_mean, foreign_values, record_of, written
 from parastrat.parse.hardware_file import checked_hardware
 from parastrat.parse.parsed import SCHEMA, ModelFingerprint, Parsed
@@ -90,12 +91,10 @@ def _table_of(path: Path, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        place = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error))
-        if place is None:
-            raise PlanFileError(f"{path} is not TOML: {error}", hint=_MAKE_ONE) from error
-        lines = text.splitlines()
-        position = (int(place[1]), int(place[2])) if place[1] else (len(lines), len(lines[-1]) + 1)
-        raise PlanSyntaxError(path, str(error)[: place.start()], position) from error
+        reason, position = toml_fault(text, error)
+        if position is None:
+            raise PlanFileError(f"{path} is not TOML: {reason}", hint=_MAKE_ONE) from error
+        raise PlanSyntaxError(path, reason, position) from error
     except (ValueError, RecursionError) as error:
         # an integer of more digits than Python reads, or brackets nested too deep
         raise PlanFileError(f"{path} cannot be read as TOML: {error}", hint=_MAKE_ONE) from error
