@@ -40,6 +40,7 @@ _OTHER = frozenset(
 #: zeros and ones for layers with and without experts: ([0]*3+[1]*58)
 _LAYERS = re.compile(r"\(?\[0\]\s*\*\s*(\d+)\s*\+\s*\[1\]\s*\*\s*(\d+)\)?")
 _FFN_UNIT = 64
+_LONGEST = "max-position-embeddings"
 
 
 class _UnknownError(Exception):
@@ -99,7 +100,8 @@ def _architecture(options: Mapping[str, str], tp: int) -> Architecture:
         fused_qkv=True,
         squared="squared-relu" in options,
         qk_norm=QkNorm.HEAD if "qk-layernorm" in options else None,
-        positions=_number(options, "max-position-embeddings") if has_rows else 0,
+        positions=_number(options, _LONGEST) if has_rows else 0,
+        max_sequence_length=_number(options, _LONGEST) if _LONGEST in options else None,
         latent=_latent(options) if "multi-latent-attention" in options else None,
         experts=_experts(options, ffn) if "num-experts" in options else None,
         # of hidden states and of attention, 0.1 each where nothing is said

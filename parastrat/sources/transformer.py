@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from parastrat.errors import ModelError
 from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.attending import attention
@@ -37,6 +38,8 @@ from parastrat.workload import Precision
 if TYPE_CHECKING:
     from parastrat.sources.architecture import Architecture, Experts
 
+#: of a model; the deepest published has 1,000 (DeepNet, arXiv:2203.00555)
+_MOST_LAYERS = 10_000
 #: additions to the residual in a layer: attention's output and the feed-forward's
 _ADDITIONS = 2
 #: formats in which autocast computes where weights are not cast as they are gathered
@@ -50,7 +53,14 @@ def transformer(
     kernels: Kernels,
     ref: str,
 ) -> ModelSpec:
-    """Return the model at a sequence length, in tokens; images bring their own."""
+    """Return the model at a sequence length, in tokens; images bring their own.
+
+    Raises:
+        ModelError: more layers than any model has.
+    """
+    layers = architecture.layers + architecture.encoder_layers
+    if layers > _MOST_LAYERS:
+        raise ModelError(f"{layers:,} layers are no model's", hint=f"write at most {_MOST_LAYERS:,}")
     image = architecture.image
     tokens = image.tokens if image else (sequence_length or 1)
     setting = Setting(
@@ -71,7 +81,7 @@ def transformer(
         sequence_length=None if image else sequence_length,
         precision=precision,
         causal=causal,
-        layers=architecture.layers + architecture.encoder_layers,
+        layers=layers,
         hidden=architecture.hidden,
         heads=architecture.heads or None,
         kv_heads=architecture.kv_heads or None,

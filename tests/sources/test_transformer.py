@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from small import SMALL
 
+from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSpec
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Experts, Image
@@ -51,6 +52,12 @@ def test_a_decoder_is_its_table_layers_and_head() -> None:
     assert spec.parameters == spec.active_parameters == 3 * LAYER + 2 * TABLE + NORM
     assert (spec.layers, spec.causal, spec.sequence_length, spec.vocab) == (3, True, T, 100)
     assert (spec.hidden, spec.heads, spec.kv_heads, spec.experts, spec.caveats) == (8, 4, 2, None, ())
+
+
+def test_no_model_has_more_layers_than_can_be_counted() -> None:
+    for deep in (replace(SMALL, layers=10_001), replace(SMALL, encoder_layers=10_000)):
+        with pytest.raises(ModelError, match="layers are no model's"):
+            transformer(deep, 8, Precision.FP32, Kernels.EAGER, "deep")
 
 
 def test_a_tied_table_counts_once() -> None:
