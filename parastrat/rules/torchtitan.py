@@ -93,19 +93,18 @@ def degrees_are_of_a_mesh(file: ConfigFile) -> Iterator[Hit]:
 
 
 def _not_of_the_devices(file: ConfigFile) -> Iterator[Hit]:
+    """Yield where shards cannot fill the devices; of a mesh that is stated whole PS200 tells it."""
     degrees = {axis: degree(file, axis) for axis in DEGREES if axis != "ep"}
-    if file.devices is None or None in degrees.values():
+    if file.devices is None or None in degrees.values() or degrees["dp_shard"] != -1:
         return
     product = abs(prod(number for number in degrees.values() if number))
-    factors = " x ".join(f"{axis} {number}" for axis, number in degrees.items() if number and number > 1)
-    fills = degrees["dp_shard"] == -1
-    if product != file.devices and not (fills and file.devices % product == 0):
+    if file.devices % product:
+        factors = " x ".join(
+            f"{axis} {number}" for axis, number in degrees.items() if number and number > 1
+        )
         yield Hit(
-            message=f"{factors or 1} is {product} ranks, {'no divisor of' if fills else 'not'} the "
-            f"{file.devices} devices",
-            fix="start as many ranks, or write data_parallel_shard_degree = -1"
-            if not fills
-            else "change a degree, or start a multiple of their product",
+            message=f"{factors} is {product} ranks, no divisor of the {file.devices} devices",
+            fix="change a degree, or start a multiple of their product",
             key=DEGREES["dp_shard"] if DEGREES["dp_shard"] in file.positions else _PARALLEL,
         )
 

@@ -108,7 +108,7 @@ def test_devices_fill_the_shard_degree(tmp_path: Path) -> None:
 
 def test_degrees_make_the_devices_that_are_told(tmp_path: Path) -> None:
     odd = Given(hardware=load_hardware("dgx-h100:3"))
-    assert "PS690" in _alarms(_checked(tmp_path, EXPERTS, odd))
+    assert "PS200" in _alarms(_checked(tmp_path, EXPERTS, odd))
     text = TORCHTITAN.replace("tensor_parallel_degree = 8", "tensor_parallel_degree = 16")
     found = _checked(tmp_path, text, odd).findings
     assert "tp 16 is 16 ranks, no divisor of the 24 devices" in [each.message for each in found]
