@@ -102,7 +102,10 @@ def torchtitan_workload(file: ConfigFile) -> dict[str, Any]:
     return {
         "global_batch_size": batch,
         "sequence_length": number_of(file, "training.seq_len", LENGTH),
-        "optimizer": _OPTIMIZERS.get(str(file.get("optimizer.name") or "AdamW")),
+        # one that steps within backward keeps no gradients
+        "optimizer": None
+        if file.is_on("optimizer.early_step_in_backward")
+        else _OPTIMIZERS.get(str(file.get("optimizer.name") or "AdamW")),
     }
 
 
