@@ -161,7 +161,8 @@ def _pod_scripts(file: ConfigFile) -> Iterator[ConfigFile]:
     known = read_format(ConfigFormat.SCRIPT.value)
     for table, positions in script_tables(text, known) if text else ():
         placed = {key: places[min(line, len(places)) - 1] for key, (line, _) in positions.items()}
-        yield with_full_names(ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=placed), known)
+        part = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=placed)
+        yield _with_megatron(with_full_names(part, known))
 
 
 def _with_megatron(file: ConfigFile) -> ConfigFile:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import whole_number
 from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedule, Recompute, Shard
-from parastrat.rules.launch_facts import world_of
+from parastrat.rules.launch_facts import count_of, world_of
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def megatron_mesh(file: ConfigFile) -> Mesh | None:
     options: Options = file.get("megatron") or {}
     degrees = {axis: number_of(options, name, 1) for axis, name in _AXES.items()}
     known = {axis: degree for axis, degree in degrees.items() if degree}
-    world = world_of(file) or file.devices
+    world = world_of(file) or _told_world(file) or file.devices
     if len(known) < len(degrees) or world is None:
         return None
     replica = known["tp"] * known["pp"] * known["cp"]
@@ -111,6 +111,12 @@ def megatron_mesh(file: ConfigFile) -> Mesh | None:
     ranks = world // replica
     shards = _shard(options) not in (None, Shard.NONE)
     return Mesh(**known, dp_shard=ranks if shards else 1, dp_replicate=1 if shards else ranks)
+
+
+def _told_world(file: ConfigFile) -> int | None:
+    """Return the processes that torchrun is told of by variables, as in a TrainJob's pods."""
+    nodes, processes = (count_of(file, f"env.PET_{name}") for name in ("NNODES", "NPROC_PER_NODE"))
+    return None if nodes is None or processes is None else nodes * processes
 
 
 def _shard(options: Options) -> Shard | None:

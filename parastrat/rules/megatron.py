@@ -76,8 +76,9 @@ def megatrons_options_fit_the_launch(file: ConfigFile) -> Iterator[Hit]:
         return
     product, factors = _product(known)
     heads = whole_number(stated.get("num-attention-heads"))
-    # what is certain of all options the advisor's own rules judge (PS201)
-    if file.get("megatron") is None and heads and heads % known["tp"]:
+    # of a mesh that is known the advisor's own rules judge it (PS201)
+    is_known = file.get("megatron") is not None and (world is not None or file.devices is not None)
+    if not is_known and heads and heads % known["tp"]:
         yield Hit(
             message=f"--{_OPTIONS['tp']} {known['tp']} does not divide {heads} heads",
             fix=f"write --{_OPTIONS['tp']} with a divisor of {heads}",

@@ -1,4 +1,4 @@
-"""PS526 to PS530: TrainJobs of Kubeflow Trainer, whose pods are torchrun's agents."""
+"""PS526 to PS531: TrainJobs of Kubeflow Trainer, whose pods are torchrun's agents."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
 
 _TRAINER = "https://github.com/kubeflow/trainer/blob/8c0f505/pkg/runtime/framework/plugins/torch/torch.go"
+_VARIABLES = (
+    "https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/#environment-variables"
+)
 _GPUS = "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"
 _SPEC = "spec.trainer"
 #: what Trainer's plugin for torch sets, constants.TorchRunReservedEnvNames
@@ -151,3 +154,35 @@ def pods_train_together(file: ConfigFile) -> Iterator[Hit]:
             fix="remove --nnodes: Trainer says how many there are",
             key=f"{_SPEC}.command",
         )
+
+
+@file_rule("PS531", Severity.ERROR, ConfigFormat.TRAINJOB, source=_VARIABLES)
+def variables_and_words_are_text(file: ConfigFile) -> Iterator[Hit]:
+    """The values of variables, the words of a command and its arguments are text.
+
+    YAML makes numbers and switches of what stands without quotes, and Kubernetes refuses the job: it cannot
+    unmarshal a number into a string.
+    """
+    stated = file.get(f"{_SPEC}.env")
+    for index, entry in enumerate(stated if isinstance(stated, list) else ()):
+        value = entry.get("value") if isinstance(entry, dict) else None
+        if isinstance(value, bool | int | float):
+            yield Hit(
+                message=f"{entry.get('name')} is {_plain(value)}, without quotes, which is no text",
+                fix=f'write value: "{_plain(value)}"',
+                key=f"{_SPEC}.env.{index}",
+            )
+    for name in ("command", "args"):
+        words = file.get(f"{_SPEC}.{name}")
+        for index, word in enumerate(words if isinstance(words, list) else ()):
+            if isinstance(word, bool | int | float):
+                yield Hit(
+                    message=f"{name} has {_plain(word)}, without quotes, which is no text",
+                    fix=f'write "{_plain(word)}"',
+                    key=f"{_SPEC}.{name}.{index}",
+                )
+
+
+def _plain(value: float) -> str:
+    """Return a number or a switch as YAML has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

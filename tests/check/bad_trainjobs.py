@@ -93,6 +93,9 @@ BAD_TRAINJOBS: tuple[Bad, ...] = (
     ),
     _bad("PS530", "alone", "command: [torchrun]", "command: [torchrun, --standalone]"),
     _bad("PS530", "other nodes", "command: [torchrun]", "command: [torchrun, --nnodes=1]"),
+    _bad("PS531", "a number", "value: INFO", "value: 1"),
+    _bad("PS531", "a switch", "value: INFO", "value: true"),
+    _bad("PS531", "an argument", '--steps, "100"', "--steps, 100"),
     # what rules of scripts say of the pods' command and variables
     _bad(
         "PS514",

@@ -137,6 +137,11 @@ def test_the_rules_of_plans_judge_its_degrees(tmp_path: Path, old: str, new: str
     assert any(found.startswith(code) for found in _alarms(_checked(tmp_path, GPT.replace(old, new))))
 
 
+def test_heads_are_judged_where_the_number_of_nodes_is_unknown(tmp_path: Path) -> None:
+    text = GPT.replace("--nnodes 16", "--nnodes $NODES").replace("heads 96", "heads 100")
+    assert "PS687" in _alarms(_checked(tmp_path, text))
+
+
 @pytest.mark.parametrize(
     "more",
     ["$MORE", "--fp8-hybrid $MORE", "${MORE[@]}", "--use-precision-aware-optimizer", "--mtp-num-layers 1"],

@@ -61,6 +61,12 @@ def test_a_variables_finding_stands_at_the_variable(tmp_path: Path) -> None:
     assert text.splitlines()[(found.line or 0) - 1] == "      - name: NCCL_DEBUGG"
 
 
+def test_what_pods_tell_megatron_is_judged_too(tmp_path: Path) -> None:
+    words = "pretrain_gpt.py, --tensor-model-parallel-size, '3', --num-attention-heads, '32'"
+    text = TRAINJOB.replace('train.py, --steps, "100"', words)
+    assert "PS201" in [each.code for each in _checked(tmp_path, text).findings]
+
+
 def test_folders_are_searched_for_jobs_and_not_for_other_resources(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(TRAINJOB)
     (tmp_path / "pod.yaml").write_text("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n")
