@@ -62,7 +62,7 @@ def test_a_variables_finding_stands_at_the_variable(tmp_path: Path) -> None:
 
 
 def test_what_pods_tell_megatron_is_judged_too(tmp_path: Path) -> None:
-    words = "pretrain_gpt.py, --tensor-model-parallel-size, '3', --num-attention-heads, '32'"
+    words = "pretrain_gpt.py, --tensor-model-parallel-size, '16', --num-attention-heads, '40'"
     text = TRAINJOB.replace('train.py, --steps, "100"', words)
     assert "PS201" in [each.code for each in _checked(tmp_path, text).findings]
 
