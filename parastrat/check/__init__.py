@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from parastrat.check.files import Checked, check_file
+from parastrat.check.checked import Checked
+from parastrat.check.files import check_file
 from parastrat.check.known import Given, stated_model
 from parastrat.check.recognition import KNOWN, config_files
 from parastrat.check.selection import all_ignored, with_settings

@@ -11,7 +11,7 @@ from parastrat.finding import Ignored
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from parastrat.check.files import Checked
+    from parastrat.check.checked import Checked
     from parastrat.check.settings import Ignore, Settings
 
 

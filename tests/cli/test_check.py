@@ -31,9 +31,9 @@ def test_errors_are_shown_and_exit_1(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_what_cannot_be_read_hides_no_other_files_findings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad, foreign = tmp_path / "ds.json", tmp_path / "trainjob.yaml"
+    bad, foreign = tmp_path / "ds.json", tmp_path / "pod.yaml"
     bad.write_text(BAD)
-    foreign.write_text("kind: TrainJob\n")
+    foreign.write_text("kind: Pod\n")
     assert ended(str(foreign), str(bad)) == 2
     said = capsys.readouterr()
     assert f"{bad}:3:25: error PS602\n" in said.out
