@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from parastrat.columns import Columns
@@ -9,7 +10,7 @@ from parastrat.config_file import ConfigFormat
 from parastrat.rules.torchtitan_facts import DEGREES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from parastrat.config_file import ConfigFile
 
@@ -32,7 +33,7 @@ _DEEPSPEED = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "global_batch_size": "train_batch_size",
 }
-_TORCHTITAN = {
+_TORCHTITAN: Mapping[str, str | tuple[str, ...]] = {
     **DEGREES,
     "dp": DEGREES["dp_shard"],
     "world_size": DEGREES["dp_shard"],
@@ -47,7 +48,8 @@ _TORCHTITAN = {
     "gradient_accumulation_steps": "training.global_batch_size",
     "global_batch_size": "training.global_batch_size",
     "sequence_length": "training.seq_len",
-    "precision": "training.mixed_precision_param",
+    # fp8 is a converter's
+    "precision": ("model.converters", "training.dtype", "training.mixed_precision_param"),
     "recompute": "activation_checkpoint.mode",
     "offload": "training.enable_cpu_offload",
     "compile": "compile.enable",
@@ -61,7 +63,7 @@ _BEHIND_LAUNCHERS = {
     **dict.fromkeys(("sequence_length", "pp_schedule", "virtual_stages", "memory_total"), "own"),
 }
 
-_KEYS = {
+_KEYS: Mapping[ConfigFormat, Mapping[str, str | tuple[str, ...]]] = {
     ConfigFormat.ACCELERATE: _ACCELERATE,
     ConfigFormat.DEEPSPEED: _DEEPSPEED,
     ConfigFormat.TORCHTITAN: _TORCHTITAN,
@@ -92,5 +94,6 @@ def positions_of(file: ConfigFile, read: Iterable[str]) -> Iterator[str]:
         else:
             behind = _BEHIND_LAUNCHERS if file.get("megatron") is not None else {}
             table = _KEYS.get(file.format, behind)
-            candidates = [table.get(name, "")]
+            stated = table.get(name, "")
+            candidates = [stated] if isinstance(stated, str) else [*stated]
         yield from (key for key in candidates if key in file.positions)

@@ -92,6 +92,12 @@ enable = {"true" if "float8" in model else "false"}
     assert "PS101" in _alarms(half)
 
 
+def test_numbers_that_a_device_lacks_are_told_at_the_converters(tmp_path: Path) -> None:
+    checked = _checked(tmp_path, TORCHTITAN, Given(hardware=load_hardware("dgx-a100:8")))
+    (found,) = [each for each in checked.findings if each.code == "PS411"]
+    assert checked.lines[(found.line or 0) - 1] == 'converters = ["float8"]'
+
+
 def test_every_second_block_is_no_policy_so_that_nothing_is_said_of_memory(tmp_path: Path) -> None:
     text = TORCHTITAN.replace('mode = "full"', 'mode = "selective"')
     checked = _checked(tmp_path, text, Given(hardware=load_hardware("dgx-h100:2")))
