@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from parastrat.parse import Parsed
+    from parastrat.parse.config_text import Structure
 
 _BEYOND = "remove it: DeepSpeed's own reader (Hjson) lets it pass, transformers' and accelerate's stop"
 
@@ -48,14 +49,15 @@ def check_file(path: Path, given: Given) -> Checked:
         raise ConfigError(f"{path} is none of {', '.join(SUFFIXES)}", hint=KNOWN)
     text = text_of(path)
     lines = tuple(text.splitlines())
-    if path.suffix == ".toml" and not _is_torchtitans(text):
+    structure = _torchtitans(text) if path.suffix == ".toml" else None
+    if path.suffix == ".toml" and structure is None:
         return _check_plan(path, lines, given)
     if path.suffix in SCRIPTS:
         return check_script(path, lines, text, given)
     if path.suffix in YAML and is_trainjob(text):
         return check_trainjobs(path, lines, text, given)
     try:
-        structure = structure_of(path, text)
+        structure = structure or structure_of(path, text)
     except ConfigSyntaxError as error:
         return Checked(path=path, format=None, findings=(of_syntax(path, error),), lines=lines)
     format_ = named_format(path, structure.table)
@@ -76,12 +78,13 @@ def check_file(path: Path, given: Given) -> Checked:
     return replace(checked, findings=ordered([of_problem(path, problem), *checked.findings]))
 
 
-def _is_torchtitans(text: str) -> bool:
+def _torchtitans(text: str) -> Structure | None:
+    """Return a TOML text that is torchtitan's; None for others, which are read as plans."""
     try:
-        return is_torchtitans(toml_structure(text).table, named=True)
+        structure = toml_structure(text)
     except ConfigSyntaxError:
-        # as what a plan file would be
-        return False
+        return None
+    return structure if is_torchtitans(structure.table, named=True) else None
 
 
 def _check_plan(path: Path, lines: tuple[str, ...], given: Given) -> Checked:

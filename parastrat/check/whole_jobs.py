@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.assess import assess
-from parastrat.case import Case, Facts
+from parastrat.case import Facts
 from parastrat.config_file import ConfigFormat
 from parastrat.errors import CountError
 from parastrat.parse.megatron import number_of
@@ -14,6 +14,7 @@ from parastrat.plan import Backend, Compile, Plan
 from parastrat.profiles import load_stack
 from parastrat.profiles.files import read_format
 from parastrat.rules.backend import decide_backend
+from parastrat.rules.megatron import OPTIONS
 from parastrat.sources import load_source
 from parastrat.sources.megatron import megatron_source
 from parastrat.sources.presets import TransformerSource
@@ -24,6 +25,7 @@ from parastrat.workload import Workload
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from parastrat.case import Case
     from parastrat.config_file import ConfigFile
     from parastrat.hardware import Hardware
     from parastrat.launch import Launch
@@ -51,7 +53,7 @@ def stated_source(file: ConfigFile) -> ModelSource | None:
     """Return the model that a configuration is for; None where it names none, or none that is known."""
     if file.get("megatron") is not None:
         options = file.get("megatron")
-        tp = number_of(options, "tensor-model-parallel-size", 1)
+        tp = number_of(options, OPTIONS["tp"], 1)
         return megatron_source(file.get("own.program"), options, tp or 1)
     if file.format is not ConfigFormat.TORCHTITAN:
         return None
@@ -119,12 +121,4 @@ def whole_case(
         return None
     model = trained_model(source, workload, stack.kernels)
     case = assess(Facts(model=model, hardware=hardware, workload=workload, stack=stack), plan)
-    return Case(
-        model=model,
-        hardware=hardware,
-        workload=workload,
-        stack=stack,
-        plan=plan,
-        estimate=case.estimate,
-        launch=launch,
-    )
+    return replace(case, launch=launch)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.config_file import whole_number
 from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules.launch_facts import count_of, world_of
+from parastrat.rules.megatron import OPTIONS
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 Options = Mapping[str, str]
 
 #: of which one is enough to tell a script of Megatron-LM's
-_SIGNS = ("tensor-model-parallel-size", "pipeline-model-parallel-size")
+_SIGNS = (OPTIONS["tp"], OPTIONS["pp"])
 #: a fork with an engine of its own, which reads more from a file
 _FORK = ("deepspeed", "deepspeed_config", "zero-stage")
 #: what no plan has a word for: other cuts, parts, states and memory
@@ -52,12 +53,7 @@ _SHARDS = {
 _METHODS = {"p2p": ContextMethod.RING, "all_gather": ContextMethod.ALL_GATHER}
 #: layers of a virtual stage
 _CHUNK = "num-layers-per-virtual-pipeline-stage"
-_AXES = {
-    "tp": "tensor-model-parallel-size",
-    "pp": "pipeline-model-parallel-size",
-    "cp": "context-parallel-size",
-    "ep": "expert-model-parallel-size",
-}
+_AXES = {**OPTIONS, "ep": "expert-model-parallel-size"}
 
 
 def megatron_options(own: Mapping[str, Any], kinds: Mapping[str, str]) -> Options | None:

@@ -10,6 +10,7 @@ from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedu
 from parastrat.rules.torchtitan_facts import (
     LENGTH,
     LOCAL_BATCH,
+    PIPELINE_MICRO_BATCH,
     SCHEDULE,
     compiles,
     mesh_of,
@@ -20,8 +21,6 @@ from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
-
-_PIPELINE_MICRO_BATCH = 1
 
 #: keys that other tables had before
 _MOVED = (
@@ -119,7 +118,7 @@ def torchtitan_fields(file: ConfigFile) -> dict[str, Any]:
     return {
         "mesh": mesh,
         **_micro_batches(file, mesh),
-        "precision": _precision(file, shards=shards, mesh=mesh),
+        "precision": _precision(file, mesh),
         "shard": None if shards is None else Shard.PARAMETERS if shards else Shard.NONE,
         "reshard_after_forward": _reshards(file, mesh),
         "sequence_parallel": None if mesh is None else mesh.tp > 1,
@@ -147,7 +146,7 @@ def _micro_batches(file: ConfigFile, mesh: Mesh | None) -> Mapping[str, int | No
         rounds = batch // (local * mesh.dp) if batch % (local * mesh.dp) == 0 else None
     if mesh.pp == 1:
         return dict(zip(names, (local, rounds), strict=True))
-    micro = number_of(file, "parallelism.pipeline_parallel_microbatch_size", _PIPELINE_MICRO_BATCH)
+    micro = number_of(file, "parallelism.pipeline_parallel_microbatch_size", PIPELINE_MICRO_BATCH)
     if micro is None or local % micro:
         return dict.fromkeys(names)
     # rounds drain the pipeline in between; it is as full as in one long one where micro-batches fill it
@@ -155,7 +154,7 @@ def _micro_batches(file: ConfigFile, mesh: Mesh | None) -> Mapping[str, int | No
     return dict(zip(names, (micro, local // micro * rounds if rounds and fills else None), strict=True))
 
 
-def _precision(file: ConfigFile, *, shards: bool | None, mesh: Mesh | None) -> Precision | None:
+def _precision(file: ConfigFile, mesh: Mesh | None) -> Precision | None:
     converters = file.get("model.converters") or []
     if any(name in str(converters) for name in ("float8", "mx")):
         return Precision.FP8 if converters == ["float8"] else None
@@ -163,8 +162,8 @@ def _precision(file: ConfigFile, *, shards: bool | None, mesh: Mesh | None) -> P
         return Precision.BF16
     if file.get("training.mixed_precision_param") == "float32":
         return Precision.FP32
-    if mesh is None or shards is None:
-        return Precision.BF16_MIXED if file.get("parallelism") is None else None
+    if mesh is None:
+        return None
     return Precision.FP32 if no_mixed_precision(mesh) else Precision.BF16_MIXED
 
 

@@ -21,7 +21,8 @@ _PLUGIN_KEYS = {
     "pp": "megatron_lm_pp_degree",
     "cp": "megatron_lm_context_parallel_size",
 }
-_OPTIONS = {
+#: degrees behind a launcher, by their axes
+OPTIONS = {
     "tp": "tensor-model-parallel-size",
     "pp": "pipeline-model-parallel-size",
     "cp": "context-parallel-size",
@@ -67,10 +68,10 @@ def megatrons_options_fit_the_launch(file: ConfigFile) -> Iterator[Hit]:
     when it starts.
     """
     stated, world = file.get("own.options") or {}, world_of(file)
-    degrees = {axis: whole_number(stated.get(name, "1")) for axis, name in _OPTIONS.items()}
+    degrees = {axis: whole_number(stated.get(name, "1")) for axis, name in OPTIONS.items()}
     known = {axis: degree for axis, degree in degrees.items() if degree}
     is_open = file.get("own.open") is not None and file.get("megatron") is None
-    if not {*_OPTIONS.values()} & stated.keys() or is_open:
+    if not {*OPTIONS.values()} & stated.keys() or is_open:
         return
     if len(known) < len(degrees):
         return
@@ -80,8 +81,8 @@ def megatrons_options_fit_the_launch(file: ConfigFile) -> Iterator[Hit]:
     is_known = file.get("megatron") is not None and (world is not None or file.devices is not None)
     if not is_known and heads and heads % known["tp"]:
         yield Hit(
-            message=f"--{_OPTIONS['tp']} {known['tp']} does not divide {heads} heads",
-            fix=f"write --{_OPTIONS['tp']} with a divisor of {heads}",
+            message=f"--{OPTIONS['tp']} {known['tp']} does not divide {heads} heads",
+            fix=f"write --{OPTIONS['tp']} with a divisor of {heads}",
             key="own",
         )
     if world is not None and world % product:

@@ -12,6 +12,7 @@ from parastrat.rules.torchtitan_facts import (
     DEGREES,
     LENGTH,
     LOCAL_BATCH,
+    PIPELINE_MICRO_BATCH,
     compiles,
     degree,
     mesh_of,
@@ -131,7 +132,7 @@ def batches_come_out_even(file: ConfigFile) -> Iterator[Hit]:
                 fix=f"write a multiple of {local * ranks}, or -1",
                 key=whole,
             )
-    micro = number_of(file, f"{_PARALLEL}.pipeline_parallel_microbatch_size", 1)
+    micro = number_of(file, f"{_PARALLEL}.pipeline_parallel_microbatch_size", PIPELINE_MICRO_BATCH)
     if (degree(file, "pp") or 1) > 1 and micro is not None and local % micro:
         yield Hit(
             message=f"the local batch {local} is no multiple of the pipeline's micro-batch {micro}",

@@ -19,7 +19,7 @@ DEGREES = {
     "ep": "parallelism.expert_parallel_degree",
 }
 #: torchtitan's defaults
-LOCAL_BATCH, LENGTH, SCHEDULE = 8, 2048, "1F1B"
+LOCAL_BATCH, PIPELINE_MICRO_BATCH, LENGTH, SCHEDULE = 8, 1, 2048, "1F1B"
 
 
 def degree(file: ConfigFile, axis: str) -> int | None:
