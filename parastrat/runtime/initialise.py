@@ -6,7 +6,6 @@ its own share. So the weights do not depend on the plan, and no rank holds more 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,9 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.agreement import shared_seed
+from parastrat.runtime.initialisers import reset, run_initialisers
 from parastrat.runtime.mesh import RankMesh
-from parastrat.runtime.replay import Record, Recorder, WriteWatch
+from parastrat.runtime.replay import Record, Recorder, Write, WriteWatch
 from parastrat.runtime.slots import Slot, check_shapes, clean_name
 
 
@@ -43,6 +43,8 @@ class Group:
     slots: list[Slot]
     #: its modules, children before parents
     modules: list[nn.Module]
+    #: those that have the block inside
+    around: list[nn.Module]
 
 
 def build_on_meta(build: Callable[[], Any]) -> tuple[Any, Record]:
@@ -163,11 +165,15 @@ def _groups(module: nn.Module, slots: Sequence[Slot], blocks: Sequence[str]) -> 
     def home(name: str) -> str:
         return next((block for block in blocks if f"{name}.".startswith(f"{block}.")), "")
 
-    groups = {name: Group(slots=[], modules=[]) for name in (*blocks, "")}
+    groups = {name: Group(slots=[], modules=[], around=[]) for name in (*blocks, "")}
     for slot in slots:
         groups[home(slot.name)].slots.append(slot)
     for name, part in reversed(list(module.named_modules())):
-        groups[home(clean_name(name))].modules.append(part)
+        clean = clean_name(name)
+        groups[home(clean)].modules.append(part)
+        for block in blocks:
+            if not clean or block.startswith(f"{clean}."):
+                groups[block].around.append(part)
     return [group for group in groups.values() if group.slots]
 
 
@@ -177,14 +183,17 @@ def _fill(module: nn.Module, group: Group, recipe: Recipe) -> list[str]:
         slot.put(slot.standing_for(_poisoned(slot.tensor, recipe.device)))
     real = {slot.name: slot.current() for slot in group.slots}
     with WriteWatch(list(real.values())) as watch, torch.no_grad():
-        _run_initialisers(module, group.modules)
+        reset(group.modules)
+        resets = {name: list(watch.writes_to(tensor)) for name, tensor in real.items()}
+        run_initialisers(module, [*group.modules, *group.around], group.slots)
     missing = []
     with torch.no_grad():
         for slot in group.slots:
             same = slot.current() is real[slot.name]
-            if same and recipe.record is not None and slot.name in recipe.record.origins:
-                _finish(slot, watch, recipe.record)
             written = not same or bool(watch.writes_to(slot.current()))
+            if same and recipe.record is not None and slot.name in recipe.record.origins:
+                later = watch.writes_to(slot.current())[len(resets[slot.name]) :]
+                written |= _as_constructed(slot, resets[slot.name], later, recipe.record)
             if _has_values(slot.current(), written=written):
                 continue
             values = recipe.record.replayed(slot.name, recipe.device) if recipe.record else None
@@ -195,27 +204,56 @@ def _fill(module: nn.Module, group: Group, recipe: Recipe) -> list[str]:
     return missing
 
 
-def _finish(slot: Slot, watch: WriteWatch, record: Record) -> None:
-    """Repeat what the constructor wrote after the initialisers had run, as GPT-2 does with projections."""
-    done, recorded = watch.writes_to(slot.current()), record.writes_to(slot.name)
-    if len(recorded) <= len(done) or recorded[: len(done)] != done:
-        return
+def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record: Record) -> bool:
+    """Write what the constructor wrote where initialisers did otherwise; return whether anything was.
+
+    What it wrote beyond the modules' own resets has the last word: smaller projections, as GPT-2 has them,
+    or the second factor of an adapter, which begins at zero and of which the model's initialiser knows
+    nothing. Of a tied weight the constructor kept one of the tensors that resets gave values.
+
+    Args:
+        slot: with the values that initialisers gave it.
+        resets: writes of ``reset_parameters``.
+        later: writes of the model's initialisers.
+        record: of the constructor.
+    """
+    recorded, done = record.writes_to(slot.name), [*resets, *later]
+    own = _beyond(recorded, done)
     rest = recorded[len(done) :]
+    if recorded[: len(done)] != done:
+        if later and not (own and own[0].overwrites(slot.current())):
+            return False  # what initialisers know; others' constructors leave it to them on the meta device
+        _poison(slot.current())
+        rest = recorded
     if any(write.depends for write in rest):
         if not done:
-            return  # the constructor alone gave values: all of it is replayed
+            return False  # the constructor alone gave values: all of it is replayed
         raise WrapError(
             f"the constructor sets {slot.name} from other tensors, which cannot be repeated on one block",
             hint="move that into an init_weights() of the model, or pass the built module",
         )
-    with watch:
-        for write in rest:
-            write.repeat(slot.current())
+    for write in rest:
+        write.repeat(slot.current())
+    return bool(rest)
+
+
+def _beyond(writes: Sequence[Write], others: Sequence[Write]) -> list[Write]:
+    """Return the writes that are not among others, each of which counts once."""
+    left, found = list(others), []
+    for write in writes:
+        if write in left:
+            left.remove(write)
+        else:
+            found.append(write)
+    return found
 
 
 def _poisoned(like: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of not-a-numbers; formats without them are told by their writes alone."""
-    tensor = torch.zeros(like.shape, dtype=like.dtype, device=device)
+    return _poison(torch.zeros(like.shape, dtype=like.dtype, device=device))
+
+
+def _poison(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.fill_(torch.nan) if _can_be_nan(tensor) else tensor
 
 
@@ -227,53 +265,6 @@ def _has_values(tensor: torch.Tensor, *, written: bool) -> bool:
 
 def _can_be_nan(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _run_initialisers(root: nn.Module, modules: Sequence[nn.Module]) -> None:
-    """Call ``reset_parameters``, then ``init_weights``, then ``_init_weights``, as far as they exist.
-
-    Modules outside of this group are on the meta device now, so that initialisers of the whole model do
-    no harm when they run once per group.
-    """
-    for part in modules:
-        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-        if callable(reset) and _required(reset) == 0:
-            reset()
-    for whole in _outermost(root):
-        whole.init_weights()  # type: ignore[operator]  # _outermost saw that it is callable
-    chosen = set(map(id, modules))
-    for part, setter in _setters(root, None):
-        if id(part) in chosen:
-            setter(part)
-
-
-def _outermost(module: nn.Module) -> list[nn.Module]:
-    """Return the highest modules whose ``init_weights()`` sets all below; Hugging Face's is no such."""
-    own = getattr(module, "init_weights", None)
-    if callable(own) and _required(own) == 0 and not _sets_modules(module):
-        return [module]
-    return [found for child in module.children() for found in _outermost(child)]
-
-
-def _setters(
-    module: nn.Module, inherited: Callable[[nn.Module], object] | None
-) -> list[tuple[nn.Module, Callable[[nn.Module], object]]]:
-    """Pair every module, children first, with the nearest ``_init_weights(module)`` above it."""
-    setter = module._init_weights if _sets_modules(module) else inherited  # noqa: SLF001  (a convention)
-    pairs = [pair for child in module.children() for pair in _setters(child, setter)]  # type: ignore[arg-type]
-    return [*pairs, (module, setter)] if setter is not None else pairs  # type: ignore[list-item]
-
-
-def _sets_modules(module: nn.Module) -> bool:
-    setter = getattr(module, "_init_weights", None)
-    return callable(setter) and _required(setter) == 1
-
-
-def _required(function: Callable[..., object]) -> int:
-    """Return how many positional arguments a call must give."""
-    parameters = inspect.signature(function).parameters.values()
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(p.default is inspect.Parameter.empty and p.kind in positional for p in parameters)
 
 
 def _from_first_rank(values: torch.Tensor, mesh: RankMesh) -> torch.Tensor:

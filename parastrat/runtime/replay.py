@@ -31,6 +31,24 @@ _EMPTY = frozenset(
 )
 
 
+#: operators that write in place and read nothing
+_OVERWRITES = frozenset(
+    {
+        _ATEN.normal_.default,
+        _ATEN.uniform_.default,
+        _ATEN.zero_.default,
+        _ATEN.fill_.Scalar,
+        _ATEN.exponential_.default,
+        _ATEN.bernoulli_.float,
+        _ATEN.random_.default,
+        getattr(_ATEN.random_, "from"),
+        _ATEN.random_.to,
+        _ATEN.cauchy_.default,
+        _ATEN.log_normal_.default,
+        _ATEN.geometric_.default,
+    }
+)
+
 #: functions that take values, which a meta tensor does not keep
 _LITERALS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
 
@@ -93,6 +111,11 @@ class Write:
     kwargs: tuple[tuple[str, Any], ...]
     #: other tensors are read, so that it cannot be repeated alone
     depends: bool
+
+    def overwrites(self, tensor: torch.Tensor) -> bool:
+        """Return whether nothing of what the tensor held is left, and nothing else is read."""
+        whole = self.view[0] == tuple(tensor.size())
+        return whole and self.operator in _OVERWRITES and not self.depends
 
     def repeat(self, tensor: torch.Tensor) -> None:
         """Write to a real tensor what the recorded operator would have written."""

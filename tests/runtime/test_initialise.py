@@ -58,6 +58,85 @@ def test_what_the_constructor_writes_last_is_repeated() -> None:
     assert model.layers[0].up.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
+def adapted() -> nn.Module:
+    """Return a model with adapters as LoRA adds them, which its initialiser does not know."""
+    model = Gpt()
+    for layer in model.layers:
+        layer.first = nn.Linear(32, 4, bias=False)
+        nn.init.kaiming_uniform_(layer.first.weight, a=2)
+        layer.second = nn.Linear(4, 32, bias=False)
+        nn.init.zeros_(layer.second.weight)
+        layer.scale = nn.Parameter(torch.ones(4))
+        layer.scale.data.mul_(3)
+    return model
+
+
+def test_adapters_begin_as_their_constructor_says() -> None:
+    """Their second factor is zero, so that the model is what it was; _init_weights would draw it."""
+    model, real = built(adapted), adapted()
+    for layer, expected in zip(model.layers, real.layers, strict=True):
+        assert not layer.second.weight.any()
+        assert layer.first.weight.std().item() == pytest.approx(expected.first.weight.std().item(), rel=0.3)
+        assert torch.equal(layer.scale, torch.full((4,), 3.0))
+        assert layer.up.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+class Tied(nn.Module):
+    """An embedding and a head of one weight, which is the one's or the other's."""
+
+    def __init__(self, *, heads: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(100, 64)
+        self.head = nn.Linear(64, 100, bias=False)
+        if heads:
+            self.embed.weight = self.head.weight
+        else:
+            self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("heads", [True, False])
+def test_a_tied_weight_begins_as_the_layer_that_it_came_from(*, heads: bool) -> None:
+    model, real = built(lambda: Tied(heads=heads)), Tied(heads=heads)
+    assert model.head.weight is model.embed.weight
+    assert model.embed.weight.std().item() == pytest.approx(real.embed.weight.std().item(), rel=0.1)
+
+
+def test_blocks_are_initialised_by_what_is_around_them() -> None:
+    """As detection heads begin at zero by their model's initialiser."""
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Holder() for _ in range(3))
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight)
+            if isinstance(module, Around):
+                for layer in module.layers:
+                    nn.init.zeros_(layer.linear.bias)
+                    nn.init.ones_(layer.linear.weight)
+
+    model = built(Around)
+    assert all(bool((layer.linear.weight == 1).all()) for layer in model.layers)
+    assert not any(layer.linear.bias.any() for layer in model.layers)
+
+
+def test_what_one_block_begins_with_of_another_is_refused() -> None:
+    class Copied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Holder() for _ in range(3))
+            self.last = nn.Linear(4, 4)
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if isinstance(module, Copied):
+                module.layers[1].linear.weight.copy_(module.last.weight)
+
+    with pytest.raises(WrapError, match="Copied sets weights of one block from those of another"):
+        built(Copied)
+
+
 def test_init_weights_of_the_whole_model_reaches_every_block() -> None:
     class Stack(nn.Module):
         def __init__(self) -> None:
