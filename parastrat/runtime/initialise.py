@@ -221,8 +221,8 @@ def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record:
     own = _beyond(recorded, done)
     rest = recorded[len(done) :]
     if recorded[: len(done)] != done:
-        if later and not (own and own[0].overwrites(slot.current())):
-            return False  # what initialisers know; others' constructors leave it to them on the meta device
+        if later and not (resets and own and own[0].overwrites(slot.current())):
+            return False  # no more than a layer's own beginning, which initialisers replace
         _poison(slot.current())
         rest = recorded
     if any(write.depends for write in rest):

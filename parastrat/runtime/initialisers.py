@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 from parastrat.errors import WrapError
@@ -36,22 +38,48 @@ def run_initialisers(root: nn.Module, modules: Sequence[nn.Module], slots: Seque
     for whole in _outermost(root):
         whole.init_weights()  # type: ignore[operator]  # _outermost saw that it is callable
     concerned = set(map(id, modules))
-    pairs = [(part, setter) for part, setter in _setters(root, None) if id(part) in concerned]
-    if callable(getattr(root, "tie_weights", None)):
-        # ties are made behind initialisers there: the others' values are those of the first
-        borrows = {id(owner) for slot in slots for owner, _ in slot.owners[1:]}
-        pairs.sort(key=lambda pair: id(pair[0]) not in borrows)
-    for part, setter in pairs:
-        try:
-            setter(part)
-        except NotImplementedError as error:
-            if "meta" not in str(error):
-                raise
-            raise WrapError(
-                f"{type(part).__name__} sets weights of one block from those of another, and first values "
-                "are made block by block",
-                hint="pass the built module instead of the callable, or checkpoint=",
-            ) from error
+    with _tied_later(root, slots):
+        for part, setter in _setters(root, None):
+            if id(part) in concerned:
+                _call(setter, part)
+
+
+def _call(setter: Callable[[nn.Module], object], part: nn.Module) -> None:
+    try:
+        setter(part)
+    except NotImplementedError as error:
+        if "meta" not in str(error):
+            raise
+        raise WrapError(
+            f"{type(part).__name__} sets weights of one block from those of another, and first values are "
+            "made block by block",
+            hint="pass the built module instead of the callable, or checkpoint=",
+        ) from error
+
+
+@contextmanager
+def _tied_later(root: nn.Module, slots: Sequence[Slot]) -> Iterator[None]:
+    """Let other tensors stand in a weight's other places, where a model ties behind its initialisers.
+
+    That is the way of transformers: what they say of a head that is tied to the embedding goes nowhere.
+    """
+    if not callable(getattr(root, "tie_weights", None)):
+        yield
+        return
+    tied = [slot for slot in slots if slot.is_parameter and len(slot.owners) > 1]
+    sources = set((getattr(root, "all_tied_weights_keys", None) or {}).values())
+    kept = []
+    for slot in tied:
+        place = next((place for place, name in enumerate(slot.names) if name in sources), 0)
+        kept.append(slot.owners[place])
+        for owner, key in slot.owners:
+            if (owner, key) != slot.owners[place]:
+                setattr(owner, key, slot.standing_for(torch.empty_like(slot.current())))
+    try:
+        yield
+    finally:
+        for slot, (owner, key) in zip(tied, kept, strict=True):
+            slot.put(getattr(owner, key))
 
 
 def _outermost(module: nn.Module) -> list[nn.Module]:

@@ -101,6 +101,30 @@ def test_a_tied_weight_begins_as_the_layer_that_it_came_from(*, heads: bool) -> 
     assert model.embed.weight.std().item() == pytest.approx(real.embed.weight.std().item(), rel=0.1)
 
 
+def test_what_a_layer_begins_with_gives_way_to_its_model() -> None:
+    """As in transformers' ImageGPT, whose layers draw in their constructors: its initialiser is for later."""
+
+    class Drawn(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(32, 32))
+            nn.init.normal_(self.weight)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Drawn() for _ in range(3))
+
+        def _init_weights(self, module: nn.Module) -> None:
+            if module is self:
+                for parameter in self.parameters():
+                    nn.init.normal_(parameter, std=0.01)
+
+    model = built(Model)
+    for layer in model.layers:
+        assert layer.weight.std().item() == pytest.approx(0.01, rel=0.1)
+
+
 def test_blocks_are_initialised_by_what_is_around_them() -> None:
     """As detection heads begin at zero by their model's initialiser."""
 
@@ -347,3 +371,24 @@ def test_parametrized_weights_need_values(tmp_path: Path) -> None:
     loaded = parastrat.auto_parallelize(spectral, plan=plan(), checkpoint=tmp_path / "weights.pt")
     x = torch.ones(2, 4)
     assert torch.equal(loaded.eval()(x), saved.eval()(x))
+
+
+def test_what_transformers_say_of_a_tied_head_goes_nowhere() -> None:
+    """They tie behind their initialisers; ModernBERT's makes the head smaller than the embedding."""
+    from transformers import ModernBertConfig, ModernBertForMaskedLM
+
+    def build() -> nn.Module:
+        return ModernBertForMaskedLM(
+            ModernBertConfig(
+                vocab_size=100,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=4,
+                num_attention_heads=2,
+                pad_token_id=None,
+            )
+        )
+
+    model, real = built(build), build()
+    assert model.decoder.weight is model.model.embeddings.tok_embeddings.weight
+    assert model.decoder.weight.std().item() == pytest.approx(real.decoder.weight.std().item(), rel=0.1)

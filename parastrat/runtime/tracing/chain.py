@@ -118,12 +118,8 @@ def _check_same_path(small: Tracker, large: Tracker) -> None:
     Raises:
         ModelError: naming the first block that differs.
     """
-    paths = [
-        [(segment.block, [call.kind for call in segment.calls]) for segment in tracker.segments]
-        for tracker in (small, large)
-    ]
-    if paths[0] != paths[1]:
-        pairs = zip(*paths, strict=False)
+    if small.path != large.path:
+        pairs = zip(small.path, large.path, strict=False)
         block = next((one[0] for one, other in pairs if one != other), "") or "what runs between blocks"
         raise ModelError(
             f"{block} runs other operators for {SAMPLES[1]} samples than for {SAMPLES[0]}",

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parastrat.model import Split
+from parastrat.model import OperatorKind, Split
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.recompute import KEPT, MATMULS
 from parastrat.runtime.tracing.answers import Answers
@@ -186,6 +186,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self._sums.clear()
         self._watches.clear()
         self.dividing.settle(self.segments, [*self.forward_events, *self.backward_events])
+
+    @property
+    def path(self) -> list[tuple[str, list[OperatorKind]]]:
+        """The blocks that the forward visited, each with the kinds of its operators."""
+        return [(segment.block, [call.kind for call in segment.calls]) for segment in self.segments]
 
     @property
     def in_backward(self) -> bool:

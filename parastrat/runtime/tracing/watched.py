@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,13 +52,18 @@ class Setting:
         return torch.float32 if self.autocast else self.dtype
 
     @property
+    def casting(self) -> torch.autocast:
+        """What a forward runs in."""
+        return torch.autocast("cpu", self.dtype, enabled=self.autocast)
+
+    @property
     def loss_in_fp32(self) -> bool:
         return self.precision not in (Precision.FP32, Precision.BF16)
 
 
 def watched_steps(
     module: nn.Module,
-    batches: Iterable[Any],
+    batches: Sequence[Any],
     setting: Setting,
     answers: Answers | None = None,
     division: Division | None = None,
@@ -82,17 +87,25 @@ def watched_steps(
         fake_module(module, mode, setting.weights) as (parameters, constants),
         gpu_kernels(),
     ):
-        trackers = []
-        for inputs in batches:
+
+        with mode:
+            fakes = [tree_map(lambda leaf: _fake_input(leaf, setting.weights), each) for each in batches]
+
+        def watched(batch: Any) -> Tracker:
             tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
-            with mode:
-                batch = tree_map(lambda leaf: _fake_input(leaf, setting.weights), inputs)
             _watch(module, batch, setting, tracker, mode)
             gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
             tracker.end(gradients)
             for parameter in parameters.values():
                 parameter.grad = None
-            trackers.append(tracker)
+            return tracker
+
+        trackers = [watched(batch) for batch in fakes]
+        if any(tracker.path != trackers[0].path for tracker in trackers):
+            # a first forward may make tables, which later ones find
+            with mode, explained(module), torch.no_grad(), setting.casting, Budget(type(module).__name__):
+                _called(module, fakes[0])
+            trackers = [watched(batch) for batch in fakes]
     return trackers
 
 
@@ -100,7 +113,7 @@ def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mo
     hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
     with _segments(module, tracker), mode, tracker, explained(module), hooks:
         # a training loop's variable holds what the model returned while backward runs
-        with torch.autocast("cpu", setting.dtype, enabled=setting.autocast), Budget(type(module).__name__):
+        with setting.casting, Budget(type(module).__name__):
             output = _called(module, batch)
         loss = example_loss(output, in_fp32=setting.loss_in_fp32)
         tracker.begin_backward(output)
