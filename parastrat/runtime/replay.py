@@ -8,6 +8,7 @@ residual projections.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -74,6 +75,16 @@ class Step:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    #: its tensors as they were then: ``tensor.data = other`` puts another in the place of one later
+    then: dict[int, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        held = tree_tensors([self.args, self.kwargs, self.result])
+        object.__setattr__(self, "then", {id(tensor): tensor.detach() for tensor in held})
+
+    def storage_of(self, tensor: torch.Tensor) -> int:
+        """Return what all views of one of its tensors shared when it ran."""
+        return storage_of(self.then[id(tensor)])
 
     @property
     def random(self) -> bool:
@@ -90,13 +101,13 @@ class Step:
     @property
     def read(self) -> set[int]:
         """Storages of the arguments."""
-        return {storage_of(tensor) for tensor in tree_tensors([self.args, self.kwargs])}
+        return {self.storage_of(tensor) for tensor in tree_tensors([self.args, self.kwargs])}
 
     @property
     def written(self) -> set[int]:
         """Storages that this operator makes or changes; a view makes none."""
-        made = {storage_of(tensor) for tensor in tree_tensors(self.result)} - self.read
-        return made | {storage_of(tensor) for tensor in self.changed}
+        made = {self.storage_of(tensor) for tensor in tree_tensors(self.result)} - self.read
+        return made | {self.storage_of(tensor) for tensor in self.changed}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +215,7 @@ class Record:
             _write(step, tensor)
             for step in self.steps
             for tensor in step.changed
-            if storage_of(tensor) == storage
+            if step.storage_of(tensor) == storage
         ]
 
     def replayed(self, name: str, device: torch.device) -> torch.Tensor | None:
@@ -216,27 +227,26 @@ class Record:
         needed = self._needed(storage_of(target))
         if needed is None:
             return None
-        real: dict[int, torch.Tensor] = {}
         stored: dict[int, torch.Tensor] = {}
 
-        def substitute(value: Any) -> Any:
+        def substitute(step: Step, value: Any) -> Any:
             if isinstance(value, torch.device):
                 return device if value.type == "meta" else value
             if not isinstance(value, torch.Tensor) or not value.is_meta:
                 return value
-            if id(value) not in real:
-                base = stored[storage_of(value)]
-                real[id(value)] = base.as_strided(value.size(), value.stride(), value.storage_offset())
-            return real[id(value)]
+            return view_of(step.then[id(value)])
+
+        def view_of(meta: torch.Tensor) -> torch.Tensor:
+            base = stored[storage_of(meta)]
+            return base.as_strided(meta.size(), meta.stride(), meta.storage_offset())
 
         for step in needed:
-            result = step.operator(*tree_map(substitute, step.args), **tree_map(substitute, step.kwargs))
+            args, kwargs = tree_map(partial(substitute, step), (step.args, step.kwargs))
+            result = step.operator(*args, **kwargs)
             for meta, made in zip(tree_leaves(step.result), tree_leaves(result), strict=True):
                 if isinstance(meta, torch.Tensor):
-                    real[id(meta)] = made
-                    stored.setdefault(storage_of(meta), made)
-        replayed: torch.Tensor = substitute(target)
-        return replayed.clone()
+                    stored.setdefault(step.storage_of(meta), made)
+        return view_of(target).clone()
 
     def _needed(self, target: int) -> list[Step] | None:
         """Return the steps that a storage's values depend on, in order."""
@@ -254,9 +264,8 @@ class Record:
             made |= written - step.read
             if step.operator not in _EMPTY:
                 filled |= written
-            wanted |= {
-                storage_of(tensor) for tensor in tree_tensors([step.args, step.kwargs]) if tensor.is_meta
-            }
+            read = [tensor for tensor in tree_tensors([step.args, step.kwargs]) if tensor.is_meta]
+            wanted |= set(map(step.storage_of, read))
         return needed[::-1] if wanted <= made & filled else None
 
 

@@ -35,6 +35,19 @@ def test_values_follow_the_seed_and_not_each_other() -> None:
     assert not torch.equal(first.layers[0].qkv.weight, first.layers[1].qkv.weight)
 
 
+class Padded(Holder):
+    """Its table gets other values, and another size, by ``.data``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.ones(3))
+        self.table.data = nn.functional.pad(self.table.data, (0, 1), value=2.0)
+
+
+def test_what_a_constructor_puts_in_the_place_of_data_is_made_again() -> None:
+    assert built(Padded).table.tolist() == Padded().table.tolist() == [1, 1, 1, 2]
+
+
 def test_two_models_of_one_seed_differ() -> None:
     first = built(Gpt)
     second = parastrat.auto_parallelize(Gpt, plan=plan())
