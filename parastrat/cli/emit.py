@@ -25,7 +25,7 @@ _To = Annotated[
     typer.Option(
         "--to",
         metavar="TARGET",
-        help="torchrun, slurm, mpirun, kubernetes, python or torchtitan.",
+        help="torchrun, slurm, mpirun, kubernetes, accelerate, python or torchtitan.",
         show_default=False,
         autocompletion=target_words,
     ),
@@ -140,10 +140,12 @@ def _files(
     target: Target, case: Case, source: PlanSource, container: Container | None
 ) -> tuple[TextFile, ...]:
     """Return a target's files; what they need to know of the model's layers is found on its code."""
-    from parastrat.emit import EMITTERS, Target, emitted, python
+    from parastrat.emit import EMITTERS, Target, accelerate, emitted, python
 
     if target is Target.KUBERNETES:
         return emitted(target, case, container=container)
+    if target is Target.ACCELERATE:
+        return accelerate.emit(case, _layers(case, source))
     mesh = case.plan.mesh
     if target is not Target.PYTHON or mesh.tp == mesh.pp == 1 or source.model_ref is None:
         return EMITTERS[target](case)
@@ -154,6 +156,18 @@ def _files(
     division = proven_division(ref, case) if mesh.tp > 1 else None
     staging = proven_staging(ref, case, division) if mesh.pp > 1 else None
     return python.emit(case, division, staging)
+
+
+def _layers(case: Case, source: PlanSource) -> tuple[str, ...]:
+    """Return the classes of the repeated blocks of a model's own code; transformers' models name theirs."""
+    from parastrat.sources import load_source
+
+    ref = source.model_ref
+    if not case.plan.shards_parameters or ref is None or load_source(ref) is not None:
+        return ()
+    from parastrat.runtime.emission import block_classes
+
+    return block_classes(ref)
 
 
 def _with_plan(

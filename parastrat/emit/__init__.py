@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from parastrat.emit import kubernetes, mpirun, python, slurm, torchrun, torchtitan
+from parastrat.emit import accelerate, kubernetes, mpirun, python, slurm, torchrun, torchtitan
 from parastrat.emit.kubernetes import Container
 from parastrat.emit.plan_file import plan_table, plan_toml
 from parastrat.emit.text_file import EmitError, TextFile
@@ -41,6 +41,7 @@ class Target(StrEnum):
     KUBERNETES = "kubernetes"
     PYTHON = "python"
     TORCHTITAN = "torchtitan"
+    ACCELERATE = "accelerate"
 
 
 EMITTERS: Mapping[Target, Emitter] = {
@@ -50,6 +51,7 @@ EMITTERS: Mapping[Target, Emitter] = {
     Target.KUBERNETES: kubernetes.emit,
     Target.PYTHON: python.emit,
     Target.TORCHTITAN: torchtitan.emit,
+    Target.ACCELERATE: accelerate.emit,
 }
 
 #: targets that cut the model themselves: a plan file's fingerprint of it is not enough

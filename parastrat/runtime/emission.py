@@ -23,7 +23,8 @@ from parastrat.errors import LaunchError, ParastratError
 from parastrat.plan import Mesh, Shard
 from parastrat.probe.files import LIVE
 from parastrat.probe.host import read_memory_bytes
-from parastrat.runtime.building import described
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.building import build_module, described
 from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.initialise import build_on_meta
 from parastrat.runtime.pipeline.build import Example
@@ -108,6 +109,17 @@ def proven_division(ref: str, case: Case) -> Division:
         kind = LaunchError if answer.failed else EmitError
         raise kind(answer.refused[0], hint=answer.refused[1])
     return answer.division
+
+
+def block_classes(ref: str) -> tuple[str, ...]:
+    """Return the names of the classes of a model's repeated blocks, which FSDP2 shards one by one.
+
+    Raises:
+        ModelError: MODEL cannot be built on the meta device.
+    """
+    return tuple(
+        sorted({type(block).__name__ for block in repeated_blocks(build_module(builder_of(ref))).modules})
+    )
 
 
 def _check_memory(ranks: int) -> None:

@@ -61,6 +61,22 @@ def test_what_is_not_written_in_plain_torch_is_told_with_what_to_change(
     assert "recommend --applied" in done.err
 
 
+@pytest.mark.parametrize(("model", "named"), [("examples/train_gpt.py:build", "Block"), ("gpt2", None)])
+def test_accelerate_is_told_the_blocks_of_own_code(
+    model: str, named: str | None, typed: Typed, tmp_path: Path
+) -> None:
+    """It takes transformers' models by the names that they give theirs."""
+    path = tmp_path / "plan.toml"
+    words = ("--on", "dgx-a100:1", "--strategy", "fsdp2", "--recompute", "none", "--global-batch", "64")
+    assert typed("estimate", model, *words, "--seq-len", "128", "-o", path).code == 0
+    done = typed("emit", path, "--to", "accelerate", "-o", tmp_path / "job")
+    assert done.code == 0, done.err
+    text = (tmp_path / "job" / "accelerate.yaml").read_text()
+    lines = [line.split(": ") for line in text.splitlines() if "layer_cls" in line]
+    assert [value for _, value in lines] == ([named] if named else [])
+    assert typed("check", tmp_path / "job").code == 0
+
+
 def test_files_and_the_plan_go_to_a_folder(typed: Typed, plan: Path, tmp_path: Path) -> None:
     done = typed("emit", plan, "--to", "slurm", "-o", tmp_path / "job")
     assert (done.code, done.out) == (0, "")

@@ -115,7 +115,7 @@ def test_a_tied_weight_begins_as_the_layer_that_it_came_from(*, heads: bool) -> 
 
 
 def test_what_a_layer_begins_with_gives_way_to_its_model() -> None:
-    """As in transformers' ImageGPT, whose layers draw in their constructors: its initialiser is for later."""
+    """As in transformers' ImageGPT, whose layers draw in their constructors."""
 
     class Drawn(nn.Module):
         def __init__(self) -> None:

@@ -87,7 +87,6 @@ def watched_steps(
         fake_module(module, mode, setting.weights) as (parameters, constants),
         gpu_kernels(),
     ):
-
         with mode:
             fakes = [tree_map(lambda leaf: _fake_input(leaf, setting.weights), each) for each in batches]
 

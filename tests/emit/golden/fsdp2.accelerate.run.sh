@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# fsdp2 (dp_shard 8) on dgx-h100:1: 1 node of 8 ranks
+# ./run.sh train.py [arguments of train.py]
+set -euo pipefail
+
+if (( $# == 0 )); then
+    echo "usage: run.sh train.py [arguments of train.py]" >&2
+    exit 2
+fi
+
+export OMP_NUM_THREADS=14
+export NCCL_SOCKET_IFNAME=eth0
+
+config="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)/accelerate.yaml"
+exec accelerate launch --config_file "$config" "$@"
