@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.runtime.training.gradients import clip_alike
+from parastrat.runtime.training.once import refuse_again
 from parastrat.runtime.training.plain_loop import guard_plain_loop
 from parastrat.runtime.training.replicas import compare_ranks
+from parastrat.runtime.training.saving import tell_of_parts
 from parastrat.runtime.training.scaled import scale_alike
 from parastrat.runtime.training.unused import leave_unused
 from parastrat.runtime.training.whole_values import read_whole
@@ -27,5 +29,7 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     scale_alike(model, wrapping)
     clip_alike(model, wrapping)
     read_whole(wrapping)
+    tell_of_parts(model, wrapping)
+    refuse_again()
     if wrapping.pipeline is not None:
         wrapping.pipeline.settle(model)  # behind all that hooks the model
