@@ -89,7 +89,8 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
         workload: The global batch and number format; only to decide.
         checkpoint: Weights to begin with: a file of ``torch.save`` or a folder of ``save_checkpoint`` or
             ``torch.distributed.checkpoint``. Without one, a callable's weights come from
-            ``reset_parameters``, ``init_weights`` or ``_init_weights``.
+            ``reset_parameters``, ``init_weights`` or ``_init_weights``, and from what it writes and draws
+            itself.
         allow_pipeline: Reserved for plans that need ``forward_backward``: pipelines and accumulation.
 
     Raises:

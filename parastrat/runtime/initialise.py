@@ -18,7 +18,8 @@ from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.agreement import shared_seed
 from parastrat.runtime.initialisers import reset, run_initialisers
 from parastrat.runtime.mesh import RankMesh
-from parastrat.runtime.replay import Record, Recorder, Write, WriteWatch
+from parastrat.runtime.operations import Write
+from parastrat.runtime.replay import Record, Recorder, WriteWatch
 from parastrat.runtime.slots import Slot, check_shapes, clean_name
 
 
@@ -196,7 +197,8 @@ def _fill(module: nn.Module, group: Group, recipe: Recipe) -> list[str]:
                 written |= _as_constructed(slot, resets[slot.name], later, recipe.record)
             if _has_values(slot.current(), written=written):
                 continue
-            values = recipe.record.replayed(slot.name, recipe.device) if recipe.record else None
+            record = recipe.record
+            values = record.replayed(slot.name, recipe.device, draws=True) if record is not None else None
             if values is None:
                 missing.append(f"{slot.name} ({'parameter' if slot.is_parameter else 'buffer'})")
             else:

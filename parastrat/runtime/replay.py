@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.runtime.leaves import tree_tensors
+from parastrat.runtime.operations import Step, Write, storage_of, write_of
 
 _ATEN = torch.ops.aten
 #: operators that give memory without values
@@ -31,24 +32,6 @@ _EMPTY = frozenset(
     }
 )
 
-
-#: operators that write in place and read nothing
-_OVERWRITES = frozenset(
-    {
-        _ATEN.normal_.default,
-        _ATEN.uniform_.default,
-        _ATEN.zero_.default,
-        _ATEN.fill_.Scalar,
-        _ATEN.exponential_.default,
-        _ATEN.bernoulli_.float,
-        _ATEN.random_.default,
-        getattr(_ATEN.random_, "from"),
-        _ATEN.random_.to,
-        _ATEN.cauchy_.default,
-        _ATEN.log_normal_.default,
-        _ATEN.geometric_.default,
-    }
-)
 
 #: functions that take values, which a meta tensor does not keep
 _LITERALS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
@@ -65,73 +48,6 @@ class Literal:
 
     def __call__(self, device: torch.device) -> torch.Tensor:
         return self.values.to(device, copy=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One operator that ran."""
-
-    operator: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-    #: its tensors as they were then: ``tensor.data = other`` puts another in the place of one later
-    then: dict[int, torch.Tensor] = field(init=False)
-
-    def __post_init__(self) -> None:
-        held = tree_tensors([self.args, self.kwargs, self.result])
-        object.__setattr__(self, "then", {id(tensor): tensor.detach() for tensor in held})
-
-    def storage_of(self, tensor: torch.Tensor) -> int:
-        """Return what all views of one of its tensors shared when it ran."""
-        return storage_of(self.then[id(tensor)])
-
-    @property
-    def random(self) -> bool:
-        return torch.Tag.nondeterministic_seeded in self.operator.tags
-
-    @property
-    def changed(self) -> list[torch.Tensor]:
-        """Arguments that this operator writes in place."""
-        values = zip(self.operator._schema.arguments, self.args, strict=False)  # noqa: SLF001  (no public accessor)
-        written = [value for argument, value in values if _is_written(argument)]
-        named = {argument.name for argument in self.operator._schema.arguments if _is_written(argument)}  # noqa: SLF001
-        return tree_tensors([written, [value for name, value in self.kwargs.items() if name in named]])
-
-    @property
-    def read(self) -> set[int]:
-        """Storages of the arguments."""
-        return {self.storage_of(tensor) for tensor in tree_tensors([self.args, self.kwargs])}
-
-    @property
-    def written(self) -> set[int]:
-        """Storages that this operator makes or changes; a view makes none."""
-        made = {self.storage_of(tensor) for tensor in tree_tensors(self.result)} - self.read
-        return made | {self.storage_of(tensor) for tensor in self.changed}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """One write in place, comparable between a meta tensor and a real one."""
-
-    operator: Any
-    #: size, stride and offset of the view that was written
-    view: tuple[tuple[int, ...], tuple[int, ...], int]
-    #: arguments after the tensor that is written; a tensor among them stands for its shape
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-    #: other tensors are read, so that it cannot be repeated alone
-    depends: bool
-
-    def overwrites(self, tensor: torch.Tensor) -> bool:
-        """Return whether nothing of what the tensor held is left, and nothing else is read."""
-        whole = self.view[0] == tuple(tensor.size())
-        return whole and self.operator in _OVERWRITES and not self.depends
-
-    def repeat(self, tensor: torch.Tensor) -> None:
-        """Write to a real tensor what the recorded operator would have written."""
-        size, stride, offset = self.view
-        self.operator(tensor.as_strided(size, stride, offset), *self.args, **dict(self.kwargs))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -196,7 +112,7 @@ class WriteWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         step = Step(operator=func, args=args, kwargs=kwargs or {}, result=None)
         for tensor in step.changed:
             if storage_of(tensor) in self._writes:
-                self._writes[storage_of(tensor)].append(_write(step, tensor))
+                self._writes[storage_of(tensor)].append(write_of(step, tensor))
         return func(*args, **(kwargs or {}))
 
 
@@ -212,20 +128,21 @@ class Record:
         """Return the writes in place to a parameter or buffer."""
         storage = storage_of(self.origins[name])
         return [
-            _write(step, tensor)
+            write_of(step, tensor)
             for step in self.steps
             for tensor in step.changed
             if step.storage_of(tensor) == storage
         ]
 
-    def replayed(self, name: str, device: torch.device) -> torch.Tensor | None:
+    def replayed(self, name: str, device: torch.device, *, draws: bool = False) -> torch.Tensor | None:
         """Return what a parameter or buffer would hold had the constructor run on ``device``.
 
-        None if that takes random numbers, or nothing gave values (``torch.empty``).
+        None if nothing gave values (``torch.empty``), or it takes random numbers: unless they may be drawn
+        anew, and no other holds the same.
         """
         target = self.origins[name]
         needed = self._needed(storage_of(target))
-        if needed is None:
+        if needed is None or any(step.random and not (draws and self._is_own(step)) for step in needed):
             return None
         stored: dict[int, torch.Tensor] = {}
 
@@ -248,6 +165,14 @@ class Record:
                     stored.setdefault(step.storage_of(meta), made)
         return view_of(target).clone()
 
+    def _is_own(self, drawing: Step) -> bool:
+        """Return whether one parameter or buffer alone is made of what a step draws."""
+        reached = set(drawing.written)
+        for step in self.steps[self.steps.index(drawing) :]:
+            if not reached.isdisjoint(step.read):
+                reached |= step.written
+        return len(reached & set(map(storage_of, self.origins.values()))) == 1
+
     def _needed(self, target: int) -> list[Step] | None:
         """Return the steps that a storage's values depend on, in order."""
         wanted = {target}
@@ -258,8 +183,6 @@ class Record:
             written = step.written
             if wanted.isdisjoint(written):
                 continue
-            if step.random:
-                return None
             needed.append(step)
             made |= written - step.read
             if step.operator not in _EMPTY:
@@ -267,29 +190,3 @@ class Record:
             read = [tensor for tensor in tree_tensors([step.args, step.kwargs]) if tensor.is_meta]
             wanted |= set(map(step.storage_of, read))
         return needed[::-1] if wanted <= made & filled else None
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Return what all views of a tensor share while it lives; meta tensors have no address."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  (no public identity)
-
-
-def _write(step: Step, tensor: torch.Tensor) -> Write:
-    others = [value for value in tree_tensors([step.args, step.kwargs]) if value is not tensor]
-
-    def comparable(value: Any) -> Any:
-        return tuple(value.shape) if isinstance(value, torch.Tensor) else value
-
-    return Write(
-        operator=step.operator,
-        view=(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())),
-        args=tuple(comparable(value) for value in step.args[1:]),
-        kwargs=tuple(
-            sorted((name, comparable(value)) for name, value in step.kwargs.items() if name != "generator")
-        ),
-        depends=bool(others),
-    )
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and bool(argument.alias_info.is_write)

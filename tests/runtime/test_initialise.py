@@ -35,6 +35,34 @@ def test_values_follow_the_seed_and_not_each_other() -> None:
     assert not torch.equal(first.layers[0].qkv.weight, first.layers[1].qkv.weight)
 
 
+class Drawing(Holder):
+    """Most who need a table of positions draw it in the constructor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.randn(3, 4))
+        self.positions = nn.Parameter(0.02 * torch.randn(64, 64))
+        self.register_buffer("noise", torch.rand(64) + 1)
+
+
+def test_what_a_constructor_draws_is_drawn() -> None:
+    model, again = built(Drawing), built(Drawing)
+    assert model.positions.std().item() == pytest.approx(0.02, rel=0.1)
+    assert 1 <= float(model.noise.min()) < float(model.noise.max()) < 2
+    assert torch.equal(model.positions, again.positions)
+
+
+def test_what_two_are_drawn_from_is_not_drawn_twice() -> None:
+    class Twice(Holder):
+        def __init__(self) -> None:
+            super().__init__()
+            drawn = torch.randn(8)
+            self.first, self.second = nn.Parameter(drawn.clone()), nn.Parameter(drawn + 1)
+
+    with pytest.raises(WrapError, match=r"first \(parameter\), second \(parameter\)"):
+        built(Twice)
+
+
 class Padded(Holder):
     """Its table gets other values, and another size, by ``.data``."""
 
@@ -233,7 +261,6 @@ def test_values_that_a_constructor_states_are_those_of_the_real_one() -> None:
     ("values", "kind"),
     [
         (lambda: nn.Parameter(torch.empty(4)), "parameter"),
-        (lambda: nn.Parameter(torch.randn(4)), "parameter"),
         (lambda: nn.Parameter(torch.empty(4)[:2].view(2, 1)), "parameter"),
         (lambda: torch.empty(4), "buffer"),
         (lambda: torch.empty(4, dtype=torch.int64), "buffer"),
