@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
+from torch.utils._pytree import SUPPORTED_NODES, keystr, tree_leaves, tree_leaves_with_path
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
@@ -28,6 +28,14 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 def tree_tensors(tree: Any) -> list[torch.Tensor]:
     """Return the tensors that torch's own trees tell of, as what functions and operators are given."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def leaves_with_paths(tree: Any) -> list[tuple[str, Any]]:
+    """Return the leaves of a tree of torch's with where they are; numbered if a class does not tell."""
+    try:
+        return [(keystr(path), leaf) for path, leaf in tree_leaves_with_path(tree)]
+    except ValueError:  # as diffusers' outputs, which torch.export does not ask for it either
+        return [(f"[{place}]", leaf) for place, leaf in enumerate(tree_leaves(tree))]
 
 
 def as_tree(batch: Any) -> Any:

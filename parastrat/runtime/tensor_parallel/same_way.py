@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.fx import Node
-from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from parastrat.errors import WrapError
+from parastrat.runtime.leaves import leaves_with_paths
 from parastrat.runtime.tensor_parallel.layout import Given, Layout, kind_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def flags_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
     Numbers are more: they may be sizes, which others may have. Optional tensors may be left out: batches
     have a mask, or none, whatever a forward chooses.
     """
-    leaves = [(keystr(path), leaf) for path, leaf in tree_leaves_with_path((args, kwargs))]
+    leaves = leaves_with_paths((args, kwargs))
     flags = [(path, leaf) for path, leaf in leaves if not (leaf is None or isinstance(leaf, torch.Tensor))]
     if not all(isinstance(leaf, bool | str) for _, leaf in flags):
         return None

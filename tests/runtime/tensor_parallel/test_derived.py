@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from runtime.models import Gpt
 from runtime.tensor_parallel.models import Perceptron, llama, qwen3
 from runtime.training import bert, gpt2, vit
 from torch import nn
+from torch.utils._pytree import register_pytree_node
 
 from parastrat.errors import WrapError
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
@@ -89,6 +92,37 @@ def test_a_plain_module() -> None:
     layout = derived(Perceptron(), torch.zeros(2, 8))
     assert roles(layout) == {"first": "column", "gate": "column", "second": "row"}
     assert left(layout) == {"last": "its output is the model's"}
+
+
+class Told(OrderedDict[str, torch.Tensor]):
+    """An output that torch's trees take apart, but not by name: diffusers registers its own so."""
+
+
+register_pytree_node(
+    Told,
+    lambda told: (list(told.values()), list(told)),
+    lambda values, names: Told(zip(names, values, strict=True)),
+)
+
+
+def test_parts_may_return_what_has_no_paths() -> None:
+    class Telling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+        def forward(self, x: torch.Tensor) -> Told:
+            return Told(sample=self.down(self.up(x).relu()))
+
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Telling()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(x)["sample"]
+
+    assert roles(derived(Around(), torch.zeros(2, 8))) == {"inner.up": "column", "inner.down": "row"}
 
 
 def test_too_few_heads_stay_whole_with_the_reason() -> None:
