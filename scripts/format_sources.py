@@ -136,14 +136,20 @@ def flags(checkout: Checkout, place: str) -> Keys:
         named = _argument_names(node.value)
         if named:
             is_switch = "bool" in written
-            found |= dict.fromkeys(named, "bool" if is_switch else "list" if "ist[" in written else "text")
+            found |= dict.fromkeys(named, "bool" if is_switch else _of_word(written))
         elif re.fullmatch(r"(?:Optional\[)?bool\]?(?: \| None)?", written) is None:
-            found[option] = "list" if "list[" in written.lower() else "text"
+            found[option] = _of_word(written)
         elif isinstance(node.value, ast.Constant) and node.value.value is True:
             found |= {f"no-{option}": "bool", f"disable-{option}": "bool"}
         else:
             found[option] = "bool"
     return found
+
+
+def _of_word(written: str) -> str:
+    """Return the kind of a shell's words for an annotated field."""
+    bare = re.sub(r"^Optional\[(.*)\]$", r"\1", written).removesuffix(" | None")
+    return "list" if "list[" in written.lower() else {"int": "int", "float": "number"}.get(bare, "text")
 
 
 def _argument_names(value: ast.expr | None) -> list[str]:
@@ -157,13 +163,19 @@ def _argument_names(value: ast.expr | None) -> list[str]:
 
 
 def options(checkout: Checkout, place: str) -> Keys:
-    """Return the options of a command line as a shell's words: switches, lists, and the rest as text."""
+    """Return the options of a command line as a shell's words: switches, lists, numbers, and other text."""
     found: Keys = {}
     for call in ast.walk(tree_of(checkout, place)):
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
-            action = _keyword_text(call, "action")
-            several = _keyword_text(call, "nargs") not in ("", "1", "?")
-            kind = "bool" if action in (*_SWITCHES, *_FLAGS) else "list" if several else "text"
+            action, times = _keyword_text(call, "action"), _keyword_text(call, "nargs")
+            # with a question mark the value may be left out
+            single = (
+                {"int": "int", "float": "number"}.get(_keyword_text(call, "type"), "text")
+                if not times
+                else "text"
+            )
+            several = times not in ("", "1", "?")
+            kind = "bool" if action in (*_SWITCHES, *_FLAGS) else "list" if several else single
             names = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant)]
             found |= {name[2:]: kind for name in names if name.startswith("--")}
     return found

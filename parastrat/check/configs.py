@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from parastrat.check.positions import positions_of
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.parse.formats import form_problems, with_plain_values
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
+from parastrat.parse.megatron import megatron_problems
 from parastrat.parse.problems import Problem, located
 from parastrat.parse.torchtitan import with_later_names
 from parastrat.profiles.files import read_format
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from parastrat.finding import Finding
 
 
+_FLAGS = re.compile(r" \(--[^()]*\)")
+
+
 def check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Given) -> Checked:
     """Return what is wrong with a configuration that was read; ``lines`` are its file's."""
     problems = [
@@ -32,6 +37,8 @@ def check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Gi
     ]
     known = read_format(file.format.value)
     problems += form_problems(file, known)
+    if file.get("megatron") is not None:
+        problems += megatron_problems(file.get("megatron"), read_format("megatron")["tables"][0]["keys"])
     found = [of_problem(path, located(problem, file.positions)) for problem in problems]
     hardware = given.hardware or given.usual_hardware
     devices = None if hardware is None else hardware.world_size
@@ -54,7 +61,9 @@ def check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Gi
     judged, unknown = known_case(file, given)
     for rule_finding, columns in judged:
         key = next(iter(positions_of(file, columns)), None) or _variable_of(file, rule_finding)
-        found.append(placed(path, rule_finding, key, file.positions))
+        # parentheses with flags are for those who ask parastrat for a plan
+        fix = _FLAGS.sub("", rule_finding.fix)
+        found.append(placed(path, replace(rule_finding, fix=fix), key, file.positions))
     return Checked(path=path, format=file.format, findings=ordered(found), lines=lines, open=unknown)
 
 

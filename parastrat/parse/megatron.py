@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import whole_number
+from parastrat.config_file import FILLED_IN, whole_number
+from parastrat.parse.problems import Problem
 from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules.launch_facts import count_of, world_of
 from parastrat.rules.megatron import OPTIONS
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parastrat.config_file import ConfigFile
 
 Options = Mapping[str, str]
@@ -54,6 +57,23 @@ _METHODS = {"p2p": ContextMethod.RING, "all_gather": ContextMethod.ALL_GATHER}
 #: layers of a virtual stage
 _CHUNK = "num-layers-per-virtual-pipeline-stage"
 _AXES = {**OPTIONS, "ep": "expert-model-parallel-size"}
+#: what argparse reads options by
+_READ_BY: Mapping[str | None, tuple[Callable[[str], float], str]] = {
+    "int": (int, "a whole number"),
+    "number": (float, "a number"),
+}
+#: of what there is one at least; argparse reads any number
+_COUNTS = frozenset(
+    {
+        *_AXES.values(),
+        "global-batch-size",
+        "hidden-size",
+        "micro-batch-size",
+        "num-attention-heads",
+        "num-layers",
+        "seq-length",
+    }
+)
 
 
 def megatron_options(own: Mapping[str, Any], kinds: Mapping[str, str]) -> Options | None:
@@ -82,6 +102,29 @@ def megatron_options(own: Mapping[str, Any], kinds: Mapping[str, str]) -> Option
         elif word.startswith(("$", "`")):
             return None
     return found
+
+
+def megatron_problems(options: Options, kinds: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield options whose values Megatron-LM cannot read, or counts below the one that they must be.
+
+    Args:
+        options: as ``megatron_options`` returns them.
+        kinds: of each option that Megatron-LM has; ``int`` and ``number`` are read as such.
+    """
+    for name, value in options.items():
+        kind = kinds.get(name)
+        if kind not in _READ_BY or FILLED_IN.search(value):
+            continue
+        read, noun = _READ_BY[kind]
+        try:
+            number = read(value)
+        except ValueError:
+            number = None
+        counts = name in _COUNTS
+        if number is None or (counts and number < 1):
+            noun = f"{noun}, 1 or more" if counts else noun
+            text = f"must be {noun}, not {value}" if value else "has no value"
+            yield Problem(key="own", name=f"--{name}", text=text, hint=f"write {noun}")
 
 
 def number_of(options: Options, name: str, default: int | None = None) -> int | None:

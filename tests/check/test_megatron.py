@@ -121,6 +121,13 @@ def test_a_job_that_does_not_fit_is_told_at_its_launch(tmp_path: Path) -> None:
     assert checked.lines[(fit.line or 0) - 1].startswith("srun torchrun")
 
 
+def test_what_to_change_names_no_flags_of_ours(tmp_path: Path) -> None:
+    text = GPT.replace("--use-distributed-optimizer", "--micro-batch-size 8")
+    fixes = [each.fix for each in _checked(tmp_path, text, load_hardware("dgx-a100:16")).findings]
+    assert "recompute more" in fixes
+    assert not any("(--" in fix for fix in fixes)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
@@ -152,3 +159,29 @@ def test_what_options_may_be_or_no_plan_has_is_not_judged(tmp_path: Path, more: 
     checked = _checked(tmp_path, text, load_hardware("dgx-a100:16"))
     assert "PS101" not in _alarms(checked)
     assert "PS101" in checked.open
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("--num-layers 96", "--num-layers x", "--num-layers must be a whole number, 1 or more, not x"),
+        ("--seq-length 2048", "--seq-length", "--seq-length has no value"),
+        (
+            "--pipeline-model-parallel-size 8",
+            "--pipeline-model-parallel-size -8",
+            "--pipeline-model-parallel-size must be a whole number, 1 or more, not -8",
+        ),
+        ("--bf16", "--bf16 --lr fast", "--lr must be a number, not fast"),
+        ("--bf16", "--bf16 --ffn-hidden-size 1.5", "--ffn-hidden-size must be a whole number, not 1.5"),
+    ],
+)
+def test_values_that_it_cannot_read_are_told(old: str, new: str, message: str, tmp_path: Path) -> None:
+    assert old in GPT
+    findings = _checked(tmp_path, GPT.replace(old, new)).findings
+    (found,) = [each for each in findings if each.code == "PS602"]
+    assert (found.message, found.severity) == (message, Severity.ERROR)
+
+
+def test_values_that_it_reads_are_not_told(tmp_path: Path) -> None:
+    text = GPT.replace("--bf16", "--bf16 --lr 1.5e-4 --min-lr $MIN --train-iters 500_000 --clip-grad inf")
+    assert "PS602" not in [each.code for each in _checked(tmp_path, text).findings]

@@ -40,7 +40,7 @@ def test_good_jobs_have_no_alarms(tmp_path: Path, text: str) -> None:
     assert [each for each in checked.findings if each.severity is not Severity.INFO] == []
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.trainjob.yaml")), ids=lambda path: path.name)
 def test_what_is_emitted_is_in_order(path: Path) -> None:
     hardware = load_hardware("dgx-h100:2" if "two" in path.name else "dgx-h100")
     findings = check_file(path, Given(hardware=hardware)).findings

@@ -66,7 +66,7 @@ def written(case: Case, folder: Path) -> None:
 @pytest.mark.parametrize("name", ["ddp", "zero1", "fsdp2", "hsdp"])
 def test_goldens(name: str, case_of: Callable[..., Case], golden: Callable[[str, str], None]) -> None:
     for file in emit(planned(case_of, name), ["Block"]):
-        golden(f"{name}.accelerate.{file.path}", file.text)
+        golden(f"{name}.{file.path}", file.text)
 
 
 @pytest.mark.parametrize("name", PLANS)
