@@ -3,7 +3,7 @@
 FSDP2, checkpoints, optimizers and gradient norms see ``module._parameters``: DTensors that know the whole
 weight, and so does whoever asks outside of a forward. A forward that says ``self.weight`` gets this rank's
 plain tensor, as it would under hand-written tensor parallelism, so that any module's code runs, not only
-what DTensor implements.
+what DTensor implements; and so does one that a checkpoint runs again in backward, without the hooks around.
 """
 
 from __future__ import annotations
@@ -66,13 +66,19 @@ def _with_properties(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.M
     return type(base.__name__, (base,), members)
 
 
+def _in_backward() -> bool:
+    """Return whether backward runs, where a checkpoint of any code's own runs its forward again."""
+    task: int = torch._C._current_graph_task_id()  # type: ignore[attr-defined]  # noqa: SLF001  (torch says it nowhere else)
+    return task != -1
+
+
 def _property(name: str) -> property:
     def used(module: nn.Module) -> torch.Tensor | None:
         held = module._parameters  # noqa: SLF001  (the property hides it)
         if name not in held:  # of another pipeline stage: zeros stand in
             return vars(module)[name]  # type: ignore[no-any-return]
         parameter: torch.Tensor | None = held[name]
-        if not _Forwards.running or not isinstance(parameter, DTensor):
+        if not isinstance(parameter, DTensor) or not (_Forwards.running or _in_backward()):
             return parameter
         use: Use = module.__dict__[_USES][name]
         return use(parameter)
