@@ -220,6 +220,8 @@ def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record:
         record: of the constructor.
     """
     recorded, done = record.writes_to(slot.name), [*resets, *later]
+    if not recorded:
+        return False  # it leaves all to them
     own = _beyond(recorded, done)
     rest = recorded[len(done) :]
     if recorded[: len(done)] != done:

@@ -142,6 +142,22 @@ def test_a_tied_weight_begins_as_the_layer_that_it_came_from(*, heads: bool) -> 
     assert model.embed.weight.std().item() == pytest.approx(real.embed.weight.std().item(), rel=0.1)
 
 
+def test_resets_that_no_constructor_calls_give_values() -> None:
+    class Deferred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = nn.Parameter(torch.empty(4)), nn.Parameter(torch.zeros(4))
+
+        def reset_parameters(self) -> None:
+            nn.init.ones_(self.weight)
+            nn.init.constant_(self.bias, 2.0)
+
+    model = built(lambda: nn.Sequential(Deferred(), Deferred()))
+    for part in model:
+        assert part.weight.tolist() == [1] * 4
+        assert part.bias.tolist() == [2] * 4
+
+
 def test_what_a_layer_begins_with_gives_way_to_its_model() -> None:
     """As in transformers' ImageGPT, whose layers draw in their constructors."""
 
