@@ -221,7 +221,12 @@ def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record:
     """
     recorded, done = record.writes_to(slot.name), [*resets, *later]
     if not recorded:
-        return False  # it leaves all to them
+        # it leaves all to them; but for what is tied, and is not the one that a layer resets
+        tied = not later and len(slot.owners) > 1
+        values = record.replayed(slot.name, slot.current().device) if tied else None
+        if values is not None:
+            slot.current().copy_(values)
+        return values is not None
     own = _beyond(recorded, done)
     rest = recorded[len(done) :]
     if recorded[: len(done)] != done:

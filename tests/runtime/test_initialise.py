@@ -182,6 +182,19 @@ def test_what_a_layer_begins_with_gives_way_to_its_model() -> None:
         assert layer.weight.std().item() == pytest.approx(0.01, rel=0.1)
 
 
+def test_a_bias_that_stands_for_a_layers_own_begins_as_itself() -> None:
+    """As that of transformers' prediction heads."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.bias = nn.Parameter(torch.zeros(4))
+            self.linear.bias = self.bias
+
+    assert built(Head).bias.tolist() == [0.0] * 4
+
+
 def test_blocks_are_initialised_by_what_is_around_them() -> None:
     """As detection heads begin at zero by their model's initialiser."""
 
