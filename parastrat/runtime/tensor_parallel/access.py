@@ -68,7 +68,7 @@ def _with_properties(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.M
 
 def _in_backward() -> bool:
     """Return whether backward runs, where a checkpoint of any code's own runs its forward again."""
-    task: int = torch._C._current_graph_task_id()  # type: ignore[attr-defined]  # noqa: SLF001  (torch says it nowhere else)
+    task: int = torch._C._current_graph_task_id()  # noqa: SLF001  (torch says it nowhere else)
     return task != -1
 
 
