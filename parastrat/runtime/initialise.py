@@ -237,6 +237,10 @@ def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record:
     if any(write.depends for write in rest):
         if not done:
             return False  # the constructor alone gave values: all of it is replayed
+        values = record.replayed(slot.name, slot.current().device, draws=True)
+        if values is not None:
+            slot.current().copy_(values)
+            return True
         raise WrapError(
             f"the constructor sets {slot.name} from other tensors, which cannot be repeated on one block",
             hint="move that into an init_weights() of the model, or pass the built module",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.utils._pytree import tree_map
 
 from parastrat.runtime.leaves import tree_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _ATEN = torch.ops.aten
 #: operators that write in place and read nothing
@@ -27,6 +32,25 @@ _OVERWRITES = frozenset(
         _ATEN.geometric_.default,
     }
 )
+
+
+#: stands for the tensor that is written
+HERE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Initialiser:
+    """Stands for what a function of ``torch.nn.init`` runs, where that is nothing on the meta device."""
+
+    function: Callable[..., Any]
+    tags: ClassVar = (torch.Tag.nondeterministic_seeded,)
+    overwrites: ClassVar = True
+    _schema: ClassVar = SimpleNamespace(
+        arguments=(SimpleNamespace(name="tensor", alias_info=SimpleNamespace(is_write=True)),)
+    )
+
+    def __call__(self, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        return self.function(tensor, *args)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,7 +103,7 @@ class Write:
     operator: Any
     #: size, stride and offset of the view that was written
     view: tuple[tuple[int, ...], tuple[int, ...], int]
-    #: arguments after the tensor that is written; a tensor among them stands for its shape
+    #: ``HERE`` for the tensor that is written; another among them stands for its shape
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     #: other tensors are read, so that it cannot be repeated alone
@@ -88,12 +112,20 @@ class Write:
     def overwrites(self, tensor: torch.Tensor) -> bool:
         """Return whether nothing of what the tensor held is left, and nothing else is read."""
         whole = self.view[0] == tuple(tensor.size())
-        return whole and self.operator in _OVERWRITES and not self.depends
+        return (
+            whole
+            and not self.depends
+            and getattr(self.operator, "overwrites", self.operator in _OVERWRITES)
+        )
 
     def repeat(self, tensor: torch.Tensor) -> None:
         """Write to a real tensor what the recorded operator would have written."""
         size, stride, offset = self.view
-        self.operator(tensor.as_strided(size, stride, offset), *self.args, **dict(self.kwargs))
+        view = tensor.as_strided(size, stride, offset)
+        args, kwargs = tree_map(
+            lambda value: view if value is HERE else value, (self.args, dict(self.kwargs))
+        )
+        self.operator(*args, **kwargs)
 
 
 def storage_of(tensor: torch.Tensor) -> int:
@@ -106,12 +138,14 @@ def write_of(step: Step, tensor: torch.Tensor) -> Write:
     others = [value for value in tree_tensors([step.args, step.kwargs]) if value is not tensor]
 
     def comparable(value: Any) -> Any:
+        if value is tensor:
+            return HERE
         return tuple(value.shape) if isinstance(value, torch.Tensor) else value
 
     return Write(
         operator=step.operator,
         view=(tuple(tensor.size()), tuple(tensor.stride()), int(tensor.storage_offset())),
-        args=tuple(comparable(value) for value in step.args[1:]),
+        args=tuple(comparable(value) for value in step.args),
         kwargs=tuple(
             sorted((name, comparable(value)) for name, value in step.kwargs.items() if name != "generator")
         ),

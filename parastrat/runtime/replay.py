@@ -7,18 +7,21 @@ residual projections.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
+from torch.nn import init
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.runtime.leaves import tree_tensors
-from parastrat.runtime.operations import Step, Write, storage_of, write_of
+from parastrat.runtime.operations import Initialiser, Step, Write, storage_of, write_of
 
 _ATEN = torch.ops.aten
 #: operators that give memory without values
@@ -32,6 +35,19 @@ _EMPTY = frozenset(
     }
 )
 
+
+_HOST = torch.device("cpu")
+_IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]  # torch's stub knows no descriptor
+#: those of ``torch.nn.init`` that do nothing on the meta device since torch 2.13, by their code
+_NOT_ON_META = {
+    inspect.unwrap(function).__code__: function
+    for function in (
+        init.dirac_,
+        init.orthogonal_,
+        init.sparse_,
+        init._no_grad_trunc_normal_,
+    )
+}
 
 #: functions that take values, which a meta tensor does not keep
 _LITERALS = frozenset({torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor})
@@ -70,9 +86,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        values = self._values(func, args, kwargs or {})
+        result = (
+            func(*args, **(kwargs or {})) if values is None else func(values, *args[1:], **(kwargs or {}))
+        )
         self.record.steps.append(Step(operator=func, args=args, kwargs=kwargs or {}, result=result))
         return result
+
+    def _values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+        """Return the values of a meta tensor that a constructor asks for, as far as they are known."""
+        to_host = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
+        asks = func is _ATEN._local_scalar_dense.default or (func is _ATEN._to_copy.default and to_host)  # noqa: SLF001
+        return self.record.made(args[0], _HOST) if asks and args[0].is_meta else None
 
 
 class _Literals(TorchFunctionMode):
@@ -86,6 +111,8 @@ class _Literals(TorchFunctionMode):
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
+        if func == _IS_META:  # each asking makes another wrapper
+            self._note_initialiser(args[0])
         result = func(*args, **given)
         from_values = func in _LITERALS and not any(leaf.is_meta for leaf in tree_tensors([args, given]))
         if from_values and result.is_meta:
@@ -94,6 +121,19 @@ class _Literals(TorchFunctionMode):
                 Step(operator=Literal(values), args=(result.device,), kwargs={}, result=result)
             )
         return result
+
+    def _note_initialiser(self, tensor: torch.Tensor) -> None:
+        """Note what ``torch.nn.init`` would have drawn: some of it asks for the device, and returns."""
+        caller = sys._getframe(2)  # noqa: SLF001  (no other way to a function that others imported by name)
+        function = _NOT_ON_META.get(caller.f_code)
+        if function is None or caller.f_locals.get("tensor") is not tensor:
+            return
+        names = [
+            name for name in inspect.signature(function).parameters if name not in {"tensor", "generator"}
+        ]
+        values = [caller.f_locals[name] for name in names]
+        step = Step(operator=Initialiser(function), args=(tensor, *values), kwargs={}, result=tensor)
+        self._record.steps.append(step)
 
 
 class WriteWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -140,7 +180,12 @@ class Record:
         None if nothing gave values (``torch.empty``), or it takes random numbers: unless they may be drawn
         anew, and no other holds the same.
         """
-        target = self.origins[name]
+        return self.made(self.origins[name], device, draws=draws)
+
+    def made(
+        self, target: torch.Tensor, device: torch.device, *, draws: bool = False
+    ) -> torch.Tensor | None:
+        """Return what a tensor would hold now, as ``replayed`` does."""
         needed = self._needed(storage_of(target))
         if needed is None or any(step.random and not (draws and self._is_own(step)) for step in needed):
             return None

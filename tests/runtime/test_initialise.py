@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import parastrat
-from parastrat.errors import WrapError
+from parastrat.errors import ModelError, WrapError
 
 
 def built(build: object, **keywords: object) -> nn.Module:
@@ -140,6 +140,55 @@ def test_a_tied_weight_begins_as_the_layer_that_it_came_from(*, heads: bool) -> 
     model, real = built(lambda: Tied(heads=heads)), Tied(heads=heads)
     assert model.head.weight is model.embed.weight
     assert model.embed.weight.std().item() == pytest.approx(real.embed.weight.std().item(), rel=0.1)
+
+
+class Initialised(Holder):
+    """By functions of torch's that do nothing on the meta device, or write to what they are handed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.zeros(64, 64))
+        nn.init.trunc_normal_(self.positions, std=0.02)
+        self.projection = nn.Linear(64, 64)
+        nn.init.trunc_normal_(self.projection.weight, std=0.5, a=-1, b=1)
+        self.turned, self.thin = nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False)
+        nn.init.orthogonal_(self.turned.weight, gain=2)
+        nn.init.sparse_(self.thin.weight, sparsity=0.5)
+        self.kept, self.same = nn.Conv1d(4, 4, 3), nn.Linear(8, 8)
+        nn.init.dirac_(self.kept.weight)
+        nn.init.eye_(self.same.weight)
+
+
+def test_initialisers_that_do_nothing_on_the_meta_device_are_run() -> None:
+    model, real = built(Initialised), Initialised()
+    assert model.positions.std().item() == pytest.approx(0.02, rel=0.1)
+    weight = model.projection.weight
+    assert weight.std().item() == pytest.approx(real.projection.weight.std().item(), rel=0.1)
+    assert float(weight.detach().abs().max()) <= 1
+    turned = model.turned.weight.detach()
+    torch.testing.assert_close(turned @ turned.T, 4 * torch.eye(16))
+    assert (model.thin.weight == 0).sum(0).tolist() == [8] * 16
+    assert torch.equal(model.kept.weight, real.kept.weight)
+    assert torch.equal(model.same.weight, torch.eye(8))
+
+
+def test_a_constructor_may_ask_for_values_that_it_states() -> None:
+    """As for rates that grow with the depth; not for those that it draws."""
+
+    class Dropping(nn.Module):
+        def __init__(self, *, drawn: bool = False) -> None:
+            super().__init__()
+            rates = torch.rand(3) if drawn else torch.linspace(0, 0.1, 3)
+            self.layers = nn.ModuleList(nn.Dropout(rate.item()) for rate in rates)
+            self.listed = torch.linspace(0, 1, 3).tolist()
+            self.weight = nn.Parameter(torch.ones(2) * float(torch.arange(4).sum()))
+
+    model, real = built(Dropping), Dropping()
+    assert [layer.p for layer in model.layers] == [layer.p for layer in real.layers]
+    assert model.listed == real.listed
+    assert model.weight.tolist() == [6, 6]
+    with pytest.raises(ModelError, match="cannot be built on the meta device"):
+        built(lambda: Dropping(drawn=True))
 
 
 def test_resets_that_no_constructor_calls_give_values() -> None:
