@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from parastrat.errors import ModelError
+from parastrat.runtime.replay import Recorder
 from parastrat.runtime.slots import check_shapes
 
 #: how a model is named
@@ -101,7 +102,7 @@ def class_name(module: nn.Module) -> str:
 def _meta() -> Iterator[None]:
     """Build without memory; what needs values says how to do without."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), Recorder():  # which knows the values that a constructor states
             yield
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error).lower():

@@ -35,7 +35,10 @@ def broken():
     raise KeyError("width")
 
 def reads():
-    return nn.Linear(3, int(torch.ones(1).item()))
+    return nn.Linear(3, 1 + int(torch.rand(1).item()))
+
+def stated():
+    return nn.Linear(3, int(torch.linspace(1, 5, 3)[1].item()))
 
 def halts():
     raise SystemExit(4)
@@ -61,6 +64,13 @@ def test_a_file_is_built_on_the_meta_device(file: str, name: str) -> None:
     assert {parameter.device for parameter in module.parameters()} == {torch.device("meta")}
     assert builder.sample_inputs is not None
     assert builder.sample_inputs(2, None).shape == (2, 3)
+
+
+def test_a_builder_may_ask_for_values_that_it_states(file: str) -> None:
+    module = build_module(load_builder(f"{file}:stated"))
+    assert isinstance(module, torch.nn.Linear)
+    assert module.out_features == 3
+    assert module.weight.is_meta
 
 
 def test_a_module_by_its_dotted_name() -> None:
