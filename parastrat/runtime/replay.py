@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -156,7 +156,7 @@ class WriteWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch l
         return func(*args, **(kwargs or {}))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Record:
     """The operators of a constructor, in order."""
 
@@ -166,13 +166,18 @@ class Record:
 
     def writes_to(self, name: str) -> list[Write]:
         """Return the writes in place to a parameter or buffer."""
-        storage = storage_of(self.origins[name])
         return [
-            write_of(step, tensor)
-            for step in self.steps
-            for tensor in step.changed
-            if step.storage_of(tensor) == storage
+            write_of(step, tensor) for step, tensor in self._changes.get(storage_of(self.origins[name]), ())
         ]
+
+    @cached_property
+    def _changes(self) -> dict[int, list[tuple[Step, torch.Tensor]]]:
+        """What steps write in place, by its storage; asked for where all steps have run."""
+        found: dict[int, list[tuple[Step, torch.Tensor]]] = {}
+        for step in self.steps:
+            for tensor in step.changed:
+                found.setdefault(step.storage_of(tensor), []).append((step, tensor))
+        return found
 
     def replayed(self, name: str, device: torch.device, *, draws: bool = False) -> torch.Tensor | None:
         """Return what a parameter or buffer would hold had the constructor run on ``device``.
