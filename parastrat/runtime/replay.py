@@ -45,7 +45,8 @@ _NOT_ON_META = {
         init.dirac_,
         init.orthogonal_,
         init.sparse_,
-        init._no_grad_trunc_normal_,
+        # to which ``trunc_normal_`` hands on all that it is given
+        getattr(init, "_no_grad_trunc_normal_", init.trunc_normal_),
     )
 }
 
@@ -75,12 +76,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._literals = _Literals(self.record)
-        self._literals.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._unseen = _Unseen(self.record)
+        self._unseen.__enter__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self._literals.__exit__(*raised)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._unseen.__exit__(*raised)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         super().__exit__(*raised)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def __torch_dispatch__(
@@ -100,8 +101,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return self.record.made(args[0], _HOST) if asks and args[0].is_meta else None
 
 
-class _Literals(TorchFunctionMode):
-    """Notes the values that meta tensors are made of."""
+class _Unseen(TorchFunctionMode):
+    """Notes what no operator tells: values that tensors are made of, and initialisers that run none."""
 
     def __init__(self, record: Record) -> None:
         super().__init__()
