@@ -120,7 +120,7 @@ def test_a_plan_file_without_a_plan_is_refused(tmp_path: Path) -> None:
 
 def test_a_constructor_that_needs_values_says_so() -> None:
     def build() -> nn.Module:
-        return nn.Linear(4, int(torch.ones(()).item()))
+        return nn.Linear(4, 1 + int(torch.rand(()).item()))
 
     with pytest.raises(ModelError, match="cannot be built on the meta device"):
         parastrat.auto_parallelize(build, plan=plan())
