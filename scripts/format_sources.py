@@ -148,8 +148,12 @@ def flags(checkout: Checkout, place: str) -> Keys:
 
 def _of_word(written: str) -> str:
     """Return the kind of a shell's words for an annotated field."""
-    bare = re.sub(r"^Optional\[(.*)\]$", r"\1", written).removesuffix(" | None")
-    return "list" if "list[" in written.lower() else {"int": "int", "float": "number"}.get(bare, "text")
+    return "list" if "list[" in written.lower() else _as_word(_of_annotation(written, None))
+
+
+def _as_word(kind: str) -> str:
+    """Return what a shell hands over for a kind: numbers, or text."""
+    return kind if kind in ("int", "number") else "text"
 
 
 def _argument_names(value: ast.expr | None) -> list[str]:
@@ -169,11 +173,7 @@ def options(checkout: Checkout, place: str) -> Keys:
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument":
             action, times = _keyword_text(call, "action"), _keyword_text(call, "nargs")
             # with a question mark the value may be left out
-            single = (
-                {"int": "int", "float": "number"}.get(_keyword_text(call, "type"), "text")
-                if not times
-                else "text"
-            )
+            single = "text" if times else _as_word(_of_argument(call))
             several = times not in ("", "1", "?")
             kind = "bool" if action in (*_SWITCHES, *_FLAGS) else "list" if several else single
             names = [str(arg.value) for arg in call.args if isinstance(arg, ast.Constant)]
@@ -238,10 +238,7 @@ def texts(checkout: Checkout, place: str) -> Keys:
 
 def words(checkout: Checkout, place: str) -> Keys:
     """Return the options of a command line as they are declared: numbers, or text."""
-    return {
-        option: kind if kind in ("int", "number") else "text"
-        for option, kind in arguments(checkout, place).items()
-    }
+    return {option: _as_word(kind) for option, kind in arguments(checkout, place).items()}
 
 
 def switches(checkout: Checkout, name: str) -> list[str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from parastrat.finding import Finding
 
 
+#: for those who ask parastrat for a plan
 _FLAGS = re.compile(r" \(--[^()]*\)")
 
 
@@ -61,7 +62,6 @@ def check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Gi
     judged, unknown = known_case(file, given)
     for rule_finding, columns in judged:
         key = next(iter(positions_of(file, columns)), None) or _variable_of(file, rule_finding)
-        # parentheses with flags are for those who ask parastrat for a plan
         fix = _FLAGS.sub("", rule_finding.fix)
         found.append(placed(path, replace(rule_finding, fix=fix), key, file.positions))
     return Checked(path=path, format=file.format, findings=ordered(found), lines=lines, open=unknown)

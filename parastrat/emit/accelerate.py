@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from parastrat.emit.shell import check_launch, title, usage_check, variables
+from parastrat.emit.shell import (
+    check_launch,
+    meeting_check,
+    run_call,
+    run_usage,
+    title,
+    usage_check,
+    variables,
+)
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.hardware import DeviceType
 from parastrat.plan import Backend, Compile, ContextMethod, Offload, Recompute, Shard
@@ -14,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parastrat.case import Case
-    from parastrat.launch import Launch
     from parastrat.plan import Plan
 
 _Table: TypeAlias = "dict[str, bool | int | str]"
@@ -66,7 +73,7 @@ set -euo pipefail
 {variables}
 {steps}
 config="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)/accelerate.yaml"
-{start}"""
+{meeting}{start}"""
 
 _STEPS = """\
 # what Accelerator() accumulates where a script does not say; Trainer has an argument of its own
@@ -85,12 +92,6 @@ exec accelerate launch --config_file "$config" "$@"
 """
 
 _NODES = """\
-# without the head's name every node would wait for the others at its own door
-if [[ -z "${{HEAD:-}}" ]]; then
-    echo "run.sh: HEAD is not set: give the first node's name or address, the same on all {nodes} nodes" >&2
-    exit 2
-fi
-
 exec accelerate launch --config_file "$config" --num_machines {nodes} --num_processes {world} \\
     --rdzv_backend c10d --main_process_ip "$HEAD" --main_process_port "${{RDZV_PORT:-29500}}" "$@"
 """
@@ -128,10 +129,11 @@ def emit(case: Case, layers: Sequence[str] = ()) -> tuple[TextFile, ...]:
     steps = case.plan.gradient_accumulation_steps
     script = _SCRIPT.format(
         title=title(case),
-        usage=_usage(launch),
-        check=usage_check("run.sh" if alone else "HEAD=node run.sh"),
+        usage=run_usage(launch),
+        check=usage_check(run_call(launch)),
         variables="\n".join(variables(launch)),
         steps=_STEPS.format(steps=steps) if steps > 1 else "",
+        meeting=meeting_check(launch),
         start=_ONE_NODE if alone else _NODES.format(nodes=launch.nodes, world=launch.world_size),
     )
     return (
@@ -288,9 +290,3 @@ def _text(name: str, table: _Table) -> str:
 
 def _value(value: bool | int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _usage(launch: Launch) -> str:
-    if launch.nodes == 1:
-        return "./run.sh train.py [arguments of train.py]"
-    return f"on each of the {launch.nodes} nodes: HEAD=first-node ./run.sh train.py [arguments of train.py]"

@@ -99,6 +99,33 @@ fi
 """
 
 
+def run_usage(launch: Launch) -> str:
+    """Return how ``run.sh`` is called, on each of its nodes."""
+    if launch.nodes == 1:
+        return "./run.sh train.py [arguments of train.py]"
+    return f"on each of the {launch.nodes} nodes: HEAD=first-node ./run.sh train.py [arguments of train.py]"
+
+
+def run_call(launch: Launch) -> str:
+    """Return the same, as far as the training script, for whoever leaves that out."""
+    return "run.sh" if launch.nodes == 1 else "HEAD=node run.sh"
+
+
+def meeting_check(launch: Launch) -> str:
+    """Return lines of ``run.sh`` that demand the name of the node where several meet."""
+    nodes = launch.nodes
+    if nodes == 1:
+        return ""
+    return f"""\
+# without the head's name every node would wait for the others at its own door
+if [[ -z "${{HEAD:-}}" ]]; then
+    echo "run.sh: HEAD is not set: give the first node's name or address, the same on all {nodes} nodes" >&2
+    exit 2
+fi
+
+"""
+
+
 def plan_check(script: str, mend: str) -> str:
     """Return lines that demand the plan file."""
     return f"""\

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import check_applied, check_launch, exports, head
+from parastrat.emit.shell import (
+    check_applied,
+    check_launch,
+    exports,
+    head,
+    meeting_check,
+    run_call,
+    run_usage,
+)
 from parastrat.emit.text_file import TextFile
 
 if TYPE_CHECKING:
@@ -16,12 +24,6 @@ exec torchrun --standalone --nproc-per-node {ranks} {what}
 """
 
 _NODES = """\
-# without the head's name every node would wait for the others at its own door
-if [[ -z "${{HEAD:-}}" ]]; then
-    echo "run.sh: HEAD is not set: give the first node's name or address, the same on all {nodes} nodes" >&2
-    exit 2
-fi
-
 exec torchrun --nnodes {nodes} --nproc-per-node {ranks} \\
     --rdzv-id "${{RDZV_ID:-parastrat}}" --rdzv-backend c10d --rdzv-endpoint "$HEAD:${{RDZV_PORT:-29500}}" \\
     {what}
@@ -37,19 +39,17 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     check_launch(case)
     check_applied(case)
     launch = case.launch
-    call = "run.sh" if launch.nodes == 1 else "HEAD=node run.sh"
-    lines = (head(case, "run.sh", _usage(launch), call), exports(launch), start(launch, '"$@"'))
+    lines = (
+        head(case, "run.sh", run_usage(launch), run_call(launch)),
+        exports(launch),
+        start(launch, '"$@"'),
+    )
     return (TextFile(path="run.sh", text="\n".join(lines), executable=True),)
 
 
 def start(launch: Launch, what: str) -> str:
     """Return the lines that start torchrun on what the words say, on each node."""
-    return (_ONE_NODE if launch.nodes == 1 else _NODES).format(
+    command = (_ONE_NODE if launch.nodes == 1 else _NODES).format(
         nodes=launch.nodes, ranks=launch.ranks_per_node, what=what
     )
-
-
-def _usage(launch: Launch) -> str:
-    if launch.nodes == 1:
-        return "./run.sh train.py [arguments of train.py]"
-    return f"on each of the {launch.nodes} nodes: HEAD=first-node ./run.sh train.py [arguments of train.py]"
+    return meeting_check(launch) + command

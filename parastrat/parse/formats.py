@@ -29,7 +29,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 _LEAST = {"natural": 0, "positive": 1, "port": 0, "amount": 0}
 _MOST = {"port": 65_535}
 #: what argparse makes a number of an option's text with
-_READ_BY: Mapping[str, Callable[[str], object]] = {"int": int, "number": float}
+READ_BY: Mapping[str, Callable[[str], float]] = {"int": int, "number": float}
 _BARE = {"int", "number", "bool", *_LEAST}
 #: how a switch may be written as text, or as a number
 _SWITCHES = {
@@ -45,7 +45,7 @@ _NO = "no"
 _CALLED = {ConfigFormat.TRAINJOB: "a TrainJob"}
 #: how keys begin that are remarks, in formats without comments
 _NOTES = ("_", "//", "#", "comment")
-_NOUNS = {
+NOUNS = {
     "natural": "a whole number, 0 or more",
     "positive": "a whole number, 1 or more",
     "amount": "a number, 0 or more",
@@ -164,7 +164,7 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
         return
     if value == _AUTO and file.format is ConfigFormat.DEEPSPEED:
         return
-    nouns = " or ".join(_NOUNS[kind] for kind in accepted if kind in _NOUNS)
+    nouns = " or ".join(NOUNS[kind] for kind in accepted if kind in NOUNS)
     hint = f"write {nouns}"
     if isinstance(value, str) and _is_number_or_switch(value) and set(accepted) <= _BARE:
         hint = f"write {value.lower()} without quotes"
@@ -208,8 +208,8 @@ def _is_number_or_switch(text: str) -> bool:
 def _is_of(kind: str, value: Any, format_: ConfigFormat) -> bool:
     if kind == "any":
         return True
-    if format_ is ConfigFormat.SCRIPT and kind in _READ_BY:
-        return FILLED_IN.search(value) is not None or _is_read_by(_READ_BY[kind], value)
+    if format_ is ConfigFormat.SCRIPT and kind in READ_BY:
+        return FILLED_IN.search(value) is not None or _is_read_by(READ_BY[kind], value)
     if kind in _AS_TEXT:
         return _from_text(kind, value) is not None
     if kind == _NO:

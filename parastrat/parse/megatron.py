@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import FILLED_IN, whole_number
+from parastrat.parse.formats import NOUNS, READ_BY
 from parastrat.parse.problems import Problem
 from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules.launch_facts import count_of, world_of
@@ -57,11 +58,6 @@ _METHODS = {"p2p": ContextMethod.RING, "all_gather": ContextMethod.ALL_GATHER}
 #: layers of a virtual stage
 _CHUNK = "num-layers-per-virtual-pipeline-stage"
 _AXES = {**OPTIONS, "ep": "expert-model-parallel-size"}
-#: what argparse reads options by
-_READ_BY: Mapping[str | None, tuple[Callable[[str], float], str]] = {
-    "int": (int, "a whole number"),
-    "number": (float, "a number"),
-}
 #: of what there is one at least; argparse reads any number
 _COUNTS = frozenset(
     {
@@ -112,17 +108,16 @@ def megatron_problems(options: Options, kinds: Mapping[str, str]) -> Iterator[Pr
         kinds: of each option that Megatron-LM has; ``int`` and ``number`` are read as such.
     """
     for name, value in options.items():
-        kind = kinds.get(name)
-        if kind not in _READ_BY or FILLED_IN.search(value):
+        kind = kinds.get(name, "")
+        if kind not in READ_BY or FILLED_IN.search(value):
             continue
-        read, noun = _READ_BY[kind]
         try:
-            number = read(value)
+            number = READ_BY[kind](value)
         except ValueError:
             number = None
         counts = name in _COUNTS
         if number is None or (counts and number < 1):
-            noun = f"{noun}, 1 or more" if counts else noun
+            noun = NOUNS["positive" if counts else kind]
             text = f"must be {noun}, not {value}" if value else "has no value"
             yield Problem(key="own", name=f"--{name}", text=text, hint=f"write {noun}")
 

@@ -227,9 +227,9 @@ def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record:
         if values is not None:
             slot.current().copy_(values)
         return values is not None
-    own = _beyond(recorded, done)
     rest = recorded[len(done) :]
     if recorded[: len(done)] != done:
+        own = _beyond(recorded, done)
         if later and not (resets and own and own[0].overwrites(slot.current())):
             return False  # no more than a layer's own beginning, which initialisers replace
         _poison(slot.current())

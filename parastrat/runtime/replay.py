@@ -96,8 +96,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
     def _values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Return the values of a meta tensor that a constructor asks for, as far as they are known."""
-        to_host = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "cpu"
-        asks = func is _ATEN._local_scalar_dense.default or (func is _ATEN._to_copy.default and to_host)  # noqa: SLF001
+        if func is _ATEN._to_copy.default:  # noqa: SLF001  (torch's name of it)
+            device = kwargs.get("device")
+            asks = device is not None and torch.device(device).type == "cpu"
+        else:
+            asks = func is _ATEN._local_scalar_dense.default  # noqa: SLF001  (as above)
         return self.record.made(args[0], _HOST) if asks and args[0].is_meta else None
 
 

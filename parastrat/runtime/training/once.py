@@ -20,8 +20,7 @@ def refuse_again() -> None:
     Around DDP it would reduce every gradient twice, around divided weights fail with torch's message.
     """
     kind: Any = DistributedDataParallel
-    if kind.__init__ is not _checked:
-        kind.__init__ = _checked
+    kind.__init__ = _checked
 
 
 _init = DistributedDataParallel.__init__
