@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.runtime.blocks import Blocks
     from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.pipeline.mixing import Mixing
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.precision import LossScale
     from parastrat.runtime.tensor_parallel.alike import Alike
@@ -55,6 +56,8 @@ class Wrapping:
     scalars: Scalars | None = None
     #: with DDP only: what a step reaches
     reached: Reached | None = None
+    #: with pp only: what a script may have worked out of a stage's weights
+    mixing: Mixing | None = None
     #: with other ranks only: what is the same on them
     replicas: Replicas | None = None
     #: with tp only: what its ranks take, draw and return

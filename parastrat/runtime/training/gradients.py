@@ -91,6 +91,8 @@ def _pipeline_of(gradients: Sequence[torch.Tensor]) -> Pipeline | None:
 
 def _over_stages(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: Pipeline) -> torch.Tensor:
     """Return the norm of gradients over all stages of a pipeline, of each once; all its ranks call it."""
+    if pipeline.wrapping.mixing is not None:
+        pipeline.wrapping.mixing.clipped()
     elsewhere = {id(each.grad) for each in pipeline.counted_elsewhere if each.grad is not None}
     norm = _norm([each for each in gradients if id(each) not in elsewhere], norm_type)
     if isinstance(norm, DTensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.runtime.pipeline.mixing import Mixing
 from parastrat.runtime.training.gradients import clip_alike
 from parastrat.runtime.training.once import refuse_again
 from parastrat.runtime.training.plain_loop import guard_plain_loop
@@ -32,4 +33,5 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     tell_of_parts(model, wrapping)
     refuse_again()
     if wrapping.pipeline is not None:
+        wrapping.mixing = Mixing(model)
         wrapping.pipeline.settle(model)  # behind all that hooks the model

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
+from parastrat.runtime.pipeline.mixing import see_step_of_stages
 from parastrat.runtime.training.gathered import free_for_step
 from parastrat.runtime.training.steps_seen import averaging, see_step
 
@@ -56,6 +57,7 @@ def _check(optimizer: Any, args: Any, keywords: Any) -> Any:
                     "which auto_parallelize has replaced: its steps would train nothing",
                     hint="make lists of parameters, and optimizers of them, from the model that it returns",
                 )
+    see_step_of_stages(optimizer)
     models = see_step(optimizer)
     if not (models and isinstance(optimizer, torch.optim.LBFGS)):
         return None

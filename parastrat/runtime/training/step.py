@@ -81,6 +81,8 @@ def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | N
         _Share(inputs=part[0], targets=part[1], count=counted(inner(model), part[0], part[1], ignored))
         for part in micro_batches((inputs, targets), wrapping.plan)
     ]
+    if wrapping.mixing is not None:
+        wrapping.mixing.begins()
     total = _over_ranks(sum(share.count for share in shares), wrapping)
     rounds = wrapping.plan.gradient_accumulation_steps
     # a rank with fewer samples keeps step with the others: their collectives need it
@@ -105,6 +107,8 @@ def _step(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction | N
         wrapping.mesh.sum_over_data(summed)
     if wrapping.replicas is not None:
         wrapping.replicas.stepped(summed)
+    if wrapping.mixing is not None:
+        wrapping.mixing.ended()
     return summed
 
 
