@@ -20,8 +20,8 @@ from parastrat.runtime.data_parallel import (
     replicate,
     replicate_divided,
     shard,
-    to_device_from_first_rank,
 )
+from parastrat.runtime.first_rank import hold_alike, to_device_from_first_rank
 from parastrat.runtime.initialise import Recipe, build_on_meta, give_attributes, initialise
 from parastrat.runtime.launching.world import (
     backend_string,
@@ -204,6 +204,8 @@ def _placed(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module], 
         return module
     if wrapping.mesh.tp is not None:
         return replicate_divided(module, wrapping, units)
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return hold_alike(module, wrapping)
     return replicate(module, wrapping)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
 from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
+from parastrat.runtime.first_rank import to_device_from_first_rank
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
 from parastrat.runtime.replicated import Replicated
@@ -272,18 +273,6 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
         for name, unit in units.items()
         if (held := list(unit.parameters())) and all(len(owners[parameter]) == 1 for parameter in held)
     }
-
-
-def to_device_from_first_rank(tensors: Iterable[torch.Tensor], wrapping: Wrapping) -> None:
-    """Move what is not sharded yet to the device, and overwrite it with rank 0's values."""
-    plain = [tensor for tensor in tensors if not isinstance(tensor, DTensor) and not tensor.is_meta]
-    for tensor in plain:
-        tensor.data = tensor.data.to(wrapping.device)
-        # an own copy in standard layout: other layouts are sent in whatever order they are stored
-        values = tensor.data.contiguous()
-        wrapping.mesh.from_first(values)
-        if values is not tensor.data:
-            tensor.data.copy_(values)
 
 
 def _tensors(unit: nn.Module) -> list[torch.Tensor]:

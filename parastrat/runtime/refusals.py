@@ -51,7 +51,8 @@ def check_fingerprint(model: nn.Module, fingerprint: ModelFingerprint) -> None:
         raise MismatchError(
             f"plan is for {fingerprint.ref or 'a model'} with {planned[0]:,} parameters in {planned[1]} "
             f"repeated blocks; this {type(model).__name__} has {parameters:,} in {blocks}",
-            hint="re-plan for this model (`parastrat recommend`), or build the model that was planned",
+            hint="re-plan for this model (`parastrat recommend`), or build the model that was planned; "
+            "where a script wraps several, give each its own: auto_parallelize(other, plan='other.toml')",
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from parastrat.runtime.agreement import alike, shared_seed
-from parastrat.runtime.data_parallel import to_device_from_first_rank
+from parastrat.runtime.first_rank import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drops

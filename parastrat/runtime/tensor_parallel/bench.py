@@ -78,6 +78,10 @@ def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
 
 
 def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
+    if not any(parameter.requires_grad for parameter in few.parameters()):
+        # a teacher, say: gradients would tell no other way of dividing it, and tell more than outputs alone
+        for parameter in few.parameters():
+            parameter.requires_grad_(parameter.is_floating_point() or parameter.is_complex())
     task = task_of(few, inputs)
     # a forward may leave tensors in the module that cannot be copied
     expected = results(copy.deepcopy(few), task)
