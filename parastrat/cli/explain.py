@@ -21,7 +21,8 @@ Code = Annotated[
     str | None,
     typer.Argument(
         metavar="[CODE]",
-        help="Such as PS101, all are listed without it; or a plan.toml, to see where its memory goes.",
+        help="Such as PS101, all are listed without it; a plan.toml, to see where its memory goes; or the "
+        "log of a job that failed.",
         autocompletion=rule_words,
     ),
 ]
@@ -29,7 +30,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object inst
 
 
 def explain(code: Code = None, *, as_json: AsJson = False) -> None:
-    """Say what a rule demands, why, and where that is written; or what takes the room of a plan."""
+    """Say what a rule demands, and why; what takes the room of a plan; or why a job failed, by its log."""
     from parastrat.cli.examples import example_of
     from parastrat.cli.output import paper, show, show_json
     from parastrat.records import plain
@@ -38,6 +39,9 @@ def explain(code: Code = None, *, as_json: AsJson = False) -> None:
 
     if code is not None and code.endswith(_PLAN):
         _explain_plan(Path(code), as_json=as_json)
+        return
+    if code is not None and Path(code).is_file():
+        _explain_log(Path(code), as_json=as_json)
         return
     if code is None:
         if as_json:
@@ -72,6 +76,33 @@ def _explain_plan(path: Path, *, as_json: bool) -> None:
         show_json(estimate_json(case, findings, rooms))
     else:
         show(rooms_text(case, findings, rooms, paper()))
+
+
+def _explain_log(path: Path, *, as_json: bool) -> None:
+    """Show what is known of the failures that a job's log tells of; end with 1 where nothing is."""
+    from parastrat.cli.output import paper, show, show_json
+    from parastrat.failures import failures_in
+    from parastrat.report.failures import failures_text
+
+    with path.open(errors="replace") as log:
+        told = failures_in(log)
+    if as_json:
+        table = [
+            {
+                "line": each.line,
+                "text": each.text,
+                "blames": each.failure.blames.value,
+                "means": each.failure.means,
+                "change": each.failure.change,
+                "source": each.failure.source,
+            }
+            for each in told
+        ]
+        show_json({"schema": _SCHEMA, "failures": table})
+    else:
+        show(failures_text(str(path), told, paper()))
+    if not told:
+        raise typer.Exit(1)
 
 
 def _named(code: str) -> Rule:

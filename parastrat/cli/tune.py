@@ -20,6 +20,7 @@ import typer
 from parastrat.cli.flags import PlanFile
 from parastrat.cli.run import Arguments, Script, check_script
 from parastrat.errors import LaunchError, UsageError
+from parastrat.failures import Blames, known_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,8 +43,6 @@ _Output = Annotated[
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
-#: what torch, the allocators of devices and the kernel say when memory runs out
-_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|can't allocate memory", re.IGNORECASE)
 #: how long ranks that are stopped may take to leave
 _PATIENCE_S = 20
 _NO_MEMORY = "ran out of memory"
@@ -266,7 +265,8 @@ def _failure(script: _Script, case: Case, timed: Timed | None, ended: int | None
         return f"a step trains {trained} samples, the plan's global batch is {batch}"
     if ended is None:
         return f"took longer than {script.limit_s:,.0f} s"
-    if _OUT_OF_MEMORY.search(words):
+    known = known_failure(words)
+    if known is not None and known.blames is Blames.MEMORY:
         return _NO_MEMORY
     if ended == 0:
         return f"the script ended before {script.warm_up + script.steps + 1} optimizer steps"

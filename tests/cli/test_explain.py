@@ -32,3 +32,32 @@ def test_a_plan_that_breaks_a_rule_is_no_plan_that_fits(tmp_path: Path, typed: T
     path = tmp_path / "plan.toml"
     assert typed("estimate", "gpt2", "--on", "dgx-h100:1", "--tp", 8, "-o", path).code == 1
     assert "cannot run, it breaks 2 rules" in typed("explain", path).out
+
+
+LOG = """\
+step 1 loss 2.3
+[rank1]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41221
+[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB.
+"""
+
+
+def test_a_log_is_explained_by_its_failures(tmp_path: Path, typed: Typed) -> None:
+    path = tmp_path / "slurm-17.out"
+    path.write_text(LOG)
+    done = typed("explain", path)
+    assert done.code == 0
+    cause, after = done.out.split("\n\n")
+    assert ":3: [rank0]" in " ".join(cause.split())
+    assert "the device has no memory left" in cause
+    assert "another rank ended first" in after
+    told = typed("explain", path, "--json").answer["failures"]
+    assert [(each["line"], each["blames"]) for each in told] == [(3, "memory"), (2, "peer")]
+
+
+def test_a_log_without_a_known_failure_is_told(tmp_path: Path, typed: Typed) -> None:
+    path = tmp_path / "job.log"
+    path.write_bytes(b"step 1\xff\nKeyError: 'labels'\n")
+    done = typed("explain", path)
+    assert done.code == 1
+    assert "is a failure that is known here" in " ".join(done.out.split())
+    assert typed("explain", path, "--json").answer["failures"] == []

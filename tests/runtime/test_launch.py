@@ -177,6 +177,25 @@ dist.all_reduce(torch.ones(1))  # fails too, as its peer is gone
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("last", "hint"),
+    [
+        (
+            "raise RuntimeError('aten.lerp_.Scalar got mixed torch.Tensor and DTensor')",
+            "term.full_tensor()",
+        ),
+        ("os.kill(os.getpid(), signal.SIGBUS)", "docker --shm-size=16g"),
+    ],
+)
+def test_what_is_known_of_a_failure_is_said(tmp_path: Path, last: str, hint: str) -> None:
+    code, _, err = ended(started(tmp_path, f"import os, signal\n{last}\n", ranks=1))
+    assert code == 1
+    said = err[err.index("HINT") :]
+    assert hint in said
+    assert "its output, and the other ranks', is in" in said
+
+
+@pytest.mark.slow
 def test_rank_zeros_traceback_is_shown_once(tmp_path: Path) -> None:
     code, _, err = ended(
         started(tmp_path, "import sys\nprint('a note', file=sys.stderr)\n1 / 0\n", ranks=1)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from parastrat.failures import Blames, known_failure
 from parastrat.runtime.launching.worker import PROCESS, STDERR, log_folder
 
 #: torch puts the rank before each line of a traceback
@@ -34,12 +35,6 @@ _HELD_S = 3.0
 #: lines of a traceback, or of a log without one, that are shown
 _LINES = 60
 _LAST_LINES = 15
-#: what a collective, or the store, says to a rank whose peer is gone (Gloo's transport, NCCL,
-#: c10d's TCPStore)
-_PEER_GONE = re.compile(
-    r"Connection (?:closed|reset) by (?:remote )?peer|Broken pipe|remote process exited|ncclRemoteError|"
-    r"Connection was likely closed|failed to recv, got 0 bytes"
-)
 #: exit codes of a rank that the agent stopped: asked to end (SIGTERM), or killed as it did not
 _STOPPED = (-15, -9)
 
@@ -157,7 +152,8 @@ def first_to_fail(failed: Mapping[int, int], watch: Watch, restart: int) -> int:
 
     def order(rank: int) -> tuple[bool, bool, bool, int, int]:
         was_stopped = failed[rank] in _STOPPED and gone[rank] > first
-        blames_a_peer = _PEER_GONE.search(last_error(last_words(logs[rank]))) is not None
+        said = known_failure(last_error(last_words(logs[rank])))
+        blames_a_peer = said is not None and said.blames is Blames.PEER
         silent_since = logs[rank].stat().st_mtime_ns if logs[rank].exists() else 0
         return was_stopped, failed[rank] == _STOPPED[0], blames_a_peer, silent_since, rank
 

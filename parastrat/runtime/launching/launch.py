@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from parastrat.errors import LaunchError, MismatchError, PlanFileError, UsageError
+from parastrat.failures import known_failure
 from parastrat.launch import Launch
 from parastrat.parse import Parsed
 from parastrat.plan import Backend, Plan
@@ -263,8 +264,11 @@ def _failure(error: ChildFailedError, job: Job, watch: Watch) -> LaunchError:
         how = f"killed by {signal.Signals(-failed[rank]).name}"
     named = last_error(words)
     hint = f"its output, and the other ranks', is in {logs}"
+    known = known_failure("Bus error" if failed[rank] == -signal.SIGBUS else words)
     if failed[rank] == -signal.SIGKILL:
         hint = f"the kernel kills a process when memory runs out (see dmesg); {hint}"
+    elif known is not None:
+        hint = f"{known.means}: {known.change}; {hint}"
     return LaunchError(
         f"rank {rank} of {job.launch.world_size} failed{' first' if len(failed) > 1 else ''} ({how})"
         f"{': ' + named if named else ''}",
