@@ -22,7 +22,7 @@ from parastrat.runtime.data_parallel import (
     shard,
 )
 from parastrat.runtime.first_rank import hold_alike, to_device_from_first_rank
-from parastrat.runtime.initialise import Recipe, build_on_meta, give_attributes, initialise
+from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.launching.world import (
     backend_string,
     current_world,
@@ -31,6 +31,7 @@ from parastrat.runtime.launching.world import (
     release_at_exit,
 )
 from parastrat.runtime.mesh import rank_mesh
+from parastrat.runtime.on_meta import build_on_meta, give_attributes
 from parastrat.runtime.pipeline.build import adopt, cut_module, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
 from parastrat.runtime.recompute import guard_attention, recompute_call, recomputing, replace_module

@@ -6,21 +6,21 @@ its own share. So the weights do not depend on the plan, and no rank holds more 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from parastrat.errors import ModelError, WrapError
+from parastrat.errors import WrapError
 from parastrat.runtime.agreement import shared_seed
 from parastrat.runtime.initialisers import reset, run_initialisers
 from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.operations import Write
-from parastrat.runtime.replay import Record, Recorder, WriteWatch
-from parastrat.runtime.slots import Slot, check_shapes, clean_name
+from parastrat.runtime.replay import Record, WriteWatch
+from parastrat.runtime.slots import Slot, clean_name, meta_like, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,69 +48,6 @@ class Group:
     around: list[nn.Module]
 
 
-def build_on_meta(build: Callable[[], Any]) -> tuple[Any, Record]:
-    """Call ``build`` on the meta device; return what it built and what it did.
-
-    Raises:
-        ModelError: if the constructor needs real values, or leaves shapes open.
-    """
-    try:
-        with torch.device("meta"), Recorder() as recorder:
-            module = build()
-    except (RuntimeError, NotImplementedError) as error:
-        if "meta" not in str(error).lower():
-            raise
-        raise ModelError(
-            f"the model cannot be built on the meta device: {error}",
-            hint="keep values out of the constructor (.item(), .numpy()), or pass the built module",
-        ) from error
-    record = recorder.record
-    if isinstance(module, nn.Module):
-        check_shapes(module)
-        named = [
-            *module.named_parameters(remove_duplicate=False),
-            *module.named_buffers(remove_duplicate=False),
-            *((name, part.__dict__[key]) for name, part, key in _meta_attributes(module)),
-        ]
-        record.origins = {name: tensor.detach() for name, tensor in named}
-    return module, record
-
-
-def give_attributes(module: nn.Module, record: Record | None, device: torch.device) -> None:
-    """Give tensors that are plain attributes, as Llama's own code keeps its rotary factors, their values.
-
-    Args:
-        module: as a callable built it on the meta device; others have their values.
-        record: of the callable.
-        device: of this process.
-
-    Raises:
-        WrapError: naming one that the constructor's record cannot make.
-    """
-    if record is None:
-        return
-    for name, part, key in _meta_attributes(module):
-        values = record.replayed(name, device)
-        if values is None:
-            raise WrapError(
-                f"{name} is a plain attribute without values: the model was built on the meta device, and "
-                "what it holds cannot be made again",
-                hint="make it a buffer (register_buffer) that reset_parameters() sets, or pass the built "
-                "module",
-            )
-        part.__dict__[key] = values
-
-
-def _meta_attributes(module: nn.Module) -> list[tuple[str, nn.Module, str]]:
-    """Return the name, owner and key of each tensor on the meta device that is no parameter nor buffer."""
-    return [
-        (f"{path}.{key}" if path else key, part, key)
-        for path, part in module.named_modules()
-        for key, value in vars(part).items()
-        if isinstance(value, torch.Tensor) and value.is_meta and value.is_leaf
-    ]
-
-
 def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None:
     """Give these meta slots their first values.
 
@@ -126,7 +63,8 @@ def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None
     missing: list[str] = []
     seed = shared_seed()
     devices = [] if recipe.device.type == "cpu" else [recipe.device]
-    with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):
+    forked = torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda")
+    with forked, _set_aside(module, slots):
         torch.manual_seed(seed)
         for group in _groups(module, slots, recipe.blocks):
             empty = [slot.current() for slot in group.slots]
@@ -146,6 +84,20 @@ def initialise(module: nn.Module, slots: Sequence[Slot], recipe: Recipe) -> None
         )
     for slot, tensor in placed:
         slot.put(tensor)
+
+
+@contextmanager
+def _set_aside(module: nn.Module, slots: Sequence[Slot]) -> Iterator[None]:
+    """Keep from initialisers what the builder made for real: weights that it loaded are not drawn anew."""
+    own = {id(slot.tensor) for slot in slots}
+    real = [slot for slot in slots_of(module) if not slot.is_meta and id(slot.tensor) not in own]
+    for slot in real:
+        slot.put(slot.standing_for(meta_like(slot.tensor)))
+    try:
+        yield
+    finally:
+        for slot in real:
+            slot.put(slot.tensor)
 
 
 def _check_parametrized(module: nn.Module, slots: Sequence[Slot]) -> None:
@@ -192,6 +144,9 @@ def _fill(module: nn.Module, group: Group, recipe: Recipe) -> list[str]:
         for slot in group.slots:
             same = slot.current() is real[slot.name]
             written = not same or bool(watch.writes_to(slot.current()))
+            if recipe.record is not None and recipe.record.is_given(slot.name):
+                _give(slot, recipe.record)
+                continue
             if same and recipe.record is not None and slot.name in recipe.record.origins:
                 later = watch.writes_to(slot.current())[len(resets[slot.name]) :]
                 written |= _as_constructed(slot, resets[slot.name], later, recipe.record)
@@ -204,6 +159,18 @@ def _fill(module: nn.Module, group: Group, recipe: Recipe) -> list[str]:
             else:
                 slot.current().copy_(values)
     return missing
+
+
+def _give(slot: Slot, record: Record) -> None:
+    """Write what the constructor wrote of values that it had for real, as of a file.
+
+    Raises:
+        WrapError: it wrote them to what cannot be made again.
+    """
+    values = record.replayed(slot.name, slot.current().device, draws=True)
+    if values is None:
+        raise _unrepeatable(slot)
+    slot.current().copy_(values)
 
 
 def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record: Record) -> bool:
@@ -241,13 +208,17 @@ def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record:
         if values is not None:
             slot.current().copy_(values)
             return True
-        raise WrapError(
-            f"the constructor sets {slot.name} from other tensors, which cannot be repeated on one block",
-            hint="move that into an init_weights() of the model, or pass the built module",
-        )
+        raise _unrepeatable(slot)
     for write in rest:
         write.repeat(slot.current())
     return bool(rest)
+
+
+def _unrepeatable(slot: Slot) -> WrapError:
+    return WrapError(
+        f"the constructor sets {slot.name} from other tensors, which cannot be repeated on one block",
+        hint="move that into an init_weights() of the model, or pass the built module",
+    )
 
 
 def _beyond(writes: Sequence[Write], others: Sequence[Write]) -> list[Write]:

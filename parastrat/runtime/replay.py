@@ -183,6 +183,13 @@ class Record:
                 found.setdefault(step.storage_of(tensor), []).append((step, tensor))
         return found
 
+    def is_given(self, name: str) -> bool:
+        """Return whether values were written to a parameter or buffer that were there for real."""
+        changes = self._changes.get(storage_of(self.origins[name]), ()) if name in self.origins else ()
+        return any(
+            not read.is_meta for step, _ in changes for read in tree_tensors([step.args, step.kwargs])
+        )
+
     def replayed(self, name: str, device: torch.device, *, draws: bool = False) -> torch.Tensor | None:
         """Return what a parameter or buffer would hold had the constructor run on ``device``.
 
@@ -196,7 +203,9 @@ class Record:
     ) -> torch.Tensor | None:
         """Return what a tensor would hold now, as ``replayed`` does."""
         needed = self._needed(storage_of(target))
-        if needed is None or any(step.random and not (draws and self._is_own(step)) for step in needed):
+        if needed is None or any(
+            step.random and not (draws and self._is_own(step, target)) for step in needed
+        ):
             return None
         stored: dict[int, torch.Tensor] = {}
 
@@ -219,12 +228,17 @@ class Record:
                     stored.setdefault(step.storage_of(meta), made)
         return view_of(target).clone()
 
-    def _is_own(self, drawing: Step) -> bool:
-        """Return whether one parameter or buffer alone is made of what a step draws."""
+    def _is_own(self, drawing: Step, target: torch.Tensor) -> bool:
+        """Return whether one parameter or buffer alone is made of what a step draws.
+
+        While the constructor runs, nothing else than the target may be.
+        """
         reached = set(drawing.written)
         for step in self.steps[self.steps.index(drawing) :]:
             if not reached.isdisjoint(step.read):
                 reached |= step.written
+        if not self.origins:
+            return reached == {storage_of(target)}
         return len(reached & set(map(storage_of, self.origins.values()))) == 1
 
     def _needed(self, target: int) -> list[Step] | None:
