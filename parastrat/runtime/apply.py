@@ -88,7 +88,8 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             prove a tensor-parallel layout; the proof makes its own where the model shows what it takes.
         loss_fn: What ``forward_backward`` uses where it is given none.
         workload: The global batch and number format; only to decide.
-        checkpoint: Weights to begin with: a file of ``torch.save`` or a folder of ``save_checkpoint`` or
+        checkpoint: Weights to begin with: a file of ``torch.save`` or safetensors, a model's folder as
+            Hugging Face has it (under the names that the module has), or one of ``save_checkpoint`` or
             ``torch.distributed.checkpoint``. Without one, a callable's weights come from
             ``reset_parameters``, ``init_weights`` or ``_init_weights``, and from what it writes and draws
             itself.

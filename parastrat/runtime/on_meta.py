@@ -42,7 +42,10 @@ def build_on_meta(build: Callable[[], Any]) -> tuple[Any, Record]:
             raise
         raise ModelError(
             f"the model cannot be built on the meta device: {error}",
-            hint="keep values out of the constructor (.item(), .numpy()), or pass the built module",
+            hint="build it with from_config, and pass the folder of its weights as checkpoint=; or pass "
+            "what from_pretrained returns, on every rank"
+            if "from_pretrained" in str(error)
+            else "keep values out of the constructor (.item(), .numpy()), or pass the built module",
         ) from error
     record = recorder.record
     if isinstance(module, nn.Module):

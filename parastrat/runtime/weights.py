@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
+from parastrat.runtime.safe_tensors import SUFFIX, SafeTensors, files_of
 from parastrat.runtime.slots import Slot, clean_name, slots_of
 from parastrat.runtime.training.checkpoints import quiet_alone
 
@@ -22,15 +25,24 @@ def load_weights(module: nn.Module, path: Path, elsewhere: frozenset[str] = froz
 
     ``elsewhere`` names what the checkpoint may have besides: the weights of other pipeline stages.
 
-    ``path`` is a file of ``torch.save`` (a state_dict, or one under the key ``model``), or a folder of
-    ``torch.distributed.checkpoint`` (likewise). DDP's ``module.`` is ignored.
+    ``path`` is a file of ``torch.save`` (a state_dict, or one under the key ``model``), a folder of
+    ``torch.distributed.checkpoint`` (likewise), or safetensors: a file, or a model's folder as Hugging Face
+    has it, by the names of the module. DDP's ``module.`` is ignored.
 
     Raises:
+        UsageError: safetensors is not installed.
         WrapError: if there is nothing to read, or names or shapes differ.
     """
     slots = [slot for slot in slots_of(module) if slot.persistent]
     elsewhere |= _further_names(module, {name for slot in slots for name in slot.names} | elsewhere)
-    if path.is_dir():
+    safe = files_of(path) if path.is_dir() else [path] if path.suffix == SUFFIX and path.is_file() else []
+    if safe:
+        tensors, called = SafeTensors(safe), _names_in(module, slots)
+        names = {own: name for name in tensors if (own := called(name)) is not None}
+        shapes = {own: tensors.shape(name) for own, name in names.items()}
+        chosen = _matched(slots, shapes, path, elsewhere)
+        _fill(tensors, [(slot, names[own]) for slot, own in chosen])
+    elif path.is_dir():
         _load_folder(slots, path, elsewhere)
     elif path.is_file():
         _load_file(slots, path, elsewhere)
@@ -59,11 +71,35 @@ def _load_file(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None
         state = state["model"]
     state = {name.removeprefix("module."): value for name, value in state.items()}
     shapes = {name: _shape(value) for name, value in state.items()}
-    chosen = _matched(slots, shapes, path, elsewhere)
+    _fill(state, _matched(slots, shapes, path, elsewhere))
+
+
+def _fill(state: Mapping[str, torch.Tensor], chosen: list[tuple[Slot, str]]) -> None:
     with torch.no_grad():
         for slot, name in chosen:  # one tensor at a time leaves the file: it is mapped, not read
             held, given = slot.current(), slot.placed(state[name].to(slot.tensor.dtype))
             _local(held).copy_(_local(given))
+
+
+def _names_in(module: nn.Module, slots: list[Slot]) -> Callable[[str], str | None]:
+    """Return what a stored name is in a module, None for what it passes over.
+
+    Those of transformers say what earlier versions kept, and under which name they hold the body that a
+    checkpoint may be of alone, without its head.
+    """
+    ignored = [
+        re.compile(each) for each in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ]
+    body = getattr(module, "base_model_prefix", "")
+    known = {name for slot in slots for name in slot.names}
+
+    def called(name: str) -> str | None:
+        within = name if name in known else f"{body}.{name}"
+        if within in known:
+            return within
+        return None if any(pattern.search(name) for pattern in ignored) else name
+
+    return called
 
 
 def _load_folder(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None:
@@ -78,7 +114,7 @@ def _load_folder(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> No
 
 def _matched(
     slots: list[Slot],
-    stored: dict[str, tuple[int, ...] | None],
+    stored: Mapping[str, tuple[int, ...] | None],
     path: Path,
     elsewhere: frozenset[str],
 ) -> list[tuple[Slot, str]]:
@@ -95,7 +131,11 @@ def _matched(
     faults = {"lacks": missing, "has besides": foreign, "has other shapes:": wrong}
     said = "; ".join(f"{what} {_few(which)}" for what, which in faults.items() if which)
     if said:
-        raise WrapError(f"checkpoint {path} {said}", hint="pass the checkpoint of this very model")
+        raise WrapError(
+            f"checkpoint {path} {said}",
+            hint="pass the checkpoint of this very model, by its names; what from_pretrained renames or "
+            "joins as it loads, such as experts, takes the built module",
+        )
     return [(slot, name) for slot, name in zip(slots, names, strict=True) if name is not None]
 
 
