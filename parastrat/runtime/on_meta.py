@@ -78,7 +78,7 @@ def _parametrized_for_real(record: Record) -> Iterator[None]:
             ):
                 return function(first, *args, **keywords)  # it has drawn what it computes with
             else:
-                layers.make_real(first)
+                layers.make_real(first, args[0])
             with torch.device(_HOST):
                 return function(first, *args, **keywords)
 
@@ -115,13 +115,12 @@ class _Layers:
             self._made[id(tensor)] = tensor if values is None else values
         return self._made[id(tensor)]
 
-    def make_real(self, layer: nn.Module) -> None:
-        """Give a layer's own tensors the values that they would have now, if those can be made."""
-        for key, parameter in layer._parameters.items():  # noqa: SLF001  (nn.Module's setattr has side effects)
-            if parameter is not None and parameter.is_meta and not (values := self.real(parameter)).is_meta:
-                layer._parameters[key] = nn.Parameter(values, parameter.requires_grad)  # noqa: SLF001  (as above)
-        for key, buffer in layer._buffers.items():  # noqa: SLF001  (as above)
-            layer._buffers[key] = None if buffer is None else self.real(buffer)  # noqa: SLF001  (as above)
+    def make_real(self, layer: nn.Module, key: str) -> None:
+        """Give a layer's weight the values that it would have now, if those can be made."""
+        held = layer._parameters  # noqa: SLF001  (nn.Module's setattr has side effects)
+        weight = held.get(key)
+        if weight is not None and weight.is_meta and not (values := self.real(weight)).is_meta:
+            held[key] = nn.Parameter(values, weight.requires_grad)
 
 
 def give_attributes(module: nn.Module, record: Record | None, device: torch.device) -> None:
