@@ -21,8 +21,8 @@ from parastrat.runtime.data_parallel import (
     replicate_divided,
     shard,
 )
+from parastrat.runtime.filled import fill
 from parastrat.runtime.first_rank import hold_alike, to_device_from_first_rank
-from parastrat.runtime.initialise import Recipe, initialise
 from parastrat.runtime.launching.world import (
     backend_string,
     current_world,
@@ -53,7 +53,6 @@ from parastrat.runtime.training.guards import guard
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.timed import time_steps
 from parastrat.runtime.training.told import Told
-from parastrat.runtime.weights import load_weights
 from parastrat.runtime.wrapping import Wrapping, wrapping_of
 from parastrat.workload import Precision
 
@@ -197,9 +196,9 @@ def _placed(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module], 
         return _in_stages(module, wrapping.pipeline, units, start)
     if wrapping.plan.shards_parameters:
         model = shard(module, wrapping, units)
-        _fill(module, wrapping, start)
+        fill(module, wrapping, start)
         return model
-    _fill(module, wrapping, start)
+    fill(module, wrapping, start)
     _move(module, wrapping)
     _autocast(module, wrapping)
     if wrapping.plan.mesh.dp == 1:
@@ -222,7 +221,7 @@ def _in_stages(
             inside = set(chunk.modules())
             shard(chunk, wrapping, {name: unit for name, unit in units.items() if unit in inside})
             adopt(chunk, module)
-    _fill(module, wrapping, start)
+    fill(module, wrapping, start)
     if not pipeline.sharded:
         _move(module, wrapping)
         if wrapping.plan.mesh.dp > 1:
@@ -267,34 +266,3 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     if units and plan.compile is Compile.BLOCK:
         calls.append(f"for name in {tuple(units)}:\n    model.get_submodule(name).compile()")
     return units
-
-
-def _fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
-    """Give meta tensors their values, and all persistent ones those of the checkpoint."""
-    if start.give_memory is not None:
-        start.give_memory(module)
-        return
-    absent = None if wrapping.pipeline is None else wrapping.pipeline.absent
-    slots = [slot for slot in slots_of(module) if slot.is_meta]
-    loaded = start.checkpoint is not None
-    fresh = [slot for slot in slots if not (loaded and slot.persistent)]
-    if loaded:
-        for slot in [slot for slot in slots if slot.persistent]:
-            slot.put(slot.allocated(wrapping.device))
-    if fresh:
-        recipe = Recipe(
-            device=wrapping.device,
-            blocks=wrapping.blocks.names if absent is None else absent.blocks,
-            record=start.record,
-            mesh=wrapping.mesh,
-            elsewhere=frozenset() if absent is None or loaded else absent.first_names,
-        )
-        if absent is None or loaded:
-            initialise(module, fresh, recipe)
-        else:
-            with absent.back():
-                initialise(module, [slot for slot in slots_of(module) if slot.is_meta], recipe)
-        wrapping.calls.append(f"# {len(fresh)} tensors initialised on {wrapping.device}, block by block")
-    if start.checkpoint is not None:
-        load_weights(module, Path(start.checkpoint), frozenset() if absent is None else absent.names)
-        wrapping.calls.append(f"# weights loaded from {start.checkpoint}")

@@ -15,39 +15,118 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
+from parastrat.runtime.adapters import adapted
 from parastrat.runtime.safe_tensors import SUFFIX, SafeTensors, files_of
 from parastrat.runtime.slots import Slot, clean_name, slots_of
 from parastrat.runtime.training.checkpoints import quiet_alone
 
+#: slots, each with the name of what it is filled with
+_Pairs = list[tuple[Slot, str]]
+#: stands before the weights in what ``save_checkpoint`` writes
+_MODEL = "model."
 
-def load_weights(module: nn.Module, path: Path, elsewhere: frozenset[str] = frozenset()) -> None:
-    """Fill all parameters and persistent buffers.
 
-    ``elsewhere`` names what the checkpoint may have besides: the weights of other pipeline stages.
+class StoredWeights:
+    """What a file or folder holds.
 
-    ``path`` is a file of ``torch.save`` (a state_dict, or one under the key ``model``), a folder of
-    ``torch.distributed.checkpoint`` (likewise), or safetensors: a file, or a model's folder as Hugging Face
-    has it, by the names of the module. DDP's ``module.`` is ignored.
+    Args:
+        path: a file of ``torch.save`` (a state_dict, or one under the key ``model``), a folder of
+            ``torch.distributed.checkpoint`` (likewise), or safetensors: a file, or a model's folder as
+            Hugging Face has it, by the names of the module. DDP's ``module.`` is ignored.
 
     Raises:
         UsageError: safetensors is not installed.
-        WrapError: if there is nothing to read, or names or shapes differ.
+        WrapError: there is nothing to read.
     """
-    slots = [slot for slot in slots_of(module) if slot.persistent]
-    elsewhere |= _further_names(module, {name for slot in slots for name in slot.names} | elsewhere)
-    safe = files_of(path) if path.is_dir() else [path] if path.suffix == SUFFIX and path.is_file() else []
-    if safe:
-        tensors, called = SafeTensors(safe), _names_in(module, slots)
-        names = {own: name for name in tensors if (own := called(name)) is not None}
-        shapes = {own: tensors.shape(name) for own, name in names.items()}
-        chosen = _matched(slots, shapes, path, elsewhere)
-        _fill(tensors, [(slot, names[own]) for slot, own in chosen])
-    elif path.is_dir():
-        _load_folder(slots, path, elsewhere)
-    elif path.is_file():
-        _load_file(slots, path, elsewhere)
-    else:
-        raise WrapError(f"no checkpoint at {path}", hint="check checkpoint=; every rank must see the path")
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        safe = (
+            files_of(path) if path.is_dir() else [path] if path.suffix == SUFFIX and path.is_file() else []
+        )
+        #: of each name; None for what is no tensor
+        self._shapes: Mapping[str, tuple[int, ...] | None]
+        self._fill: Callable[[_Pairs], None]
+        if safe:
+            tensors = SafeTensors(safe)
+            self._shapes = {name: tensors.shape(name) for name in tensors}
+            self._fill = lambda chosen: _from_tensors(tensors, chosen)
+        elif path.is_dir():
+            entries = FileSystemReader(path).read_metadata().state_dict_metadata
+            self._shapes = {name: _shape(entry) for name, entry in entries.items()}
+            self._fill = lambda chosen: _from_folder(path, chosen)
+        elif path.is_file():
+            state = _file(path)
+            self._shapes = {name: _shape(value) for name, value in state.items()}
+            self._fill = lambda chosen: _from_tensors(state, chosen)
+        else:
+            raise WrapError(
+                f"no checkpoint at {path}", hint="check checkpoint=; every rank must see the path"
+            )
+
+    def lacks_adapters(self, module: nn.Module) -> frozenset[str]:
+        """Return the weights of a module's adapters, where what is stored is the model without them."""
+        around = adapted(module)
+        if around is None:
+            return frozenset()
+        own = [slot for slot in slots_of(module) if slot.persistent and around.is_own(slot.name)]
+        names = {name for slot in own for name in slot.names}
+        return frozenset() if names & set(self._names(module, own)) else frozenset(names)
+
+    def load(self, module: nn.Module, elsewhere: frozenset[str] = frozenset()) -> None:
+        """Fill all parameters and persistent buffers, but for adapters that are not stored.
+
+        Args:
+            module: whole or sharded, with memory.
+            elsewhere: what may be stored besides: the weights of other pipeline stages.
+
+        Raises:
+            WrapError: names or shapes differ.
+        """
+        anew, around = self.lacks_adapters(module), adapted(module)
+        if around is not None:
+            elsewhere |= {around.inside(name) for name in elsewhere}
+        slots = [slot for slot in slots_of(module) if slot.persistent and slot.name not in anew]
+        elsewhere |= _further_names(module, {name for slot in slots for name in slot.names} | elsewhere)
+        names = self._names(module, slots)
+        chosen = self._matched(slots, names, elsewhere)
+        self._fill([(slot, names[own]) for slot, own in chosen])
+
+    def _names(self, module: nn.Module, slots: list[Slot]) -> dict[str, str]:
+        """Return what is stored by the name that a module has for it; of what it has not, its own."""
+        called, known = _names_in(module, slots), {name for slot in slots for name in slot.names}
+        there = {own: name for name in self._shapes for own in called(name)}
+        if not known.isdisjoint(there) or not any(name.startswith(_MODEL) for name in self._shapes):
+            return there
+        inside = [name for name in self._shapes if name.startswith(_MODEL)]
+        return {own: name for name in inside for own in called(name.removeprefix(_MODEL))}
+
+    def _matched(self, slots: list[Slot], names: Mapping[str, str], elsewhere: frozenset[str]) -> _Pairs:
+        """Pair every slot with one of its names that is stored."""
+        found = [next((name for name in slot.names if name in names), None) for slot in slots]
+        chosen = [(slot, name) for slot, name in zip(slots, found, strict=True) if name is not None]
+        known = {name for slot in slots for name in slot.names} | elsewhere
+        stored = {own: self._shapes[name] for own, name in names.items()}
+        wrong = [
+            f"{name} {stored[name]} for {tuple(slot.tensor.shape)}"
+            for slot, name in chosen
+            if stored[name] != tuple(slot.tensor.shape)
+        ]
+        faults = {
+            "lacks": [slot.name for slot, name in zip(slots, found, strict=True) if name is None],
+            "has besides": [
+                name for name, shape in stored.items() if name not in known and shape is not None
+            ],
+            "has other shapes:": wrong,
+        }
+        said = "; ".join(f"{what} {_few(which)}" for what, which in faults.items() if which)
+        if said:
+            raise WrapError(
+                f"checkpoint {self._path} {said}",
+                hint="pass the checkpoint of this very model, by its names; what from_pretrained renames "
+                "or joins as it loads, such as experts, takes the built module",
+            )
+        return chosen
 
 
 def _further_names(module: nn.Module, names: set[str]) -> set[str]:
@@ -60,7 +139,33 @@ def _further_names(module: nn.Module, names: set[str]) -> set[str]:
     return {f"{path}.{key}" for home, _, key in owned for path in further.get(home, ())}
 
 
-def _load_file(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None:
+def _names_in(module: nn.Module, slots: list[Slot]) -> Callable[[str], list[str]]:
+    """Return by which names a module knows what is stored under one; none for what it passes over.
+
+    Those of transformers say what earlier versions kept, and under which name they hold the body that a
+    checkpoint may be of alone, without its head. Adapters hold the model's own layers by longer names, some
+    twice.
+    """
+    ignored = [
+        re.compile(each) for each in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ]
+    body, around = getattr(module, "base_model_prefix", ""), adapted(module)
+    own: dict[str, list[str]] = defaultdict(list)
+    for name in (name for slot in slots for name in slot.names):
+        own[name].append(name)
+        if around is not None and around.inside(name) != name:
+            own[around.inside(name)].append(name)
+
+    def called(name: str) -> list[str]:
+        within = name if name in own else f"{body}.{name}"
+        if within in own:
+            return own[within]
+        return [] if any(pattern.search(name) for pattern in ignored) else [name]
+
+    return called
+
+
+def _file(path: Path) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except RuntimeError as error:  # files of torch.save's old format cannot be mapped
@@ -69,74 +174,19 @@ def _load_file(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None
         state = torch.load(path, map_location="cpu", weights_only=True)
     if isinstance(state.get("model"), dict):
         state = state["model"]
-    state = {name.removeprefix("module."): value for name, value in state.items()}
-    shapes = {name: _shape(value) for name, value in state.items()}
-    _fill(state, _matched(slots, shapes, path, elsewhere))
+    return {name.removeprefix("module."): value for name, value in state.items()}
 
 
-def _fill(state: Mapping[str, torch.Tensor], chosen: list[tuple[Slot, str]]) -> None:
+def _from_tensors(state: Mapping[str, torch.Tensor], chosen: _Pairs) -> None:
     with torch.no_grad():
         for slot, name in chosen:  # one tensor at a time leaves the file: it is mapped, not read
             held, given = slot.current(), slot.placed(state[name].to(slot.tensor.dtype))
             _local(held).copy_(_local(given))
 
 
-def _names_in(module: nn.Module, slots: list[Slot]) -> Callable[[str], str | None]:
-    """Return what a stored name is in a module, None for what it passes over.
-
-    Those of transformers say what earlier versions kept, and under which name they hold the body that a
-    checkpoint may be of alone, without its head.
-    """
-    ignored = [
-        re.compile(each) for each in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()
-    ]
-    body = getattr(module, "base_model_prefix", "")
-    known = {name for slot in slots for name in slot.names}
-
-    def called(name: str) -> str | None:
-        within = name if name in known else f"{body}.{name}"
-        if within in known:
-            return within
-        return None if any(pattern.search(name) for pattern in ignored) else name
-
-    return called
-
-
-def _load_folder(slots: list[Slot], path: Path, elsewhere: frozenset[str]) -> None:
-    entries = FileSystemReader(path).read_metadata().state_dict_metadata
-    shapes = {name: _shape(entry) for name, entry in entries.items()}
-    prefix = "" if any(name in shapes for name in slots[0].names) else "model."
-    stored = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
-    chosen = _matched(slots, stored, path, elsewhere)
+def _from_folder(path: Path, chosen: _Pairs) -> None:
     with quiet_alone():
-        load({prefix + name: slot.current().detach() for slot, name in chosen}, checkpoint_id=path)
-
-
-def _matched(
-    slots: list[Slot],
-    stored: Mapping[str, tuple[int, ...] | None],
-    path: Path,
-    elsewhere: frozenset[str],
-) -> list[tuple[Slot, str]]:
-    """Pair every slot with the name that the checkpoint has for it."""
-    names = [next((name for name in slot.names if name in stored), None) for slot in slots]
-    missing = [slot.name for slot, name in zip(slots, names, strict=True) if name is None]
-    known = {name for slot in slots for name in slot.names} | elsewhere
-    foreign = [name for name, shape in stored.items() if name not in known and shape is not None]
-    wrong = [
-        f"{name} {stored[name]} for {tuple(slot.tensor.shape)}"
-        for slot, name in zip(slots, names, strict=True)
-        if name is not None and stored[name] != tuple(slot.tensor.shape)
-    ]
-    faults = {"lacks": missing, "has besides": foreign, "has other shapes:": wrong}
-    said = "; ".join(f"{what} {_few(which)}" for what, which in faults.items() if which)
-    if said:
-        raise WrapError(
-            f"checkpoint {path} {said}",
-            hint="pass the checkpoint of this very model, by its names; what from_pretrained renames or "
-            "joins as it loads, such as experts, takes the built module",
-        )
-    return [(slot, name) for slot, name in zip(slots, names, strict=True) if name is not None]
+        load({name: slot.current().detach() for slot, name in chosen}, checkpoint_id=path)
 
 
 def _shape(entry: Any) -> tuple[int, ...] | None:
