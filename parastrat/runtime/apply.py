@@ -16,6 +16,7 @@ from parastrat.plan import Plan
 from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.caches import without_caches
+from parastrat.runtime.copying import let_copy, origin_of
 from parastrat.runtime.initialise import build_on_meta, give_attributes
 from parastrat.runtime.launching.world import (
     backend_string,
@@ -43,7 +44,7 @@ from parastrat.runtime.tensor_parallel.apply import choose_layout
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.timed import time_steps
 from parastrat.runtime.training.told import Told
-from parastrat.runtime.wrapping import Wrapping, wrapping_of
+from parastrat.runtime.wrapping import Wrapping, note_latest, wrapping_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.replay import Record
@@ -64,7 +65,8 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
 
     Runs under torchrun, srun, mpirun, ``parastrat run`` or alone; initialises the process group if
     nobody has. The result is torch's own: the module itself for one process, a
-    ``DistributedDataParallel``, or the module with ``FSDPModule`` mixed in.
+    ``DistributedDataParallel``, or the module with ``FSDPModule`` mixed in. ``copy.deepcopy`` of it is a
+    divided model of its own, made by each rank for itself; of a pipeline it is refused.
 
     Args:
         model: A module, which is wrapped as it is, with rank 0's weights; or a callable without arguments
@@ -110,6 +112,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             wrapped = wrap(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
     time_steps(wrapped)
+    let_copy(wrapped)
     return wrapped
 
 
@@ -146,7 +149,7 @@ def _check(module: nn.Module, choice: Choice) -> None:
 # traces look for what they left behind, each among all objects otherwise
 @setting_aside()
 def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> nn.Module:
-    """Choose how the module is divided, and do so."""
+    """Choose how the module is divided, and do so; what it becomes is the latest wrapped model."""
     calls: list[str] = []
     wrapping = Wrapping(
         plan=plan,
@@ -167,4 +170,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     choose_layout(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     if wrapping.mesh.pp is not None:
         wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start)
-    return placed(module, wrapping, start)
+    wrapping.origin = origin_of(module, plan)
+    model = placed(module, wrapping, start)
+    note_latest(model)
+    return model
