@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import io
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -309,6 +312,20 @@ def copied_within(model: Any) -> None:
     said_by(model)
 
 
+def too_early(chosen: Plan) -> str:
+    """What a script ends with in which a copy that was made before meets what is divided."""
+    plain, model = models(chosen)
+    try:
+        with torch.no_grad():
+            for mean, value in zip(plain.parameters(), model.parameters(), strict=True):
+                mean.lerp_(value, 0.1)
+    except (RuntimeError, AssertionError) as error:
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            sys.excepthook(type(error), error, error.__traceback__)
+        return printed.getvalue()
+    return ""
+
+
 RUNS = {
     "averaged": by_torch,
     "states": by_states,
@@ -347,6 +364,8 @@ def everything(folder: Path) -> dict[str, Any]:
         "grown": partial(refused, over(dp_shard=2), grown),
         "within": partial(refused, over(dp_shard=2), copied_within),
         "pp": partial(refused, plan(pp=2, gradient_accumulation_steps=2), lambda _: None),
+        "early fsdp2": partial(too_early, over(dp_shard=2)),
+        "early tp": partial(too_early, over(tp=2)),
     }
     for name, chosen in PLANS.items():
         asked[f"held {name}"] = partial(held, chosen)
@@ -437,3 +456,9 @@ def test_what_cannot_be_copied_is_refused(ranks: list[dict[str, Any]]) -> None:
         assert "layers.1.more.weight is not divided as" in found["grown"]
         assert "copied inside of a forward" in found["within"]
         assert "cannot be copied" in found["pp"]
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "tp"])
+def test_copies_made_too_early_are_told_what_to_do(ranks: list[dict[str, Any]], name: str) -> None:
+    for found in ranks:
+        assert "copy what it returned" in found[f"early {name}"]
