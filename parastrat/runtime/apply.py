@@ -12,29 +12,22 @@ from torch import nn
 
 from parastrat.collection import setting_aside
 from parastrat.errors import ParastratError
-from parastrat.plan import Compile, Plan, Recompute
+from parastrat.plan import Plan
 from parastrat.runtime.agreement import agree, from_first, together
-from parastrat.runtime.blocks import called_units, repeated_blocks
+from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.caches import without_caches
-from parastrat.runtime.data_parallel import (
-    replicate,
-    replicate_divided,
-    shard,
-)
-from parastrat.runtime.filled import fill
-from parastrat.runtime.first_rank import hold_alike, to_device_from_first_rank
+from parastrat.runtime.copying import let_copy, origin_of
 from parastrat.runtime.launching.world import (
     backend_string,
     current_world,
     join_process_group,
     own_device,
-    release_at_exit,
 )
 from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.on_meta import build_on_meta, give_attributes
-from parastrat.runtime.pipeline.build import adopt, cut_module, finish, split
-from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward, cast_weights
-from parastrat.runtime.recompute import guard_attention, recompute_call, recomputing, replace_module
+from parastrat.runtime.pipeline.build import cut_module
+from parastrat.runtime.placing import placed
+from parastrat.runtime.precision import cast_weights
 from parastrat.runtime.refusals import (
     check_complex,
     check_fingerprint,
@@ -45,19 +38,15 @@ from parastrat.runtime.refusals import (
     check_scalars,
     check_world,
 )
-from parastrat.runtime.slots import slots_of
 from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
-from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
-from parastrat.runtime.training.guards import guard
+from parastrat.runtime.tensor_parallel.apply import choose_layout
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.timed import time_steps
 from parastrat.runtime.training.told import Told
-from parastrat.runtime.wrapping import Wrapping, wrapping_of
-from parastrat.workload import Precision
+from parastrat.runtime.wrapping import Wrapping, note_latest, wrapping_of
 
 if TYPE_CHECKING:
-    from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.replay import Record
     from parastrat.workload import Workload
 
@@ -76,7 +65,8 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
 
     Runs under torchrun, srun, mpirun, ``parastrat run`` or alone; initialises the process group if
     nobody has. The result is torch's own: the module itself for one process, a
-    ``DistributedDataParallel``, or the module with ``FSDPModule`` mixed in.
+    ``DistributedDataParallel``, or the module with ``FSDPModule`` mixed in. ``copy.deepcopy`` of it is a
+    divided model of its own, made by each rank for itself; of a pipeline it is refused.
 
     Args:
         model: A module, which is wrapped as it is, with rank 0's weights; or a callable without arguments
@@ -123,6 +113,7 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             wrapped = wrap(module, decided.plan, device, start)
     wrapping_of(wrapped).loss_fn = loss_fn
     time_steps(wrapped)
+    let_copy(wrapped)
     return wrapped
 
 
@@ -159,7 +150,7 @@ def _check(module: nn.Module, choice: Choice) -> None:
 # traces look for what they left behind, each among all objects otherwise
 @setting_aside()
 def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> nn.Module:
-    """Divide, recompute, compile, shard or replicate: each must see what the ones before made."""
+    """Choose how the module is divided, and do so; what it becomes is the latest wrapped model."""
     calls: list[str] = []
     wrapping = Wrapping(
         plan=plan,
@@ -180,89 +171,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     choose_layout(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     if wrapping.mesh.pp is not None:
         wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start)
-    tensor_parallel(module, wrapping)
-    units = _units(module, wrapping)
-    model = _placed(module, wrapping, units, start)
-    if plan.precision is Precision.FP16_MIXED:
-        wrapping.loss_scale = LossScale()
-    guard(model, wrapping)
-    release_at_exit(model)
+    wrapping.origin = origin_of(module, plan)
+    model = placed(module, wrapping, start)
+    note_latest(model)
     return model
-
-
-def _placed(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module], start: Start) -> nn.Module:
-    """Shard or replicate, with first weights, on the device."""
-    if wrapping.pipeline is not None:
-        return _in_stages(module, wrapping.pipeline, units, start)
-    if wrapping.plan.shards_parameters:
-        model = shard(module, wrapping, units)
-        fill(module, wrapping, start)
-        return model
-    fill(module, wrapping, start)
-    _move(module, wrapping)
-    _autocast(module, wrapping)
-    if wrapping.plan.mesh.dp == 1:
-        return module
-    if wrapping.mesh.tp is not None:
-        return replicate_divided(module, wrapping, units)
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        return hold_alike(module, wrapping)
-    return replicate(module, wrapping)
-
-
-def _in_stages(
-    module: nn.Module, pipeline: Pipeline, units: dict[str, nn.Module], start: Start
-) -> nn.Module:
-    """Shard or replicate each stage of this rank, with first weights, on the device."""
-    wrapping = pipeline.wrapping
-    split(pipeline, module)
-    if pipeline.sharded:
-        for chunk in pipeline.modules.values():
-            inside = set(chunk.modules())
-            shard(chunk, wrapping, {name: unit for name, unit in units.items() if unit in inside})
-            adopt(chunk, module)
-    fill(module, wrapping, start)
-    if not pipeline.sharded:
-        _move(module, wrapping)
-        if wrapping.plan.mesh.dp > 1:
-            to_device_from_first_rank([*module.parameters(), *module.buffers()], wrapping)
-            wrapping.calls.append("# gradients are averaged over mesh['dp_replicate'] at the end of a step")
-    for chunk in pipeline.modules.values():
-        adopt(module, chunk)
-        if not pipeline.sharded:
-            _autocast(chunk, wrapping)
-    finish(pipeline, module)
-    return module
-
-
-def _move(module: nn.Module, wrapping: Wrapping) -> None:
-    if any(slot.tensor.device != wrapping.device for slot in slots_of(module)):
-        module.to(wrapping.device)
-    wrapping.calls.append(f"model.to({str(wrapping.device)!r})")
-
-
-def _autocast(module: nn.Module, wrapping: Wrapping) -> None:
-    device, precision = wrapping.device.type, wrapping.plan.precision
-    if autocast_forward(module, wrapping.device, precision):
-        wrapping.calls.append(
-            f"model.forward = torch.autocast({device!r}, {COMPUTE[precision]})(model.forward)"
-        )
-
-
-def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
-    """Return the blocks by name, with the plan's recompute and compile on them."""
-    plan, calls, units = wrapping.plan, wrapping.calls, dict[str, nn.Module]()
-    for name, block in called_units(wrapping.blocks).items():
-        unit = recomputing(block, plan.recompute, keeps=plan.compile is not Compile.BLOCK)
-        if unit is not block:
-            replace_module(module, name, unit)
-        if plan.compile is Compile.BLOCK:
-            unit.compile()
-        units[name] = unit
-    if units and plan.recompute is not Recompute.NONE:
-        calls.append(recompute_call(plan.recompute, tuple(units)))
-        if plan.recompute is Recompute.ATTENTION:
-            guard_attention(list(units.values()))
-    if units and plan.compile is Compile.BLOCK:
-        calls.append(f"for name in {tuple(units)}:\n    model.get_submodule(name).compile()")
-    return units

@@ -5,13 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from parastrat.errors import UsageError, WrapError
+from parastrat.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.runtime.blocks import Blocks
     from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.origin import Origin
     from parastrat.runtime.pipeline.mixing import Mixing
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.precision import LossScale
@@ -44,6 +44,8 @@ class Wrapping:
     loss_fn: Callable[..., torch.Tensor] | None = None
     #: with tp only: what became of each module, and what stays whole, with the reasons
     layout: Layout | None = None
+    #: with tp only: what draws in its forwards begin with; None: the ranks agree on it
+    seed: int | None = None
     #: with tp only, and no data axis: gradients that a step adds up at its end
     sums: Sums | None = None
     #: with tp alone: what stands for its parameters while a step runs
@@ -66,6 +68,8 @@ class Wrapping:
     loss_scale: LossScale | None = None
     #: names of parameters that were brought into the plan's number format
     cast: tuple[str, ...] = ()
+    #: what its parts were before, of which copies are made
+    origin: Origin | None = None
     #: lines of plain torch, in the order in which they ran
     calls: list[str] = field(default_factory=list)
     #: None without pipeline stages
@@ -80,8 +84,6 @@ class Wrapping:
 _latest: list[weakref.ref[nn.Module]] = []
 #: the module's attribute that holds its note
 _NOTE = "_parastrat"
-#: what ``copy.deepcopy`` asks an object for
-_COPY = "__deepcopy__"
 
 
 class _Note:
@@ -100,20 +102,11 @@ class _Note:
 def remember(model: nn.Module, wrapping: Wrapping) -> None:
     """Note how the model was wrapped, for as long as it lives."""
     setattr(model, _NOTE, _Note(wrapping))
-    plan = wrapping.plan
-    if plan.shards_parameters or plan.mesh.tp > 1 or plan.mesh.pp > 1:
-        setattr(model, _COPY, partial(_refuse_copy, str(plan.strategy)))
+
+
+def note_latest(model: nn.Module) -> None:
+    """Let data loaders be sharded for this model; copies of it are for no other data."""
     _latest[:] = [weakref.ref(model)]
-
-
-def _refuse_copy(strategy: str, _memo: dict[int, Any]) -> NoReturn:
-    """Refuse ``copy.deepcopy``: a copy's hooks and groups would still be those of the model."""
-    raise WrapError(
-        f"a model under {strategy} cannot be copied: its copy would share weights and groups with it",
-        hint="copy before, other = auto_parallelize(copy.deepcopy(model)) beside model = "
-        "auto_parallelize(model), and average zip(other.parameters(), model.parameters()) under "
-        "torch.no_grad()",
-    )
 
 
 def is_wrapped(model: nn.Module) -> bool:

@@ -65,8 +65,9 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     mesh, layout = wrapping.mesh.tp, wrapping.layout
     if mesh is None or layout is None:
         return
-    with _own_draws(wrapping.device):
-        seed = shared_seed()
+    if wrapping.seed is None:
+        with _own_draws(wrapping.device):
+            wrapping.seed = shared_seed()
     extent = wrapping.pipeline.extent if wrapping.pipeline else Extent.of(module)
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -74,7 +75,7 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     if drops(module):
         stage = 0 if wrapping.mesh.pp is None else wrapping.mesh.pp.get_local_rank()
         place = wrapping.mesh.dp_rank + stage * wrapping.plan.mesh.dp
-        regions = Regions(wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
+        regions = Regions(wrapping.device, seed=wrapping.seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
         _divide_dropout(module, layout, regions, extent)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
     summed = apply_layout(module, layout, mesh, extent)

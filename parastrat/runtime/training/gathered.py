@@ -74,6 +74,10 @@ class Left:
             vars(root)["named_parameters"] = named_parameters
         _roots.add(self)
 
+    def is_of(self, model: nn.Module) -> bool:
+        """Return whether this is the model's."""
+        return self._root is model
+
     def _began(self, _root: nn.Module, _args: tuple[Any, ...]) -> None:
         if _in_backward():
             return  # recomputed
@@ -130,6 +134,19 @@ class Left:
             self._free()
             self._steps += 1
 
+    def free_for_copy(self) -> None:
+        """Free what is gathered, before the root is copied: a copy is made of shards.
+
+        Raises:
+            WrapError: a forward or a backward reads it meanwhile.
+        """
+        if self._running or _in_backward():
+            raise WrapError(
+                "the model is copied inside of a forward or a backward, which reads what FSDP2 gathered",
+                hint="copy it between steps, behind optimizer.step()",
+            )
+        self._free()
+
     def _free_for_list(self) -> None:
         """Free what is gathered, unless the list may be for a penalty in the loss of that forward."""
         waits = torch.is_grad_enabled() and all(shard.grad is None for shard in self._shards)
@@ -179,6 +196,17 @@ def free_for_step(parameters: Iterable[torch.Tensor]) -> None:
             )
     for root in _roots:
         root.free_for_step(held)
+
+
+def free_for_copy(model: nn.Module) -> None:
+    """Free what a model's forward left gathered, as it is about to be copied.
+
+    Raises:
+        WrapError: a forward or a backward of it runs.
+    """
+    for root in _roots:
+        if root.is_of(model):
+            root.free_for_copy()
 
 
 def _in_backward() -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.runtime.pipeline.mixing import Mixing
 from parastrat.runtime.training.gradients import clip_alike
+from parastrat.runtime.training.mixtures import tell_of_mixtures
 from parastrat.runtime.training.once import refuse_again
 from parastrat.runtime.training.plain_loop import guard_plain_loop
 from parastrat.runtime.training.replicas import compare_ranks
@@ -30,6 +31,7 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     scale_alike(model, wrapping)
     clip_alike(model, wrapping)
     read_whole(wrapping)
+    tell_of_mixtures(wrapping)
     tell_of_parts(model, wrapping)
     refuse_again()
     if wrapping.pipeline is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 
 import torch
@@ -22,10 +23,15 @@ def main() -> None:
     tokens = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
     model = parastrat.auto_parallelize(given, sample_inputs=tokens[:2, :-1])
     optimizer = torch.optim.AdamW(model.parameters())
+    average = copy.deepcopy(model) if "averaged" in sys.argv else None
     while True:
         parastrat.forward_backward(model, tokens[:, :-1], tokens[:, 1:], loss_fn=loss_of)
         optimizer.step()
         optimizer.zero_grad()
+        if average is not None:
+            with torch.no_grad():
+                for mean, value in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(value, 0.1)
 
 
 if __name__ == "__main__":

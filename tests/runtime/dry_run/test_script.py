@@ -31,6 +31,10 @@ DIVIDED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+#: for two ranks, with as many micro-batches as the script has samples for
+SHARDED = PLAN.replace("dp_shard = 4", "dp_shard = 2").replace("steps = 1", "steps = 2")
+
+
 def ran(
     *arguments: str, ranks: int = 4, rank: int = 0, steps: int = 2, script: Path = SCRIPT, **more: Any
 ) -> DryRun:
@@ -101,6 +105,18 @@ def test_a_script_whose_plan_needs_proofs_is_as_the_plan(divided: str, given: st
     of_loss = [each for each in found.traffic if (each.name, each.bytes) == ("allreduce", 4)]
     assert len(of_loss) == (divided == "pp")
     alike(replace(found, traffic=tuple(each for each in found.traffic if each not in of_loss)), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("divided", [TENSOR_PARALLEL, SHARDED])
+def test_a_copy_costs_one_ranks_shares(divided: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(divided, encoding="utf-8")
+    alone, beside = (
+        ran("planned", *more, ranks=2, script=PLANNED, plan=str(path)) for more in ((), ("averaged",))
+    )
+    assert beside.forward_backward - alone.forward_backward == alone.parameters
+    assert beside.optimizer_step - alone.optimizer_step == alone.parameters
 
 
 @pytest.mark.slow
