@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from parastrat.failures.failure import AS_SEEN, NCCL, TORCH, Blames, Failure, known
 
+#: an operator of torch refuses whole tensors beside divided ones
+MIXTURE = known(
+    Blames.SCRIPT,
+    r"got mixed torch\.Tensor and DTensor",
+    "the script brings a divided parameter, or its gradient, together with a whole tensor",
+    "take tensors of one kind: copy what auto_parallelize returned, other = copy.deepcopy(model), for an "
+    "average or a backup of weights, and make a term of the loss whole, term.full_tensor() if "
+    "isinstance(term, DTensor) else term",
+    AS_SEEN,
+)
+
 SCRIPTS: tuple[Failure, ...] = (
     known(
         Blames.SCRIPT,
@@ -26,14 +37,7 @@ SCRIPTS: tuple[Failure, ...] = (
         "run one step on the CPU, which names it; compare the largest token with the vocabulary",
         "https://docs.pytorch.org/docs/stable/notes/cuda.html",
     ),
-    known(
-        Blames.SCRIPT,
-        r"got mixed torch\.Tensor and DTensor",
-        "the script brings a divided parameter, or its gradient, together with a whole tensor",
-        "take the tensors of one kind: averages from a model that auto_parallelize wrapped as well, and of "
-        "a term of the loss term.full_tensor() if isinstance(term, DTensor) else term",
-        AS_SEEN,
-    ),
+    MIXTURE,
     known(
         Blames.SCRIPT,
         r"in-place operations that require placement changes are not supported",

@@ -461,4 +461,4 @@ def test_what_cannot_be_copied_is_refused(ranks: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", ["fsdp2", "tp"])
 def test_copies_made_too_early_are_told_what_to_do(ranks: list[dict[str, Any]], name: str) -> None:
     for found in ranks:
-        assert "copy what it returned" in found[f"early {name}"]
+        assert "copy what auto_parallelize returned" in found[f"early {name}"]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from parastrat.errors import WrapError
+from parastrat.failures import MIXTURE
 from parastrat.runtime.precision import COMPUTE
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
 
 #: what operators say of operands in several number formats
 _OF_FORMATS = ("dtype", "scalar type", "should be the same")
-#: what they say of operands of which some are divided
-_OF_DIVIDED = "got mixed torch.Tensor and DTensor"
 
 
 @contextmanager
@@ -29,7 +28,7 @@ def explained(wrapping: Wrapping) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if _OF_DIVIDED in str(error):
+        if MIXTURE.says.search(str(error)):
             raise WrapError(
                 f"the loss adds values of parameters, which {wrapping.plan.strategy} divides, to values of "
                 "samples, which are whole",

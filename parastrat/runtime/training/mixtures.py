@@ -10,17 +10,13 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from parastrat.failures import MIXTURE
+
 if TYPE_CHECKING:
     from types import TracebackType
 
     from parastrat.runtime.wrapping import Wrapping
 
-_NOTE = (
-    "auto_parallelize divides the model's parameters over ranks (DTensor), and the other tensor is whole. "
-    "For an average or a backup of weights, copy what it returned: other = copy.deepcopy(model). On all "
-    "ranks, parameter.full_tensor() is whole."
-)
-_MIXED = "got mixed torch.Tensor and DTensor"
 #: torch's last function, where plain tensors were let in, as activations that are DTensors need it
 _WRITES_TO_PLAIN = "_dispatch_fast_path_python_tail"
 #: what was there before
@@ -36,11 +32,11 @@ def tell_of_mixtures(wrapping: Wrapping) -> None:
 
 def _with_note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if _is_of_mixture(error, trace):
-        error.add_note(_NOTE)
+        error.add_note(f"{MIXTURE.means}: {MIXTURE.change}")
     _hooks[0](kind, error, trace)
 
 
 def _is_of_mixture(error: BaseException, trace: TracebackType | None) -> bool:
     if isinstance(error, AssertionError):
         return any(frame.name == _WRITES_TO_PLAIN for frame in traceback.extract_tb(trace)[-1:])
-    return isinstance(error, RuntimeError) and _MIXED in str(error)
+    return isinstance(error, RuntimeError) and MIXTURE.says.search(str(error)) is not None
