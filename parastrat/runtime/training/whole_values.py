@@ -32,6 +32,9 @@ WAIT = timedelta(minutes=3)
 
 _READ = torch.ops.aten._local_scalar_dense.default  # noqa: SLF001  (torch's name of what reads a value)
 
+#: what torch's detection of anomalies asks of every gradient
+_IS_ANY = torch.ops.aten._is_any_true.default  # noqa: SLF001  (torch's name of it)
+
 #: by the default group, the groups in which the ranks of a mesh read
 _known: WeakKeyDictionary[dist.ProcessGroup, dict[DeviceMesh, DeviceMesh]] = WeakKeyDictionary()
 
@@ -41,6 +44,7 @@ def read_whole(wrapping: Wrapping) -> None:
     if wrapping.plan.shards_parameters or wrapping.plan.mesh.tp > 1:
         dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001  (no public way: values are no tensors)
         dispatcher._custom_op_handlers[_READ] = _read  # noqa: SLF001  (as above)
+        dispatcher._custom_op_handlers[_IS_ANY] = _of_own  # noqa: SLF001  (as above)
 
 
 def _read(operator: Callable[..., Any], args: tuple[Any, ...], _kwargs: dict[str, Any]) -> Any:
@@ -50,6 +54,12 @@ def _read(operator: Callable[..., Any], args: tuple[Any, ...], _kwargs: dict[str
     if in_parts and dist.get_backend(divided.device_mesh.get_group(in_parts[0])) != "fake":
         own = _reduced(divided, own)
     return operator(own)
+
+
+def _of_own(operator: Callable[..., Any], args: tuple[Any, ...], _kwargs: dict[str, Any]) -> torch.Tensor:
+    """Answer for this rank's part: where another's is not a number, that one stops, and all with it."""
+    own: torch.Tensor = operator(args[0].to_local())
+    return own
 
 
 def _reduced(divided: DTensor, own: torch.Tensor) -> torch.Tensor:

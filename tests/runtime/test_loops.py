@@ -1,0 +1,84 @@
+"""Loops that people write train under each strategy as in one process, or are refused with a message."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+from drawn import drawn
+from runtime.loops import PLANS, RECIPES, Setting
+from runtime.ranks import on_ranks
+
+pytestmark = pytest.mark.slow
+
+CELLS = [(name, strategy) for name in RECIPES for strategy in PLANS]
+#: a loss may differ by as much, where rounding in bf16 comes in (Muon's) or not
+NEAR = {"muon_beside_adamw": 5e-3}
+#: which are refused, and what the message says
+_CALLED = "cut into the stages of a pipeline: it cannot be called"
+_COPIED = "a model under pp cannot be copied"
+_MIXED = "got mixed torch.Tensor and DTensor"
+REFUSED: dict[tuple[str, str], str] = {
+    **{
+        (name, "pp"): _CALLED
+        for name in (
+            "a_generator_and_its_critic",
+            "a_hook_in_the_loss",
+            "a_penalty_on_weights",
+            "adversarial_inputs",
+            "gradients_that_are_cached",
+            "shadows_of_parameters",
+            "steps_by_hand",
+            "torchs_transformer",
+            "two_views",
+        )
+    },
+    **{
+        (name, "pp"): _COPIED
+        for name in ("average_by_state", "averaged_model", "copies_that_are_trained", "mean_teacher")
+    },
+    ("a_copy_made_too_early", "pp"): "argument",
+    ("a_copy_made_too_early", "fsdp2"): _MIXED,
+    ("a_copy_made_too_early", "tp"): _MIXED,
+    ("a_penalty_on_weights", "fsdp2"): _MIXED,
+    ("a_penalty_on_weights", "tp"): _MIXED,
+    ("a_teacher", "pp"): "every stage needs parameters of its own that are trained",
+    ("line_search", "pp"): "LBFGS searches along one direction of all weights",
+    ("steps_by_hand", "ddp"): "the ranks have trained apart",
+    ("steps_by_hand", "fsdp2"): "appears to not have been used in the graph",
+}
+#: which go on, told that what is worked out of all weights is a stage's
+TOLD = {("sharpness_aware", "pp"): "weights were changed behind forward_backward"}
+
+
+def outcome(name: str, strategy: str) -> tuple[list[float] | str, list[str]]:
+    """Return what a loop comes to on this rank, or with what it ends; and what it was told."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            found: Any = RECIPES[name](Setting(plan=PLANS[strategy]))
+        except Exception as error:  # noqa: BLE001  (whatever a script ends with)
+            found = str(error)
+    return found, [str(each.message) for each in caught]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+@pytest.mark.parametrize(("name", "strategy"), drawn(CELLS, 16))
+def test_a_loop_trains_as_in_one_process_or_is_refused(name: str, strategy: str) -> None:
+    said = REFUSED.get((name, strategy))
+    expected = RECIPES[name](Setting())
+    for found, warned in on_ranks(2, outcome, name, strategy):
+        if said is not None:
+            assert isinstance(found, str)
+            assert re.search(re.escape(said), found)
+            continue
+        if (name, strategy) in TOLD:
+            assert any(TOLD[name, strategy] in each for each in warned)
+            continue
+        assert found == pytest.approx(expected, rel=NEAR.get(name, 1e-4)), (found, expected)
+
+
+def test_what_is_refused_is_a_loop() -> None:
+    assert set(REFUSED) | set(TOLD) <= set(CELLS)
