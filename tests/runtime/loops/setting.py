@@ -84,8 +84,9 @@ class Setting:
         x, y = torch.randn(2, SAMPLES, WIDTH, generator=draw)
         if self.plan is None or self.plan.mesh.dp == 1:
             return x, y
-        rank, ranks = torch.distributed.get_rank(), self.plan.mesh.dp
-        return x.chunk(ranks)[rank], y.chunk(ranks)[rank]
+        mesh = self.plan.mesh
+        place = torch.distributed.get_rank() // mesh.tp % mesh.dp
+        return x.chunk(mesh.dp)[place], y.chunk(mesh.dp)[place]
 
     def backward(self, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Run a forward and a backward; return the loss."""
@@ -96,11 +97,11 @@ class Setting:
         return loss
 
     def mean(self, loss: torch.Tensor) -> float:
-        """Return the mean of a loss over the ranks that have samples of their own."""
+        """Return the mean of a loss over ranks: those of one tp group have the same."""
         loss = loss.detach().clone()
         if self.plan is not None and self.plan.mesh.dp > 1:
             torch.distributed.all_reduce(loss)
-            loss /= self.plan.mesh.dp
+            loss /= torch.distributed.get_world_size()
         return float(loss)
 
     def loss_of(self, model: Any, step: int = 9) -> float:
