@@ -22,11 +22,12 @@ from parastrat.errors import MismatchError
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.alike import Alike
 from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread
+from parastrat.runtime.training.order import gather_alike
 from parastrat.runtime.training.settings import settings_of
 from parastrat.runtime.wrapping import inner, is_wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
 
@@ -59,9 +60,10 @@ class Replicas:
         self._wrapping = wrapping
         #: the one that reduces, if that is DDP
         self._replicated = model if isinstance(model, DistributedDataParallel) else None
+        self._module = inner(model)
         self._places = [
             (f"{path}.{key}".lstrip("."), part, key)
-            for path, part in inner(model).named_modules()
+            for path, part in self._module.named_modules()
             for key, held in part._parameters.items()  # noqa: SLF001  (as elsewhere)
             if held is not None
         ]
@@ -100,6 +102,20 @@ class Replicas:
     def held(self) -> dict[int, str]:
         """Return the names of the model's parameters, by their identity; while none is gathered."""
         return {id(held): name for name, held in self._held() if held is not None}
+
+    def added(self, parameters: Iterable[torch.Tensor]) -> str:
+        """Return the name of the first of these that the script put into the model later, or "".
+
+        Under tensor parallelism alone what is beside the layers is whole on all ranks, and trained alike.
+        """
+        if self._wrapping.pipeline is not None:
+            return ""
+        asked = {id(each) for each in parameters}
+        around: tuple[str, ...] = ("",)
+        if self._wrapping.plan.mesh.dp == 1:
+            around = tuple(f"{name}." for name in self._wrapping.blocks.names)
+        named = self._module.named_parameters() if asked else ()
+        return next((name for name, each in named if id(each) in asked and name.startswith(around)), "")
 
     def _held(self) -> Iterator[tuple[str, Any]]:
         """Yield the parameters by name; None where the script has taken one away."""
@@ -221,6 +237,7 @@ def compare_ranks(model: nn.Module, wrapping: Wrapping) -> None:
     """Compare a wrapped model's ranks from now on; those of dry runs are not there."""
     if wrapping.mesh.stage_group is not None and dist.get_backend() != "fake":
         wrapping.replicas = Replicas(model, wrapping)
+        gather_alike(model, wrapping)
         if wrapping.mesh.tp is not None:
             wrapping.alike = Alike(model, wrapping)
 
