@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.runtime.pipeline.mixing import Mixing
+from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike
 from parastrat.runtime.training.mixtures import tell_of_mixtures
 from parastrat.runtime.training.once import refuse_again
@@ -32,6 +33,7 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     clip_alike(model, wrapping)
     read_whole(wrapping)
     tell_of_mixtures(wrapping)
+    draw_whole(wrapping)
     tell_of_parts(model, wrapping)
     refuse_again()
     if wrapping.pipeline is not None:
