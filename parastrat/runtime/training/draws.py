@@ -1,7 +1,7 @@
 """Random numbers that a script writes to divided weights on CPUs: those that one process would draw.
 
-torch's DTensor lets each rank draw its share. On accelerators it moves their generators apart for that, and
-together again; on CPUs it does not (torch 2.11 to 2.13): ranks of one seed give all shares the same numbers,
+torch's DTensor lets each rank draw its share. On accelerators it moves their generators apart for that,
+and together again; on CPUs it does not (torch 2.13): ranks of one seed give all shares the same numbers,
 so that a weight which is initialised again has the rows of one rank several times over, and they stay alike
 as they are trained. So each rank draws for the whole, and keeps its share.
 """

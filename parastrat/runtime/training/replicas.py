@@ -23,6 +23,7 @@ from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.alike import Alike
 from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread
 from parastrat.runtime.training.order import gather_alike
+from parastrat.runtime.training.samples import Samples
 from parastrat.runtime.training.settings import settings_of
 from parastrat.runtime.wrapping import inner, is_wrapped
 
@@ -68,6 +69,8 @@ class Replicas:
             if held is not None
         ]
         self.device = wrapping.device
+        has_samples = wrapping.mesh.data_group is not None and wrapping.pipeline is None
+        self._samples = Samples(model, wrapping) if has_samples else None
         #: of the whole model, all that ended and reduced
         self.backwards = 0
         #: forwards of it whose gradients the script keeps to each rank
@@ -129,7 +132,8 @@ class Replicas:
         if is_compared(self.backwards):
             if self._wrapping.alike is not None:
                 self._wrapping.alike.compare("the loss", [loss])
-            self._compare(own)
+            self._compare(own, plain=False)
+        self._ask()
 
     def compare_gradients(self) -> None:
         """Compare the gradients of copies, where no backward of the whole model came before a step."""
@@ -185,9 +189,16 @@ class Replicas:
         self.backwards += 1
         own = self._are_the_scripts()
         if is_compared(self.backwards):
-            self._compare(own)
+            self._compare(own, plain=True)
+        self._ask()
 
-    def _compare(self, own: bool) -> None:
+    def _ask(self) -> None:
+        if self._samples is not None:
+            self._samples.is_asked = is_compared(self.backwards + 1)
+
+    def _compare(self, own: bool, *, plain: bool) -> None:
+        if self._samples is not None:
+            self._samples.compare(plain=plain)
         groups: dict[dist.ProcessGroup, Named] = defaultdict(list)
         for name, held in self._held():
             for group in self._groups(held):
