@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.runtime.pipeline.mixing import Mixing
+from parastrat.runtime.training.changed_whole import change_whole
 from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike
 from parastrat.runtime.training.mixtures import tell_of_mixtures
@@ -34,6 +35,7 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     read_whole(wrapping)
     tell_of_mixtures(wrapping)
     draw_whole(wrapping)
+    change_whole(wrapping)
     tell_of_parts(model, wrapping)
     refuse_again()
     if wrapping.pipeline is not None:
