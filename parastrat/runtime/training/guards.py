@@ -8,6 +8,7 @@ from parastrat.runtime.pipeline.mixing import Mixing
 from parastrat.runtime.training.changed_whole import change_whole
 from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike
+from parastrat.runtime.training.loading import tell_of_whole
 from parastrat.runtime.training.mixtures import tell_of_mixtures
 from parastrat.runtime.training.once import refuse_again
 from parastrat.runtime.training.plain_loop import guard_plain_loop
@@ -37,6 +38,7 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     draw_whole(wrapping)
     change_whole(wrapping)
     tell_of_parts(model, wrapping)
+    tell_of_whole(model, wrapping)
     refuse_again()
     if wrapping.pipeline is not None:
         wrapping.mixing = Mixing(model)
