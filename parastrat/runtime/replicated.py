@@ -52,8 +52,8 @@ class Replicated(DistributedDataParallel):
         except AttributeError:
             if name in _ASKED and hasattr(self._modules.get("module"), name):
                 raise WrapError(
-                    f"something asks the model for {name}, which DDP hides, and parameters have other names "
-                    "in it: decay and rates would be others than on one device",
+                    f"something asks the model for {name}, which DDP hides, as it changes the names of "
+                    "parameters: decay and rates would be others than on one device",
                     hint="give it the module, getattr(model, 'module', model), as in "
                     "timm.optim.create_optimizer_v2(getattr(model, 'module', model), ...)",
                 ) from None

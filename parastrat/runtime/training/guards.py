@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.runtime.pipeline.mixing import Mixing
+from parastrat.runtime.pipeline.mixing import Mixing, tell_of_averages
 from parastrat.runtime.training.changed_whole import change_whole
 from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike
@@ -42,4 +42,5 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     refuse_again()
     if wrapping.pipeline is not None:
         wrapping.mixing = Mixing(model)
+        tell_of_averages(wrapping.pipeline)
         wrapping.pipeline.settle(model)  # behind all that hooks the model
