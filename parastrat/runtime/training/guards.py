@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.runtime.pipeline.applied import apply_to_all
 from parastrat.runtime.pipeline.mixing import Mixing, tell_of_averages
 from parastrat.runtime.training.changed_whole import change_whole
 from parastrat.runtime.training.draws import draw_whole
@@ -43,4 +44,5 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     if wrapping.pipeline is not None:
         wrapping.mixing = Mixing(model)
         tell_of_averages(wrapping.pipeline)
+        apply_to_all(wrapping.pipeline.absent, wrapping.device)
         wrapping.pipeline.settle(model)  # behind all that hooks the model
