@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parastrat.errors import MismatchError
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.alike import Alike
+from parastrat.runtime.training.buffers import OwnBuffers
 from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread
 from parastrat.runtime.training.order import gather_alike
 from parastrat.runtime.training.samples import Samples
@@ -71,6 +72,7 @@ class Replicas:
         self.device = wrapping.device
         has_samples = wrapping.mesh.data_group is not None and wrapping.pipeline is None
         self._samples = Samples(model, wrapping) if has_samples else None
+        self._buffers = OwnBuffers(model, wrapping) if has_samples else None
         #: of the whole model, all that ended and reduced
         self.backwards = 0
         #: forwards of it whose gradients the script keeps to each rank
@@ -199,6 +201,8 @@ class Replicas:
     def _compare(self, own: bool, *, plain: bool) -> None:
         if self._samples is not None:
             self._samples.compare(plain=plain)
+        if self._buffers is not None:
+            self._buffers.compare()
         groups: dict[dist.ProcessGroup, Named] = defaultdict(list)
         for name, held in self._held():
             for group in self._groups(held):
