@@ -75,6 +75,18 @@ def overlapping_group(whole: DeviceMesh, axis: str) -> dist.ProcessGroup | None:
     return _subgroup(rows.tolist())
 
 
+def group_apart(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
+    """Return a group of some ranks that nothing else uses; these ranks call it, and no others need to.
+
+    Whoever waits in it waits for what was meant: the next collective of the others is not taken for it.
+    """
+    with one_gloo_thread():
+        group: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=timeout, backend=GLOO, use_local_synchronization=True
+        )
+    return group
+
+
 def _subgroup(rows: list[list[int]]) -> dist.ProcessGroup:
     enumerated: Callable[..., tuple[dist.ProcessGroup, Any]] = dist.new_subgroups_by_enumeration
     own, _ = enumerated(rows, backend=GLOO)

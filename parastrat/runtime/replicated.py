@@ -7,6 +7,12 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
+from parastrat.runtime.wrapping import is_wrapped, wrapping_of
+
+#: what timm's optimizers and rates by depth ask a model for, and do without where it has none
+_ASKED = frozenset({"no_weight_decay", "group_matcher"})
+#: of torch's message
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 
 class Replicated(DistributedDataParallel):
@@ -34,3 +40,38 @@ class Replicated(DistributedDataParallel):
                 hint=f"set it there: getattr(model, 'module', model).{name} = ...",
             )
         super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the wrapper.
+
+        Raises:
+            WrapError: where the module has it, and whoever asks goes on otherwise without it.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name in _ASKED and hasattr(self._modules.get("module"), name):
+                raise WrapError(
+                    f"something asks the model for {name}, which DDP hides, as it changes the names of "
+                    "parameters: decay and rates would be others than on one device",
+                    hint="give it the module, getattr(model, 'module', model), as in "
+                    "timm.optim.create_optimizer_v2(getattr(model, 'module', model), ...)",
+                ) from None
+            raise
+
+    def _pre_forward(self, *inputs: Any, **keywords: Any) -> Any:
+        try:
+            before: Any = super()._pre_forward  # torch leaves it untyped
+            return before(*inputs, **keywords)
+        except RuntimeError as error:
+            if _UNFINISHED not in str(error):
+                raise
+            reached = wrapping_of(self).reached if is_wrapped(self) else None
+            if reached is not None:
+                reached.check_held()
+            raise WrapError(
+                "the last backward did not reach all parameters, as the first one did: DDP waits for their "
+                "gradients",
+                hint="let the forward of a module branch itself on what leaves parts out, where "
+                "auto_parallelize sees it, or plan another strategy: parastrat recommend --strategy fsdp2",
+            ) from error

@@ -18,3 +18,20 @@ def memory_of(tensor: torch.Tensor) -> int:
     """Return what tells the storage of this rank's share, which stays where FSDP2 frees and fills it."""
     address: int = share_of(tensor).untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
     return address
+
+
+def share_of_whole(whole: torch.Tensor, divided: DTensor) -> torch.Tensor:
+    """Return what this rank would hold of whole values that were divided as a tensor is; a view of them."""
+    mesh, local = divided.device_mesh, whole
+    # the innermost axis divides first, as tensor parallelism came before FSDP2
+    for axis, placement in reversed(list(enumerate(divided.placements))):
+        dim = getattr(placement, "dim", None)
+        if dim is not None:
+            local = _chunk(local, mesh.size(axis), mesh.get_local_rank(axis), dim)
+    return local
+
+
+def _chunk(tensor: torch.Tensor, parts: int, index: int, dim: int) -> torch.Tensor:
+    """Return one of ``torch.chunk``'s parts, which may be fewer than asked for: then an empty one."""
+    chunks = tensor.chunk(parts, dim)
+    return chunks[index] if index < len(chunks) else tensor.narrow(dim, 0, 0)

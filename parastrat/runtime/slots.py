@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from parastrat.errors import ModelError
 from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.shares import share_of_whole
 
 #: what wrappers insert into names
 _INFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -71,17 +72,10 @@ class Slot:
         """Return this rank's share of the full values: as the slot's tensor was laid out."""
         if not isinstance(self.tensor, DTensor):
             return self.standing_for(full)
-        mesh, placements = self.tensor.device_mesh, self.tensor.placements
-        local = full
-        # the innermost axis divides first, as tensor parallelism came before FSDP2
-        for axis, placement in reversed(list(enumerate(placements))):
-            dim = getattr(placement, "dim", None)
-            if dim is not None:
-                local = _chunk(local, mesh.size(axis), mesh.get_local_rank(axis), dim)
         share = DTensor.from_local(
-            local.clone(),  # a view would keep the full values alive
-            mesh,
-            placements,
+            share_of_whole(full, self.tensor).clone(),  # a view would keep the full values alive
+            self.tensor.device_mesh,
+            self.tensor.placements,
             run_check=False,
             shape=self.tensor.shape,
             stride=self.tensor.stride(),
@@ -153,9 +147,3 @@ def clean_name(name: str) -> str:
     for infix in _INFIXES:
         name = f"{name}.".replace(infix, "").removesuffix(".")
     return name
-
-
-def _chunk(tensor: torch.Tensor, parts: int, index: int, dim: int) -> torch.Tensor:
-    """Return one of ``torch.chunk``'s parts, which may be fewer than asked for: then an empty one."""
-    chunks = tensor.chunk(parts, dim)
-    return chunks[index] if index < len(chunks) else tensor.narrow(dim, 0, 0)

@@ -15,6 +15,7 @@ from torch import nn
 
 import parastrat
 from parastrat.plan import Plan
+from parastrat.runtime.training.writes import look_at
 
 pytestmark = pytest.mark.slow
 
@@ -156,3 +157,9 @@ def test_optimizers_that_assign_data(ranks: list[dict[str, Any]]) -> None:
         assert found["assigned ddp"] < 1e-6
         for name in ("fsdp2", "tp"):
             assert "something was assigned to .data" in str(found[f"assigned {name}"])
+
+
+def test_numbers_of_double_precision_are_looked_at() -> None:
+    layer = nn.Linear(2, 2).double()
+    nn.init.ones_(layer.weight)
+    assert look_at((layer, "weight"), values=True).norm == 2.0

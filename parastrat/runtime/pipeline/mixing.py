@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+from torch import nn
 
 from parastrat.errors import WrapError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch import nn
+    from parastrat.runtime.pipeline.pipelined import Pipeline
 
 #: of models that live
 _watched: WeakSet[Mixing] = WeakSet()
 #: that step all weights along one direction
 _OF_ALL: tuple[type[Any], ...] = (torch.optim.LBFGS,)
+#: of a head, or of weights without decay, and of all others
+_RATES = 2
 
 
 class Mixing:
@@ -75,6 +78,12 @@ class Mixing:
                 f"{name} is none of torch.optim's: if it works out anything over all weights or gradients, "
                 "as a norm or one rate for all, that is of this rank's stages alone under a pipeline"
             )
+        if len(optimizer.param_groups) > _RATES and _rates_of(optimizer) > _RATES:
+            self._tell(
+                f"{name} has {_rates_of(optimizer)} learning rates: where they follow depth as "
+                "timm.optim.param_groups_layer_decay counts it, by parameters that the model lists, a rank "
+                "of a pipeline counts those of its own stages alone; count layers by the configuration"
+            )
         self._check_weights()
         if self._gradients and self._gradients != self._writes()[1]:
             self._tell(
@@ -113,6 +122,11 @@ class Mixing:
             warnings.warn(said, stacklevel=4)
 
 
+def _rates_of(optimizer: Any) -> int:
+    """Return how many learning rates there are; timm keeps factors of them beside."""
+    return len({(str(group.get("lr")), group.get("lr_scale")) for group in optimizer.param_groups})
+
+
 def see_step_of_stages(optimizer: Any) -> None:
     """See to a step of an optimizer that may be of stages' weights.
 
@@ -121,3 +135,44 @@ def see_step_of_stages(optimizer: Any) -> None:
     """
     for each in list(_watched):
         each.steps(optimizer)
+
+
+def tell_of_averages(pipeline: Pipeline) -> None:
+    """Warn of parts that look like averages of others, as momentum encoders do, held by other stages.
+
+    What a script averages by ``zip(online.parameters(), average.parameters())`` would be nothing, or of
+    other weights: each list is of the stages of this rank.
+    """
+    absent = pipeline.absent.names
+    for trained, average, names in _alike(pipeline.skeleton):
+        if any((f"{trained}.{name}" in absent) != (f"{average}.{name}" in absent) for name in names):
+            warnings.warn(
+                f"{average} is not trained and looks like {trained}, and other stages of the pipeline hold "
+                "it: if it is to be an average of that, no rank can update it, as each lists parameters of "
+                "its own stages alone; plan without pp: parastrat recommend --pp 1",
+                stacklevel=2,
+            )
+            return
+
+
+def _alike(module: nn.Module) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield the names of a part that is trained and of one like it that is not, with their parameters'."""
+    found: dict[Any, list[tuple[str, nn.Module]]] = {}
+    lists = {
+        f"{path}."
+        for path, part in module.named_modules()
+        if isinstance(part, nn.ModuleList | nn.Sequential)
+    }
+    for path, part in module.named_modules():
+        # layers of one list are alike, and some may be frozen
+        if path.rpartition(".")[0] + "." in lists or any(path.startswith(each) for each in lists):
+            continue
+        form = tuple((name, tuple(each.shape)) for name, each in part.named_parameters())
+        if len(form) > 1:
+            found.setdefault(form, []).append((path, part))
+    for form, parts in found.items():
+        trains = {path: any(each.requires_grad for each in part.parameters()) for path, part in parts}
+        online = next((path for path, each in trains.items() if each), None)
+        average = next((path for path, each in trains.items() if not each), None)
+        if online is not None and average is not None:
+            yield online, average, [name for name, _ in form]

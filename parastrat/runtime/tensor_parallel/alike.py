@@ -15,7 +15,9 @@ from torch.distributed.tensor import DTensor
 from parastrat.errors import MismatchError
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.dropout import States
+from parastrat.runtime.tensor_parallel.looked_at import LookedAt
 from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread, told
+from parastrat.runtime.wrapping import inner
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +42,7 @@ class Alike:
 
     def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
         self._wrapping = wrapping
+        self._looked_at = LookedAt(inner(model), wrapping)
         self._forwards = 0
         #: of each generator, as a forward began that is compared
         self._states: tuple[int, ...] = ()
@@ -67,6 +70,7 @@ class Alike:
         self._forwards += 1
         if not is_compared(self._forwards):
             return
+        self._looked_at.hooks()
         self._states = _drawn_from(self._wrapping.device)
         taken = tensors_in((args, keywords))
         # fractions behind the first may be caches of each rank's heads
@@ -74,6 +78,7 @@ class Alike:
         self.compare("what a forward takes", told)
 
     def _ended(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self._looked_at.attentions(output)
         states, self._states = self._states, ()
         mesh = self._wrapping.mesh.tp
         if not states or mesh is None:

@@ -6,6 +6,7 @@ leaves buffers alone, and ``torch.distributed.checkpoint`` keeps each from which
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from parastrat.runtime.training.compared import differing
 from parastrat.runtime.training.messages import in_messages
 from parastrat.runtime.wrapping import inner, wrapping_of
 
@@ -54,6 +56,37 @@ def follow_first_rank(model: nn.Module, wrapping: Wrapping) -> None:
     model.register_forward_pre_hook(before)
     model.register_forward_hook(after)
     wrapping.calls.append("# rank 0's buffers are sent before a forward that follows training, as by DDP")
+
+
+class OwnBuffers:
+    """Tells once of buffers that follow each rank's own samples, but for running statistics of norms.
+
+    Codebooks, centres and queues are rank 0's then, which has seen a part of the samples.
+
+    Args:
+        model: wrapped, with data ranks.
+        wrapping: of it.
+    """
+
+    def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
+        module = inner(model)
+        self._wrapping = wrapping
+        self._places = changeable(module) if has_changing_buffers(module) else []
+        self._names = {id(part): name for name, part in module.named_modules()}
+
+    def compare(self) -> None:
+        """Compare them behind a forward that may have changed them; all data ranks call it."""
+        held = [(part, key, part._buffers.get(key)) for part, key in self._places]  # noqa: SLF001  (may be gone)
+        named = [(f"{self._names[id(part)]}.{key}".lstrip("."), buffer) for part, key, buffer in held]
+        mesh = self._wrapping.mesh
+        if name := differing(named, self._wrapping.device, mesh.data_group):
+            self._places = []
+            warnings.warn(
+                f"{name} differs between data-parallel ranks behind a step: each forward changes it by its "
+                "own rank's samples, and rank 0's is kept for all; reduce what it is made of over ranks by "
+                "torch.distributed.all_reduce, as one process would see all samples",
+                stacklevel=2,
+            )
 
 
 def equalise_buffers(model: nn.Module) -> None:

@@ -79,7 +79,7 @@ class Left:
         return self._root is model
 
     def _began(self, _root: nn.Module, _args: tuple[Any, ...]) -> None:
-        if _in_backward():
+        if in_backward():
             return  # recomputed
         if not self._is_stage:
             self._free()
@@ -88,7 +88,7 @@ class Left:
             self._shards = [at(place) for place in self._places]
 
     def _ended(self, _root: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if _in_backward():
+        if in_backward():
             return
         self._running = False
         if not torch.is_grad_enabled():
@@ -140,7 +140,7 @@ class Left:
         Raises:
             WrapError: a forward or a backward reads it meanwhile.
         """
-        if self._running or _in_backward():
+        if self._running or in_backward():
             raise WrapError(
                 "the model is copied inside of a forward or a backward, which reads what FSDP2 gathered",
                 hint="copy it between steps, behind optimizer.step()",
@@ -154,7 +154,7 @@ class Left:
             self._free()
 
     def _can_free(self) -> bool:
-        return self._is_left and not self._running and not _in_backward()
+        return self._is_left and not self._running and not in_backward()
 
     def _free(self) -> None:
         if self._can_free():
@@ -209,6 +209,7 @@ def free_for_copy(model: nn.Module) -> None:
             root.free_for_copy()
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
+    """Return whether a backward is running: what is called in it is computed again."""
     running: int = torch._C._current_graph_task_id()  # noqa: SLF001  (there is no public way)
     return running != -1

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.runtime.pipeline.mixing import Mixing
+from parastrat.runtime.pipeline.applied import apply_to_all
+from parastrat.runtime.pipeline.mixing import Mixing, tell_of_averages
+from parastrat.runtime.training.changed_whole import change_whole
+from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike
+from parastrat.runtime.training.loading import tell_of_whole
 from parastrat.runtime.training.mixtures import tell_of_mixtures
 from parastrat.runtime.training.once import refuse_again
 from parastrat.runtime.training.plain_loop import guard_plain_loop
@@ -32,8 +36,13 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     clip_alike(model, wrapping)
     read_whole(wrapping)
     tell_of_mixtures(wrapping)
+    draw_whole(wrapping)
+    change_whole(wrapping)
     tell_of_parts(model, wrapping)
+    tell_of_whole(model, wrapping)
     refuse_again()
     if wrapping.pipeline is not None:
         wrapping.mixing = Mixing(model)
+        tell_of_averages(wrapping.pipeline)
+        apply_to_all(wrapping.pipeline.absent, wrapping.device)
         wrapping.pipeline.settle(model)  # behind all that hooks the model

@@ -123,7 +123,7 @@ class Reached:
             return
         changed = any(each.requires_grad is not before for each, before in self._asked)
         if self._is_first or changed:
-            self._check_held()
+            self.check_held()
             self._asked = [(each, each.requires_grad) for each in self._held.values()]
         trained = set(self._trained())
         # nothing asks where gradients only pass through, as a critic's in a generator's step
@@ -131,7 +131,8 @@ class Reached:
             self._reduce(trained if self._is_first else trained | self._reduced, trained)
         self._is_first = False
 
-    def _check_held(self) -> None:
+    def check_held(self) -> None:
+        """Refuse parameters that are not those that DDP reduces."""
         now = dict(self._replicated.module.named_parameters())
         others = [name for name in now | self._held if now.get(name) is not self._held.get(name)]
         if others:

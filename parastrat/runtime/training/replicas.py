@@ -21,12 +21,15 @@ from torch.nn.parallel import DistributedDataParallel
 from parastrat.errors import MismatchError
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.alike import Alike
+from parastrat.runtime.training.buffers import OwnBuffers
 from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread
+from parastrat.runtime.training.order import gather_alike
+from parastrat.runtime.training.samples import Samples
 from parastrat.runtime.training.settings import settings_of
 from parastrat.runtime.wrapping import inner, is_wrapped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch import nn
 
@@ -59,13 +62,17 @@ class Replicas:
         self._wrapping = wrapping
         #: the one that reduces, if that is DDP
         self._replicated = model if isinstance(model, DistributedDataParallel) else None
+        self._module = inner(model)
         self._places = [
             (f"{path}.{key}".lstrip("."), part, key)
-            for path, part in inner(model).named_modules()
+            for path, part in self._module.named_modules()
             for key, held in part._parameters.items()  # noqa: SLF001  (as elsewhere)
             if held is not None
         ]
         self.device = wrapping.device
+        has_samples = wrapping.mesh.data_group is not None and wrapping.pipeline is None
+        self._samples = Samples(model, wrapping) if has_samples else None
+        self._buffers = OwnBuffers(model, wrapping) if has_samples else None
         #: of the whole model, all that ended and reduced
         self.backwards = 0
         #: forwards of it whose gradients the script keeps to each rank
@@ -101,6 +108,20 @@ class Replicas:
         """Return the names of the model's parameters, by their identity; while none is gathered."""
         return {id(held): name for name, held in self._held() if held is not None}
 
+    def added(self, parameters: Iterable[torch.Tensor]) -> str:
+        """Return the name of the first of these that the script put into the model later, or "".
+
+        Under tensor parallelism alone what is beside the layers is whole on all ranks, and trained alike.
+        """
+        if self._wrapping.pipeline is not None:
+            return ""
+        asked = {id(each) for each in parameters}
+        around: tuple[str, ...] = ("",)
+        if self._wrapping.plan.mesh.dp == 1:
+            around = tuple(f"{name}." for name in self._wrapping.blocks.names)
+        named = self._module.named_parameters() if asked else ()
+        return next((name for name, each in named if id(each) in asked and name.startswith(around)), "")
+
     def _held(self) -> Iterator[tuple[str, Any]]:
         """Yield the parameters by name; None where the script has taken one away."""
         for name, part, key in self._places:
@@ -113,7 +134,8 @@ class Replicas:
         if is_compared(self.backwards):
             if self._wrapping.alike is not None:
                 self._wrapping.alike.compare("the loss", [loss])
-            self._compare(own)
+            self._compare(own, plain=False)
+        self._ask()
 
     def compare_gradients(self) -> None:
         """Compare the gradients of copies, where no backward of the whole model came before a step."""
@@ -169,9 +191,18 @@ class Replicas:
         self.backwards += 1
         own = self._are_the_scripts()
         if is_compared(self.backwards):
-            self._compare(own)
+            self._compare(own, plain=True)
+        self._ask()
 
-    def _compare(self, own: bool) -> None:
+    def _ask(self) -> None:
+        if self._samples is not None:
+            self._samples.is_asked = is_compared(self.backwards + 1)
+
+    def _compare(self, own: bool, *, plain: bool) -> None:
+        if self._samples is not None:
+            self._samples.compare(plain=plain)
+        if self._buffers is not None:
+            self._buffers.compare()
         groups: dict[dist.ProcessGroup, Named] = defaultdict(list)
         for name, held in self._held():
             for group in self._groups(held):
@@ -221,6 +252,7 @@ def compare_ranks(model: nn.Module, wrapping: Wrapping) -> None:
     """Compare a wrapped model's ranks from now on; those of dry runs are not there."""
     if wrapping.mesh.stage_group is not None and dist.get_backend() != "fake":
         wrapping.replicas = Replicas(model, wrapping)
+        gather_alike(model, wrapping)
         if wrapping.mesh.tp is not None:
             wrapping.alike = Alike(model, wrapping)
 

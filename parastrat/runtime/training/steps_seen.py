@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from parastrat.errors import MismatchError
+from parastrat.errors import MismatchError, WrapError
 from parastrat.runtime.training.compared import differing, is_compared
 from parastrat.runtime.training.replicas import living
 from parastrat.runtime.training.settings import count_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from parastrat.runtime.training.replicas import Replicas
 
@@ -31,6 +31,7 @@ def see_step(optimizer: Any) -> list[Replicas]:
 
     Raises:
         MismatchError: it would step what each rank has another gradient of.
+        WrapError: it steps parameters that a wrapped model did not have.
     """
     if not living or _is_inside(optimizer):
         return []
@@ -42,6 +43,7 @@ def see_step(optimizer: Any) -> list[Replicas]:
         _models[optimizer] = WeakSet(found)
         known = {each for own in names.values() for each in own}
         others = [each for each in parameters if id(each) not in known and not isinstance(each, DTensor)]
+        _refuse_added(others, names)
         for model in found if others else ():
             model.beside[optimizer] = zlib.crc32(repr([tuple(each.shape) for each in others]).encode())
         _compare_others(others, found)
@@ -54,6 +56,18 @@ def see_step(optimizer: Any) -> list[Replicas]:
 def _is_inside(optimizer: Any) -> bool:
     """Return whether another optimizer steps by this one, with what is its own on each rank (ZeRO's)."""
     return any(held is optimizer for outer in list(_models) for held in vars(outer).values())
+
+
+def _refuse_added(others: list[torch.Tensor], models: Iterable[Replicas]) -> None:
+    """Refuse parameters that were put into a wrapped model: it was divided, or is reduced, without them."""
+    for model in models:
+        if name := model.added(others):
+            raise WrapError(
+                f"{name} was put into the model behind auto_parallelize: its gradient is that of each rank "
+                "by itself",
+                hint="add adapters, heads and layers before: "
+                "auto_parallelize(get_peft_model(model, config))",
+            )
 
 
 def _compare_others(others: list[torch.Tensor], models: list[Replicas]) -> None:

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import MismatchError
-from parastrat.runtime.gloo import GLOO, one_gloo_thread
+from parastrat.runtime.gloo import group_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,16 +89,11 @@ def _apart(mesh: DeviceMesh) -> DeviceMesh:
     world = dist.group.WORLD
     known = {} if world is None else _known.setdefault(world, {})
     if mesh not in known:
-        groups = [_group(dist.get_process_group_ranks(mesh.get_group(place))) for place in range(mesh.ndim)]
+        groups = [
+            # the ranks of other stages do not come to it
+            group_apart(dist.get_process_group_ranks(mesh.get_group(place)), WAIT)
+            for place in range(mesh.ndim)
+        ]
         names = mesh.mesh_dim_names
         known[mesh] = DeviceMesh.from_group(groups, "cpu", mesh=mesh.mesh, mesh_dim_names=names)
     return known[mesh]
-
-
-def _group(ranks: list[int]) -> dist.ProcessGroup:
-    with one_gloo_thread():
-        # the ranks of other stages do not come to it
-        group: dist.ProcessGroup = dist.new_group(
-            ranks, timeout=WAIT, backend=GLOO, use_local_synchronization=True
-        )
-    return group

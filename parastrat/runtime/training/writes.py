@@ -149,7 +149,7 @@ class Look:
     writes: int
     #: of the storage, which stays where FSDP2 frees and fills it
     address: int
-    #: norm in fp32, of values that may be nothing else
+    #: norm in fp32 or more, of values that may be nothing else
     norm: float | None
 
     @property
@@ -166,7 +166,8 @@ def look_at(place: Place, *, values: bool = False) -> Look:
     norm = None
     if values and own.numel() and (own.is_floating_point() or own.is_complex()):
         plain = torch.view_as_real(own.detach()) if own.is_complex() else own.detach()
-        found = float(torch.linalg.vector_norm(plain, dtype=torch.float32))
+        of_short = torch.promote_types(plain.dtype, torch.float32)
+        found = float(torch.linalg.vector_norm(plain, dtype=of_short))
         norm = None if math.isnan(found) else found
     # what is divided counts writes to it, and not what it holds
     writes = own._version + (0 if own is parameter else parameter._version)  # noqa: SLF001  (no public way)

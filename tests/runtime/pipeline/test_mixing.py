@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -18,6 +20,7 @@ import parastrat
 
 pytestmark = pytest.mark.slow
 
+_ALONE = re.compile("alone under a pipeline|of its own stages alone")
 X, Y = torch.linspace(-1, 1, 32).view(4, 8), torch.linspace(1, -1, 32).view(4, 8)
 
 
@@ -74,7 +77,37 @@ def told(kind: Callable[..., Any], between: Callable[[nn.Module], None] = averag
             else:
                 optimizer.step()
             optimizer.zero_grad()
-    return [str(each.message) for each in caught if "alone under a pipeline" in str(each.message)]
+    return [str(each.message) for each in caught if _ALONE.search(str(each.message))]
+
+
+class Averaged(nn.Module):
+    """A momentum encoder beside the one that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(8, 8), Block(), Block())
+        self.average = copy.deepcopy(self.online).requires_grad_(False)
+        self.out = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.online(x) - self.average(x))  # type: ignore[no-any-return]
+
+
+def averaged() -> list[str]:
+    """Return what a pipeline of it warns of."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        parastrat.auto_parallelize(
+            Averaged(), plan=plan(pp=2, gradient_accumulation_steps=2), sample_inputs=X[:2]
+        )
+    return [str(each.message) for each in caught if "looks like" in str(each.message)]
+
+
+def by_depth(parameters: Iterator[nn.Parameter], count: int) -> torch.optim.Optimizer:
+    held = list(parameters)
+    groups = [{"params": held[place::count], "lr": 0.1 / (1 + place)} for place in range(count)]
+    return torch.optim.SGD(groups, lr=0.1)
 
 
 def everything() -> dict[str, Any]:
@@ -85,6 +118,9 @@ def everything() -> dict[str, Any]:
         "clipped by hand": partial(told, sgd, clipped_by_hand),
         "perturbed": partial(told, sgd, perturbed),
         "another": partial(told, partial(OfAnother, lr=0.1)),
+        "two rates": partial(told, partial(by_depth, count=2)),
+        "three rates": partial(told, partial(by_depth, count=3)),
+        "averaged": averaged,
         "line search": partial(told, torch.optim.LBFGS),
     }
     return answers(asked)
@@ -97,7 +133,7 @@ def ranks() -> list[dict[str, Any]]:
 
 def test_what_is_of_each_weight_alone_is_not_told_of(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert found["plain"] == found["clipped"] == []
+        assert found["plain"] == found["clipped"] == found["two rates"] == []
 
 
 def test_what_may_be_of_all_is_told_of_once(ranks: list[dict[str, Any]]) -> None:
@@ -105,6 +141,8 @@ def test_what_may_be_of_all_is_told_of_once(ranks: list[dict[str, Any]]) -> None
         "clipped by hand": "gradients were changed between",
         "perturbed": "weights were changed behind forward_backward",
         "another": "OfAnother is none of torch.optim's",
+        "three rates": "SGD has 3 learning rates",
+        "averaged": "average is not trained and looks like online",
     }
     for found in ranks:
         for name, beginning in said.items():
