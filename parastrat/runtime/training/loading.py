@@ -58,13 +58,21 @@ def _check_whole(part: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -
 
 
 def _of_own_stages(
-    load: Callable[..., Any], absent: frozenset[str], state: Any, strict: bool = True, assign: bool = False
+    load: Callable[..., Any],
+    absent: frozenset[str],
+    state_dict: Any,  # torch names it
+    strict: bool = True,
+    assign: bool = False,
 ) -> Any:
-    """Call ``load_state_dict`` where it does not ask for what other stages have."""
-    others = sorted(absent.intersection(state)) if strict else []
+    """Call ``load_state_dict`` where it does not ask for what other stages have.
+
+    Raises:
+        WrapError: naming a weight of another stage.
+    """
+    others = sorted(absent.intersection(state_dict)) if strict else []
     if others:
         raise WrapError(
             f"load_state_dict is given {others[0]}, which another stage of the pipeline has",
             hint=_OF_STAGES,
         )
-    return load(state, strict=strict, assign=assign)
+    return load(state_dict, strict=strict, assign=assign)
