@@ -225,6 +225,11 @@ def _(case: Case) -> Hit:
 def _less_memory(case: Case) -> str:
     """Name the cheapest step down that this plan has left."""
     plan, world, memory = case.plan, case.hardware.world_size, case.estimate.memory
+    if plan.mesh.pp > 1 and plan.shard is not Shard.PARAMETERS and 2 * memory.transient > memory.total:
+        # buffers for all micro-batches of a step, however many samples one of them has
+        return "give each pipeline fewer samples: more data-parallel ranks, or a smaller --global-batch"
+    # at the optimizer's step activations are gone: what makes them fewer does not help
+    activations = memory.activations > 0
     shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_replicate == 1
     further = plan.mesh.dp > 1 and not shards
     if further and memory.parameters + memory.gradients + memory.optimizer > memory.capacity:
@@ -232,11 +237,11 @@ def _less_memory(case: Case) -> str:
         return _sharded(plan)
     if plan.recompute is not Recompute.FULL and memory.activations * 4 > memory.total:
         return "recompute more (--recompute full)"
-    if plan.micro_batch_size > 1:
+    if activations and plan.micro_batch_size > 1:
         return f"use a micro-batch of {plan.micro_batch_size // 2} instead of {plan.micro_batch_size}"
     if further:
         return _sharded(plan)
-    if plan.recompute is not Recompute.FULL:
+    if activations and plan.recompute is not Recompute.FULL:
         return "recompute more (--recompute full)"
     if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
         return f"offload the optimizer to host memory, or use more devices than {world}"
