@@ -34,6 +34,12 @@ _UNUSUAL_SHARDS = {
     DataStrategy.ZERO1: Shard.OPTIMIZER,
     DataStrategy.ZERO2: Shard.GRADIENTS,
 }
+#: what other tools call the same
+_ELSEWHERE = {
+    **dict.fromkeys(("zero3", "zero-3", "fsdp1"), DataStrategy.FSDP2.value),
+    "zero-1": DataStrategy.ZERO1.value,
+    "zero-2": DataStrategy.ZERO2.value,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +80,8 @@ def _parsed(text: str) -> Strategy:
     data = [DataStrategy(word) for word in words if word in list(DataStrategy)]
     axes = tuple(axis for axis in _MODEL_AXES if axis in words)
     if len(data) + len(axes) != len(words) or len(data) > 1:
-        meant = _meant(words)
+        several = len(data) > 1 or len(set(words)) < len(words) or SINGLE in words
+        meant = "" if several else _meant(words)
         raise UsageError(
             f"unknown strategy {text!r}",
             hint=(f"did you mean {meant}? " if meant else "")
@@ -92,8 +99,9 @@ def _meant(words: list[str]) -> str:
     from parastrat.profiles import nearest
 
     known = (SINGLE, *DataStrategy, *_MODEL_AXES)
+    words = [_ELSEWHERE.get(word, word) for word in words]
     guesses = [word if word in known else next(iter(nearest(word, known)), "") for word in words]
-    return "+".join(guesses) if all(guesses) and guesses != words else ""
+    return "+".join(guesses) if all(guesses) else ""
 
 
 def _contradiction(strategy: Strategy, fixed: FixedFlags) -> str:
