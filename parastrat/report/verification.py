@@ -84,7 +84,7 @@ def verification_text(verification: Verification, paper: Paper) -> str:
     rows += memory_lines(verification.found, paper)
     estimated = (
         f"the worst rank is estimated at {verification.estimated / GIB:,.2f} GiB, "
-        f"{100 * verification.error:+.1f} % off"
+        f"{100 * verification.error + 0.0:+.1f} % off".replace("-0.0", "+0.0")
     )
     rows += wrapped(estimated, paper, first="  ")
     rows += traffic_lines(worst, paper)
@@ -98,7 +98,7 @@ def verification_text(verification: Verification, paper: Paper) -> str:
 def _verdict(verification: Verification) -> str:
     memory = verification.case.estimate.memory
     told = (
-        f"{verification.needed / GIB:.1f} of {memory.capacity / GIB:.1f} GiB, of them "
-        f"{memory.overhead / GIB:.1f} context and allocator, which a dry run cannot see (estimated)"
+        f"{verification.needed / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB, of them "
+        f"{memory.overhead / GIB:,.1f} context and allocator, which a dry run cannot see (estimated)"
     )
     return f"{'fits' if verification.fits else 'does not fit'}: {told}"
