@@ -35,5 +35,6 @@ MOST_CHUNKS = 4096
 
 
 def counted(count: int | None, noun: str) -> str:
-    """Return a number with its noun, which takes an s for several."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a number with its noun in the plural for several, such as ``2 micro-batches``."""
+    several = f"{noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{count} {noun}" if count == 1 else f"{count if count is None else f'{count:,}'} {several}"

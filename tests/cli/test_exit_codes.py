@@ -114,6 +114,13 @@ def test_why_not_a_plan_that_cannot_run(typed: Typed) -> None:
     assert "Findings" in done.out
 
 
+def test_a_plan_that_breaks_a_rule_is_not_offered_all_the_same(typed: Typed) -> None:
+    done = typed("why-not", "llama-3.1-8b", "--on", "dgx-h100:1", "--ep", "2")
+    assert done.code == 1
+    assert "breaks 1 rule" in " ".join(done.out.split())
+    assert "take this plan all the same" not in done.out
+
+
 def test_why_not_a_slower_plan(typed: Typed) -> None:
     done = typed("why-not", "gpt2", *NODE, "--tp", "4", "--json")
     assert done.code == 0
