@@ -39,7 +39,8 @@ def recommended_sentence(result: SearchResult, fixed: Sequence[str] = ()) -> str
         return _no_sentence(result, fixed)
     idle = facts.hardware.world_size - case.plan.mesh.world_size
     left = f", leave {idle} idle" if idle else ""
-    return f"Train {facts.model.name} {_with_strategy(case)}{left}: {key_figures(case)}."
+    tight = ", within the margin of error" if case.estimate.verdict is Verdict.TIGHT else ""
+    return f"Train {facts.model.name} {_with_strategy(case)}{left}{tight}: {key_figures(case)}."
 
 
 def forced_sentence(result: SearchResult) -> str:

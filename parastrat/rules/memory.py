@@ -49,7 +49,7 @@ def _(case: Case) -> Hit:
     memory = case.estimate.memory
     name, size = max(memory.parts.items(), key=lambda part: part[1])
     return Hit(
-        message=f"needs {memory.total / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB on a "
+        message=f"needs {memory.total / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB on "
         f"{case.hardware.device.name}; the largest part is {name} with {size / GIB:,.1f} GiB",
         fix=_less_memory(case),
     )
