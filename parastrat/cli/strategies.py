@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.errors import UsageError
 from parastrat.plan import Mesh, Shard
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.cli.flags import FixedFlags
@@ -186,7 +187,7 @@ def check_world(mesh: Mesh, hardware: Hardware) -> None:
     ranks = f"{mesh}: {mesh.world_size:,} ranks" if several else "a mesh of 1 rank"
     relation = "do not divide" if world % mesh.world_size else "are not" if several else "is not"
     raise UsageError(
-        f"{ranks} {relation} {world:,} devices ({hardware.name})",
+        f"{ranks} {relation} {counted(world, 'device')} ({hardware.name})",
         hint="change the degrees or the number of nodes; a data axis that is left out takes the rest",
     )
 
