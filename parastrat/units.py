@@ -34,6 +34,12 @@ MOST_TOKENS = 2**30
 MOST_CHUNKS = 4096
 
 
+def scaled(number: float, factor: float) -> float:
+    """Return a number in another unit, without the last digits that multiplying leaves: 66.9 TFLOP/s."""
+    return float(f"{number * factor:.15g}")
+
+
 def counted(count: int | None, noun: str) -> str:
-    """Return a number with its noun, which takes an s for several."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Return a number with its noun in the plural for several, such as ``2 micro-batches``."""
+    several = f"{noun}{'es' if noun.endswith('ch') else 's'}"
+    return f"{count} {noun}" if count == 1 else f"{count if count is None else f'{count:,}'} {several}"

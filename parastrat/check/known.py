@@ -131,7 +131,7 @@ def _judged(rule: Rule, case: Case, columns: ReadColumns) -> Finding | None:
         hit = cast("PlanRule", rule).hit(case)
     except UnknownFactError as error:
         # it fires for certain; only its words would need more
-        fix = f"see `parastrat explain {rule.code}`; --on and --model let it say more ({error.fact})"
+        fix = f"see `parastrat explain {rule.code}`; more is said where {error.fact} is known"
         hit = Hit(message=rule.title, fix=fix)
     return finding(rule, hit)
 

@@ -116,6 +116,8 @@ def _named(code: str) -> Rule:
 
     rule = rule_named(code)
     if rule is None:
+        if "." in code or "/" in code:
+            raise UsageError(f"there is no file {code}", hint="name a plan.toml, or the log of a job")
         near = nearest_codes(code, [rule.code for rule in RULES])
         hint = f"did you mean {', '.join(near)}?" if near else "`parastrat explain` lists all codes"
         raise UsageError(f"there is no rule {code!r}", hint=hint)

@@ -131,7 +131,8 @@ def _choice(name: str, kind: type[StrEnum], text: str) -> StrEnum:
 
 
 def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    # a parameter that Python has a name for ends with _
+    return f"--{name.rstrip('_').replace('_', '-')}"
 
 
 def _kind_and_details(annotation: Any) -> tuple[type, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.errors import UsageError
 from parastrat.plan import Mesh, Shard
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.cli.flags import FixedFlags
@@ -33,6 +34,12 @@ class DataStrategy(StrEnum):
 _UNUSUAL_SHARDS = {
     DataStrategy.ZERO1: Shard.OPTIMIZER,
     DataStrategy.ZERO2: Shard.GRADIENTS,
+}
+#: what other tools call the same
+_ELSEWHERE = {
+    **dict.fromkeys(("zero3", "zero-3", "fsdp1"), DataStrategy.FSDP2.value),
+    "zero-1": DataStrategy.ZERO1.value,
+    "zero-2": DataStrategy.ZERO2.value,
 }
 
 
@@ -74,7 +81,8 @@ def _parsed(text: str) -> Strategy:
     data = [DataStrategy(word) for word in words if word in list(DataStrategy)]
     axes = tuple(axis for axis in _MODEL_AXES if axis in words)
     if len(data) + len(axes) != len(words) or len(data) > 1:
-        meant = _meant(words)
+        several = len(data) > 1 or len(set(words)) < len(words) or SINGLE in words
+        meant = "" if several else _meant(words)
         raise UsageError(
             f"unknown strategy {text!r}",
             hint=(f"did you mean {meant}? " if meant else "")
@@ -92,8 +100,9 @@ def _meant(words: list[str]) -> str:
     from parastrat.profiles import nearest
 
     known = (SINGLE, *DataStrategy, *_MODEL_AXES)
+    words = [_ELSEWHERE.get(word, word) for word in words]
     guesses = [word if word in known else next(iter(nearest(word, known)), "") for word in words]
-    return "+".join(guesses) if all(guesses) and guesses != words else ""
+    return "+".join(guesses) if all(guesses) else ""
 
 
 def _contradiction(strategy: Strategy, fixed: FixedFlags) -> str:
@@ -178,7 +187,7 @@ def check_world(mesh: Mesh, hardware: Hardware) -> None:
     ranks = f"{mesh}: {mesh.world_size:,} ranks" if several else "a mesh of 1 rank"
     relation = "do not divide" if world % mesh.world_size else "are not" if several else "is not"
     raise UsageError(
-        f"{ranks} {relation} {world:,} devices ({hardware.name})",
+        f"{ranks} {relation} {counted(world, 'device')} ({hardware.name})",
         hint="change the degrees or the number of nodes; a data axis that is left out takes the rest",
     )
 

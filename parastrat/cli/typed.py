@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.report.commands import Context
 from parastrat.rungs import TOLERANCE
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.cli.facts import Job
@@ -23,12 +24,17 @@ def report_context(
         for name in ("sequence_length", "global_batch_size", "optimizer")
         if name in assumed and getattr(job.source.defaults, name) is not None
     ]
+    source = job.source.defaults.source if published else ""
+    batch = job.source.defaults.global_batch_size
+    if "global_batch_size" in published and batch != job.facts.workload.global_batch_size:
+        devices = counted(job.facts.hardware.world_size, "device")
+        source += f"; {devices} cannot share its {batch:,} evenly"
     return Context(
         arguments=(flags.model, *flag_words(flags)),
         fixed=tuple(flag_words(fixed)),
         deciding=() if tolerance == TOLERANCE else ("--tolerance", f"{tolerance:g}"),
         plan_file=None if output.output is None else str(output.output),
-        defaults_source=job.source.defaults.source if published else "",
+        defaults_source=source,
     )
 
 

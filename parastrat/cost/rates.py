@@ -15,6 +15,7 @@ def sustained_flops_per_s(device: Device, precision: Precision) -> float:
     """Return the rate of large matrix multiplies in a number format.
 
     A format that the device lacks runs at the next wider one's rate; that it lacks it is a rule's matter.
+    bf16 that torch emulates runs in fp32: fp16's matrix units do not know it.
     torch multiplies fp32 in full fp32 unless told otherwise, so TF32 does not count.
 
     Raises:
@@ -25,7 +26,7 @@ def sustained_flops_per_s(device: Device, precision: Precision) -> float:
         Precision.FP8: (rates.fp8, rates.bf16, rates.fp16, rates.fp32),
         Precision.FP16_MIXED: (rates.fp16, rates.bf16, rates.fp32),
         Precision.FP32: (rates.fp32,),
-    }.get(precision, (rates.bf16, rates.fp16, rates.fp32))
+    }.get(precision, (rates.bf16, rates.fp16 if device.bf16_native else None, rates.fp32))
     found = next((rate for rate in ladder if rate), device.peak.fp32)
     if found is None:
         raise ProfileError(

@@ -16,6 +16,7 @@ from parastrat.emit.shell import (
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.hardware import DeviceType
 from parastrat.plan import Backend, Compile, ContextMethod, Offload, Recompute, Shard
+from parastrat.rules.runtime_support import refusals_of
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -150,16 +151,15 @@ def _check(case: Case) -> None:
     """
     plan, mesh = case.plan, case.plan.mesh
     device, optimizer = case.hardware.device.type, case.workload.optimizer
+    # what no launcher's script applies is no other way
+    other = "" if refusals_of(plan) else ", or emit --to torchrun, whose scripts apply it"
     without = {
         f"processes on {device.value}": (
             device not in _REPLICAS,
             "it starts one process there: emit --to torchrun, and keep parastrat.auto_parallelize",
         ),
-        f"pp {mesh.pp}": (mesh.pp > 1, "plan --pp 1, or emit --to torchrun"),
-        f"tp {mesh.tp}": (
-            mesh.tp > 1,
-            "plan --tp 1, or emit --to torchrun: tensor parallelism is the script's own there",
-        ),
+        f"pp {mesh.pp}": (mesh.pp > 1, f"plan --pp 1{other}"),
+        f"tp {mesh.tp}": (mesh.tp > 1, f"plan --tp 1{other}"),
         f"ep {mesh.ep}": (mesh.ep > 1, "plan --ep 1"),
         f"recompute = {plan.recompute.value}": (
             plan.recompute in {Recompute.SELECTIVE, Recompute.ATTENTION},
@@ -170,7 +170,8 @@ def _check(case: Case) -> None:
             "plan --precision bf16-mixed",
         ),
         f"backend = {plan.backend.value}": (
-            plan.backend is Backend.GLOO,
+            # one process has none
+            plan.backend is Backend.GLOO and mesh.world_size > 1,
             "emit --to torchrun: accelerate takes the device's own",
         ),
         "offload = optimizer": (

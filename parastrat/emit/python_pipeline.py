@@ -93,7 +93,7 @@ def _loop(plan: Plan) -> str:
     count, samples = plan.gradient_accumulation_steps, plan.micro_batch_size
     axes = "pp or tp" if plan.mesh.tp > 1 else "pp"
     return (
-        f"One step of a rank is {counted(count, 'micro-batch').replace('hs', 'hes')} of "
+        f"One step of a rank is {counted(count, 'micro-batch')} of "
         f"{counted(samples, 'sample')}, a global batch of {plan.global_batch_size}; ranks that\n"
         f"differ in {axes} alone take the same samples. The norm of all gradients is a sum over pp, too."
     )

@@ -21,8 +21,9 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 def title(case: Case) -> str:
     """Return one line that says what a script runs; safe in a comment."""
     plan, launch = case.plan, case.launch
+    mesh = f" ({plan.mesh})" if plan.mesh.world_size > 1 else ""
     words = (
-        f"{plan.strategy} ({plan.mesh}) on {case.hardware.name}: "
+        f"{plan.strategy}{mesh} on {case.hardware.name}: "
         f"{counted(launch.nodes, 'node')} of {counted(launch.ranks_per_node, 'rank')}"
     )
     return " ".join(words.split())

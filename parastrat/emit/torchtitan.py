@@ -9,6 +9,7 @@ from parastrat.emit import torchrun
 from parastrat.emit.shell import check_launch, exports, title
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.plan import Compile, ContextMethod, Offload, PipelineSchedule, Recompute, Shard
+from parastrat.rules.runtime_support import refusals_of
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -141,9 +142,8 @@ def emit(case: Case) -> tuple[TextFile, ...]:
 def _baseline(case: Case) -> Baseline:
     ref = case.model.ref
     if ref not in BASELINES:
-        raise EmitError(
-            f"torchtitan has no {ref}", hint=f"it has {', '.join(BASELINES)}; or emit for torchrun or slurm"
-        )
+        other = "" if refusals_of(case.plan) else "; or emit for torchrun or slurm"
+        raise EmitError(f"torchtitan has no {ref}", hint=f"it has {', '.join(BASELINES)}{other}")
     return BASELINES[ref]
 
 

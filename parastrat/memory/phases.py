@@ -6,7 +6,7 @@ those between are put together from the same parts. They tell a step's last micr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import ceil
 from typing import TYPE_CHECKING
@@ -47,6 +47,8 @@ class Phase:
     #: of the transient: what FSDP2 or autocast gathers or has not reduced, and what the running block makes
     gathered: int = 0
     running: int = 0
+    #: repeats of each block that have run backward before, and keep nothing any more
+    freed: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -64,6 +66,8 @@ class RankMemory:
     in_flight: float
     #: of these blocks, for one micro-batch, what one repeat keeps for backward, bytes
     kept: dict[str, int]
+    #: a pipeline's buffers for what its stages receive, of all micro-batches; part of the transient
+    messages: int = 0
     phases: tuple[Phase, ...]
 
     @property
@@ -84,6 +88,7 @@ def _rank_memory(job: OnePlan, rank: OneRank) -> RankMemory:
         blocks={name: count for name, count in zip(job.names, rank.counts, strict=True) if count},
         in_flight=float(rank.held.flying),
         kept={name: ceil(kept) for name, kept in zip(job.names, job.kept, strict=True)},
+        messages=ceil(rank.held.buffers),
         phases=(
             *_forward(job, rank),
             *_backward(job, rank),
@@ -184,6 +189,8 @@ def _backward(job: OnePlan, rank: OneRank) -> tuple[Phase, ...]:
         ends = moment.when is When.END and moment.start.last
         repeat = _repeat(moment.when, nth, counts[kind])
         phase = _phase(Stage.BACKWARD, moment, job.names[kind], repeat)
+        gone = zip(job.names, freed, strict=True)
+        phase = replace(phase, freed={name: round(count) for name, count in gone if count})
         if moment.when is When.COPIED:
             ran += 1
             second[kind] = ran, counts[kind] - nth - 1, phase

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import date, time
 from difflib import get_close_matches
@@ -229,12 +230,21 @@ def _type_problem(cls: type, key: str, fault: Mapping[str, Any]) -> Problem:
 
 def _type_hint(name: str, noun: str | None, value: Any) -> str:
     if noun in {"a whole number", "a number", "true or false"} and isinstance(value, str):
-        return f"write {name} = {value.lower()} without quotes" if value else f"write {noun}"
+        return (
+            f"write {name} = {value.lower()} without quotes" if _reads_as(noun, value) else f"write {noun}"
+        )
     if noun == "a whole number" and isinstance(value, float) and value.is_integer():
         return f"write {name} = {int(value)}"
     if noun == "text in quotes" and not isinstance(value, dict | list):
         return f'write {name} = "{written(value)}"'
     return f"write {noun or 'another value'}"
+
+
+def _reads_as(noun: str, text: str) -> bool:
+    """Return whether a text would be such a value without its quotes."""
+    if noun == "true or false":
+        return text.lower() in {"true", "false"}
+    return re.fullmatch(r"[+-]?\d+" if noun == "a whole number" else r"[+-]?\d+(\.\d+)?", text) is not None
 
 
 def _file_path(cls: type, path: list[str]) -> list[str]:

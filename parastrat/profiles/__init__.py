@@ -241,11 +241,8 @@ def _unknown_hardware(name: str, num_nodes: int | None) -> ProfileError:
     if _read("devices", name):
         return ProfileError(f"{name!r} is a device, not a node", hint=f"say how many a node has: {name}x8")
     written = _as_written_here(name)
-    if written is not None:
-        return ProfileError(
-            f"unknown hardware {name!r}", hint=f"did you mean {named(written, num_nodes or 1)}?"
-        )
-    return ProfileError(f"unknown hardware {name!r}", hint=_meant_hardware(name))
+    near = _meant_hardware(name) if written is None else f"did you mean {named(written, num_nodes or 1)}?"
+    return ProfileError(f"unknown hardware {name!r}", hint=near)
 
 
 def _as_written_here(name: str) -> str | None:
@@ -261,6 +258,8 @@ def _as_written_here(name: str) -> str | None:
 
 def _meant_hardware(name: str) -> str:
     """Return what a name of no device or node may mean: so many of a device, or of a node, or a name."""
+    if "," in name or "+" in name:
+        return "name machines of one kind: plans are for nodes that are all alike"
     lower = name.lower()
     match = _TURNED.fullmatch(lower) or _COUNTED.fullmatch(lower)
     if match is not None:

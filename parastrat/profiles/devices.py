@@ -17,7 +17,7 @@ from parastrat.hardware import (
     Vendor,
 )
 from parastrat.profiles.files import ProfileFile, read_profile
-from parastrat.units import GB, GIB, MIB, MICRO, TERA
+from parastrat.units import GB, GIB, MIB, MICRO, TERA, scaled
 
 #: profile key -> field of the type and the factor from the file's unit to SI
 Fields = Mapping[str, tuple[str, float]]
@@ -54,7 +54,7 @@ def read_values(
     for key in file.section(section):
         if key in known:
             field, factor = known[key]
-            number = file.number(f"{section}.{key}") * factor
+            number = scaled(file.number(f"{section}.{key}"), factor)
             values[field] = round(number) if field in _COUNTS else number
             provenance.append(file.figure(f"{section}.{key}").provenance(field))
     return values, tuple(provenance)

@@ -21,7 +21,7 @@ from parastrat.hardware import (
 )
 from parastrat.profiles.devices import Fields, read_device, read_values
 from parastrat.profiles.files import ProfileFile, read_profile
-from parastrat.units import GB, GIB, MEGA, MICRO
+from parastrat.units import GB, GIB, MEGA, MICRO, scaled
 
 LINK: Fields = {
     "nominal_gb_per_s": ("nominal_bytes_per_s", GB),
@@ -129,10 +129,10 @@ def _curve(file: ProfileFile, section: str) -> CollectiveCurve:
     if absent:
         raise file.error(f"{section}.{absent[0]} is missing")
     return CollectiveCurve(
-        start_s=values["start_us"] * MICRO,
-        hop_s=values["hop_us"] * MICRO,
-        ramp_s=values["ramp_us"] * MICRO,
-        ramp_bytes=values["ramp_mb"] * MEGA,
+        start_s=scaled(values["start_us"], MICRO),
+        hop_s=scaled(values["hop_us"], MICRO),
+        ramp_s=scaled(values["ramp_us"], MICRO),
+        ramp_bytes=scaled(values["ramp_mb"], MEGA),
         share_of_two=values["share_of_two"],
         share_of_four=values["share_of_four"],
         share_of_eight=values["share_of_eight"],

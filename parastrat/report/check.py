@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 _TONES = {Severity.ERROR: Tone.BAD, Severity.WARNING: Tone.CAUTION, Severity.INFO: Tone.FAINT}
 _GITHUB = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
-#: a longer line of a file is cut where it is shown
-_LONGEST = 200
+#: columns that a line of a file is shown in at least, and what stands for its beginning
+_LEAST = 40
+_CUT = "..."
 
 
 def check_text(findings: Sequence[Finding], sources: Mapping[str, Sequence[str]], paper: Paper) -> str:
@@ -40,18 +41,24 @@ def _block(found: Finding, source: Sequence[str], paper: Paper) -> list[Line]:
     ]
     rows += wrapped(found.message, paper, first="  ")
     if found.line is not None and found.line <= len(source):
-        rows += _pointed(found.line, found.column or 1, source[found.line - 1])
+        rows += _pointed(found.line, found.column or 1, source[found.line - 1], paper)
     rows += wrapped(f"fix: {found.fix}", paper, first="  ", rest="       ")
     return [*rows, line()]
 
 
-def _pointed(number: int, column: int, text: str) -> list[Line]:
-    """Return a line of the file with a caret below the place."""
+def _pointed(number: int, column: int, text: str, paper: Paper) -> list[Line]:
+    """Return a line of the file with a caret below the place; of a long one what is around that."""
     margin = f"{number:>5} | "
-    shown = text[:_LONGEST].replace("\t", " ")
-    rows = [line(margin + shown, Tone.FAINT)]
-    if column <= len(shown):
-        rows.append(line(" " * (len(margin) + column - 1) + "^", Tone.STRONG))
+    room, text = max(_LEAST, paper.width - len(margin)), text.replace("\t", " ")
+    first = 0
+    if len(text) > room:
+        first = max(0, min(column - 1 - room // 3, len(text) - room))
+        text = text[first : first + room]
+        if first:
+            text = _CUT + text[len(_CUT) :]
+    rows = [line(margin + text, Tone.FAINT)]
+    if column - first <= len(text):
+        rows.append(line(" " * (len(margin) + column - first - 1) + "^", Tone.STRONG))
     return rows
 
 

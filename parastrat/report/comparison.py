@@ -59,7 +59,7 @@ def comparison_text(
         lines += _side_by_side(case, chosen, paper)
         lines += _time_differences(case, chosen, paper)
     lines += memory_lines(case, paper) + time_lines(case, paper) + caveat_lines(case.model.caveats, paper)
-    return rendered(lines + next_lines(_next(case, chosen, context), paper), paper)
+    return rendered(lines + next_lines(_next(case, chosen, context, errors), paper), paper)
 
 
 def compared_sentence(case: Case, chosen: Case | None, errors: int) -> str:
@@ -142,9 +142,9 @@ def _time_differences(case: Case, chosen: Case, paper: Paper) -> list[Line]:
     return heading("Where the time differs", paper) + table_lines(columns, rows, paper)
 
 
-def _next(case: Case, chosen: Case | None, context: Context) -> list[Step]:
+def _next(case: Case, chosen: Case | None, context: Context, errors: int) -> list[Step]:
     steps = [Step(purpose="the recommendation in full", command=recommend_command(context))]
-    if chosen is not None and chosen.plan != case.plan and case.estimate.fits:
+    if chosen is not None and chosen.plan != case.plan and case.estimate.fits and not errors:
         command = estimate_command(context, case.plan, "plan.toml")
         steps.append(Step(purpose="take this plan all the same", command=command))
     return steps

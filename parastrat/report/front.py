@@ -27,7 +27,7 @@ def front_lines(front: Sequence[Case], paper: Paper) -> list[Line]:
     table = [
         Row(
             cells=(
-                f"{case.estimate.memory.total / GIB:.1f}",
+                f"{case.estimate.memory.total / GIB:,.1f}",
                 duration(case.estimate.time.step),
                 f"{case.estimate.time.step / fastest:.2f}",
                 case.plan.recompute.value,

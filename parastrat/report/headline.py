@@ -13,6 +13,8 @@ from parastrat.rungs import NEAR
 from parastrat.units import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.case import Case, Facts
     from parastrat.report.commands import Context
     from parastrat.report.text import Paper
@@ -30,14 +32,15 @@ VERDICT_WORDS = {
 }
 
 
-def recommended_sentence(result: SearchResult) -> str:
-    """Return the answer of ``recommend`` in one sentence."""
+def recommended_sentence(result: SearchResult, fixed: Sequence[str] = ()) -> str:
+    """Return the answer of ``recommend`` in one sentence, of plans that flags fix a part of."""
     case, facts = result.chosen, result.facts
     if case is None:
-        return _no_sentence(result)
+        return _no_sentence(result, fixed)
     idle = facts.hardware.world_size - case.plan.mesh.world_size
     left = f", leave {idle} idle" if idle else ""
-    return f"Train {facts.model.name} {_with_strategy(case)}{left}: {key_figures(case)}."
+    tight = ", within the margin of error" if case.estimate.verdict is Verdict.TIGHT else ""
+    return f"Train {facts.model.name} {_with_strategy(case)}{left}{tight}: {key_figures(case)}."
 
 
 def forced_sentence(result: SearchResult) -> str:
@@ -99,6 +102,8 @@ def headline_lines(sentence: str, tone: Tone, facts: Facts, context: Context, pa
         lines += wrapped(f"assumed: {', '.join(assumed)}{source}", paper)
     if given:
         lines += wrapped(f"given: {', '.join(given)}", paper)
+    if context.fixed:
+        lines += wrapped(f"fixed: {' '.join(context.fixed)}", paper)
     return lines
 
 
@@ -110,13 +115,14 @@ def _with_strategy(case: Case) -> str:
     return f"with {strategy_name(case.plan.strategy)} over {number:,} {word}"
 
 
-def _no_sentence(result: SearchResult) -> str:
+def _no_sentence(result: SearchResult, fixed: Sequence[str]) -> str:
     hardware = result.facts.hardware
     number = hardware.world_size
     place = f"{number:,} {device_word(hardware, number)}"
     near = [rung.case for rung in result.rungs if rung.case is not None]
     kind = f" {result.forced_strategy}" if result.forced_strategy else ""
-    subject = f"No{kind} plan for {result.facts.model.name}"
+    others = " ".join(_without_strategy(fixed))
+    subject = f"No{kind} plan{' with ' + others if others else ''} for {result.facts.model.name}"
     if not near:
         return f"{subject} can run on {place}."
     if all(case.plan.mesh.world_size < number for case in near):
@@ -127,3 +133,12 @@ def _no_sentence(result: SearchResult) -> str:
     if scarce.of_host:
         needed = f"{gib(scarce.needed)} of {gib(scarce.capacity)} GiB a host, beside {needed}"
     return f"{subject} fits on {place}: the nearest needs {needed}."
+
+
+def _without_strategy(fixed: Sequence[str]) -> list[str]:
+    """Return flags without ``--strategy`` and its value."""
+    words = list(fixed)
+    if "--strategy" in words:
+        place = words.index("--strategy")
+        del words[place : place + 2]
+    return words

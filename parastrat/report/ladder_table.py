@@ -11,6 +11,7 @@ from parastrat.report.numbers import duration, gib
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, Tone, heading, wrapped
 from parastrat.result import RungStatus
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -85,7 +86,7 @@ def rejected_lines(result: SearchResult, paper: Paper) -> list[Line]:
     total = sum(rejection.count for rejection in rejected)
     # of plans that a bound left out nobody asked whether they obey
     least = "at least " if result.bounded else ""
-    lines = heading(f"Left out by rules: {least}{total:,} of {result.considered:,} plans", paper)
+    lines = heading(f"Left out by rules: {least}{total:,} of {counted(result.considered, 'plan')}", paper)
     columns = (
         Column(title="plans", fill=Fill.NUMBER),
         Column(title="rule"),

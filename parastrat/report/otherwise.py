@@ -95,7 +95,7 @@ def _doubted(doubt: NetworkDoubt | None) -> list[str]:
     if not flips:
         factors = " and ".join(_MULTIPLES[each.factor] for each in doubt.doubts)
         return [f"{known}: at {factors} of it the recommendation stands"]
-    return [f"{known}: {'; '.join(flips)}; measure it with `parastrat calibrate`"]
+    return [f"{known}: {'; '.join(flips)}; measure it between two nodes (nccl-tests, ib_write_bw)"]
 
 
 def _flip(doubt: Doubt) -> str:

@@ -41,7 +41,7 @@ def recommendation_text(result: SearchResult, context: Context, paper: Paper) ->
     """Return the report of ``recommend``."""
     chosen, facts = result.chosen, result.facts
     tone = Tone.BAD if chosen is None else Tone.STRONG
-    lines = headline_lines(recommended_sentence(result), tone, facts, context, paper)
+    lines = headline_lines(recommended_sentence(result, context.fixed), tone, facts, context, paper)
     lines += wrapped(forced_sentence(result), paper, tone=Tone.CAUTION)
     if chosen is None:
         lines += nearest_lines(result, paper)

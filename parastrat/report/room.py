@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: of the peak; what takes less is not told
 _WORTH_TELLING = 0.04
 _WAITING = "the root's gradients, which are reduced while the next micro-batch runs"
+_BUCKETS = "DDP's buckets, beside the gradients that micro-batches add to"
+_MESSAGES = "buffers of the pipeline for what it receives of all micro-batches of a step"
 
 
 def room_lines(case: Case, ranks: Sequence[RankMemory], paper: Paper) -> list[Line]:
@@ -56,10 +58,13 @@ def _shares(case: Case, rank: RankMemory) -> Iterator[tuple[int, str, str]]:
     fewer = "a loss in chunks (chunked_cross_entropy)" if alone else "a fused cross entropy"
     loss = fewer if peak.block == "head" and case.workload.loss_chunks == 1 else ""
     yield peak.running, f"what {peak.block or 'no block'} makes while it runs backward", loss
-    rest = parts["transient"] - peak.gathered - peak.running
-    stepping = peak.stage is Stage.STEP
-    yield rest, "a temporary copy that the optimizer makes" if stepping else _WAITING, ""
-    sharded = "" if plan.shard is Shard.PARAMETERS else "fsdp2, which shards them"
+    yield rank.messages, _MESSAGES, "fewer samples a pipeline: more data-parallel ranks, or a smaller batch"
+    rest = parts["transient"] - peak.gathered - peak.running - rank.messages
+    waiting = _WAITING if plan.shard is Shard.PARAMETERS else _BUCKETS
+    yield rest, "a temporary copy that the optimizer makes" if peak.stage is Stage.STEP else waiting, ""
+    # sharding needs ranks to share with, and tp and pp may have all of them
+    ranks = "" if plan.mesh.dp > 1 else " on more devices"
+    sharded = "" if plan.shard is Shard.PARAMETERS else f"fsdp2{ranks}, which shards them"
     optimizer = case.workload.optimizer.value
     spread = sharded or ("offloading, or more devices" if plan.offload is Offload.NONE else "more devices")
     yield parts["optimizer"], f"states of {optimizer}", spread
@@ -72,12 +77,13 @@ def _shares(case: Case, rank: RankMemory) -> Iterator[tuple[int, str, str]]:
 
 
 def _kept(rank: RankMemory, plan: Plan) -> str:
-    each = {name: rank.kept[name] * count for name, count in rank.blocks.items()}
+    counts = dict(rank.blocks)
+    if rank.in_flight == 1:
+        counts = {name: count - rank.peak.freed.get(name, 0) for name, count in counts.items()}
+    each = {name: rank.kept[name] * count for name, count in counts.items()}
     largest = sorted(each.items(), key=lambda block: -block[1])[:2]
     least = _WORTH_TELLING * sum(each.values())
-    told = [
-        f"{size(amount)} by {_times(name, rank.blocks[name])}" for name, amount in largest if amount > least
-    ]
+    told = [f"{size(amount)} by {_times(name, counts[name])}" for name, amount in largest if amount > least]
     many = "" if rank.in_flight == 1 else f" of {rank.in_flight:g} micro-batches in flight"
     words = f"activations{many} kept for backward, recompute {plan.recompute.value}"
     return f"{words} ({'of each ' if many else ''}{', '.join(told)})" if told else words

@@ -60,6 +60,8 @@ def timeline_lines(timeline: Timeline, micro_batches: int, paper: Paper) -> list
 def _waits(timeline: Timeline) -> str:
     share = percent(timeline.exposed / timeline.seconds)
     if not timeline.collectives:
+        if len(timeline.lanes) == 1:
+            return "nothing waits: what tp sends is part of forward and backward here"
         busiest = max(timeline.lanes, key=lambda lane: lane.busy)
         return (
             f"{busiest.name}, which has most to do, waits {duration(timeline.exposed)} for others, {share}"

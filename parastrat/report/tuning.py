@@ -108,6 +108,6 @@ def _errors(tuning: Tuning, paper: Paper) -> list[Line]:
     if not errors:
         return []
     low, high = min(errors), max(errors)
-    told = f"between {low:+.0%} and {high:+.0%}" if len(errors) > 1 else f"{low:+.0%}"
+    told = f"between {100 * low:+.0f} and {100 * high:+.0f} %" if len(errors) > 1 else f"{100 * low:+.0f} %"
     text = f"Predictions are off by {told}; batch is micro-batch x accumulation x data-parallel ranks."
     return [(), *wrapped(text, paper, tone=Tone.FAINT)]

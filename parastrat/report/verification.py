@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.records import plain
 from parastrat.report.dry_run import memory_lines, traffic_lines
+from parastrat.report.numbers import gib, size
 from parastrat.report.text import Paper, Tone, line, rendered, wrapped
-from parastrat.units import GIB
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -83,8 +83,8 @@ def verification_text(verification: Verification, paper: Paper) -> str:
     rows = wrapped(told, paper, tone=Tone.STRONG)
     rows += memory_lines(verification.found, paper)
     estimated = (
-        f"the worst rank is estimated at {verification.estimated / GIB:,.2f} GiB, "
-        f"{100 * verification.error:+.1f} % off"
+        f"the worst rank is estimated at {size(verification.estimated)}, "
+        f"{100 * verification.error + 0.0:+.1f} % off".replace("-0.0", "+0.0")
     )
     rows += wrapped(estimated, paper, first="  ")
     rows += traffic_lines(worst, paper)
@@ -98,7 +98,7 @@ def verification_text(verification: Verification, paper: Paper) -> str:
 def _verdict(verification: Verification) -> str:
     memory = verification.case.estimate.memory
     told = (
-        f"{verification.needed / GIB:.1f} of {memory.capacity / GIB:.1f} GiB, of them "
-        f"{memory.overhead / GIB:.1f} context and allocator, which a dry run cannot see (estimated)"
+        f"{gib(verification.needed)} of {gib(memory.capacity)} GiB, of them {gib(memory.overhead)} context "
+        "and allocator, which a dry run cannot see (estimated)"
     )
     return f"{'fits' if verification.fits else 'does not fit'}: {told}"

@@ -77,8 +77,8 @@ def a_device(hardware: Hardware) -> str:
 
 def workload_terms(workload: Workload, model: ModelSpec) -> dict[str, str]:
     """Return each of the workload's settings in words, by its field."""
-    samples = "samples" if model.sequence_length is None else "sequences"
-    terms = {"global_batch_size": f"global batch {workload.global_batch_size:,} {samples}"}
+    sample = "sample" if model.sequence_length is None else "sequence"
+    terms = {"global_batch_size": f"global batch {counted(workload.global_batch_size, sample)}"}
     if workload.sequence_length is not None:
         terms["sequence_length"] = f"sequence length {workload.sequence_length:,}"
     terms["precision"] = f"precision {workload.precision.value}"

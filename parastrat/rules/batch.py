@@ -8,6 +8,7 @@ from parastrat.finding import Hit, Severity
 from parastrat.model import Family
 from parastrat.rules.divisors import either, nearest_divisors, nearest_multiples
 from parastrat.rules.rule import case_rule, plan_rule
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -64,7 +65,7 @@ def _(case: Case) -> Hit:
     plan, batch = case.plan, case.workload.global_batch_size
     unit = plan.micro_batch_size * plan.mesh.dp
     if batch % unit == 0:
-        fix = f"use {batch // unit:,} accumulation steps"
+        fix = f"use {counted(batch // unit, 'accumulation step')}"
     else:
         fix = f"use a global batch of {either(nearest_multiples(batch, unit))}"
         if batch % plan.mesh.dp == 0:
@@ -72,9 +73,10 @@ def _(case: Case) -> Hit:
             sizes = either(nearest_divisors(plan.micro_batch_size, share))
             fix += f", or a micro-batch of {sizes}, which divide a rank's {share:,} samples"
     return Hit(
-        message=f"micro-batch {plan.micro_batch_size:,} x {plan.gradient_accumulation_steps:,} "
-        f"accumulation steps x {plan.mesh.dp:,} data-parallel ranks = {plan.global_batch_size:,}, not the "
-        f"global batch of {batch:,}",
+        message=f"micro-batch {plan.micro_batch_size:,} x "
+        f"{counted(plan.gradient_accumulation_steps, 'accumulation step')} x "
+        f"{counted(plan.mesh.dp, 'data-parallel rank')} = {plan.global_batch_size:,}, not the global batch "
+        f"of {batch:,}",
         fix=fix,
     )
 

@@ -9,6 +9,7 @@ from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType
 from parastrat.rules.divisors import either, nearest_divisors
 from parastrat.rules.rule import plan_rule
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -101,8 +102,8 @@ def experts_leave_the_fast_domain(p: Columns) -> Mask:
 def _(case: Case) -> Hit:
     ep, domain = case.plan.mesh.ep, case.hardware.scale_up_devices
     return Hit(
-        message=f"ep={ep} spans scale-up domains of {domain} devices",
-        fix=f"use ep <= {domain}, or route each token to few nodes",
+        message=f"ep={ep} spans scale-up domains of {counted(domain, 'device')}",
+        fix=f"use {'no ep' if domain == 1 else f'ep <= {domain}'}, or route each token to few nodes",
     )
 
 

@@ -49,8 +49,8 @@ def _(case: Case) -> Hit:
     memory = case.estimate.memory
     name, size = max(memory.parts.items(), key=lambda part: part[1])
     return Hit(
-        message=f"needs {memory.total / GIB:.1f} of {memory.capacity / GIB:.1f} GiB on a "
-        f"{case.hardware.device.name}; the largest part is {name} with {size / GIB:.1f} GiB",
+        message=f"needs {memory.total / GIB:,.1f} of {memory.capacity / GIB:,.1f} GiB on "
+        f"{case.hardware.device.name}; the largest part is {name} with {size / GIB:,.1f} GiB",
         fix=_less_memory(case),
     )
 
@@ -76,7 +76,7 @@ def _(case: Case) -> Hit:
     spare = (memory.capacity - memory.total) / GIB
     return Hit(
         message=f"{spare:.1f} GiB spare, less than the estimate's margin of error of "
-        f"{memory.margin / GIB:.1f} GiB",
+        f"{memory.margin / GIB:,.1f} GiB",
         fix=f"{_less_memory(case)}, or {_tried(case.plan)} first",
     )
 
@@ -107,7 +107,7 @@ def _(case: Case) -> Hit:
     part = "a chunk" if case.workload.loss_chunks > 1 else "one micro-batch"
     return Hit(
         message=f"the logits of {part} ({plan.micro_batch_size} x {tokens:,} tokens x {vocab:,}) "
-        f"take {logits / GIB:.1f} GiB in fp32, and their gradient as much again",
+        f"take {logits / GIB:,.1f} GiB in fp32, and their gradient as much again",
         fix=_fewer_logits(plan, case.workload.loss_chunks),
     )
 
@@ -141,7 +141,7 @@ def gathered_while_tight(p: Columns) -> Mask:
 def _(case: Case) -> Hit:
     held = case.estimate.memory.transient + case.estimate.memory.parameters
     return Hit(
-        message=f"parameters and gathered copies take {held / GIB:.1f} GiB while memory is short, because "
+        message=f"parameters and gathered copies take {held / GIB:,.1f} GiB while memory is short, because "
         "blocks stay gathered after their forward",
         fix="set reshard_after_forward = true",
     )
@@ -166,7 +166,7 @@ def _(case: Case) -> Hit:
     memory = case.estimate.memory
     free = (memory.capacity - memory.total - memory.margin) / GIB
     return Hit(
-        message=f"every block is computed again while {free:.1f} of {memory.capacity / GIB:.1f} GiB "
+        message=f"every block is computed again while {free:.1f} of {memory.capacity / GIB:,.1f} GiB "
         "are free",
         fix="try --recompute selective or none, or a larger micro-batch",
     )
@@ -225,6 +225,11 @@ def _(case: Case) -> Hit:
 def _less_memory(case: Case) -> str:
     """Name the cheapest step down that this plan has left."""
     plan, world, memory = case.plan, case.hardware.world_size, case.estimate.memory
+    if plan.mesh.pp > 1 and plan.shard is not Shard.PARAMETERS and 2 * memory.transient > memory.total:
+        # buffers for all micro-batches of a step, however many samples one of them has
+        return "give each pipeline fewer samples: more data-parallel ranks, or a smaller --global-batch"
+    # at the optimizer's step activations are gone: what makes them fewer does not help
+    activations = memory.activations > 0
     shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_replicate == 1
     further = plan.mesh.dp > 1 and not shards
     if further and memory.parameters + memory.gradients + memory.optimizer > memory.capacity:
@@ -232,11 +237,11 @@ def _less_memory(case: Case) -> str:
         return _sharded(plan)
     if plan.recompute is not Recompute.FULL and memory.activations * 4 > memory.total:
         return "recompute more (--recompute full)"
-    if plan.micro_batch_size > 1:
+    if activations and plan.micro_batch_size > 1:
         return f"use a micro-batch of {plan.micro_batch_size // 2} instead of {plan.micro_batch_size}"
     if further:
         return _sharded(plan)
-    if plan.recompute is not Recompute.FULL:
+    if activations and plan.recompute is not Recompute.FULL:
         return "recompute more (--recompute full)"
     if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
         return f"offload the optimizer to host memory, or use more devices than {world}"

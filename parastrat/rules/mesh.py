@@ -10,6 +10,7 @@ from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
 from parastrat.rules.divisors import either, nearest_divisors
 from parastrat.rules.rule import plan_rule
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -148,8 +149,8 @@ def tensor_parallel_leaves_the_fast_domain(p: Columns) -> Mask:
 def _(case: Case) -> Hit:
     tp, limit = case.plan.mesh.tp, case.hardware.scale_up_devices
     return Hit(
-        message=f"tp={tp} spans scale-up domains of {limit} devices",
-        fix=f"use tp <= {limit}, and fsdp2 or pp between the domains",
+        message=f"tp={tp} spans scale-up domains of {counted(limit, 'device')}",
+        fix=f"use {'no tp' if limit == 1 else f'tp <= {limit}'}, and fsdp2 or pp between the domains",
     )
 
 
@@ -172,7 +173,7 @@ def tensor_parallel_over_pcie(p: Columns) -> Mask:
 def _(case: Case) -> Hit:
     return Hit(
         message=f"tp={case.plan.mesh.tp} all-reduces over PCIe: {case.hardware.name} has no NVLink",
-        fix="use fsdp2, or pp, instead of tp",
+        fix="use fsdp2, or pp, instead of tp, where they fit",
     )
 
 

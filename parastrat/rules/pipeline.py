@@ -11,6 +11,7 @@ from parastrat.plan import PipelineSchedule, Shard
 from parastrat.rules.divisors import either, nearest_divisors, nearest_multiples
 from parastrat.rules.rule import PlanRule, case_rule, plan_rule
 from parastrat.schedules import SPLITS
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -136,8 +137,8 @@ def _(case: Case) -> Hit:
     bubble = (pp - 1) / (count * chunks + pp - 1)
     enough = -(-4 * (pp - 1) // chunks)
     return Hit(
-        message=f"pp={pp} with {count} micro-batches of {chunks} chunk{'s' if chunks > 1 else ''} a rank "
-        f"idles {bubble:.0%} of the step",
+        message=f"pp={pp} with {counted(count, 'micro-batch')} of {counted(chunks, 'chunk')} a rank "
+        f"idles {100 * bubble:.0f} % of the step",
         fix=f"use at least {enough} micro-batches, or fewer stages",
     )
 
@@ -264,9 +265,10 @@ def _(case: Case) -> Hit:
     stages = plan.mesh.pp * plan.virtual_stages
     fullest = -(-layers // stages)
     choices = either(nearest_divisors(stages, layers))
+    waited = 100 * fullest * stages / layers - 100
     return Hit(
         message=f"{layers} layers on {stages} stages: the fullest has {fullest}, the average "
-        f"{layers / stages:.1f}, so up to {fullest * stages / layers - 1:.0%} of the time is waited for",
+        f"{layers / stages:.1f}, so up to {waited:.0f} % of the time is waited for",
         fix=f"use {choices} stages (pp x virtual_stages), which divide {layers}, or write the layout out",
     )
 

@@ -116,4 +116,4 @@ def _too_much(case: Case) -> str:
     needed, capacity = scarce.needed / GIB, scarce.capacity / GIB
     if scarce.of_host:
         return f"a host needs {needed:,.0f} of its {capacity:,.0f} GiB"
-    return f"needs {needed:.1f} of {capacity:.1f} GiB"
+    return f"needs {needed:,.1f} of {capacity:,.1f} GiB"

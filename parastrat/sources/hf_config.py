@@ -68,6 +68,8 @@ def _read(file: Path) -> Mapping[str, Any]:
         hint = "name a Hugging Face config.json"
         if file.suffix == ".toml":
             hint += f"; what a plan file says is told by: parastrat explain {file}"
+        if file.suffix == ".py":
+            hint = f"name the function that builds the model: {file}:build"
         raise ModelError(f"{file} is not JSON{where}", hint=hint) from error
     if not isinstance(table, dict):
         raise ModelError(f"{file} is not a JSON object", hint="name a Hugging Face config.json")

@@ -114,6 +114,13 @@ def test_why_not_a_plan_that_cannot_run(typed: Typed) -> None:
     assert "Findings" in done.out
 
 
+def test_a_plan_that_breaks_a_rule_is_not_offered_all_the_same(typed: Typed) -> None:
+    done = typed("why-not", "llama-3.1-8b", "--on", "dgx-h100:1", "--ep", "2")
+    assert done.code == 1
+    assert "breaks 1 rule" in " ".join(done.out.split())
+    assert "take this plan all the same" not in done.out
+
+
 def test_why_not_a_slower_plan(typed: Typed) -> None:
     done = typed("why-not", "gpt2", *NODE, "--tp", "4", "--json")
     assert done.code == 0
@@ -157,3 +164,19 @@ def test_an_interrupt_is_told_by_the_exit_code(typed: Typed, monkeypatch: pytest
 
     monkeypatch.setattr("parastrat.cli.facts.load_hardware", interrupted)
     assert typed("recommend", "gpt2", *NODE).code == 130
+
+
+def test_figures_in_a_plan_file_are_those_of_the_profile(typed: Typed, tmp_path: Path) -> None:
+    """66.9 TFLOP/s stood there as 66900000000000.01."""
+    path = tmp_path / "plan.toml"
+    typed("estimate", "gpt2", "--on", "dgx-h100:2", "-o", path)
+    hardware = path.read_text(encoding="utf-8").partition("[workload]")[0]
+    assert "fp32 = 66900000000000.0\n" in hardware
+    assert "start_s = 7.552e-06\n" in hardware
+
+
+def test_one_of_a_thing_is_no_plural(typed: Typed) -> None:
+    one = typed("recommend", "gpt2", "--on", "h100x1", "--global-batch", "1").out
+    assert "given: global batch 1 sequence\n" in one
+    assert "of 1 plans" not in one
+    assert "do not divide 1 device (" in typed("recommend", "gpt2", "--on", "h100x1", "--pp", "2").err

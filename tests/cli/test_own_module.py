@@ -42,3 +42,17 @@ def test_what_a_module_prints_is_no_part_of_the_answer(typed: Typed, tmp_path: P
     assert done.answer["model"]["name"] == "Net"
     # and torch says nothing of how it looked at the module
     assert set(done.err.split()) == {"imported", "built", "called"}
+
+
+def test_a_module_of_which_nothing_is_trained_is_told_so(typed: Typed, tmp_path: Path) -> None:
+    """Backward's own message came, with a hint to look at the inputs."""
+    file = tmp_path / "net.py"
+    file.write_text(
+        "import torch\nfrom torch import nn\n\ndef build():\n"
+        "    return nn.Linear(8, 8).requires_grad_(False)\n\n"
+        "def sample_inputs(micro_batch_size, sequence_length):\n"
+        "    return torch.zeros(micro_batch_size, 8)\n"
+    )
+    done = typed("recommend", f"{file}:build", "--on", "dgx-a100:1")
+    assert done.code == 2
+    assert done.err.startswith("error: Linear has no parameter that is trained\nhint: plan the model that")

@@ -27,6 +27,24 @@ def test_the_front_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[
     assert "Less memory, more time" not in answered(capsys)
 
 
+def test_no_plan_is_said_of_the_flags_that_fix_one(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = answered(capsys, "--micro-batch", "3", "--global-batch", "16", code=1)
+    assert asked.startswith("No plan with --micro-batch 3 for llama-3.1-8b can run on 8 GPUs.\n")
+    assert "\nfixed: --micro-batch 3\n" in asked
+    assert "x 1 data-parallel rank = 15, not the global batch" in " ".join(asked.split())
+    named = answered(capsys, "--strategy", "ddp", "--micro-batch", "3", code=1)
+    assert named.startswith("No ddp plan with --micro-batch 3 for")
+    assert "fixed:" not in answered(capsys)
+
+
+def test_a_batch_that_is_not_the_published_one_is_said_to_be_another(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    three = answered(capsys, job=("llama-3.1-405b", "--on", "dgx-h100:48", "--strategy", "fsdp2+tp"))
+    assert "384 devices cannot share its 2,048 evenly)" in " ".join(three.split())
+    assert "cannot share" not in answered(capsys, job=("gpt2", "--on", "dgx-h100"))
+
+
 def test_the_front_falls_in_memory_and_rises_in_time(capsys: pytest.CaptureFixture[str]) -> None:
     front = json.loads(answered(capsys, "--front", "--json"))["front"]
     points = [(one["estimate"]["memory"]["total"], one["estimate"]["time"]["step"]) for one in front]

@@ -62,6 +62,7 @@ def test_plan_alone_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
+        ('tp = "eight"', 'plan.tp must be a whole number, not "eight"', "write a whole number"),
         ('tp = "8"', 'plan.tp must be a whole number, not "8"', "write tp = 8 without quotes"),
         ("tp = true", "plan.tp must be a whole number, not true", "write a whole number"),
         ("tp = 8.0", "plan.tp must be a whole number, not 8.0", "write tp = 8"),

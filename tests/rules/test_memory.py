@@ -17,7 +17,7 @@ def test_does_not_fit() -> None:
 def test_does_not_fit_states_the_numbers_and_the_next_step_down() -> None:
     made = case(capacity=30 * GIB, micro_batch_size=4)
     (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS101")
-    assert finding.message.startswith("needs 40.0 of 30.0 GiB on a gpu; the largest part is parameters")
+    assert finding.message.startswith("needs 40.0 of 30.0 GiB on gpu; the largest part is parameters")
     assert finding.fix == "use a micro-batch of 2 instead of 4"
 
 

@@ -4,7 +4,12 @@ from builders import case, codes
 
 from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
-from parastrat.rules.mesh import heads_do_not_divide, kv_heads_do_not_divide, mesh_is_not_the_world
+from parastrat.rules.mesh import (
+    heads_do_not_divide,
+    kv_heads_do_not_divide,
+    mesh_is_not_the_world,
+    tensor_parallel_leaves_the_fast_domain,
+)
 
 
 def test_mesh_is_not_the_world() -> None:
@@ -81,3 +86,9 @@ def test_vocabulary_does_not_divide() -> None:
     assert "PS214" in codes(tp=8, vocab=50257)
     assert "PS214" not in codes(tp=8, vocab=50304)
     assert "PS214" not in codes(tp=1, vocab=50257)
+
+
+def test_a_domain_of_one_device_leaves_no_tp() -> None:
+    hit = tensor_parallel_leaves_the_fast_domain.hit(case(tp=8, scale_up_devices=1))
+    assert hit.message == "tp=8 spans scale-up domains of 1 device"
+    assert hit.fix == "use no tp, and fsdp2 or pp between the domains"

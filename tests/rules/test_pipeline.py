@@ -107,7 +107,7 @@ def test_llama_405b_is_cut_as_published() -> None:
     assert "PS711" in piped(pp=16, layers=124)
     hit = stages_are_uneven.hit(case(pp=16, layers=124))
     assert hit.message.startswith(
-        "124 layers on 16 stages: the fullest has 8, the average 7.8, so up to 3%"
+        "124 layers on 16 stages: the fullest has 8, the average 7.8, so up to 3 %"
     )
 
 

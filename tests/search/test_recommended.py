@@ -12,7 +12,7 @@ from parastrat.plan import Offload, Recompute
 from parastrat.search import Constraints, find_plan, recommendation
 
 JOBS = {
-    "one device": ("gpt2", "g4dn.metal:8", 4, 128),
+    "one device": ("gpt2", "g4dn.metal:8", 4, 16),
     "one host": ("llama-3.1-8b", "dgx-h100:1", 8, 4096),
     "many": ("llama-3.1-70b", "dgx-h100:8", 512, 8192),
     "experts": ("mixtral-8x7b", "dgx-h100:4", 256, 4096),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.runtime.building import Builder
     from parastrat.runtime.dry_run.ground import Meter
+    from parastrat.runtime.tensor_parallel.layout import Left
     from parastrat.runtime.wrapping import Wrapping
     from parastrat.workload import Workload
 
@@ -242,5 +245,19 @@ def _caveats(wrapping: Wrapping, plan: Plan) -> tuple[str, ...]:
         )
     if wrapping.layout is not None:
         told.append("layers are divided over tp as derived: the proof that training makes needs values")
-        told += [f"whole on every tp rank: {left}" for left in dict.fromkeys(wrapping.layout.left)]
+        told += [f"whole on every tp rank: {left}" for left in _told_once(wrapping.layout.left)]
     return tuple(told)
+
+
+def _told_once(left: Iterable[Left]) -> list[str]:
+    """Return what stays whole; of blocks that differ in numbers alone the first, and how many more."""
+    alike = Counter[str]()
+    first: dict[str, str] = {}
+    for text in dict.fromkeys(map(str, left)):
+        key = re.sub(r"\.\d+\b", ".*", text)
+        alike[key] += 1
+        first.setdefault(key, text)
+    return [
+        text if alike[key] == 1 else f"{text}; {alike[key] - 1:,} more like it"
+        for key, text in first.items()
+    ]

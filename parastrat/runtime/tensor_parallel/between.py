@@ -32,6 +32,8 @@ _POINTWISE = frozenset(
     (
         *("tocopy", "copy", "alias", "asstrided", "torch::autograd::copyslices", "fill", "zero"),
         *("nativedropout", "hardswish", "logsigmoid", "rreluwithnoise", "complex", "polar"),
+        # by which FSDP2 hears of the end of a unit's backward: it hands on what a block is given
+        "registerpostbackwardfunctionbackward",
     )
 )
 #: of two tensors, or of the elements of one

@@ -164,6 +164,7 @@ def _traced(
 ) -> ModelSpec:
     module, inputs = source.module, source.inputs
     _check_dense(module)
+    _check_trained(module)
     subject = Subject(module=module, inputs=inputs, layout=source.layout)
     chain = traced_chain(subject, Way(sequence_length=sequence_length, precision=precision))
     parameters = parameter_count(module)
@@ -213,6 +214,19 @@ def _check_dense(module: nn.Module) -> None:
         raise ModelError(
             f"{table or 'the model'} makes sparse gradients: what they take hangs on a batch's ids",
             hint="build it with sparse=False to see what it needs so",
+        )
+
+
+def _check_trained(module: nn.Module) -> None:
+    """Refuse a module of which nothing is trained.
+
+    Raises:
+        ModelError: it has no parameter with a gradient.
+    """
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ModelError(
+            f"{type(module).__name__} has no parameter that is trained",
+            hint="plan the model that is trained; a frozen one takes a plan of the same model, trained",
         )
 
 

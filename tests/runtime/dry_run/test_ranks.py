@@ -24,7 +24,8 @@ from parastrat.profiles import load_hardware, load_stack
 from parastrat.runtime.dry_run import alone, ranks_to_run, run_kinds, run_on_fakes
 from parastrat.runtime.dry_run import rank as rank_module
 from parastrat.runtime.dry_run.apart import apart
-from parastrat.runtime.dry_run.rank import Task, dry_run
+from parastrat.runtime.dry_run.rank import Task, _caveats, dry_run
+from parastrat.runtime.tensor_parallel.layout import Left
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -171,6 +172,16 @@ def test_what_a_stage_fails_with_is_refused() -> None:
     meter: Any = SimpleNamespace(live=0, peak=0)
     with patch.object(rank_module, "completing", nullcontext), pytest.raises(ZeroDivisionError):
         rank_module._micro_batches(torch.nn.Identity(), wrapping, None, meter)
+
+
+def test_blocks_that_stay_whole_alike_are_told_once() -> None:
+    left = [
+        Left(kind="mlp", reason=f"10 features of layers.{block}.up do not divide") for block in range(4)
+    ]
+    wrapping: Any = SimpleNamespace(layout=SimpleNamespace(left=(*left, Left(kind="loss", reason="whole"))))
+    _, first, loss = _caveats(wrapping, plan())
+    assert first == "whole on every tp rank: mlp: 10 features of layers.0.up do not divide; 3 more like it"
+    assert loss == "whole on every tp rank: loss: whole"
 
 
 def test_of_compiled_plans_the_eager_wrapping_is_verified() -> None:

@@ -12,6 +12,7 @@ import torch
 from runtime.models import plan, tokens
 from runtime.ranks import on_ranks
 from torch import nn
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import RegisterPostBackwardFunction
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -49,6 +50,7 @@ WAYS: dict[str, Way] = {
     "clipped, in half": lambda h: h.bfloat16().clamp(-1, 1).float(),
     "dropped out": lambda h: functional.dropout(h, 0.5),
     "in place": functional.relu_,
+    "handed on by FSDP2": lambda h: RegisterPostBackwardFunction.apply(None, h)[0],
     "gated": lambda h: h * h.sigmoid() + h.masked_fill(h > 1, 0.0),
     "softmax": lambda h: h.softmax(-1),
     "softmax of the last": lambda h: h.softmax(2),
@@ -64,7 +66,7 @@ WAYS: dict[str, Way] = {
     "attention": lambda h: attended(h.unsqueeze(1)).squeeze(1),
     "attention in steps": lambda h: (h @ h.transpose(-1, -2)).softmax(-1) @ h,
 }
-POINTWISE = ("relu", "gelu", "clipped, in half", "dropped out", "in place", "gated")
+POINTWISE = ("relu", "gelu", "clipped, in half", "dropped out", "in place", "handed on by FSDP2", "gated")
 ALONG = (
     *("softmax", "softmax of the last", "mean", "mean of all", "norm", "halves", "running sum"),
     "in place, softmax",
