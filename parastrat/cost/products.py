@@ -70,6 +70,7 @@ def _shorter_halves(facts: Facts, products: Products) -> Any:
     """Return the halves of each product in fp32 over those in 16 bits, which curves are of.
 
     A half is the length that takes as long to move as to multiply: of twice the bytes, at a lower rate.
+    Devices without bf16 have curves of fp16.
     """
     device = facts.hardware.device
     if facts.workload.precision is not Precision.FP32:
@@ -79,7 +80,8 @@ def _shorter_halves(facts: Facts, products: Products) -> Any:
         rate_of_convolutions(device, Precision.FP32),
         sustained_flops_per_s(device, Precision.FP32),
     )
-    return np.minimum(2 * rates / sustained_flops_per_s(device, Precision.BF16_MIXED), 1.0)
+    short = Precision.BF16_MIXED if device.bf16_native else Precision.FP16_MIXED
+    return np.minimum(2 * rates / sustained_flops_per_s(device, short), 1.0)
 
 
 def _relaid_s(facts: Facts, products: Products, c: Columns) -> Seconds:

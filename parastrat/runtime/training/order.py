@@ -95,7 +95,7 @@ class Order:
         except RuntimeError as error:
             raise MismatchError(
                 f"rank {dist.get_rank()} came to {place}, where FSDP2 gathers weights from all ranks, and "
-                f"others did not: {str(error)[:80]}",
+                f"others did not: {(str(error).splitlines() or [''])[0]}",
                 hint="run as many forwards on all ranks, of evaluations too, as parastrat.evaluate and "
                 "parastrat.shard_dataloader do, or plan ddp: parastrat recommend --strategy ddp",
             ) from error
