@@ -17,6 +17,7 @@ from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.copying import let_copy, origin_of
+from parastrat.runtime.first_values.on_meta import build_on_meta, give_attributes
 from parastrat.runtime.launching.world import (
     backend_string,
     current_world,
@@ -24,7 +25,6 @@ from parastrat.runtime.launching.world import (
     own_device,
 )
 from parastrat.runtime.mesh import rank_mesh
-from parastrat.runtime.on_meta import build_on_meta, give_attributes
 from parastrat.runtime.pipeline.build import cut_module
 from parastrat.runtime.placing import placed
 from parastrat.runtime.precision import cast_weights
@@ -47,7 +47,7 @@ from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import Wrapping, note_latest, wrapping_of
 
 if TYPE_CHECKING:
-    from parastrat.runtime.replay import Record
+    from parastrat.runtime.first_values.replay import Record
     from parastrat.workload import Workload
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from parastrat.errors import ModelError
-from parastrat.runtime.replay import Recorder
+from parastrat.runtime.first_values.replay import Recorder
 from parastrat.runtime.slots import check_shapes
 
 #: how a model is named

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
 from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
-from parastrat.runtime.first_rank import to_device_from_first_rank
+from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
 from parastrat.runtime.replicated import Replicated

@@ -9,8 +9,8 @@ from torch import nn
 from parastrat.plan import Compile, Recompute
 from parastrat.runtime.blocks import called_units
 from parastrat.runtime.data_parallel import replicate, replicate_divided, shard
-from parastrat.runtime.filled import fill
-from parastrat.runtime.first_rank import hold_alike, to_device_from_first_rank
+from parastrat.runtime.first_values.filled import fill
+from parastrat.runtime.first_values.first_rank import hold_alike, to_device_from_first_rank
 from parastrat.runtime.launching.world import release_at_exit
 from parastrat.runtime.pipeline.build import adopt, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward

@@ -17,7 +17,7 @@ from parastrat.runtime.training.batches import to_device
 
 if TYPE_CHECKING:
     from parastrat.plan import Plan
-    from parastrat.runtime.replay import Record
+    from parastrat.runtime.first_values.replay import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

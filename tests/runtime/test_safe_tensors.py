@@ -113,7 +113,7 @@ def test_from_pretrained_in_a_builder_is_told_of_checkpoint(tmp_path: Path) -> N
 
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved("llama", tmp_path)
-    monkeypatch.setattr("parastrat.runtime.safe_tensors.find_spec", lambda _: None)
+    monkeypatch.setattr("parastrat.runtime.first_values.safe_tensors.find_spec", lambda _: None)
     with pytest.raises(UsageError, match="safetensors, which is missing"):
         loaded("llama", tmp_path)
 

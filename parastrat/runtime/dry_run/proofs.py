@@ -23,8 +23,8 @@ from parastrat.runtime.tensor_parallel.apply import choose_layout
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from parastrat.runtime.first_values.replay import Record
     from parastrat.runtime.pipeline.build import Example
-    from parastrat.runtime.replay import Record
     from parastrat.runtime.wrapping import Wrapping
 
 _HOST = torch.device("cpu")

@@ -22,7 +22,7 @@ from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
 from parastrat.runtime.dry_run.stepping import OnShares
 from parastrat.runtime.dry_run.watch import Watch
 from parastrat.runtime.dry_run.ways import found_while, known
-from parastrat.runtime.on_meta import build_on_meta
+from parastrat.runtime.first_values.on_meta import build_on_meta
 from parastrat.runtime.preset_models import builder_of
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.starting import Start

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from parastrat.runtime.agreement import alike, shared_seed
-from parastrat.runtime.first_rank import to_device_from_first_rank
+from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drops
@@ -24,7 +24,7 @@ from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.writes import refuse_assigned_data
 
 if TYPE_CHECKING:
-    from parastrat.runtime.replay import Record
+    from parastrat.runtime.first_values.replay import Record
     from parastrat.runtime.wrapping import Wrapping
 
 

@@ -14,14 +14,14 @@ from torch import nn
 
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.caches import without_caches
-from parastrat.runtime.initialise import Recipe, initialise
+from parastrat.runtime.first_values.initialise import Recipe, initialise
 from parastrat.runtime.mesh import RankMesh
 from parastrat.runtime.slots import Slot, left_behind, meta_like, slots_of
 from parastrat.runtime.tensor_parallel.dropout import without_dropout
 from parastrat.runtime.tensor_parallel.shrink import DEPTHS, LARGE, shrunk
 
 if TYPE_CHECKING:
-    from parastrat.runtime.replay import Record
+    from parastrat.runtime.first_values.replay import Record
 
 #: equal blocks that are kept: what passes from one to the next is part of the proof
 KEPT_BLOCKS = 2

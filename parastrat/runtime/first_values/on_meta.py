@@ -15,7 +15,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from parastrat.errors import ModelError, WrapError
-from parastrat.runtime.replay import Record, Recorder
+from parastrat.runtime.first_values.replay import Record, Recorder
 from parastrat.runtime.slots import check_shapes, slots_of
 
 _HOST = torch.device("cpu")

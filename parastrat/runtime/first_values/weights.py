@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
-from parastrat.runtime.adapters import adapted
-from parastrat.runtime.safe_tensors import SUFFIX, SafeTensors, files_of
+from parastrat.runtime.first_values.adapters import adapted
+from parastrat.runtime.first_values.safe_tensors import SUFFIX, SafeTensors, files_of
 from parastrat.runtime.slots import Slot, clean_name, slots_of
 from parastrat.runtime.training.checkpoints import quiet_alone
 

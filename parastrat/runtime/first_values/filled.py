@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from parastrat.runtime.initialise import Recipe, initialise
+from parastrat.runtime.first_values.initialise import Recipe, initialise
+from parastrat.runtime.first_values.weights import StoredWeights
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.weights import StoredWeights
 
 if TYPE_CHECKING:
     from torch import nn

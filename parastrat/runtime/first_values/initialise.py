@@ -16,10 +16,10 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from parastrat.errors import WrapError
 from parastrat.runtime.agreement import shared_seed
-from parastrat.runtime.initialisers import reset, run_initialisers
+from parastrat.runtime.first_values.initialisers import reset, run_initialisers
+from parastrat.runtime.first_values.operations import Write
+from parastrat.runtime.first_values.replay import Record, WriteWatch
 from parastrat.runtime.mesh import RankMesh
-from parastrat.runtime.operations import Write
-from parastrat.runtime.replay import Record, WriteWatch
 from parastrat.runtime.slots import Slot, clean_name, meta_like, slots_of
 
 
