@@ -24,6 +24,7 @@ from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.origin import Origin
 from parastrat.runtime.placing import placed
 from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.shares import as_share
 from parastrat.runtime.slots import left_behind, slots_of
 from parastrat.runtime.starting import Start
 from parastrat.runtime.training.gathered import free_for_copy
@@ -31,8 +32,7 @@ from parastrat.runtime.wrapping import Wrapping, wrapping_of
 
 if TYPE_CHECKING:
     from parastrat.plan import Plan
-    from parastrat.runtime.precision import local_tensor
-from parastrat.runtime.slots import Slot
+    from parastrat.runtime.slots import Slot
 
 #: what ``copy.deepcopy`` asks an object for, and knows by an object's identity
 _COPY = "__deepcopy__"
@@ -157,7 +157,7 @@ class _Values:
         if not source.is_parameter:
             return copy.deepcopy(source.tensor, self._memo)  # buffers may share memory
         own = local_tensor(source.tensor.detach()).clone()
-        return slot.standing_for(_divided_as(slot.tensor, own))
+        return slot.standing_for(as_share(own, slot.tensor))
 
     def are_in(self, made: nn.Module) -> None:
         """Let what is copied with the model find the copy's tensors.
@@ -192,15 +192,6 @@ def _is_alike(source: torch.Tensor, divided: torch.Tensor) -> bool:
     held, asked = _placements(source), _placements(divided)
     further = max(len(held) - len(asked), 0)
     return held[further:] == asked and all(place.is_replicate() for place in held[:further])
-
-
-def _divided_as(like: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """Return this rank's values as what a tensor without values is divided into."""
-    if not isinstance(like, DTensor):
-        return own
-    return DTensor.from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
 
 
 def _bring_later(model: nn.Module, made: nn.Module, origin: Origin, memo: _Memo) -> None:

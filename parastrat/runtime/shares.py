@@ -31,6 +31,15 @@ def share_of_whole(whole: torch.Tensor, divided: DTensor) -> torch.Tensor:
     return local
 
 
+def as_share(own: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return this rank's values as the share of a tensor that is divided as another; else as they are."""
+    if not isinstance(like, DTensor):
+        return own
+    return DTensor.from_local(
+        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
 def _chunk(tensor: torch.Tensor, parts: int, index: int, dim: int) -> torch.Tensor:
     """Return one of ``torch.chunk``'s parts, which may be fewer than asked for: then an empty one."""
     chunks = tensor.chunk(parts, dim)

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from parastrat.errors import ModelError
 from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.shares import share_of_whole
+from parastrat.runtime.shares import as_share, share_of_whole
 
 #: what wrappers insert into names
 _INFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -72,15 +72,8 @@ class Slot:
         """Return this rank's share of the full values: as the slot's tensor was laid out."""
         if not isinstance(self.tensor, DTensor):
             return self.standing_for(full)
-        share = DTensor.from_local(
-            share_of_whole(full, self.tensor).clone(),  # a view would keep the full values alive
-            self.tensor.device_mesh,
-            self.tensor.placements,
-            run_check=False,
-            shape=self.tensor.shape,
-            stride=self.tensor.stride(),
-        )
-        return self.standing_for(share)
+        own = share_of_whole(full, self.tensor).clone()  # a view would keep the full values alive
+        return self.standing_for(as_share(own, self.tensor))
 
     def allocated(self, device: torch.device) -> torch.Tensor:
         """Return memory without values, laid out as the slot's tensor."""

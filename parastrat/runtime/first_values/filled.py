@@ -50,5 +50,5 @@ def fill(module: nn.Module, wrapping: Wrapping, start: Start) -> None:
                 initialise(module, [slot for slot in slots_of(module) if slot.is_meta], recipe)
         wrapping.calls.append(f"# {len(fresh)} tensors initialised on {wrapping.device}, block by block")
     if stored is not None:
-        stored.load(module, frozenset() if absent is None else absent.names)
+        stored.load(module, anew=anew, elsewhere=frozenset() if absent is None else absent.names)
         wrapping.calls.append(f"# weights loaded from {start.checkpoint}")

@@ -139,20 +139,19 @@ def _fill(module: nn.Module, group: Group, recipe: Recipe) -> list[str]:
         reset(group.modules)
         resets = {name: list(watch.writes_to(tensor)) for name, tensor in real.items()}
         run_initialisers(module, [*group.modules, *group.around], group.slots)
-    missing = []
+    missing, record = [], recipe.record
     with torch.no_grad():
         for slot in group.slots:
             same = slot.current() is real[slot.name]
             written = not same or bool(watch.writes_to(slot.current()))
-            if recipe.record is not None and recipe.record.is_given(slot.name):
-                _give(slot, recipe.record)
+            if record is not None and record.is_given(slot.name):
+                _give(slot, record)
                 continue
-            if same and recipe.record is not None and slot.name in recipe.record.origins:
+            if same and record is not None and slot.name in record.origins:
                 later = watch.writes_to(slot.current())[len(resets[slot.name]) :]
-                written |= _as_constructed(slot, resets[slot.name], later, recipe.record)
+                written |= _as_constructed(slot, resets[slot.name], later, record)
             if _has_values(slot.current(), written=written):
                 continue
-            record = recipe.record
             values = record.replayed(slot.name, recipe.device, draws=True) if record is not None else None
             if values is None:
                 missing.append(f"{slot.name} ({'parameter' if slot.is_parameter else 'buffer'})")

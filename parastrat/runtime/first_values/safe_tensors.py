@@ -12,7 +12,7 @@ import torch
 
 from parastrat.errors import UsageError, WrapError
 
-SUFFIX = ".safetensors"
+_SUFFIX = ".safetensors"
 _ALONE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -58,20 +58,24 @@ class SafeTensors(Mapping[str, torch.Tensor]):
         return tuple(self._files[name].get_slice(name).get_shape())
 
 
-def files_of(folder: Path) -> list[Path]:
-    """Return the files of a model's folder, which may have the same weights in other files besides.
+def files_of(path: Path) -> list[Path]:
+    """Return a file of safetensors, or those of a model's folder; none of what has none.
+
+    A folder may have the same weights in other files besides.
 
     Raises:
         WrapError: it has some, and none says which are the model's.
     """
-    index = folder / _INDEX
+    if not path.is_dir():
+        return [path] if path.suffix == _SUFFIX and path.is_file() else []
+    index = path / _INDEX
     if index.is_file():
         names = json.loads(index.read_text())["weight_map"].values()
-        return [folder / name for name in sorted(set(names))]
-    found = [folder / _ALONE] if (folder / _ALONE).is_file() else sorted(folder.glob(f"*{SUFFIX}"))
+        return [path / name for name in sorted(set(names))]
+    found = [path / _ALONE] if (path / _ALONE).is_file() else sorted(path.glob(f"*{_SUFFIX}"))
     if len(found) > 1:
         raise WrapError(
-            f"{folder} has {len(found)} files of safetensors, and no {_INDEX} says which are the model's",
+            f"{path} has {len(found)} files of safetensors, and no {_INDEX} says which are the model's",
             hint="name one of them, or add the index",
         )
     return found

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
 from parastrat.runtime.first_values.adapters import adapted
-from parastrat.runtime.first_values.safe_tensors import SUFFIX, SafeTensors, files_of
+from parastrat.runtime.first_values.safe_tensors import SafeTensors, files_of
+from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.slots import Slot, clean_name, slots_of
 from parastrat.runtime.training.checkpoints import quiet_alone
 
@@ -41,13 +41,10 @@ class StoredWeights:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        safe = (
-            files_of(path) if path.is_dir() else [path] if path.suffix == SUFFIX and path.is_file() else []
-        )
         #: of each name; None for what is no tensor
         self._shapes: Mapping[str, tuple[int, ...] | None]
         self._fill: Callable[[_Pairs], None]
-        if safe:
+        if safe := files_of(path):
             tensors = SafeTensors(safe)
             self._shapes = {name: tensors.shape(name) for name in tensors}
             self._fill = lambda chosen: _from_tensors(tensors, chosen)
@@ -73,18 +70,18 @@ class StoredWeights:
         names = {name for slot in own for name in slot.names}
         return frozenset() if names & set(self._names(module, own)) else frozenset(names)
 
-    def load(self, module: nn.Module, elsewhere: frozenset[str] = frozenset()) -> None:
+    def load(self, module: nn.Module, *, anew: frozenset[str], elsewhere: frozenset[str]) -> None:
         """Fill all parameters and persistent buffers, but for adapters that are not stored.
 
         Args:
             module: whole or sharded, with memory.
+            anew: what ``lacks_adapters`` said of it.
             elsewhere: what may be stored besides: the weights of other pipeline stages.
 
         Raises:
             WrapError: names or shapes differ.
         """
-        anew, around = self.lacks_adapters(module), adapted(module)
-        if around is not None:
+        if (around := adapted(module)) is not None:
             elsewhere |= {around.inside(name) for name in elsewhere}
         slots = [slot for slot in slots_of(module) if slot.persistent and slot.name not in anew]
         elsewhere |= _further_names(module, {name for slot in slots for name in slot.names} | elsewhere)
@@ -181,7 +178,7 @@ def _from_tensors(state: Mapping[str, torch.Tensor], chosen: _Pairs) -> None:
     with torch.no_grad():
         for slot, name in chosen:  # one tensor at a time leaves the file: it is mapped, not read
             held, given = slot.current(), slot.placed(state[name].to(slot.tensor.dtype))
-            _local(held).copy_(_local(given))
+            local_tensor(held).copy_(local_tensor(given))
 
 
 def _from_folder(path: Path, chosen: _Pairs) -> None:
@@ -199,7 +196,3 @@ def _shape(entry: Any) -> tuple[int, ...] | None:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

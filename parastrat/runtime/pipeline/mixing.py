@@ -46,7 +46,8 @@ class Mixing:
 
     def begins(self) -> None:
         """See a forward and backward that begin."""
-        self._check_weights()
+        if self._weights is not None:
+            self._check_weights(self._writes()[0])
 
     def ended(self) -> None:
         """See a forward and backward that have ended: gradients are complete."""
@@ -78,14 +79,15 @@ class Mixing:
                 f"{name} is none of torch.optim's: if it works out anything over all weights or gradients, "
                 "as a norm or one rate for all, that is of this rank's stages alone under a pipeline"
             )
-        if len(optimizer.param_groups) > _RATES and _rates_of(optimizer) > _RATES:
+        if (rates := _rates_of(optimizer)) > _RATES:
             self._tell(
-                f"{name} has {_rates_of(optimizer)} learning rates: where they follow depth as "
+                f"{name} has {rates} learning rates: where they follow depth as "
                 "timm.optim.param_groups_layer_decay counts it, by parameters that the model lists, a rank "
                 "of a pipeline counts those of its own stages alone; count layers by the configuration"
             )
-        self._check_weights()
-        if self._gradients and self._gradients != self._writes()[1]:
+        weights, gradients = self._writes()
+        self._check_weights(weights)
+        if self._gradients and self._gradients != gradients:
             self._tell(
                 "gradients were changed between forward_backward and optimizer.step(): what was worked out "
                 "over all of them is of this rank's stages alone under a pipeline; "
@@ -93,8 +95,8 @@ class Mixing:
             )
         self._weights = None
 
-    def _check_weights(self) -> None:
-        if self._weights is not None and self._weights != self._writes()[0]:
+    def _check_weights(self, writes: list[int]) -> None:
+        if self._weights is not None and self._weights != writes:
             self._tell(
                 "weights were changed behind forward_backward, and not by optimizer.step(): what was "
                 "worked out over all of them, or of their gradients, is of this rank's stages alone under "

@@ -73,19 +73,17 @@ def back_to_the_best(setting: Setting) -> list[float]:
 def mean_teacher(setting: Setting) -> list[float]:
     model = setting.model()
     teacher = copy.deepcopy(model).requires_grad_(False)
-    optimizer = _adamw(model)
-    losses = []
-    for step in range(4):
-        x, y = setting.batch(step)
-        with torch.no_grad():
-            taught = teacher(x)
-        losses.append(setting.mean(setting.backward(model, x, (y + taught) / 2)))
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            for mean, each in zip(teacher.parameters(), model.parameters(), strict=True):
-                mean.mul_(0.9).add_(each, alpha=0.1)
-    return losses
+
+    @torch.no_grad()
+    def halfway(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (y + teacher(x)) / 2  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def follow(_: int) -> None:
+        for mean, each in zip(teacher.parameters(), model.parameters(), strict=True):
+            mean.mul_(0.9).add_(each, alpha=0.1)
+
+    return setting.trained(model, _adamw(model), aim=halfway, after=follow)
 
 
 @recipe

@@ -111,29 +111,23 @@ def one_cycle_and_clipping(setting: Setting) -> list[float]:
     model = setting.model()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=10)
-    losses = []
-    for step in range(4):
-        losses.append(setting.mean(setting.backward(model, *setting.batch(step))))
+
+    def clip() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-    return losses
+
+    return setting.trained(model, optimizer, before=clip, after=lambda _: schedule.step())
 
 
 @recipe
 def centred_gradients(setting: Setting) -> list[float]:
     model = setting.model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(4):
-        losses.append(setting.mean(setting.backward(model, *setting.batch(step))))
+
+    def centre() -> None:
         for each in model.parameters():
             if each.grad is not None and each.ndim > 1:
                 each.grad.sub_(each.grad.mean(dim=1, keepdim=True))
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses
+
+    return setting.trained(model, torch.optim.SGD(model.parameters(), lr=0.1), before=centre)
 
 
 @recipe

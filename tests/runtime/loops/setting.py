@@ -111,7 +111,14 @@ class Setting:
             return self.mean(squares(model(x), y))
 
     def trained(
-        self, model: Any, optimizer: Any, *, steps: int = 4, after: Callable[[int], Any] | None = None
+        self,
+        model: Any,
+        optimizer: Any,
+        *,
+        steps: int = 4,
+        before: Callable[[], Any] | None = None,
+        after: Callable[[int], Any] | None = None,
+        aim: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     ) -> list[float]:
         """Train for some steps; return their losses.
 
@@ -119,11 +126,16 @@ class Setting:
             model: what is trained.
             optimizer: of it.
             steps: how many.
+            before: is called between each backward and the step of the optimizer.
             after: is called behind each step of the optimizer.
+            aim: what inputs should give, of them and of what the batch says; that, where it is None.
         """
         losses = []
         for step in range(steps):
-            losses.append(self.mean(self.backward(model, *self.batch(step))))
+            x, y = self.batch(step)
+            losses.append(self.mean(self.backward(model, x, y if aim is None else aim(x, y))))
+            if before is not None:
+                before()
             optimizer.step()
             optimizer.zero_grad()
             if after is not None:
