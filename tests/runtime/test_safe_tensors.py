@@ -104,6 +104,34 @@ def test_half_a_file_and_another_models(tmp_path: Path) -> None:
         loaded("llama", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.pt", b"", "cannot be read as a file of torch.save"),
+        ("note.txt", b"hello", "cannot be read as a file of torch.save"),
+        ("part.pt", b"PK\x03\x04", "cannot be read as a file of torch.save"),
+        ("empty.safetensors", b"", "cannot be read"),
+        ("folder/config.json", b"{}", "has no safetensors, and is no folder of"),
+        ("folder/model.safetensors.index.json", b"{}", "does not say which files"),
+        ("folder/model.safetensors.index.json", b"[1]", "does not say which files"),
+        ("folder/model.safetensors.index.json", b"no json", "does not say which files"),
+        ("folder/model.safetensors.index.json", b'{"weight_map": {"a": "gone"}}', "gone cannot be read"),
+    ],
+)
+def test_what_holds_no_weights(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    with pytest.raises(WrapError, match=said):
+        loaded("llama", path.parent if name.startswith("folder/") else path)
+
+
+def test_what_is_no_state(tmp_path: Path) -> None:
+    torch.save([torch.ones(2)], tmp_path / "list.pt")
+    with pytest.raises(WrapError, match="holds a list, and no weights by name"):
+        loaded("llama", tmp_path / "list.pt")
+
+
 def test_from_pretrained_in_a_builder_is_told_of_checkpoint(tmp_path: Path) -> None:
     saved("llama", tmp_path)
     with pytest.raises(ModelError) as caught:

@@ -64,14 +64,19 @@ def files_of(path: Path) -> list[Path]:
     A folder may have the same weights in other files besides.
 
     Raises:
-        WrapError: it has some, and none says which are the model's.
+        WrapError: it has some, and nothing says which are the model's.
     """
     if not path.is_dir():
         return [path] if path.suffix == _SUFFIX and path.is_file() else []
     index = path / _INDEX
     if index.is_file():
-        names = json.loads(index.read_text())["weight_map"].values()
-        return [path / name for name in sorted(set(names))]
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WrapError(
+                f"{index} does not say which files the weights are in", hint="download it again"
+            ) from error
+        return [path / name for name in sorted(names)]
     found = [path / _ALONE] if (path / _ALONE).is_file() else sorted(path.glob(f"*{_SUFFIX}"))
     if len(found) > 1:
         raise WrapError(

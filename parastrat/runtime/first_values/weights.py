@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -22,6 +23,8 @@ from parastrat.runtime.training.checkpoints import quiet_alone
 
 #: slots, each with the name of what it is filled with
 _Pairs = list[tuple[Slot, str]]
+#: what torch raises of files that are none of its own, or parts of some
+_UNREADABLE = (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError)
 #: stands before the weights in what ``save_checkpoint`` writes
 _MODEL = "model."
 
@@ -49,6 +52,11 @@ class StoredWeights:
             self._shapes = {name: tensors.shape(name) for name in tensors}
             self._fill = lambda chosen: _from_tensors(tensors, chosen)
         elif path.is_dir():
+            if not (path / ".metadata").is_file():
+                raise WrapError(
+                    f"{path} has no safetensors, and is no folder of torch.distributed.checkpoint",
+                    hint="pass what save_checkpoint wrote, a model's folder with safetensors, or a file",
+                )
             entries = FileSystemReader(path).read_metadata().state_dict_metadata
             self._shapes = {name: _shape(entry) for name, entry in entries.items()}
             self._fill = lambda chosen: _from_folder(path, chosen)
@@ -164,14 +172,30 @@ def _names_in(module: nn.Module, slots: list[Slot]) -> Callable[[str], list[str]
 
 def _file(path: Path) -> dict[str, Any]:
     try:
-        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except RuntimeError as error:  # files of torch.save's old format cannot be mapped
-        if "mmap" not in str(error):
-            raise
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = _loaded(path)
+    except _UNREADABLE as error:
+        said = next(iter(str(error).splitlines()), "")
+        raise WrapError(
+            f"{path} cannot be read as a file of torch.save ({type(error).__name__}: {said})",
+            hint="pass what torch.save(model.state_dict(), FILE) wrote, or safetensors, whose names end so",
+        ) from error
+    if not isinstance(state, dict):
+        raise WrapError(
+            f"{path} holds a {type(state).__name__}, and no weights by name",
+            hint="save model.state_dict()",
+        )
     if isinstance(state.get("model"), dict):
         state = state["model"]
     return {name.removeprefix("module."): value for name, value in state.items()}
+
+
+def _loaded(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except RuntimeError as error:  # files of torch.save's old format cannot be mapped
+        if "mmap" not in str(error):
+            raise
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _from_tensors(state: Mapping[str, torch.Tensor], chosen: _Pairs) -> None:
