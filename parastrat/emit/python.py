@@ -46,7 +46,7 @@ def emit(
         staging: of the model, which plans with pp need.
 
     Raises:
-        EmitError: ``auto_parallelize`` refuses the plan (cp, ep, offload, fp8, ...), or its division or
+        EmitError: ``auto_parallelize`` refuses the plan (ep, offload, fp8, ...), or its division or
             staging is lacking.
     """
     plan = case.plan
@@ -98,6 +98,13 @@ def check_plan(plan: Plan) -> None:
     for finding in refusals_of(plan):
         raise EmitError(
             f"no plain torch for this plan: {finding.message} ({finding.code})", hint=finding.fix
+        )
+    if plan.mesh.cp > 1:
+        raise EmitError(
+            f"no plain torch for this plan: it is {plan.strategy}, and how blocks work on a rank's "
+            "positions is found and proven as a model is wrapped",
+            hint="emit for a launcher (--to torchrun, --to slurm, ...), whose script calls "
+            "auto_parallelize, or --to torchtitan",
         )
     if plan.mesh.tp > 1 and plan.mesh.pp == 1:
         check_divided(plan)

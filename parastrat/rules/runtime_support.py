@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.case import Case, Unknown
 from parastrat.columns import Columns, code_of
 from parastrat.finding import Hit, Severity
-from parastrat.plan import Compile, Offload, PipelineSchedule, Recompute, Shard
+from parastrat.plan import Compile, ContextMethod, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules import pipeline
 from parastrat.rules.rule import PlanRule, finding, plan_rule
 from parastrat.schedules import schedule_of
@@ -24,6 +24,8 @@ _FSDP2 = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 
 _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _GRADIENTS = code_of(Shard.GRADIENTS)
+_PARAMETERS = code_of(Shard.PARAMETERS)
+_ALL_GATHER = code_of(ContextMethod.ALL_GATHER)
 
 _ZERO_BUBBLE = code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 _ZBV = code_of(PipelineSchedule.ZBV)
@@ -36,22 +38,32 @@ _DUAL_PIPE_V = code_of(PipelineSchedule.DUAL_PIPE_V)
     source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
 )
 def axes_are_planned_only(p: Columns) -> Mask:
-    """Context and expert parallelism are planned, not applied, by this version.
+    """Expert parallelism, and context parallelism beside tp or pp, are planned, not applied.
 
-    `auto_parallelize` applies data, tensor and pipeline parallelism. Plans with cp or ep are searched,
+    `auto_parallelize` applies data, tensor and pipeline parallelism, and context parallelism that gathers
+    keys and values, over ranks that shard parameters by FSDP2. Other plans with cp or ep are searched,
     estimated and written all the same, for they may be the right answer; another framework must run them.
     """
-    return (p.cp > 1) | (p.ep > 1)
+    beside = (p.tp > 1) | (p.pp > 1) | (p.shard != _PARAMETERS) | (p.cp_method != _ALL_GATHER)
+    return (p.ep > 1) | ((p.cp > 1) & beside)
 
 
 @axes_are_planned_only.message
 def _(case: Case) -> Hit:
-    mesh = case.plan.mesh
-    axes = [f"{axis} {degree}" for axis in ("cp", "ep") if (degree := getattr(mesh, axis)) > 1]
+    plan, mesh = case.plan, case.plan.mesh
+    if mesh.ep > 1:
+        what = f"ep {mesh.ep}"
+    elif mesh.tp > 1 or mesh.pp > 1:
+        axis = "tp" if mesh.tp > 1 else "pp"
+        what = f"cp {mesh.cp} beside {axis} {getattr(mesh, axis)}"
+    elif plan.shard is not Shard.PARAMETERS:
+        what = f"cp {mesh.cp} without sharded parameters"
+    else:
+        what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
     return Hit(
-        message=f"auto_parallelize does not apply {' and '.join(axes)} yet ({case.plan.strategy})",
-        fix="run this plan with torchtitan or Megatron-LM, or leave cp and ep to `parastrat recommend "
-        "--applied`, which finds the best that auto_parallelize applies",
+        message=f"auto_parallelize does not apply {what} yet ({plan.strategy})",
+        fix="run this plan with torchtitan or Megatron-LM, or take what `parastrat recommend --applied` "
+        "finds, the best that auto_parallelize applies",
     )
 
 
@@ -116,37 +128,38 @@ def _(case: Case) -> Hit:
 
 @plan_rule("PS294", Severity.INFO, source="https://arxiv.org/abs/2205.05198")
 def attention_recompute_under_compile(p: Columns) -> Mask:
-    """Recompute of attention alone is not applied to compiled blocks.
+    """Recompute of attention alone is not applied to compiled blocks, nor with context parallelism.
 
-    It is found by the modules around the attention core, which a compiled block fuses. Per-operator
-    selective recompute works there.
+    It is found by the modules around the attention core, which a compiled block fuses. With cp the core's
+    keys and values would be kept of all ranks. Per-operator selective recompute works in both.
     """
-    return (p.recompute == code_of(Recompute.ATTENTION)) & (p.compile == code_of(Compile.BLOCK))
+    elsewhere = (p.compile == code_of(Compile.BLOCK)) | (p.cp > 1)
+    return (p.recompute == code_of(Recompute.ATTENTION)) & elsewhere
 
 
 @attention_recompute_under_compile.message
 def _(case: Case) -> Hit:
     plan = case.plan
     return Hit(
-        message=f"auto_parallelize does not apply recompute = {plan.recompute.value} with compile = "
-        f"{plan.compile.value}",
-        fix="use --recompute selective, or compile = none",
+        message=f"auto_parallelize does not apply recompute = {plan.recompute.value} with "
+        + (f"cp {plan.mesh.cp}" if plan.mesh.cp > 1 else f"compile = {plan.compile.value}"),
+        fix="use --recompute selective",
     )
 
 
 @plan_rule("PS296", Severity.INFO, source="https://docs.pytorch.org/docs/stable/torch.compiler.html")
 def compiled_model_axes(p: Columns) -> Mask:
-    """Compiled blocks are not applied with tensor or pipeline parallelism.
+    """Compiled blocks are not applied with tensor, context or pipeline parallelism.
 
-    Both hook into the calls of layers and blocks, at which a compiled graph would break.
+    All hook into the calls of layers and blocks, at which a compiled graph would break.
     """
-    return (p.compile == code_of(Compile.BLOCK)) & ((p.tp > 1) | (p.pp > 1))
+    return (p.compile == code_of(Compile.BLOCK)) & ((p.tp > 1) | (p.cp > 1) | (p.pp > 1))
 
 
 @compiled_model_axes.message
 def _(case: Case) -> Hit:
     mesh = case.plan.mesh
-    axes = [axis for axis in ("tp", "pp") if getattr(mesh, axis) > 1]
+    axes = [axis for axis in ("tp", "cp", "pp") if getattr(mesh, axis) > 1]
     return Hit(
         message=f"auto_parallelize does not apply compile = block with {' and '.join(axes)}",
         fix="use compile = none (--stack torch)",

@@ -118,7 +118,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     # schedules find no gradients for those that were freed after the forward
     reshard = plan.reshard_after_forward and plan.mesh.pp == 1
     keywords: dict[str, Any] = {"mesh": wrapping.mesh.data, "mp_policy": policy(plan.precision)}
-    by_columns = _columns_over(plan.mesh.dp_shard)
+    by_columns = _columns_over(plan.mesh.dp_shard * plan.mesh.cp)
     stacks = [name for name, parameter in module.named_parameters() if by_columns(parameter)]
     if stacks:
         keywords["shard_placement_fn"] = by_columns

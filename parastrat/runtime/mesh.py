@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.plan import Plan
+    from parastrat.plan import Mesh, Plan
 
-#: axes that become dimensions of the mesh, outermost first: neighbours share the fastest links
-AXES = ("pp", "dp_replicate", "dp_shard", "tp")
-#: axes along which ranks see different samples
-DATA_AXES = ("dp_replicate", "dp_shard")
+#: the axis along which ranks have other samples, or other positions of a sample, and shard parameters
+_SHARDS = "dp_shard_cp"
+#: axes along which ranks hold copies or shards of the same parameters, and average their gradients
+_DATA_AXES = ("dp_replicate", "dp_shard", _SHARDS)
 #: axes along which parameters are divided
-DIVIDING_AXES = ("dp_shard", "tp")
+_DIVIDING_AXES = ("dp_shard", _SHARDS, "tp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -29,12 +29,16 @@ class RankMesh:
     """A plan's mesh of the axes that split something. Every part is None where its axes split nothing."""
 
     whole: DeviceMesh | None = None
-    #: over ``DATA_AXES``
+    #: over the axes along which gradients are averaged
     data: DeviceMesh | None = None
+    #: all of its ranks: those that see different samples of one model, or positions of them
+    gradient_group: dist.ProcessGroup | None = None
     #: all ranks that see different samples of one model
     data_group: dist.ProcessGroup | None = None
     #: all ranks that hold parts of the same parameters: the world but for pipelines
     stage_group: dist.ProcessGroup | None = None
+    #: of the ranks that have the positions of one sample
+    cp: DeviceMesh | None = None
     tp: DeviceMesh | None = None
     pp: DeviceMesh | None = None
 
@@ -48,6 +52,11 @@ class RankMesh:
         if self.data_group is not None:
             dist.all_reduce(tensor, op=op, group=self.data_group)
 
+    def sum_over_copies(self, tensor: torch.Tensor) -> None:
+        """All-reduce a tensor in place over the ranks that average gradients."""
+        if self.gradient_group is not None:
+            dist.all_reduce(tensor, group=self.gradient_group)
+
     def from_first(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor with that of the first rank which holds parts of the same parameters."""
         if self.stage_group is not None:
@@ -56,23 +65,56 @@ class RankMesh:
 
 def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
     """Lay the ranks out by the plan's axes; all ranks call it."""
-    used = {axis: degree for axis in AXES if (degree := getattr(plan.mesh, axis)) > 1}
+    used = _axes(plan.mesh)
     if not used:
         return RankMesh()
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"mesh = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
-    divided = tuple(axis for axis in DIVIDING_AXES if axis in used)
+    divided = tuple(axis for axis in _DIVIDING_AXES if axis in used)
     whole = mesh_of_dtensors(device.type, shape, names, divided)
-    axes = tuple(axis for axis in DATA_AXES if axis in used)
+    axes = tuple(axis for axis in _DATA_AXES if axis in used)
     within = tuple(axis for axis in names if axis != "pp")
+    gradient_group = _group(whole, axes)
+    samples, cp = _context(plan, device, calls) if plan.mesh.cp > 1 else (gradient_group, None)
     return RankMesh(
         whole=whole,
         data=_part(whole, axes),
-        data_group=_group(whole, axes),
+        gradient_group=gradient_group,
+        data_group=samples,
         stage_group=_group(whole, within),
+        cp=cp,
         tp=_tp_part(whole) if "tp" in used else None,
         pp=whole["pp"] if "pp" in used else None,
     )
+
+
+def _axes(mesh: Mesh) -> dict[str, int]:
+    """Return the degrees of the mesh's dimensions, outermost first: neighbours share fast links."""
+    shards = _SHARDS if mesh.cp > 1 else "dp_shard"
+    degrees = {
+        "pp": mesh.pp,
+        "dp_replicate": mesh.dp_replicate,
+        shards: mesh.dp_shard * mesh.cp,
+        "tp": mesh.tp,
+    }
+    return {axis: degree for axis, degree in degrees.items() if degree > 1}
+
+
+def _context(
+    plan: Plan, device: torch.device, calls: list[str]
+) -> tuple[dist.ProcessGroup | None, DeviceMesh]:
+    """Return the group of ranks with different samples, and the mesh of those with one's positions.
+
+    Both are of a mesh of their own: parameters are sharded over all of these ranks as if each had other
+    samples.
+    """
+    used = {axis: degree for axis, degree in (("data", plan.mesh.dp), ("cp", plan.mesh.cp)) if degree > 1}
+    shape, names = tuple(used.values()), tuple(used)
+    calls.append(f"context = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
+    context = mesh_of_dtensors(device.type, shape, names, ())
+    if "data" not in used:
+        return None, context
+    return context["data"].get_group(), context["cp"]
 
 
 def _tp_part(whole: DeviceMesh) -> DeviceMesh:

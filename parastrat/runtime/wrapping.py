@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from parastrat.plan import Plan
     from parastrat.runtime.blocks import Blocks
+    from parastrat.runtime.context_parallel.stream import Division
     from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.origin import Origin
     from parastrat.runtime.pipeline.mixing import Mixing
@@ -44,6 +45,8 @@ class Wrapping:
     loss_fn: Callable[..., torch.Tensor] | None = None
     #: with tp only: what became of each module, and what stays whole, with the reasons
     layout: Layout | None = None
+    #: with cp only: how positions are divided
+    division: Division | None = None
     #: with tp only: what draws in its forwards begin with; None: the ranks agree on it
     seed: int | None = None
     #: with tp only, and no data axis: gradients that a step adds up at its end
@@ -62,7 +65,7 @@ class Wrapping:
     mixing: Mixing | None = None
     #: with other ranks only: what is the same on them
     replicas: Replicas | None = None
-    #: with tp only: what its ranks take, draw and return
+    #: with tp or cp only: what its ranks take, draw and return
     alike: Alike | None = None
     #: fp16 only
     loss_scale: LossScale | None = None

@@ -57,8 +57,8 @@ def test_what_is_not_written_in_plain_torch_is_told_with_what_to_change(
     assert typed("estimate", "llama-3.1-8b", "--on", "dgx-h100:1", "--cp", "2", "-o", path).code == 0
     done = typed("emit", path, "--to", "python")
     assert (done.code, done.out) == (2, "")
-    assert "auto_parallelize does not apply cp 2 yet (fsdp2+cp)" in done.err
-    assert "recommend --applied" in done.err
+    assert "no plain torch for this plan: it is fsdp2+cp" in done.err
+    assert "--to torchrun" in done.err
 
 
 @pytest.mark.parametrize(("model", "named"), [("examples/train_gpt.py:build", "Block"), ("gpt2", None)])

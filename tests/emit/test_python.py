@@ -141,7 +141,8 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
             r"this plan is ddp\+pp, and where its stages are cut",
         ),
         ({"shard": Shard.OPTIMIZER}, "shards the optimizer alone .ZeRO-1. over 8 ranks .PS291"),
-        ({"mesh": Mesh(dp_shard=4, cp=2)}, r"does not apply cp 2 yet .fsdp2\+cp. .PS290"),
+        ({"mesh": Mesh(dp_shard=2, cp=2, tp=2)}, r"does not apply cp 2 beside tp 2 yet .*PS290"),
+        ({"mesh": Mesh(dp_shard=4, cp=2)}, r"it is fsdp2\+cp, and how blocks work on a rank's positions"),
         ({"mesh": Mesh(dp_shard=8, ep=2)}, r"does not apply ep 2 yet .fsdp2\+ep. .PS290"),
         ({"offload": Offload.PARAMETERS}, "does not apply offload = parameters yet .PS292"),
         ({"precision": Precision.FP8}, "precision = fp8 yet .PS293"),
@@ -162,11 +163,9 @@ def test_refuses_what_it_cannot_express(
     ("fields", "nearest"),
     [
         ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, "recommend --applied"),
-        ({"mesh": Mesh(dp_shard=4, cp=2)}, "recommend --applied"),
-        (
-            {"mesh": Mesh(cp=2, dp_replicate=2, dp_shard=2)},
-            "recommend --applied",
-        ),
+        ({"mesh": Mesh(cp=4, tp=2)}, "recommend --applied"),
+        ({"mesh": Mesh(dp_shard=4, cp=2)}, "--to torchrun"),
+        ({"mesh": Mesh(cp=2, dp_replicate=2, dp_shard=2)}, "--to torchrun"),
     ],
 )
 def test_names_the_nearest_that_works(

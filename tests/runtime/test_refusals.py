@@ -55,7 +55,11 @@ def test_another_model_names_both_fingerprints() -> None:
     [
         (plan(dp_shard=8, shard=Shard.OPTIMIZER), "ZeRO-1", r"reshard_after_forward = false, dp_shard 8"),
         (plan(dp_shard=8, shard=Shard.GRADIENTS), "ZeRO-2", r"shard = parameters"),
-        (plan(dp_shard=2, cp=2, pp=2), r"cp 2 yet \(fsdp2\+cp\+pp\) \(PS290\)", "recommend --applied"),
+        (
+            plan(dp_shard=2, cp=2, pp=2),
+            r"cp 2 beside pp 2 yet \(fsdp2.* \(PS290\)",
+            "recommend --applied",
+        ),
         (
             plan(pp=2, pp_schedule=PipelineSchedule.ZBV, virtual_stages=2, recompute=Recompute.SELECTIVE),
             "recompute = selective with ZBV",
@@ -63,7 +67,7 @@ def test_another_model_names_both_fingerprints() -> None:
         ),
         (plan(tp=2, compile=Compile.BLOCK), "compile = block with tp", "compile = none"),
         (plan(pp=2, compile=Compile.BLOCK), "compile = block with pp", "compile = none"),
-        (plan(cp=2), "cp 2 yet", "recommend --applied"),
+        (plan(cp=2), "cp 2 without sharded parameters", "recommend --applied"),
         (plan(offload=Offload.OPTIMIZER), "offload = optimizer", "offload = none"),
         (plan(precision=Precision.FP8), "precision = fp8", "bf16-mixed"),
         (plan(recompute=Recompute.ATTENTION, compile=Compile.BLOCK), "recompute = attention", "selective"),

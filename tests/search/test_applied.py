@@ -21,8 +21,8 @@ APPLIED = Constraints(applied=True)
 
 @pytest.fixture(scope="module")
 def long() -> Facts:
-    """A job of which the recommendation divides sequences."""
-    return facts("llama-3.1-8b", "p5.48xlarge:8", 32, 65_536)
+    """A job of which the recommendation divides sequences, beside layers."""
+    return facts("llama-3.1-405b", "dgx-h100:128", 16, 131_072)
 
 
 def test_it_is_told_where_the_recommendation_is_not_applied(long: Facts) -> None:
@@ -36,14 +36,23 @@ def test_it_is_told_where_the_recommendation_is_not_applied(long: Facts) -> None
     assert applied.case.estimate.time.step > chosen.estimate.time.step
 
 
-def test_what_is_settled_holds_but_for_axes_that_are_not_applied(long: Facts) -> None:
-    fixed = Constraints(cp=8, micro_batch_size=2)
-    chosen = find_plan(long, fixed, tolerance=TOLERANCE).chosen
-    assert chosen is not None
-    applied = applied_instead(long, fixed, chosen, TOLERANCE)
+def test_what_is_settled_holds_but_for_axes_that_are_not_applied() -> None:
+    fixed = Constraints(cp=2, ep=4, micro_batch_size=1)
+    experts = facts("mixtral-8x7b", "dgx-h100:4", 64, 32_768)
+    applied = applied_instead(experts, fixed, find_plan(experts, fixed).chosen, TOLERANCE)
     assert applied is not None
     assert applied.case is not None
-    assert (applied.case.plan.mesh.cp, applied.case.plan.micro_batch_size) == (1, 2)
+    assert applied.case.plan.mesh.ep == 1
+    assert (applied.case.plan.mesh.cp, applied.case.plan.micro_batch_size) == (2, 1)
+
+
+def test_cp_is_given_up_where_no_plan_with_it_is_applied(long: Facts) -> None:
+    fixed = Constraints(cp=32, micro_batch_size=1)  # beside tp alone
+    applied = applied_instead(long, fixed, find_plan(long, fixed).chosen, TOLERANCE)
+    assert applied is not None
+    assert applied.case is not None
+    assert applied.case.plan.mesh.cp != 32
+    assert applied.case.plan.micro_batch_size == 1
 
 
 def test_nothing_is_told_of_a_plan_that_is_applied() -> None:

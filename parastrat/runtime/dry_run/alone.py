@@ -88,7 +88,8 @@ class _Shapes:
     def results(self, model: Any, task: Any, *known: Any) -> Any:
         with _Queries() as queries:
             found = self._results(model, task, *known)
-        self._seen[id(found)] = found, queries.positions
+        if not task.averages:  # where positions are divided themselves, they tell nothing
+            self._seen[id(found)] = found, queries.positions
         return found
 
     def compared(self, expected: Any, got: Any, **_floor: float) -> dict[str, float]:

@@ -86,7 +86,7 @@ def ranks_to_run(model: ModelSpec, plan: Plan) -> tuple[int, ...]:
 
 
 def _check(plan: Plan, workload: Workload) -> None:
-    check_plan(plan)  # what nobody wraps, context and expert parallelism among it, cannot be dry-run either
+    check_plan(plan)  # what nobody wraps, expert parallelism among it, cannot be dry-run either
     if workload.optimizer not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
         raise WrapError(

@@ -1,4 +1,4 @@
-"""Ranks of one tp group compute one forward together: they must take, draw and return the same.
+"""Ranks of one tp or cp group compute one forward together: they must take, draw and return the same.
 
 Other samples on each, as from a sampler over all ranks, or other draws, would be mixed in the first sum
 over ranks, and what comes of it be trained without a word.
@@ -21,27 +21,31 @@ from parastrat.runtime.wrapping import inner
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.wrapping import Wrapping
 
 #: of a norm, by which what ranks return may differ: short formats keep three digits, in any order of sums
 _ROUNDING = 1e-2
-_HINT = (
-    "give all ranks of a tp group the same samples, as parastrat.shard_dataloader does, and the same seed; "
-    "rank // tp numbers those that see different ones"
-)
 
 
 class Alike:
-    """Compares the forwards 1, 2, 4, 8 and so on of a model over the ranks of its tp group.
+    """Compares the forwards 1, 2, 4, 8 and so on of a model over the ranks of its tp or cp group.
 
     Args:
         model: divided; all its forwards are run by all ranks of the group.
         wrapping: of it.
+        axis: along which it is divided, tp or cp.
     """
 
-    def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
+    def __init__(self, model: nn.Module, wrapping: Wrapping, axis: str) -> None:
         self._wrapping = wrapping
+        self._mesh: DeviceMesh = getattr(wrapping.mesh, axis)
+        self._among = f"between the ranks of one {axis} group"
+        self._hint = (
+            f"give all ranks of a {axis} group the same samples, as parastrat.shard_dataloader does, and "
+            f"the same seed; rank // {axis} numbers those that see different ones"
+        )
         self._looked_at = LookedAt(inner(model), wrapping)
         self._forwards = 0
         #: of each generator, as a forward began that is compared
@@ -57,14 +61,13 @@ class Alike:
         Raises:
             MismatchError: they differ by more than a part of their norm.
         """
-        mesh = self._wrapping.mesh.tp
-        if mesh is None or any(isinstance(tensor, DTensor) for tensor in tensors):
+        if any(isinstance(tensor, DTensor) for tensor in tensors):
             return
         device = self._wrapping.device
         numbers = [told(tensor, device) for tensor in tensors] or [told(None, device)]
         # rows of one tensor: their own sums tell which is which
-        if differing([("them", torch.stack(numbers).sum(0))], device, mesh.get_group(), tolerance):
-            raise MismatchError(f"{what} differs between the ranks of one tp group", hint=_HINT)
+        if differing([("them", torch.stack(numbers).sum(0))], device, self._mesh.get_group(), tolerance):
+            raise MismatchError(f"{what} differs {self._among}", hint=self._hint)
 
     def _began(self, _module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._forwards += 1
@@ -80,8 +83,7 @@ class Alike:
     def _ended(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._looked_at.attentions(output)
         states, self._states = self._states, ()
-        mesh = self._wrapping.mesh.tp
-        if not states or mesh is None:
+        if not states:
             return
         device = self._wrapping.device
         draws = [
@@ -89,12 +91,11 @@ class Alike:
             for before, now in zip(states, _drawn_from(device), strict=True)
             for number in (float(before != now), float(before))
         ]
-        found = spread(draws, device, mesh.get_group())
+        found = spread(draws, device, self._mesh.get_group())
         for (_, some), (least, most) in zip(found[::2], found[1::2], strict=True):
             if some and least != most:
                 raise MismatchError(
-                    "a forward draws random numbers, which differ between the ranks of one tp group",
-                    hint=_HINT,
+                    f"a forward draws random numbers, which differ {self._among}", hint=self._hint
                 )
         # the first: what follows may be caches of each rank's heads
         leaves = tensors_in(output)[:1]

@@ -49,7 +49,7 @@ def choose_layout(
         loss=wrapping.plan.loss_parallel,
         stages=wrapping.plan.mesh.pp > 1,
     )
-    with _own_draws(wrapping.device):
+    with own_draws(wrapping.device):
         wrapping.layout = chosen_layout(source, mesh)
     # reasons may have figures, which other machines round otherwise
     alike(str(replace(wrapping.layout, left=())), "divide the model's layers differently")
@@ -66,7 +66,7 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     if mesh is None or layout is None:
         return
     if wrapping.seed is None:
-        with _own_draws(wrapping.device):
+        with own_draws(wrapping.device):
             wrapping.seed = shared_seed()
     extent = wrapping.pipeline.extent if wrapping.pipeline else Extent.of(module)
     for part in module.modules():
@@ -93,7 +93,7 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
 
 
 @contextmanager
-def _own_draws(device: torch.device) -> Iterator[None]:
+def own_draws(device: torch.device) -> Iterator[None]:
     """Leave first weights and the user's own draws as they would be without tensor parallelism."""
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices=devices, device_type=devices[0].type if devices else "cuda"):

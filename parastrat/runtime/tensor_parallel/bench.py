@@ -58,19 +58,25 @@ class _CopyError(WrapError):
     """A small copy cannot be made, or not called."""
 
 
-def bench_of(source: Source, mesh: DeviceMesh) -> Bench:
+def bench_of(source: Source, mesh: DeviceMesh, degree: int | None = None) -> Bench:
     """Return a small copy of the model, and what it computes alone.
+
+    Args:
+        source: the model.
+        mesh: the ranks that prove how it is divided.
+        degree: what sizes and positions of the copy divide by; None: the number of ranks.
 
     Raises:
         WrapError: if none can be made, or its forward raises.
     """
     failures: list[_CopyError] = []
+    degree = degree or mesh.size()
     with _failing(source):
-        for few in small_copies(source, mesh.size()):
+        for few in small_copies(source, degree):
             for batch in (batch_for, whole_batch_for)[: 1 if source.sample_inputs is None else 2]:
                 try:
                     with _failing(source):
-                        return _bench(few, batch(source, few, mesh.size()), mesh)
+                        return _bench(few, batch(source, few, degree), mesh)
                 except _CopyError as failure:  # other inputs, or the model's own sizes, may do
                     failures.append(failure)
     last = failures[-1]
@@ -99,9 +105,9 @@ def _failing(source: Source) -> Iterator[None]:
         raise
     except Exception as error:  # the user's code may raise anything; the message quotes it
         raise _CopyError(
-            f"a small copy of this {type(source.module).__name__}, which tensor parallelism is proven on, "
-            f"raised {described(error)}",
+            f"a small copy of this {type(source.module).__name__}, which its division by {source.axis} is "
+            f"proven on, raised {described(error)}",
             hint=f"{_GIVE}: one micro-batch as the forward takes it"
             if source.sample_inputs is None
-            else f"{_GIVE} that the forward takes on one device, or plan without tp",
+            else f"{_GIVE} that the forward takes on one device, or plan without {source.axis}",
         ) from error

@@ -37,6 +37,8 @@ class Source:
     #: how a callable built it; None for a module that was given
     record: Record | None
     device: torch.device
+    #: over whose ranks it is divided
+    axis: str = "tp"
     #: the plan divides the sequence too
     sequence: bool = False
     #: the plan leaves logits divided up to the loss

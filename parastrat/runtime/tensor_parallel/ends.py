@@ -29,7 +29,7 @@ def suggested_ends(module: nn.Module, inputs: Any, layout: Layout) -> Iterator[E
         inputs: its batch.
         layout: what is divided already.
     """
-    before, after = _around_blocks(copy.deepcopy(module), inputs)
+    before, after = around_blocks(copy.deepcopy(module), inputs)
     roles = {name: part.role for name, part in layout.parts.items()}
     embedding = before[0] if [roles.get(name) for name in before] == [Role.EMBEDDING] else ""
     *between, last = after or [""]
@@ -45,7 +45,7 @@ def suggested_ends(module: nn.Module, inputs: Any, layout: Layout) -> Iterator[E
         yield Ends(embedding=embedding)
 
 
-def _around_blocks(module: nn.Module, inputs: Any) -> tuple[list[str], list[str]]:
+def around_blocks(module: nn.Module, inputs: Any) -> tuple[list[str], list[str]]:
     """Return what has parameters of its own and is called before the first block, and after the last."""
     blocks = repeated_blocks(module)
     inside = tuple(f"{name}." for name in blocks.names)

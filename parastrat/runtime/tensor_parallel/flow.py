@@ -123,12 +123,25 @@ def _summed(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     return total
 
 
-def _joined(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    x = x.contiguous()
+def all_gather_flat(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return the ranks' contiguous tensors one behind the other along the first dimension."""
     ranks = ranks_of(mesh)
     together = x.new_empty((ranks.size * x.shape[0], *x.shape[1:]))
     _all_gather(together, x, group=ranks.group)
-    return together if dim == 0 else torch.cat(together.chunk(ranks.size), dim)
+    return together
+
+
+def reduce_scatter_flat(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return this rank's share along the first dimension of the sum of the ranks' contiguous tensors."""
+    ranks = ranks_of(mesh)
+    total = x.new_empty((x.shape[0] // ranks.size, *x.shape[1:]))
+    _reduce_scatter(total, x, group=ranks.group)
+    return total
+
+
+def _joined(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
+    together = all_gather_flat(x.contiguous(), mesh)
+    return together if dim == 0 else torch.cat(together.chunk(ranks_of(mesh).size), dim)
 
 
 def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
@@ -139,12 +152,8 @@ def _share(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
 
 
 def _scattered(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
-    ranks = ranks_of(mesh)
-    shares = x.chunk(ranks.size, dim)
-    total = torch.empty_like(shares[0], memory_format=torch.contiguous_format)
-    together = x.contiguous() if dim == 0 else torch.cat(shares)
-    _reduce_scatter(total, together, group=ranks.group)
-    return total
+    together = x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks_of(mesh).size, dim))
+    return reduce_scatter_flat(together, mesh)
 
 
 class Entrance:

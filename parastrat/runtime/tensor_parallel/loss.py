@@ -11,14 +11,16 @@ from torch import nn
 
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import first_said
+from parastrat.runtime.logits import cross_entropies_computed, logits_divided
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Layout, heads
-from parastrat.runtime.tensor_parallel.logits import cross_entropies_computed, logits_divided
-from parastrat.runtime.tensor_parallel.proof import Task, proven, results
+from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.training.batches import IGNORED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed.device_mesh import DeviceMesh
 
 
@@ -37,7 +39,34 @@ def unproven_loss(plain: nn.Module, inputs: Any, layout: Layout, mesh: DeviceMes
     found = heads(layout, Extent.of(plain).names)
     if not found:
         return "no head is divided by its vocabulary"
-    task = _with_labels(plain, inputs) or Task(inputs=inputs, classes=_classes(plain, found[0]))
+    task = task_of_loss(plain, inputs, found[0])
+
+    def verdict(expected: Results) -> Verdict:
+        return proven(plain, expected, task, replace(layout, loss=True), mesh)
+
+    return unproven(plain, task, mesh, verdict)
+
+
+def task_of_loss(module: nn.Module, inputs: Any, head: str) -> Task:
+    """Return the task of a model's own loss where it takes labels, else of the cross entropy of its output.
+
+    Args:
+        module: a small copy of the model.
+        inputs: its batch.
+        head: the name of the layer whose outputs are its logits.
+    """
+    return _with_labels(module, inputs) or Task(inputs=inputs, classes=_classes(module, head))
+
+
+def unproven(plain: nn.Module, task: Task, mesh: DeviceMesh, verdict: Callable[[Results], Verdict]) -> str:
+    """Return why logits have to be gathered before the loss; nothing if divided ones give the same.
+
+    Args:
+        plain: a small copy of the model.
+        task: of its loss.
+        mesh: the ranks that divide the logits; all call it.
+        verdict: on a copy that leaves them divided, beside what the plain one gave.
+    """
     untried = ""
     try:
         expected = results(copy.deepcopy(plain), task)
@@ -48,9 +77,9 @@ def unproven_loss(plain: nn.Module, inputs: Any, layout: Layout, mesh: DeviceMes
         return untried
     before = cross_entropies_computed()
     with logits_divided():
-        verdict = proven(plain, expected, task, replace(layout, loss=True), mesh)
-    if not verdict:
-        return f"not proven: {verdict}"
+        found = verdict(expected)
+    if not found:
+        return f"not proven: {found}"
     if cross_entropies_computed() == before:
         return "the model's own code needs them whole"
     return ""

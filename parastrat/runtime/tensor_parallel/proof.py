@@ -41,6 +41,8 @@ class Task:
     classes: int = 0
     #: and its outputs in evaluation mode, which may be computed otherwise
     evaluates: bool = False
+    #: gradients are averaged over the ranks, as those of copies
+    averages: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +149,7 @@ def tried(
         with silenced(FAKE_TENSORS), steps(mesh):
             parallel = copy.deepcopy(plain)
             divide(parallel)
-            got = results(parallel, task, expected.kept)
+            got = results(parallel, task, expected.kept, mesh)
             differences = compared(expected, got)
             near = not differences or not compared(expected, got, floor=TOLERANCE)
     except OutOfStepError as error:
@@ -177,7 +179,9 @@ def _said(failures: dict[int, str], ranks: int) -> str:
     return first if len(failures) == ranks else f"{named(list(failures))}: {first}"
 
 
-def results(model: nn.Module, task: Task, known: Collection[str] | None = None) -> Results:
+def results(
+    model: nn.Module, task: Task, known: Collection[str] | None = None, mesh: DeviceMesh | None = None
+) -> Results:
     """Run forward and backward from fixed random gradients of what a loss may read; return whole tensors.
 
     Of what modules keep, only ``known`` counts where it is given: what dividing adds is nobody's.
@@ -200,6 +204,8 @@ def results(model: nn.Module, task: Task, known: Collection[str] | None = None) 
         for leaf in (*outputs, *kept.values())
     ]
     torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
+    if task.averages and mesh is not None:
+        _average_gradients(model, mesh)
     gradients = {
         name: whole(parameter.grad).detach()
         for name, parameter in model.named_parameters()
@@ -211,6 +217,18 @@ def results(model: nn.Module, task: Task, known: Collection[str] | None = None) 
         evaluated=evaluated(model, task.inputs) if task.evaluates else (),
         kept={name: leaf.detach() for name, leaf in kept.items()},
     )
+
+
+def _average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Average gradients over a mesh's ranks; of what none of them used there are none."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    used = torch.tensor([float(each.grad is not None) for each in parameters], device=mesh.device_type)
+    dist.all_reduce(used, group=mesh.get_group())
+    for parameter, count in zip(parameters, used.tolist(), strict=True):
+        if count:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            dist.all_reduce(gradient, group=mesh.get_group())
+            parameter.grad = gradient / mesh.size()
 
 
 def evaluated(model: nn.Module, inputs: Any) -> tuple[torch.Tensor, ...]:

@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
 from parastrat.runtime.tensor_parallel.between import Passage
+from parastrat.runtime.tensor_parallel.by_vocabulary import by_vocabulary
 from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
 from parastrat.runtime.tensor_parallel.flow import Entrance, gather, leave, scatter_sum, take
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
-from parastrat.runtime.tensor_parallel.logits import logits
 from parastrat.runtime.tensor_parallel.own_values import own_values
 from parastrat.runtime.tensor_parallel.sums import Place, entered
 
@@ -180,7 +180,7 @@ def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
         if features is not None:  # Conv1D shapes its output by it
             module.nf = features // mesh.size()
         if part.role is Role.COLUMN_GATHERED:
-            change_output(module, lambda y: logits(y, mesh) if styling.loss else gather(y, mesh))
+            change_output(module, lambda y: by_vocabulary(y, mesh) if styling.loss else gather(y, mesh))
         elif styling.inside is Inside.DTENSORS:
             change_output(module, lambda y: shares_known(y, mesh, max(len(part.segments), 1)))
         elif styling.passage is not None:
@@ -273,7 +273,11 @@ def change_output(module: nn.Module, change: Callable[[torch.Tensor], torch.Tens
 
     @wraps(forward)
     def changed(*args: Any, **kwargs: Any) -> Any:
-        output = forward(*args, **kwargs)
-        return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+        return first_changed(forward(*args, **kwargs), change)
 
     module.forward = changed
+
+
+def first_changed(output: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return an output with a change of it, or of the first of several."""
+    return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)

@@ -38,12 +38,12 @@ class Order:
 
     Args:
         root: sharded by FSDP2; its forwards are run by all ranks.
-        wrapping: of it, with its data ranks.
+        wrapping: of it, sharded over several ranks.
     """
 
     def __init__(self, root: nn.Module, wrapping: Wrapping) -> None:
         self._kind = type(root).__name__.removeprefix("FSDP")
-        self._data_group = wrapping.mesh.data_group
+        self._gathering = wrapping.mesh.gradient_group
         self._group: dist.ProcessGroup | None = None
         #: forwards without gradients, and with them
         self._forwards = [0, 0]
@@ -110,7 +110,7 @@ class Order:
 
     def _group_apart(self) -> dist.ProcessGroup:
         if self._group is None:
-            self._group = group_apart(dist.get_process_group_ranks(self._data_group), WAIT)
+            self._group = group_apart(dist.get_process_group_ranks(self._gathering), WAIT)
         return self._group
 
 

@@ -237,14 +237,14 @@ class Replicas:
         if parameter is None or parameter.is_meta:
             return []
         if not isinstance(parameter, DTensor):
-            return [] if mesh.data_group is None else [mesh.data_group]
+            return [] if mesh.gradient_group is None else [mesh.gradient_group]
         own = parameter.device_mesh
         found = [
             own.get_group(dim) for dim, place in enumerate(parameter.placements) if place.is_replicate()
         ]
         # replicas of what tp alone divides are not among its own dimensions
-        if own.ndim == 1 and own == mesh.tp and mesh.data_group is not None:
-            found.append(mesh.data_group)
+        if own.ndim == 1 and own == mesh.tp and mesh.gradient_group is not None:
+            found.append(mesh.gradient_group)
         return found
 
 
@@ -253,8 +253,9 @@ def compare_ranks(model: nn.Module, wrapping: Wrapping) -> None:
     if wrapping.mesh.stage_group is not None and dist.get_backend() != "fake":
         wrapping.replicas = Replicas(model, wrapping)
         gather_alike(model, wrapping)
-        if wrapping.mesh.tp is not None:
-            wrapping.alike = Alike(model, wrapping)
+        axis = next((axis for axis in ("tp", "cp") if getattr(wrapping.plan.mesh, axis) > 1), None)
+        if axis is not None:
+            wrapping.alike = Alike(model, wrapping, axis)
 
 
 def _accumulates(held: Iterator[tuple[str, Any]]) -> bool:

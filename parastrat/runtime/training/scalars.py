@@ -113,7 +113,7 @@ class Scalars:
         own = [parameter.grad is not None for parameter in earlier]
         used = torch.tensor(own, dtype=torch.float32, device=next(iter(earlier)).device)
         new = [torch.zeros_like(p.data) if p.grad is None else p.grad.detach() / ranks for p in earlier]
-        in_messages([used, *new], self._mesh.sum_over_data)
+        in_messages([used, *new], self._mesh.sum_over_copies)
         # where all have one here, nothing is waited for
         on_any = own if all(own) else used.bool().tolist()
         for (parameter, before), gradient, some in zip(earlier.items(), new, on_any, strict=True):

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import UsageError
 from parastrat.runtime.leaves import as_tree, tensors_in
+from parastrat.runtime.logits import logits_divided
 from parastrat.runtime.pipeline.keeping import raise_together
 from parastrat.runtime.precision import COMPUTE
-from parastrat.runtime.tensor_parallel.logits import logits_divided
 from parastrat.runtime.training.batches import called, micro_batches, to_device
 from parastrat.runtime.training.counted import check_mean, counted, setting_of
 from parastrat.runtime.training.explained import explained
@@ -173,7 +173,8 @@ def _through(
 
 def dividing_logits(wrapping: Wrapping) -> AbstractContextManager[None]:
     """Leave logits divided up to the loss where that was proven."""
-    divided = wrapping.layout is not None and wrapping.layout.loss
+    by_vocabulary = wrapping.layout is not None and wrapping.layout.loss
+    divided = by_vocabulary or (wrapping.division is not None and wrapping.division.loss)
     return logits_divided() if divided else nullcontext()
 
 

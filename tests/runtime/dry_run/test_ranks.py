@@ -155,7 +155,7 @@ def test_llama_is_as_the_closed_form_says(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("mesh", "said"),
     [
-        (Mesh(dp_shard=2, cp=2), "does not apply cp 2 yet"),
+        (Mesh(cp=2, tp=2), "does not apply cp 2 beside tp 2 yet"),
         (Mesh(dp_shard=4, ep=2), "does not apply ep 2 yet"),
     ],
 )

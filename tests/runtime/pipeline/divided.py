@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.plan import PipelineSchedule, Recompute
-from parastrat.runtime.tensor_parallel.logits import cross_entropies_computed
+from parastrat.runtime.logits import cross_entropies_computed
 from parastrat.runtime.wrapping import wrapping_of
 
 #: samples of one step: the last of four micro-batches has one only

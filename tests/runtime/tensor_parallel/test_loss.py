@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy
 import parastrat
 from parastrat.errors import WrapError
 from parastrat.runtime.gloo import mesh_of_dtensors
-from parastrat.runtime.tensor_parallel.logits import cross_entropies_computed, logits, logits_divided
+from parastrat.runtime.logits import cross_entropies_computed, logits_divided
+from parastrat.runtime.tensor_parallel.by_vocabulary import by_vocabulary
 from parastrat.runtime.wrapping import wrapping_of
 
 pytestmark = pytest.mark.slow
@@ -64,7 +65,7 @@ def differences() -> dict[str, tuple[float, float, int]]:
         own = VALUES.chunk(2, -1)[dist.get_rank()].clone().requires_grad_()
         before = cross_entropies_computed()
         with logits_divided():
-            got = loss(logits(own, mesh))
+            got = loss(by_vocabulary(own, mesh))
         got.backward()
         assert own.grad is not None
         assert whole.grad is not None
@@ -81,7 +82,7 @@ def refused() -> list[str]:
     said = []
     for loss in (lambda x: x.mul_(2), lambda x: cross_entropy(x[0], torch.full((6,), CLASSES))):
         with logits_divided():
-            share = logits(VALUES.chunk(2, -1)[0].clone(), mesh)
+            share = by_vocabulary(VALUES.chunk(2, -1)[0].clone(), mesh)
         try:
             loss(share)
         except (WrapError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Logits that stay divided by vocabulary up to their cross entropy (loss parallelism).
+"""Logits that stay divided up to their cross entropy, by vocabulary or by positions.
 
 To all code they are the whole logits: what is not known to work on shares gathers them first, so that the
 result is the same for any loss. Only ``forward_backward`` hands them out: all its ranks run the same code.
@@ -7,21 +7,17 @@ result is the same for any loss. Only ``forward_backward`` hands them out: all i
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.utils._pytree import tree_any, tree_map
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.cross_entropy import cross_entropies
-from parastrat.runtime.tensor_parallel.flow import gather
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 _Function = Callable[..., Any]
 
@@ -98,28 +94,54 @@ def cross_entropies_computed() -> int:
     return _kept.computed
 
 
-def logits(own: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """Return the logits of which this rank has its share of the vocabulary: gathered, or to be gathered."""
-    if not _kept.running:
-        return gather(own, mesh)
-    return _divided(own, _Whole(mesh=mesh, shape=(*own.shape[:-1], own.shape[-1] * mesh.size())))
+def logits(own: torch.Tensor, whole: Whole) -> torch.Tensor:
+    """Return the logits of which this rank has its share: gathered, or to be gathered."""
+    return _divided(own, whole) if _kept.running else whole.gathered(own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entropy:
+    """What a mean or sum of cross entropies, or all of them, is asked of."""
+
+    #: the column of each row, over all ranks
+    target: torch.Tensor
+    #: the target of rows that do not count
+    ignored: int
+    smoothing: float
+    #: mean, sum or none
+    reduction: str
 
 
 @dataclass(slots=True, kw_only=True)
-class _Whole:
+class Whole(ABC):
     """The whole of which a share is known."""
 
-    mesh: DeviceMesh
     shape: tuple[int, ...]
     #: once gathered
     values: list[torch.Tensor] = field(default_factory=list)
+
+    @abstractmethod
+    def gathered(self, own: torch.Tensor) -> torch.Tensor:
+        """Return the whole of this share."""
+
+    @abstractmethod
+    def share(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return the shape of a rank's share of the whole in another shape; None where it has none."""
+
+    @abstractmethod
+    def reads(self, index: tuple[Any, ...], dims: int) -> bool:
+        """Return whether an index takes of a share what it takes of the whole, in so many dimensions."""
+
+    @abstractmethod
+    def cross_entropy(self, own: torch.Tensor, asked: Entropy) -> torch.Tensor | None:
+        """Return the cross entropy of rows of which this is the share; None where it takes the whole."""
 
 
 class Logits(torch.Tensor):
     """A share of logits."""
 
     #: how the whole looks, of which it is a share
-    whole: _Whole
+    whole: Whole
 
     @classmethod
     def __torch_function__(
@@ -159,7 +181,7 @@ def _own(share: Logits) -> torch.Tensor:
         return share.as_subclass(torch.Tensor)
 
 
-def _divided(own: torch.Tensor, whole: _Whole) -> Logits:
+def _divided(own: torch.Tensor, whole: Whole) -> Logits:
     share = own.as_subclass(Logits)
     share.whole = whole
     return share
@@ -169,7 +191,7 @@ def _gathered(share: Logits) -> torch.Tensor:
     whole = share.whole
     if whole.values:
         return whole.values[0]
-    values = gather(_own(share), whole.mesh)
+    values = whole.gathered(_own(share))
     if torch.is_grad_enabled():  # without, it would cut later uses off from backward
         whole.values.append(values)
     return values
@@ -205,34 +227,30 @@ def _of_share(call: _Call) -> Any:
     own, whole = _own(call.share), call.share.whole
     if call.func in _ELEMENTWISE:
         return _divided(call.func(own, *call.args, **call.kwargs), replace(whole, values=[]))
-    shaped = call.func in _SHAPES or (call.func is torch.Tensor.__getitem__ and _keeps_last(call))
+    shaped = call.func in _SHAPES or (call.func is torch.Tensor.__getitem__ and _is_read(call))
     if not shaped:
         return None
     shape = tuple(call.func(call.stand_in, *call.args, **call.kwargs).shape)
-    if not shape or shape[-1] != whole.shape[-1]:
-        return None
     if call.func is torch.Tensor.__getitem__:
-        changed = call.func(own, *call.args)
-    else:
-        changed = own.reshape(*shape[:-1], own.shape[-1])
-    return _divided(changed, replace(whole, shape=shape, values=[]))
+        return _divided(call.func(own, *call.args), replace(whole, shape=shape, values=[]))
+    share = whole.share(shape)
+    return None if share is None else _divided(own.reshape(share), replace(whole, shape=shape, values=[]))
 
 
-def _keeps_last(call: _Call) -> bool:
-    """Return whether an index takes whole rows of the vocabulary."""
+def _is_read(call: _Call) -> bool:
+    """Return whether an index takes from the share what it takes from the whole."""
     index = call.args[0] if isinstance(call.args[0], tuple) else (call.args[0],)
     if not all(item is Ellipsis or isinstance(item, slice | int) for item in index):
         return False
-    reaches = Ellipsis in index or len(index) == call.stand_in.ndim
-    return not reaches or index[-1] is Ellipsis or index[-1] == slice(None)
+    return call.share.whole.reads(index, call.stand_in.ndim)
 
 
 def _cross_entropy(call: _Call) -> torch.Tensor | None:
     given = _CROSS_ENTROPY.bind(call.share, *call.args, **call.kwargs)
     given.apply_defaults()
     asked = given.arguments
-    target, ignored = asked["target"], asked["ignore_index"]
-    usual = {"weight": None, "size_average": None, "reduce": None, "label_smoothing": 0.0}
+    target = asked["target"]
+    usual = {"weight": None, "size_average": None, "reduce": None}
     if any(asked[name] != value for name, value in usual.items()) or call.stand_in.ndim != 2:
         return None
     if target.ndim != 1 or target.is_floating_point() or asked["reduction"] not in _REDUCED:
@@ -240,12 +258,17 @@ def _cross_entropy(call: _Call) -> torch.Tensor | None:
     own = _own(call.share)
     if torch.is_autocast_enabled(own.device.type):  # as torch does
         own = own.float()
-    _kept.computed += 1
-    losses = cross_entropies(own, target, ignored, call.share.whole.mesh)
-    if asked["reduction"] == "mean":
-        mean: torch.Tensor = losses.sum() / (target != ignored).sum()
-        return mean
-    return losses.sum() if asked["reduction"] == "sum" else losses
+    found = call.share.whole.cross_entropy(
+        own,
+        Entropy(
+            target=target,
+            ignored=asked["ignore_index"],
+            smoothing=asked["label_smoothing"],
+            reduction=asked["reduction"],
+        ),
+    )
+    _kept.computed += found is not None
+    return found
 
 
 _CROSS_ENTROPY = inspect.signature(functional.cross_entropy)

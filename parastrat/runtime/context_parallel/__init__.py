@@ -1,0 +1,1 @@
+"""Context parallelism: one sequence's positions over several devices."""

@@ -1,0 +1,96 @@
+"""A module whose positions are divided over the context-parallel ranks, as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from parastrat.plan import Recompute
+from parastrat.runtime.agreement import alike, shared_seed
+from parastrat.runtime.context_parallel.choice import blocks_of, chosen_division, stream_of
+from parastrat.runtime.tensor_parallel.apply import own_draws
+from parastrat.runtime.tensor_parallel.copies import Source
+from parastrat.runtime.tensor_parallel.dropout import Regions, States, drawn, drops
+
+if TYPE_CHECKING:
+    from parastrat.runtime.context_parallel.stream import Stream
+    from parastrat.runtime.first_values.replay import Record
+    from parastrat.runtime.wrapping import Wrapping
+
+
+def choose_division(
+    module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
+) -> None:
+    """Note how the whole module's positions will be divided over the plan's cp ranks; all ranks call it.
+
+    Raises:
+        WrapError: if they cannot be, or a small copy cannot be made to prove it.
+        MismatchError: if the ranks did not find the same.
+    """
+    mesh = wrapping.mesh.cp
+    if mesh is None:
+        return
+    source = Source(
+        module=module, sample_inputs=sample_inputs, record=record, device=wrapping.device, axis="cp"
+    )
+    with own_draws(wrapping.device):
+        wrapping.division = chosen_division(source, mesh)
+    alike(str(wrapping.division), "divide the model's positions differently")
+
+
+def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
+    """Let the module's blocks work on this rank's positions, as was chosen; None without cp.
+
+    They are given these by ``Stream.give_shares``, once it is known what recomputes them.
+    """
+    mesh, division = wrapping.mesh.cp, wrapping.division
+    if mesh is None or division is None:
+        return None
+    stream = stream_of(division, mesh, gathers_again=wrapping.plan.recompute is Recompute.NONE)
+    if drops(module):
+        with own_draws(wrapping.device):
+            seed = shared_seed()
+        regions = Regions(
+            wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=wrapping.mesh.dp_rank
+        )
+        regions.around(module)
+        stream.draws = _drawing_apart(wrapping.device, mesh.get_local_rank())
+        wrapping.calls.append("# a training forward draws alike on all cp ranks, but in the blocks")
+    stream.work_on_shares(blocks_of(module))
+    stream.end(module)
+    share = "a piece from either end" if division.balanced else "a piece"
+    wrapping.calls.append(
+        f"# each rank of context['cp'] has {share} of every sequence in {type(module).__name__}'s "
+        f"{len(blocks_of(module))} blocks, whose attention gathers keys and values"
+    )
+    if division.head:
+        wrapping.calls.append(f"# and in those behind them, up to {division.head}")
+    if division.loss:
+        wrapping.calls.append(
+            "# forward_backward keeps logits divided up to cross entropy; model(x) gathers them"
+        )
+    return stream
+
+
+def _drawing_apart(device: torch.device, rank: int) -> Callable[[nn.Module], AbstractContextManager[None]]:
+    """Return what lets each rank draw numbers of its own inside, and go on as all ranks do behind."""
+
+    @contextmanager
+    def apart(block: nn.Module) -> Iterator[None]:
+        if not block.training:
+            yield
+            return
+        # from the generator itself, so that a recomputed forward draws the same
+        seed = drawn()
+        whole = States.now(device)
+        torch.manual_seed((seed + 1 + rank) % 2**63)
+        try:
+            yield
+        finally:
+            whole.restore()
+
+    return apart

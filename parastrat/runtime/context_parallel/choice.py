@@ -1,0 +1,143 @@
+"""The division of a model's positions that a plan with cp applies: found, and proven on a small copy."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from parastrat.errors import WrapError
+from parastrat.runtime.agreement import together
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.context_parallel.attention import Attention
+from parastrat.runtime.context_parallel.counting import counting
+from parastrat.runtime.context_parallel.positions import Positions
+from parastrat.runtime.context_parallel.seen import seen_in
+from parastrat.runtime.context_parallel.stream import (
+    SEQUENCE,
+    STREAM_DIMS,
+    Division,
+    NotDividedError,
+    Stream,
+    given_of,
+)
+from parastrat.runtime.in_step import in_step
+from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
+from parastrat.runtime.tensor_parallel.ends import around_blocks
+from parastrat.runtime.tensor_parallel.loss import task_of_loss, unproven
+from parastrat.runtime.tensor_parallel.proof import Results, Verdict, tried
+from parastrat.runtime.tensor_parallel.samples import batch_for
+from parastrat.runtime.tensor_parallel.sequence import NoStreamError, check_shares_differ
+from parastrat.runtime.tensor_parallel.styles import feature_dims
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.tensor_parallel.copies import Source
+
+
+def chosen_division(source: Source, mesh: DeviceMesh) -> Division:
+    """Return a division that was proven; all ranks of the job call it.
+
+    Raises:
+        WrapError: if the model's positions cannot be divided.
+        MismatchError: if another rank failed, naming it, or tried something else.
+    """
+    # twice as many pieces as ranks, and as many again to see what changes with their number
+    bench = together(lambda: bench_of(source, mesh, degree=2 * mesh.size()))
+    return in_step(lambda: _proven(source, bench), mesh)
+
+
+def _proven(source: Source, bench: Bench) -> Division:
+    ranks = bench.mesh.size()
+    try:
+        check_shares_differ(bench.copy, bench.task.inputs, 2 * ranks)
+        division = _suggested(bench, batch_for(source, bench.copy, 4 * ranks))
+    except (NotDividedError, NoStreamError) as reason:
+        raise _refused(source.module, ranks, str(reason)) from None
+    verdict = _holds(bench, division)
+    if not verdict:
+        raise _refused(source.module, ranks, f"not proven: {verdict}")
+    return _with_head(bench, division)
+
+
+def _with_head(bench: Bench, division: Division) -> Division:
+    """Return the division with the head's work, and its loss, divided too, where that is proven."""
+    head = _head_of(bench.copy, bench.task.inputs)
+    further = replace(division, head=head)
+    if not head or not _holds(bench, further):
+        return division
+    task = replace(task_of_loss(bench.copy, bench.task.inputs, head), averages=True)
+    loss = replace(further, loss=True)
+
+    def verdict(expected: Results) -> Verdict:
+        return tried(bench.copy, expected, task, bench.mesh, partial(_divided, loss, bench.mesh))
+
+    return further if unproven(bench.copy, task, bench.mesh, verdict) else loss
+
+
+def _head_of(module: nn.Module, inputs: Any) -> str:
+    """Return the name of the linear layer that a model calls last, behind its blocks, or ""."""
+    _, after = around_blocks(copy.deepcopy(module), inputs)
+    is_head = bool(after) and feature_dims(module.get_submodule(after[-1])) is not None
+    return after[-1] if is_head else ""
+
+
+def _holds(bench: Bench, division: Division) -> Verdict:
+    task = replace(bench.task, averages=True)
+    return tried(bench.copy, bench.expected, task, bench.mesh, partial(_divided, division, bench.mesh))
+
+
+def _refused(module: nn.Module, ranks: int, reason: str) -> WrapError:
+    return WrapError(
+        f"the positions of this {type(module).__name__} cannot be divided by cp {ranks} ({reason})",
+        hint="plan without cp: parastrat recommend --cp 1, such as fsdp2 over all ranks",
+    )
+
+
+def _divided(division: Division, mesh: DeviceMesh, module: nn.Module) -> None:
+    stream, blocks = stream_of(division, mesh), blocks_of(module)
+    stream.work_on_shares(blocks)
+    stream.give_shares(blocks)
+    stream.end(module)
+
+
+def stream_of(division: Division, mesh: DeviceMesh, *, gathers_again: bool = True) -> Stream:
+    """Return the stream of a division over a mesh."""
+    positions = Positions(mesh=mesh, balanced=division.balanced)
+    attention = Attention(positions=positions, gathers_again=gathers_again)
+    return Stream(positions=positions, attention=attention, division=division)
+
+
+def blocks_of(module: nn.Module) -> list[nn.Module]:
+    """Return the blocks that positions pass through."""
+    return list(repeated_blocks(module).modules)
+
+
+def _suggested(bench: Bench, longer: Any) -> Division:
+    """Return how positions may be divided; all remains to be proven.
+
+    Raises:
+        NotDividedError: if it is seen already that they cannot.
+    """
+    blocks = repeated_blocks(bench.copy)
+    if len(blocks.containers) != 1:
+        raise NotDividedError(f"the model has {len(blocks.containers)} lists of blocks, not one")
+    short, long = (seen_in(bench.copy, blocks, inputs) for inputs in (bench.task.inputs, longer))
+    if short.changed:
+        raise NotDividedError(f"a forward changes {short.changed}, on each rank by its own positions")
+    if not short.attentions:
+        raise NotDividedError("no block calls scaled_dot_product_attention")
+    given = given_of(short.shapes, long.shapes)
+    streams = [given[place] for place, shape in short.shapes.items() if len(shape) == STREAM_DIMS]
+    if streams[:1] == [None]:
+        raise NotDividedError("longer batches give blocks no more positions")
+    if streams[:1] != [SEQUENCE]:
+        raise NotDividedError("blocks are given no activations of samples, positions and features")
+    counts = {counting(few, more) for few, more in zip(short.ends, long.ends, strict=False)}
+    if len(counts) > 1:
+        raise NotDividedError("blocks count positions each in another way")
+    return Division(given=given, counts=counts.pop(), balanced=short.causal > 0)

@@ -1,0 +1,169 @@
+"""Which positions of a sequence a rank has, and how shares become whole sequences with their gradients.
+
+Under causal attention later positions attend to more of them. So the sequence is cut into twice as many
+pieces as there are ranks, and each rank takes one from the front and its counterpart from the back
+(arXiv 2407.21783, section 3.3.2): all ranks have as much to do.
+
+Parameters average their gradients over the ranks of a sequence too. What a rank computes on its positions
+alone is a part of a sum, and so counts as often as there are ranks: where shares become whole again, what
+comes back for a share is multiplied by that. What all ranks compute alike, before and behind, averages to
+itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from parastrat.errors import WrapError
+from parastrat.runtime.tensor_parallel.flow import all_gather_flat, ranks_of, reduce_scatter_flat
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+#: pieces of a balanced share: one from the front, one from the back
+_PIECES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Positions:
+    """Which positions each of a mesh's ranks has."""
+
+    mesh: DeviceMesh
+    #: each rank has a piece from the front and one from the back
+    balanced: bool
+
+    @property
+    def ranks(self) -> int:
+        return ranks_of(self.mesh).size
+
+    @property
+    def rank(self) -> int:
+        return ranks_of(self.mesh).rank
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces that a sequence is cut into."""
+        return self.ranks * (_PIECES if self.balanced else 1)
+
+    def check(self, length: int) -> None:
+        """Refuse a sequence that does not divide.
+
+        Raises:
+            WrapError: naming the length that a multiple of would.
+        """
+        if length % self.pieces:
+            raise WrapError(
+                f"{length} positions do not divide by {self.pieces}, for cp {self.ranks}",
+                hint=f"pad sequences to a multiple of {self.pieces}, or plan without cp: "
+                "parastrat recommend --cp 1",
+            )
+
+    def stretches(self, length: int) -> tuple[tuple[int, int], ...]:
+        """Return where this rank's pieces begin and end in a sequence of this length."""
+        size = length // self.pieces
+        return tuple((place * size, (place + 1) * size) for place in self._of_rank(self.rank))
+
+    def own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return this rank's positions of a tensor that has all of them; a copy, which keeps no whole."""
+        size = whole.shape[dim] // self.pieces
+        parts = [whole.narrow(dim, start, size) for start, _ in self.stretches(whole.shape[dim])]
+        if len(parts) > 1:
+            return torch.cat(parts, dim)
+        return parts[0].clone(memory_format=torch.contiguous_format)
+
+    def _of_rank(self, rank: int) -> tuple[int, ...]:
+        return (rank, self.pieces - 1 - rank) if self.balanced else (rank,)
+
+    def joined(self, own: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return all positions of which each rank has its own; no gradient passes."""
+        pieces = _in_pieces(own, dim, self.pieces // self.ranks).contiguous()
+        found = all_gather_flat(pieces, self.mesh)
+        order = self._order()
+        return torch.cat([found[order.index(place)] for place in range(self.pieces)], dim)
+
+    def scattered(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return this rank's positions of the sum of the ranks' tensors; no gradient passes."""
+        pieces = _in_pieces(whole, dim, self.pieces)
+        found = reduce_scatter_flat(torch.stack([pieces[place] for place in self._order()]), self.mesh)
+        return torch.cat([*found], dim)
+
+    def _order(self) -> list[int]:
+        """Return the pieces as they come from the ranks, one after the other."""
+        return [place for rank in range(self.ranks) for place in self._of_rank(rank)]
+
+
+def gathered(own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
+    """Return all positions, of which all ranks make the same: a share's gradient is what counts once."""
+    whole: torch.Tensor = _Gather.apply(own, positions, dim)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def gathered_for_queries(own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
+    """Return all positions, for what each rank computes on its own queries: gradients add up."""
+    whole: torch.Tensor = _GatherForQueries.apply(own, positions, dim)  # type: ignore[no-untyped-call]
+    return whole
+
+
+def summed(own: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """Return the sum of what each rank has of its positions, of which all ranks make the same."""
+    total: torch.Tensor = _Sum.apply(own, positions)  # type: ignore[no-untyped-call]
+    return total
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
+        ctx.positions, ctx.dim = positions, dim
+        return positions.joined(own, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (whole,) = gradients
+        if torch.is_grad_enabled() and whole.requires_grad:
+            raise _twice()
+        return ctx.positions.own(whole, ctx.dim).mul_(ctx.positions.ranks), None, None
+
+
+class _GatherForQueries(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
+        ctx.positions, ctx.dim = positions, dim
+        return positions.joined(own, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (parts,) = gradients
+        if torch.is_grad_enabled() and parts.requires_grad:
+            raise _twice()
+        return ctx.positions.scattered(parts, ctx.dim), None, None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, positions: Positions) -> torch.Tensor:
+        ctx.ranks = positions.ranks
+        total = own.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=ranks_of(positions.mesh).group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * ctx.ranks, None
+
+
+def _twice() -> WrapError:
+    return WrapError(
+        "gradients of gradients do not pass between the ranks of a sequence",
+        hint="plan without cp: parastrat recommend --cp 1",
+    )
+
+
+def _in_pieces(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:
+    """Return a view with so many pieces of a dimension as the first."""
+    dim %= tensor.ndim
+    pieces: torch.Tensor = tensor.unflatten(dim, (count, -1))  # type: ignore[no-untyped-call]
+    return pieces.movedim(dim, 0)

@@ -1,0 +1,89 @@
+"""What blocks are given and do in a forward, as far as it tells how their positions may be divided."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from parastrat.runtime.context_parallel.counting import Call, Noting
+from parastrat.runtime.training.batches import called
+
+if TYPE_CHECKING:
+    from parastrat.runtime.blocks import Blocks
+
+#: where ``is_causal`` stands among the arguments of attention
+_CAUSAL = 5
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """One forward of a model's blocks."""
+
+    #: by where tensors stand in a block's arguments
+    shapes: dict[str, torch.Size] = field(default_factory=dict)
+    #: of each block, up to where its calls count
+    ends: list[dict[Call, tuple[int, ...]]] = field(default_factory=list)
+    attentions: int = 0
+    #: of which are causal by themselves, without a mask
+    causal: int = 0
+    #: the first of the blocks' buffers that the forward changed; "": none
+    changed: str = ""
+
+
+def seen_in(module: nn.Module, blocks: Blocks, inputs: Any) -> Seen:
+    """Return what is seen in a forward of a copy of a module, without gradients."""
+    seen, trial = Seen(), copy.deepcopy(module)
+    for name in blocks.names:
+        block = trial.get_submodule(name)
+        block.forward = wraps(block.forward)(partial(_noted, seen, block.forward))
+    with torch.no_grad():
+        called(trial, inputs)
+    before = dict(module.named_buffers())
+    inside = tuple(f"{name}." for name in blocks.names)
+    for name, buffer in trial.named_buffers():
+        if name.startswith(inside) and not (name in before and torch.equal(buffer, before[name])):
+            seen.changed = seen.changed or name
+    return seen
+
+
+def _noted(seen: Seen, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    seen.shapes.update((place, leaf.shape) for place, leaf in _tensors(args, kwargs))
+    noting = Noting()
+    with ExitStack() as stack:
+        stack.enter_context(_Attentions(seen))
+        stack.enter_context(noting)
+        output = forward(*args, **kwargs)
+    seen.ends.append(noting.ends)
+    return output
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, leaf in tree_flatten_with_path((args, kwargs))[0]:
+        if isinstance(leaf, torch.Tensor):
+            yield keystr(path), leaf
+
+
+class _Attentions(TorchFunctionMode):
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self._seen = seen
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is scaled_dot_product_attention:
+            self._seen.attentions += 1
+            self._seen.causal += bool(
+                (kwargs or {}).get("is_causal") or args[_CAUSAL : _CAUSAL + 1] == (True,)
+            )
+        return func(*args, **(kwargs or {}))

@@ -1,0 +1,219 @@
+"""The stream of positions through the blocks: each rank has its share of it, and of what goes with it.
+
+The first block's input is divided, the last one's output is made whole again, or that of a head behind it.
+What else a block is given for each position, such as rotary tables, positions' numbers and the rows of
+masks, is divided too; which dimension tells positions was seen as their number changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_unflatten
+
+from parastrat.errors import WrapError
+from parastrat.runtime.context_parallel.by_positions import by_positions
+from parastrat.runtime.context_parallel.inside import Inside
+from parastrat.runtime.context_parallel.positions import Positions, gathered
+from parastrat.runtime.tensor_parallel.styles import change_input, change_output, first_changed
+from parastrat.runtime.training.gathered import in_backward
+
+if TYPE_CHECKING:
+    from parastrat.runtime.context_parallel.attention import Attention
+    from parastrat.runtime.context_parallel.counting import Call
+
+#: of the stream: samples come first, features last
+SEQUENCE = 1
+STREAM_DIMS = 3
+_MASK_DIMS = 4
+
+#: by where a tensor stands in a block's arguments, the dimension of its positions; None: it has none
+Given = Mapping[str, int | None]
+
+
+class NotDividedError(Exception):
+    """What a block is given cannot be divided along positions; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How a model's positions are divided; proven on a small copy."""
+
+    #: what its blocks are given
+    given: Given
+    #: their own code's calls that count positions
+    counts: frozenset[Call] = frozenset()
+    #: a causal model's ranks have pieces of both ends
+    balanced: bool
+    #: the head that reads shares, and whose output is made whole; "": the last block's is
+    head: str = ""
+    #: the head's output stays divided up to the loss
+    loss: bool = False
+
+
+def given_of(short: Mapping[str, torch.Size], long: Mapping[str, torch.Size]) -> dict[str, int | None]:
+    """Return which dimension of each tensor in a block's arguments are positions.
+
+    Args:
+        short: their shapes, by where they stand.
+        long: the same with more positions.
+
+    Raises:
+        NotDividedError: if there is nothing of positions among them.
+    """
+    found: dict[str, int | None] = {}
+    for place, shape in short.items():
+        other = long.get(place)
+        if other is None or len(other) != len(shape):
+            raise NotDividedError(f"what blocks are given at {place} comes and goes with the positions")
+        dims = [dim for dim, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b]
+        # of a mask the rows are queries; one row for all of them tells of keys, which are gathered
+        found[place] = None if not dims or _is_of_keys(shape, dims) else dims[0]
+    return found
+
+
+def _is_of_keys(shape: torch.Size, dims: list[int]) -> bool:
+    return len(shape) == _MASK_DIMS and dims == [_MASK_DIMS - 1] and shape[-2] == 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """What passes through the blocks of one model."""
+
+    positions: Positions
+    attention: Attention
+    division: Division
+    #: around what a block draws at random
+    draws: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext()
+    #: positions of the sequence that passes, or passed last
+    _length: int = 0
+    #: while a forward runs: what blocks are given again and again, with this rank's share of it
+    _shares: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def work_on_shares(self, blocks: list[nn.Module]) -> None:
+        """Let these blocks attend to the positions of all ranks.
+
+        Inside of a checkpoint, which computes it again.
+        """
+        for block in blocks:
+            forward = block.forward
+            block.forward = wraps(forward)(partial(self._on_shares, block, forward))
+
+    def _on_shares(self, block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        length = next(leaf for leaf in tree_leaves((args, kwargs)) if _is_stream(leaf)).shape[SEQUENCE]
+        with self.draws(block), Inside(self.attention, self.division.counts, length):
+            return forward(*args, **kwargs)
+
+    def give_shares(self, blocks: list[nn.Module]) -> None:
+        """Divide what these blocks are given, which run one after the other; make the last output whole.
+
+        Outside of a checkpoint: what it keeps are shares, which blocks have in common.
+        """
+        for block in blocks:
+            self._surround(block, is_first=block is blocks[0], is_last=block is blocks[-1])
+
+    def _surround(self, block: nn.Module, *, is_first: bool, is_last: bool) -> None:
+        forward = block.forward
+
+        @wraps(forward)
+        def with_shares(*args: Any, **kwargs: Any) -> Any:
+            if is_first:
+                self._shares.clear()
+            args, kwargs = self._own(args, kwargs, is_first=is_first)
+            output = forward(*args, **kwargs)
+            if is_last:
+                self._shares.clear()
+                if not self.division.head:
+                    return first_changed(output, self._whole)
+            return output
+
+        block.forward = with_shares
+
+    def end(self, module: nn.Module) -> None:
+        """Let the head work on shares too, whose output is made whole, or left to the loss."""
+        if not self.division.head:
+            return
+        head = module.get_submodule(self.division.head)
+        change_input(head, self._checked)
+        change_output(head, self._of_head)
+
+    def _of_head(self, own: torch.Tensor) -> torch.Tensor:
+        return by_positions(own, self.positions) if self.division.loss else self._whole(own)
+
+    def _checked(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the head's input; of some positions only each rank would have taken its own."""
+        if not _is_stream(x) or x.shape[SEQUENCE] * self.positions.ranks != self._length:
+            raise WrapError(
+                f"the head was to get all {self._length // self.positions.ranks} positions of this rank's "
+                f"share, and got {tuple(x.shape)}",
+                hint="call the model for all positions, or plan without cp: parastrat recommend --cp 1",
+            )
+        return x
+
+    def _whole(self, own: torch.Tensor) -> torch.Tensor:
+        return gathered(own, self.positions, SEQUENCE)
+
+    def _own(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_first: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return a block's arguments for this rank's positions."""
+        leaves, spec = tree_flatten_with_path((args, kwargs))
+        stream = next((leaf for _, leaf in leaves if _is_stream(leaf)), None)
+        if stream is None:
+            raise WrapError(
+                "a block gets no activations of samples, positions and features, which cp divides",
+                hint="plan without cp: parastrat recommend --cp 1",
+            )
+        whole = stream.shape[SEQUENCE] * (1 if is_first else self.positions.ranks)
+        if is_first:
+            self.positions.check(whole)
+            self._length = whole
+        own = [
+            leaf
+            if not isinstance(leaf, torch.Tensor) or (leaf is stream and not is_first)
+            else self._share(keystr(path), leaf, whole)
+            for path, leaf in leaves
+        ]
+        divided: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(own, spec)
+        return divided
+
+    def _share(self, place: str, leaf: torch.Tensor, length: int) -> torch.Tensor:
+        dim = self._dim(place, leaf, length)
+        if dim is None:
+            return leaf
+        if leaf.shape[dim] != length:
+            raise WrapError(
+                f"blocks are given {tuple(leaf.shape)} at {place}, whose dimension {dim} was proven to be "
+                f"that of positions, of which there are {length}",
+                hint="call the model for all positions, or plan without cp: parastrat recommend --cp 1",
+            )
+        known = self._shares.get(id(leaf))
+        if known is not None and known[0] is leaf:
+            return known[1]
+        share = self.positions.own(leaf, dim)
+        if not in_backward():  # no block comes after that would let go of it
+            self._shares[id(leaf)] = leaf, share
+        return share
+
+    def _dim(self, place: str, leaf: torch.Tensor, length: int) -> int | None:
+        """Return which dimension of a tensor are positions; of masks that come now and then as well."""
+        if place in self.division.given:
+            return self.division.given[place]
+        if length not in leaf.shape:
+            return None
+        if leaf.ndim == _MASK_DIMS and leaf.shape[-1] == length and leaf.shape[-2] in (1, length):
+            return None if leaf.shape[-2] == 1 else _MASK_DIMS - 2
+        raise WrapError(
+            f"blocks are given {tuple(leaf.shape)} at {place}, which was not there when cp was proven",
+            hint="pass sample_inputs= to auto_parallelize as the model is called in training",
+        )
+
+
+def _is_stream(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.ndim == STREAM_DIMS

@@ -1,0 +1,193 @@
+"""What the ranks of test_parity do; one start of the processes runs them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime.cells import Weights, whole
+from runtime.context_parallel.models import DIVIDED, REFUSED, VOCABULARY, Block, Net
+from runtime.models import plan, token_loss, tokens
+from runtime.ranks import answers
+from torch import nn
+from torch.nn import functional
+
+import parastrat
+from parastrat.plan import Recompute, Shard
+from parastrat.runtime.wrapping import wrapping_of
+
+#: samples of one step, over all ranks, and their positions
+BATCH, LENGTH = 4, 16
+STEPS = 3
+CP: dict[str, Any] = {"cp": 2, "shard": Shard.PARAMETERS}
+
+Trained = tuple[list[float], Weights]
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and targets, of which the samples have different numbers that count."""
+    x, y = tokens(step, BATCH, vocab=VOCABULARY)
+    y = y.clone()
+    for sample in range(BATCH):
+        y[sample, : 3 * sample] = -100
+    return x[:, :LENGTH], y[:, :LENGTH]
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+
+
+def alone(build: Callable[[], nn.Module], tail: int = 0) -> Trained:
+    """Train in one process in plain torch."""
+    torch.manual_seed(3)
+    model = build()
+    optimizer, losses = adam(model), []
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = token_loss(model(x), y[:, -tail:] if tail else y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def wrapped(build: Callable[[], nn.Module], **fields: Any) -> nn.Module:
+    ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
+    torch.manual_seed(3)
+    chosen = plan(**{"gradient_accumulation_steps": BATCH // 2 // ranks, **CP, **fields})
+    return parastrat.auto_parallelize(build(), plan=chosen)
+
+
+def share(model: nn.Module, step: int, tail: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    mesh = wrapping_of(model).plan.mesh
+    own, rank = BATCH // mesh.dp, wrapping_of(model).mesh.dp_rank
+    x, y = batch(step)
+    return x[own * rank :][:own], (y[:, -tail:] if tail else y)[own * rank :][:own]
+
+
+def trained(build: Callable[[], nn.Module], tail: int = 0, **fields: Any) -> Trained:
+    model = wrapped(build, **fields)
+    optimizer, losses = adam(model), []
+    for step in range(STEPS):
+        loss = parastrat.forward_backward(model, *share(model, step, tail), loss_fn=token_loss)
+        parastrat.clip_grad_norm_(model, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, whole(model)
+
+
+def by_hand(build: Callable[[], nn.Module]) -> Trained:
+    """A loop as for one process: logits are whole, and so is the loss."""
+    model = wrapped(build, micro_batch_size=BATCH, gradient_accumulation_steps=1)
+    optimizer, losses = adam(model), []
+    for step in range(STEPS):
+        x, y = share(model, step)
+        loss = token_loss(model(x), y)
+        loss.backward()
+        parastrat.clip_grad_norm_(model, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, whole(model)
+
+
+def calls_of(build: Callable[[], nn.Module]) -> str:
+    return "\n".join(wrapping_of(wrapped(build)).calls)
+
+
+def evaluated(build: Callable[[], nn.Module]) -> tuple[float, float]:
+    """The mean of a metric over a loader, and of the plain model's."""
+    torch.manual_seed(3)
+    plain, model = build(), wrapped(build)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch(0)), batch_size=3)
+
+    def metric(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    counted = [(x, y.clamp(min=0)) for x, y in loader]
+    found = parastrat.evaluate(model, counted, metric)
+    with torch.no_grad():
+        each = [(metric(plain(x), y).item(), y.numel()) for x, y in counted]
+    return found, sum(mean * count for mean, count in each) / sum(count for _, count in each)
+
+
+def saved(build: Callable[[], nn.Module], folder: Path) -> float:
+    """How far weights are from those that were saved, in a model that began with others."""
+    model = wrapped(build)
+    parastrat.save_checkpoint(model, None, folder)
+    before = whole(model)
+    other = wrapped(lambda: build().apply(_spoiled))
+    parastrat.load_checkpoint(other, None, folder)
+    after = whole(other)
+    return max(float((after[name] - value).abs().max()) for name, value in before.items())
+
+
+def _spoiled(module: nn.Module) -> None:
+    for parameter in module.parameters(recurse=False):
+        nn.init.constant_(parameter, 0.5)
+
+
+def with_other_batches() -> str:
+    """What is said where each rank of a sequence is given another."""
+    model = wrapped(DIVIDED["causal"])
+    x, y = share(model, dist.get_rank())
+    return str(answers({"": lambda: parastrat.forward_backward(model, x, y, loss_fn=token_loss)})[""])
+
+
+def of_odd_length() -> str:
+    model = wrapped(DIVIDED["causal"])
+    x, y = share(model, 0)
+    return str(
+        answers({"": lambda: parastrat.forward_backward(model, x[:, :6], y[:, :6], loss_fn=token_loss)})[""]
+    )
+
+
+def dropped() -> tuple[bool, bool, float]:
+    """Whether ranks draw apart in blocks and alike behind, and the loss of a step."""
+    model = wrapped(lambda: Net(lambda: Block(rate=0.5)))
+    drawn: list[torch.Tensor] = []
+    block: Any = model.get_submodule("blocks.0")
+    block.drop.register_forward_hook(lambda *given: drawn.append((given[-1] == 0).float().flatten()))
+    loss = parastrat.forward_backward(model, *share(model, 0), loss_fn=token_loss)
+    own = torch.rand(1)
+    both = [torch.empty_like(drawn[0]) for _ in range(2)]
+    dist.all_gather(both, drawn[0].contiguous())
+    after = [torch.empty(1) for _ in range(2)]
+    dist.all_gather(after, own)
+    return not torch.equal(*both), torch.equal(*after), loss.item()
+
+
+def two_ranks(folder: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        f"model: {name}": trained(build, tail=3 if name == "last positions" else 0)
+        for name, build in DIVIDED.items()
+    }
+    for policy in (Recompute.FULL, Recompute.SELECTIVE):
+        found[f"recompute: {policy.value}"] = trained(DIVIDED["causal"], recompute=policy)
+    found["by hand"] = by_hand(DIVIDED["causal"])
+    found["calls"] = calls_of(DIVIDED["causal"])
+    found["evaluated"] = evaluated(DIVIDED["causal"])
+    found["saved"] = saved(DIVIDED["causal"], Path(folder))
+    found["other batches"] = with_other_batches()
+    found["odd length"] = of_odd_length()
+    found["dropped"] = dropped()
+    refused = {f"refused: {name}": partial(wrapped, build) for name, (build, _) in REFUSED.items()}
+    return found | answers(refused)
+
+
+def four_ranks() -> dict[str, Any]:
+    return {
+        name: trained(DIVIDED["causal"], **fields)
+        for name, fields in {
+            "fsdp2+cp": {"dp_shard": 2},
+            "hsdp+cp": {"dp_replicate": 2},
+            "cp 4": {"cp": 4},
+        }.items()
+    }

@@ -1,0 +1,94 @@
+"""Positions divided over ranks give the losses and weights of one process in plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from runtime.context_parallel.cells import Trained, alone, four_ranks, two_ranks
+from runtime.context_parallel.models import DIVIDED, REFUSED
+from runtime.ranks import on_ranks
+
+pytestmark = pytest.mark.slow
+
+CAUSAL = DIVIDED["causal"]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(2, two_ranks, str(tmp_path_factory.mktemp("saved")))
+
+
+@pytest.fixture(scope="module")
+def four() -> list[dict[str, Any]]:
+    return on_ranks(4, four_ranks)
+
+
+def check(every_rank: list[Trained], expected: Trained) -> None:
+    for losses, weights in every_rank:
+        assert losses == pytest.approx(expected[0], abs=1e-5)
+        for name, value in expected[1].items():
+            assert (weights[name].float() - value.float()).abs().max() <= 1e-5, name
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_models_train_as_in_one_process(name: str, two: list[dict[str, Any]]) -> None:
+    tail = 3 if name == "last positions" else 0
+    check([rank[f"model: {name}"] for rank in two], alone(DIVIDED[name], tail))
+
+
+@pytest.mark.parametrize("policy", ["full", "selective"])
+def test_recomputed_blocks_train_the_same(policy: str, two: list[dict[str, Any]]) -> None:
+    check([rank[f"recompute: {policy}"] for rank in two], alone(CAUSAL))
+
+
+@pytest.mark.parametrize("name", ["fsdp2+cp", "hsdp+cp", "cp 4"])
+def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
+    check([rank[name] for rank in four], alone(CAUSAL))
+
+
+def test_a_loop_of_ones_own(two: list[dict[str, Any]]) -> None:
+    check([rank["by hand"] for rank in two], alone(CAUSAL))
+
+
+def test_what_was_done_is_told(two: list[dict[str, Any]]) -> None:
+    calls = two[0]["calls"]
+    assert "mesh = init_device_mesh('cpu', (2,), mesh_dim_names=('dp_shard_cp',))" in calls
+    assert "a piece from either end of every sequence in Net's 3 blocks" in calls
+    assert "up to head" in calls
+    assert "keeps logits divided up to cross entropy" in calls
+
+
+def test_evaluation_counts_each_batch_once(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        found, expected = rank["evaluated"]
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_checkpoints_are_whole(two: list[dict[str, Any]]) -> None:
+    assert [rank["saved"] for rank in two] == [0.0, 0.0]
+
+
+def test_ranks_of_a_sequence_take_the_same(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert "what a forward takes differs between the ranks of one cp group" in rank["other batches"]
+
+
+def test_sequences_divide(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert rank["odd length"] == "6 positions do not divide by 4, for cp 2"
+
+
+def test_ranks_drop_apart_in_blocks_alone(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        apart, alike_behind, loss = rank["dropped"]
+        assert apart
+        assert alike_behind
+        assert loss == two[0]["dropped"][2]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_others_are_refused(name: str, two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert "cannot be divided by cp 2" in rank[f"refused: {name}"]
+        assert REFUSED[name][1] in rank[f"refused: {name}"]
