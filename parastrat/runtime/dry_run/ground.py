@@ -88,7 +88,7 @@ class Fakes:
             stack.enter_context(self._mode)
             stack.enter_context(explained(module))
             stack.enter_context(self.watch)
-            stack.enter_context(losses_of_shares(wrapping.layout))
+            stack.enter_context(losses_of_shares(wrapping))
             yield
 
     def give_memory(self, module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""Loss parallelism on fake tensors, which cannot be of the class that logits are of otherwise."""
+"""Divided logits on fake tensors, which cannot be of the class that logits are of otherwise."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from parastrat.runtime.context_parallel import stream
+from parastrat.runtime.context_parallel.positions import summed
 from parastrat.runtime.tensor_parallel import styles
 from parastrat.runtime.tensor_parallel.cross_entropy import cross_entropies
 from parastrat.runtime.training import step
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.runtime.tensor_parallel.layout import Layout
+    from parastrat.runtime.context_parallel.positions import Positions
     from parastrat.runtime.wrapping import Wrapping
 
 
@@ -29,13 +31,17 @@ _SHAPED = (torch.Tensor.view, torch.Tensor.reshape)
 
 
 @contextmanager
-def losses_of_shares(layout: Layout | None) -> Iterator[None]:
-    """Let heads hand out plain shares where the layout divides logits, and cross entropy take them."""
-    if layout is None or not layout.loss:
-        yield
-        return
-    mode = _OfShares()
-    with patch.object(styles, "logits", mode.handed_out), mode:
+def losses_of_shares(wrapping: Wrapping) -> Iterator[None]:
+    """Let heads hand out plain shares where logits are divided, and cross entropy take them."""
+    if wrapping.layout is not None and wrapping.layout.loss:
+        by_columns = _OfShares()
+        with patch.object(styles, "by_vocabulary", by_columns.handed_out), by_columns:
+            yield
+    elif wrapping.division is not None and wrapping.division.loss:
+        by_rows = _OfRows()
+        with patch.object(stream, "by_positions", by_rows.handed_out), by_rows:
+            yield
+    else:
         yield
 
 
@@ -46,11 +52,34 @@ def losses_of_scripts() -> Iterator[None]:
 
     @contextmanager
     def of_shares(wrapping: Wrapping) -> Iterator[None]:
-        with losses_of_shares(wrapping.layout), dividing(wrapping):
+        with losses_of_shares(wrapping), dividing(wrapping):
             yield
 
     with patch.object(step, "dividing_logits", of_shares):
         yield
+
+
+class _OfRows(TorchFunctionMode):
+    """Computes the cross entropy of a rank's positions together with the other ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._positions: Positions | None = None
+
+    def handed_out(self, own: torch.Tensor, positions: Positions) -> torch.Tensor:
+        """Return a head's share, whose positions are known from here on."""
+        self._positions = positions
+        return own
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not functional.cross_entropy or self._positions is None:
+            return func(*args, **(kwargs or {}))
+        own, targets = args[:2]
+        whole = targets.shape[0] == own.shape[0] * self._positions.ranks
+        mean = func(own, targets[: own.shape[0]] if whole else targets, *args[2:], **(kwargs or {}))
+        return summed(mean, self._positions)
 
 
 class _OfShares(TorchFunctionMode):

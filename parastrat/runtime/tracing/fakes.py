@@ -17,6 +17,7 @@ import torch
 from torch import _meta_registrations, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
 from parastrat.runtime.slots import Slot, slots_of
@@ -195,6 +196,8 @@ def flash_attention(  # noqa: PLR0913, PLR0917  (torch's signature)
 ) -> torch.Tensor:
     """Attend with flash attention; with the memory-efficient kernel for masks, and for narrower values."""
     del enable_gqa  # both kernels read the number of heads from the shapes
+    if isinstance(attn_mask, CausalBias):  # which says how the kernel masks, and is never made
+        attn_mask, is_causal = None, True
     device = query.device.type
     if torch.is_autocast_enabled(device):  # which casts for the function, not for the operators below
         short = torch.get_autocast_dtype(device)
