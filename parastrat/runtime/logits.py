@@ -58,7 +58,9 @@ _ASKED = {
     torch.Tensor.is_complex,
     torch.is_complex,
 } | _getters("requires_grad", "grad_fn", "is_leaf", "device", "dtype", "layout", "is_meta", "is_cuda")
-#: the same, where it does
+#: of what a tensor is a view: of nothing, as the whole would be; FSDP2 asks it of outputs
+_BASE: _Function = torch.Tensor._base.__get__  # noqa: SLF001  (FSDP2 asks for it)
+#: what is asked where the answer depends on the vocabulary
 _SIZES = {
     torch.Tensor.size,
     torch.Tensor.dim,
@@ -151,6 +153,8 @@ class Logits(torch.Tensor):
         first = args[0] if args else None
         alone = isinstance(first, Logits) and not tree_any(_is_logits, (args[1:], kwargs))
         if alone and isinstance(first, Logits):
+            if func == _BASE:
+                return None
             if func in _ASKED:
                 # of the share itself: hooks of an alias would never run
                 with _as_tensor():

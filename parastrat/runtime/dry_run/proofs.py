@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from parastrat.runtime import apply
+from parastrat.runtime.context_parallel.apply import choose_division
 from parastrat.runtime.pipeline import build, pipelined, staged
 from parastrat.runtime.pipeline.build import cut_of
 from parastrat.runtime.pipeline.route import route_of
@@ -21,7 +23,7 @@ from parastrat.runtime.slots import without_data
 from parastrat.runtime.tensor_parallel.apply import choose_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from parastrat.runtime.first_values.replay import Record
     from parastrat.runtime.pipeline.build import Example
@@ -49,14 +51,17 @@ def proofs_apart() -> Iterator[None]:
             yield
 
     def chosen(
-        module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
+        choose: Callable[..., None],
+        module: nn.Module,
+        wrapping: Wrapping,
+        *,
+        sample_inputs: Any = None,
+        record: Record | None = None,
     ) -> None:
         device, wrapping.device = wrapping.device, _HOST
         try:
             with apart():
-                choose_layout(
-                    without_data(module), wrapping, sample_inputs=_real(sample_inputs), record=record
-                )
+                choose(without_data(module), wrapping, sample_inputs=_real(sample_inputs), record=record)
         finally:
             wrapping.device = device
 
@@ -69,7 +74,8 @@ def proofs_apart() -> Iterator[None]:
             return route_of(module, _real(inputs), setting)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(apply, "choose_layout", chosen))
+        stack.enter_context(patch.object(apply, "choose_layout", partial(chosen, choose_layout)))
+        stack.enter_context(patch.object(apply, "choose_division", partial(chosen, choose_division)))
         stack.enter_context(patch.object(build, "cut_of", cut_apart))
         stack.enter_context(patch.object(pipelined, "route_of", followed))
         # what stages return here has no values

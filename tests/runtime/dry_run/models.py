@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 WIDTH, LAYERS, WORDS = 32, 3, 64
 WIDE_WIDTH, WIDE_LAYERS = 2048, 2
@@ -64,6 +65,26 @@ class Fed(Chain):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Feeding() for _ in range(LAYERS))
+
+
+class Attending(Chain):
+    """Its positions can be divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attention() for _ in range(LAYERS))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Looks(Chain):

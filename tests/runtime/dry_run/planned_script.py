@@ -6,7 +6,7 @@ import copy
 import sys
 
 import torch
-from runtime.dry_run.models import WORDS, Fed
+from runtime.dry_run.models import WORDS, Attending, Fed
 from torch.nn import functional
 
 import parastrat
@@ -19,7 +19,8 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    given = Fed() if "built" in sys.argv else Fed
+    kind = Attending if "attending" in sys.argv else Fed
+    given = kind() if "built" in sys.argv else kind
     tokens = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
     model = parastrat.auto_parallelize(given, sample_inputs=tokens[:2, :-1])
     optimizer = torch.optim.AdamW(model.parameters())

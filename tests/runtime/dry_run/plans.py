@@ -27,5 +27,6 @@ gradient_accumulation_steps = 2
 precision = "fp32"
 backend = "nccl"
 """
+CONTEXT_PARALLEL = _DIVIDED.replace("none", "parameters").replace("false", "true") + "cp = 2\n"
 TENSOR_PARALLEL = f"{_DIVIDED}tp = 2\nsequence_parallel = true\nloss_parallel = true\n"
 PIPELINED = f'{_DIVIDED}pp = 2\npp_schedule = "1F1B"\n'

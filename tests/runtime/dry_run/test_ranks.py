@@ -25,6 +25,7 @@ from parastrat.runtime.dry_run import alone, ranks_to_run, run_kinds, run_on_fak
 from parastrat.runtime.dry_run import rank as rank_module
 from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.rank import Task, _caveats, dry_run
+from parastrat.runtime.tensor_parallel import proof
 from parastrat.runtime.tensor_parallel.layout import Left
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
@@ -133,8 +134,14 @@ def test_each_micro_batch_reduces_and_only_the_second_repeats() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"recompute": Recompute.FULL}, {"mesh": Mesh(dp_replicate=4, dp_shard=4)}],
-    ids=["fsdp2", "full recompute", "hsdp"],
+    [
+        {},
+        {"recompute": Recompute.FULL},
+        {"mesh": Mesh(dp_replicate=4, dp_shard=4)},
+        {"mesh": Mesh(dp_shard=4, cp=4)},
+        {"mesh": Mesh(dp_shard=8, cp=2), "recompute": Recompute.SELECTIVE},
+    ],
+    ids=["fsdp2", "full recompute", "hsdp", "cp", "cp, selective recompute"],
 )
 def test_llama_is_as_the_closed_form_says(changes: dict[str, Any]) -> None:
     own = plan(mesh=Mesh(dp_shard=16), precision=Precision.BF16_MIXED, micro_batch_size=1)
@@ -327,7 +334,7 @@ def test_a_layout_under_which_attention_goes_over_other_positions_is_not_taken()
         return object()
 
     shapes = alone._Shapes(results)
-    whole, folded = shapes.results(8, None), shapes.results(4, None)
-    assert shapes.compared(whole, shapes.results(8, None)) == {}
+    whole, folded = shapes.results(8, proof.Task(inputs=None)), shapes.results(4, proof.Task(inputs=None))
+    assert shapes.compared(whole, shapes.results(8, proof.Task(inputs=None))) == {}
     assert shapes.compared(whole, folded) == {"attention": 1.0}
     assert shapes.compared(whole, object()) == {}

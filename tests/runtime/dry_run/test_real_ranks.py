@@ -31,6 +31,12 @@ CASES: dict[str, dict[str, Any]] = {
         "recompute": Recompute.FULL,
         "gradient_accumulation_steps": 2,
     },
+    "cp": {"mesh": Mesh(cp=2)},
+    "cp, recomputing, two micro-batches": {
+        "mesh": Mesh(cp=2),
+        "recompute": Recompute.FULL,
+        "gradient_accumulation_steps": 2,
+    },
     "tp": {"mesh": Mesh(tp=2), **NONE},
     "tp, sequence and loss": {
         "mesh": Mesh(tp=2),
@@ -74,6 +80,11 @@ OF_EIGHT: dict[str, dict[str, Any]] = {
         "loss_parallel": True,
         "recompute": Recompute.FULL,
     },
+    "fsdp2 x tp, sequence and loss": {
+        "mesh": Mesh(dp_shard=4, tp=2),
+        "sequence_parallel": True,
+        "loss_parallel": True,
+    },
     "3d of replicas": {"mesh": Mesh(pp=2, dp_replicate=2, tp=2), **PIPELINED, **NONE},
 }
 
@@ -89,6 +100,11 @@ def plan(changes: dict[str, Any]) -> Plan:
     return Plan(**(fields | changes))
 
 
+def model_of(changes: dict[str, Any]) -> str:
+    """Return the name of a model that a plan divides."""
+    return "Attending" if changes["mesh"].cp > 1 else "Fed"
+
+
 def of_real_rank(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Train under every plan; return what a step of each sends."""
     batch = models.sample_inputs(2, LENGTH)
@@ -97,7 +113,8 @@ def of_real_rank(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
         torch.manual_seed(0)
         # ranks are compared after their first steps, and those of dry runs are not there
         with uncompared():
-            model = auto_parallelize(models.Fed(), plan=plan(changes), sample_inputs=batch)
+            module = getattr(models, model_of(changes))()
+            model = auto_parallelize(module, plan=plan(changes), sample_inputs=batch)
         found[name] = step_traffic(model, batch)
     return found
 
@@ -111,7 +128,8 @@ def sent_by(rank: int, changes: dict[str, Any]) -> set[Traffic]:
         optimizer=Optimizer.SGD,
         precision=own.precision,
     )
-    return set(run_on_fakes(f"{Path(models.__file__)}:Fed", own, workload, rank).traffic)
+    ref = f"{Path(models.__file__)}:{model_of(changes)}"
+    return set(run_on_fakes(ref, own, workload, rank).traffic)
 
 
 def test_collectives_are_those_of_real_ranks() -> None:
@@ -121,7 +139,7 @@ def test_collectives_are_those_of_real_ranks() -> None:
         assert sent_by(rank, changes) == set(real[name]), name
 
 
-def test_those_of_pipelines_over_data_and_tensor_axes_are_too() -> None:
+def test_those_of_axes_beside_each_other_are_too() -> None:
     real = on_ranks(8, of_real_rank, OF_EIGHT)
     for name, changes in OF_EIGHT.items():
         for rank in (0, 7):  # a first and a last stage

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.dry_run.plans import PIPELINED, PLAN, TENSOR_PARALLEL
+from runtime.dry_run.plans import CONTEXT_PARALLEL, PIPELINED, PLAN, TENSOR_PARALLEL
 from runtime.dry_run.test_ranks import dried
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -105,6 +105,15 @@ def test_a_script_whose_plan_needs_proofs_is_as_the_plan(divided: str, given: st
     of_loss = [each for each in found.traffic if (each.name, each.bytes) == ("allreduce", 4)]
     assert len(of_loss) == (divided == "pp")
     alike(replace(found, traffic=tuple(each for each in found.traffic if each not in of_loss)), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", ["built", "planned"])
+def test_a_script_whose_positions_are_divided_is_as_the_plan(given: str, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(CONTEXT_PARALLEL, encoding="utf-8")
+    found = ran(given, "attending", ranks=2, script=PLANNED, plan=str(path))
+    alike(found, dried("Attending", gradient_accumulation_steps=2, mesh=Mesh(cp=2)))
 
 
 @pytest.mark.slow
