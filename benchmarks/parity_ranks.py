@@ -49,7 +49,7 @@ class Strategy:
             gradient_accumulation_steps=MICRO_BATCHES // self.mesh.dp,
             precision=Precision.FP32,
             backend=Backend.GLOO,
-            shard=Shard.PARAMETERS if self.mesh.dp_shard > 1 else Shard.NONE,
+            shard=Shard.PARAMETERS if self.mesh.dp_shard * self.mesh.cp > 1 else Shard.NONE,
             **self.options,
         )
 
@@ -66,6 +66,8 @@ STRATEGIES: dict[str, Strategy] = {
     "ddp": Strategy(mesh=Mesh(dp_replicate=2)),
     "fsdp2": Strategy(mesh=Mesh(dp_shard=2)),
     "hsdp": Strategy(mesh=Mesh(dp_replicate=2, dp_shard=2)),
+    "cp": Strategy(mesh=Mesh(cp=2)),
+    "fsdp2 x cp": Strategy(mesh=Mesh(dp_shard=2, cp=2)),
     "tp": Strategy(mesh=Mesh(tp=2)),
     "tp+sp": Strategy(mesh=Mesh(tp=2), options=_SP),
     "pp gpipe": _pipelined(PipelineSchedule.GPIPE),
@@ -255,9 +257,9 @@ def _break(model: nn.Module) -> None:
 def _steps(model: nn.Module, subject: Subject, plan: Plan, known: Reference) -> Answer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     per_data_rank = dist.get_world_size() // plan.mesh.dp
-    # axes from the outermost: pp, dp_replicate, dp_shard, tp
-    data_rank = dist.get_rank() // plan.mesh.tp % plan.mesh.dp
-    assert per_data_rank == plan.mesh.pp * plan.mesh.tp
+    # axes from the outermost: pp, dp_replicate, dp_shard, cp, tp
+    data_rank = dist.get_rank() // (plan.mesh.cp * plan.mesh.tp) % plan.mesh.dp
+    assert per_data_rank == plan.mesh.pp * plan.mesh.cp * plan.mesh.tp
     share = MICRO_BATCH * MICRO_BATCHES // plan.mesh.dp
     losses: list[float] = []
     compared: dict[str, float] = {}

@@ -59,7 +59,7 @@ _ASKED = {
     torch.is_complex,
 } | _getters("requires_grad", "grad_fn", "is_leaf", "device", "dtype", "layout", "is_meta", "is_cuda")
 #: of what a tensor is a view: of nothing, as the whole would be; FSDP2 asks it of outputs
-_BASE: _Function = torch.Tensor._base.__get__  # noqa: SLF001  (FSDP2 asks for it)
+(_BASE,) = _getters("_base")
 #: what is asked where the answer depends on the vocabulary
 _SIZES = {
     torch.Tensor.size,

@@ -54,8 +54,8 @@ def chosen_division(source: Source, mesh: DeviceMesh) -> Division:
 def _proven(source: Source, bench: Bench) -> Division:
     ranks = bench.mesh.size()
     try:
-        check_shares_differ(bench.copy, bench.task.inputs, 2 * ranks)
         division = _suggested(bench, batch_for(source, bench.copy, 4 * ranks))
+        check_shares_differ(bench.copy, bench.task.inputs, 2 * ranks)
     except (NotDividedError, NoStreamError) as reason:
         raise _refused(source.module, ranks, str(reason)) from None
     verdict = _holds(bench, division)
@@ -132,12 +132,13 @@ def _suggested(bench: Bench, longer: Any) -> Division:
     if not short.attentions:
         raise NotDividedError("no block calls scaled_dot_product_attention")
     given = given_of(short.shapes, long.shapes)
-    streams = [given[place] for place, shape in short.shapes.items() if len(shape) == STREAM_DIMS]
-    if streams[:1] == [None]:
+    streams = [place for place, shape in short.shapes.items() if len(shape) == STREAM_DIMS]
+    if streams and given[streams[0]] is None:
         raise NotDividedError("longer batches give blocks no more positions")
-    if streams[:1] != [SEQUENCE]:
+    if not streams or given[streams[0]] != SEQUENCE:
         raise NotDividedError("blocks are given no activations of samples, positions and features")
-    counts = {counting(few, more) for few, more in zip(short.ends, long.ends, strict=False)}
+    few, more = (each.shapes[streams[0]][SEQUENCE] for each in (short, long))
+    counts = {counting(*ends, (few, more)) for ends in zip(short.ends, long.ends, strict=False)}
     if len(counts) > 1:
         raise NotDividedError("blocks count positions each in another way")
     return Division(given=given, counts=counts.pop(), balanced=short.causal > 0)

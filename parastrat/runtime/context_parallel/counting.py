@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: a function's name, and how many calls of it came before in the block
 Call = tuple[str, int]
+#: of the calls of a block, up to where each counts
+Ends = dict[Call, tuple[int, ...]]
 
 _COUNTING: dict[Callable[..., Any], str] = {torch.arange: "arange", torch.Tensor.__getitem__: "getitem"}
 
@@ -46,7 +48,7 @@ class Noting(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ends: dict[Call, tuple[int, ...]] = {}
+        self.ends: Ends = {}
         self._calls = Calls()
 
     def __torch_function__(
@@ -58,9 +60,18 @@ class Noting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def counting(short: dict[Call, tuple[int, ...]], long: dict[Call, tuple[int, ...]]) -> frozenset[Call]:
-    """Return the calls that count to other numbers where there are more positions."""
-    return frozenset(call for call, ends in short.items() if ends != long.get(call))
+def counting(short: Ends, long: Ends, lengths: tuple[int, int]) -> frozenset[Call]:
+    """Return the calls that count positions: as many as there are, where there are more as well.
+
+    What counts tokens of all samples, or those of experts, is this rank's own.
+
+    Args:
+        short: of a forward.
+        long: of another one, with more positions.
+        lengths: how many there were in both.
+    """
+    few, more = lengths
+    return frozenset(call for call, ends in short.items() if few in ends and more in long.get(call, ()))
 
 
 def counted(

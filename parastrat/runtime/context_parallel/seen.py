@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from parastrat.runtime.context_parallel.counting import Call, Noting
+from parastrat.runtime.context_parallel.counting import Ends, Noting
 from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Seen:
     #: by where tensors stand in a block's arguments
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     #: of each block, up to where its calls count
-    ends: list[dict[Call, tuple[int, ...]]] = field(default_factory=list)
+    ends: list[Ends] = field(default_factory=list)
     attentions: int = 0
     #: of which are causal by themselves, without a mask
     causal: int = 0
