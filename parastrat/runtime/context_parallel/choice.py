@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
@@ -18,7 +20,6 @@ from parastrat.runtime.context_parallel.positions import Positions
 from parastrat.runtime.context_parallel.seen import seen_in
 from parastrat.runtime.context_parallel.stream import (
     SEQUENCE,
-    STREAM_DIMS,
     Division,
     NotDividedError,
     Stream,
@@ -127,18 +128,34 @@ def _suggested(bench: Bench, longer: Any) -> Division:
     if len(blocks.containers) != 1:
         raise NotDividedError(f"the model has {len(blocks.containers)} lists of blocks, not one")
     short, long = (seen_in(bench.copy, blocks, inputs) for inputs in (bench.task.inputs, longer))
+    if short.shapes == long.shapes:  # nobody knows which of its dimensions are positions
+        long = seen_in(bench.copy, blocks, _with_twice(bench.task.inputs, short.length))
     if short.changed:
         raise NotDividedError(f"a forward changes {short.changed}, on each rank by its own positions")
     if not short.attentions:
         raise NotDividedError("no block calls scaled_dot_product_attention")
     given = given_of(short.shapes, long.shapes)
-    streams = [place for place, shape in short.shapes.items() if len(shape) == STREAM_DIMS]
-    if streams and given[streams[0]] is None:
-        raise NotDividedError("longer batches give blocks no more positions")
-    if not streams or given[streams[0]] != SEQUENCE:
+    if given.get(short.stream) != SEQUENCE:
         raise NotDividedError("blocks are given no activations of samples, positions and features")
-    few, more = (each.shapes[streams[0]][SEQUENCE] for each in (short, long))
-    counts = {counting(*ends, (few, more)) for ends in zip(short.ends, long.ends, strict=False)}
+    lengths = short.length, long.length
+    counts = {counting(*ends, lengths) for ends in zip(short.ends, long.ends, strict=False)}
     if len(counts) > 1:
         raise NotDividedError("blocks count positions each in another way")
     return Division(given=given, counts=counts.pop(), balanced=short.causal > 0)
+
+
+def _with_twice(inputs: Any, length: int) -> Any:
+    """Return a batch with twice as many positions.
+
+    Raises:
+        NotDividedError: if no dimension behind that of samples has so many.
+    """
+
+    def twice(leaf: Any) -> Any:
+        grows = isinstance(leaf, torch.Tensor) and leaf.shape[1:2] == (length,)
+        return torch.cat([leaf, leaf], 1) if grows else leaf
+
+    longer = tree_map(twice, inputs)
+    if all(a is b for a, b in zip(tree_leaves(inputs), tree_leaves(longer), strict=True)):
+        raise NotDividedError("the number of positions does not follow from the shape of a batch")
+    return longer

@@ -5,9 +5,9 @@ pieces as there are ranks, and each rank takes one from the front and its counte
 (arXiv 2407.21783, section 3.3.2): all ranks have as much to do.
 
 Parameters average their gradients over the ranks of a sequence too. What a rank computes on its positions
-alone is a part of a sum, and so counts as often as there are ranks: where shares become whole again, what
-comes back for a share is multiplied by that. What all ranks compute alike, before and behind, averages to
-itself.
+alone is a part of a sum, and so counts as often as there are ranks: where shares become whole, what comes
+back for a share is multiplied by that; where they were taken, it is divided again, and put together.
+Before and behind, all is as in one process, on each of the ranks.
 """
 
 from __future__ import annotations
@@ -96,6 +96,20 @@ class Positions:
         return [place for rank in range(self.ranks) for place in self._of_rank(rank)]
 
 
+def taken(whole: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
+    """Return this rank's positions of what is the same on all ranks; their gradients are put together."""
+    own: torch.Tensor = _Take.apply(whole, positions, dim)  # type: ignore[no-untyped-call]
+    return own
+
+
+def used(whole: torch.Tensor, positions: Positions) -> torch.Tensor:
+    """Return what is the same on all ranks, for what each makes of its positions: gradients add up."""
+    if not (whole.requires_grad and torch.is_grad_enabled()):
+        return whole
+    same: torch.Tensor = _Use.apply(whole, positions)  # type: ignore[no-untyped-call]
+    return same
+
+
 def gathered(own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
     """Return all positions, of which all ranks make the same: a share's gradient is what counts once."""
     whole: torch.Tensor = _Gather.apply(own, positions, dim)  # type: ignore[no-untyped-call]
@@ -112,6 +126,36 @@ def summed(own: torch.Tensor, positions: Positions) -> torch.Tensor:
     """Return the sum of what each rank has of its positions, of which all ranks make the same."""
     total: torch.Tensor = _Sum.apply(own, positions)  # type: ignore[no-untyped-call]
     return total
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
+        ctx.positions, ctx.dim = positions, dim
+        return positions.own(whole, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (own,) = gradients
+        if torch.is_grad_enabled() and own.requires_grad:
+            raise _twice()
+        return ctx.positions.joined(own, ctx.dim).div_(ctx.positions.ranks), None, None
+
+
+class _Use(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, positions: Positions) -> torch.Tensor:
+        ctx.positions = positions
+        return whole.view_as(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (part,) = gradients
+        if torch.is_grad_enabled() and part.requires_grad:
+            raise _twice()
+        total = part / ctx.positions.ranks
+        dist.all_reduce(total, group=ranks_of(ctx.positions.mesh).group)
+        return total, None
 
 
 class _Gather(torch.autograd.Function):

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from parastrat.runtime.context_parallel.counting import Ends, Noting
+from parastrat.runtime.context_parallel.stream import SEQUENCE, STREAM_DIMS
 from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
@@ -38,6 +39,16 @@ class Seen:
     causal: int = 0
     #: the first of the blocks' buffers that the forward changed; "": none
     changed: str = ""
+
+    @property
+    def stream(self) -> str:
+        """Where the first tensor of samples, positions and features stands; "" without any."""
+        return next((place for place, shape in self.shapes.items() if len(shape) == STREAM_DIMS), "")
+
+    @property
+    def length(self) -> int:
+        """How many positions the blocks are given; 0 without a stream."""
+        return self.shapes[self.stream][SEQUENCE] if self.stream else 0
 
 
 def seen_in(module: nn.Module, blocks: Blocks, inputs: Any) -> Seen:

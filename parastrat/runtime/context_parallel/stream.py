@@ -20,7 +20,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from parastrat.errors import WrapError
 from parastrat.runtime.context_parallel.by_positions import by_positions
 from parastrat.runtime.context_parallel.inside import Inside
-from parastrat.runtime.context_parallel.positions import Positions, gathered
+from parastrat.runtime.context_parallel.positions import Positions, gathered, taken, used
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, first_changed
 from parastrat.runtime.training.gathered import in_backward
 
@@ -186,7 +186,7 @@ class Stream:
     def _share(self, place: str, leaf: torch.Tensor, length: int) -> torch.Tensor:
         dim = self._dim(place, leaf, length)
         if dim is None:
-            return leaf
+            return used(leaf, self.positions)
         if leaf.shape[dim] != length:
             raise WrapError(
                 f"blocks are given {tuple(leaf.shape)} at {place}, whose dimension {dim} was proven to be "
@@ -196,7 +196,7 @@ class Stream:
         known = self._shares.get(id(leaf))
         if known is not None and known[0] is leaf:
             return known[1]
-        share = self.positions.own(leaf, dim)
+        share = taken(leaf, self.positions, dim)
         if not in_backward():  # no block comes after that would let go of it
             self._shares[id(leaf)] = leaf, share
         return share

@@ -1,7 +1,8 @@
 """What a script looks at inside of a divided model, of which each rank has a share: told, or refused.
 
-A hook on a layer whose features are divided is given this rank's; attention weights that a model returns
-are those of its heads. Norms, penalties and pictures of them would be other ones on each rank.
+A hook on a layer whose features are divided is given this rank's, one in a block whose positions are
+divided those of this rank; attention weights that a model returns are those of its heads. Norms, penalties
+and pictures of them would be other ones on each rank.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
 _ATTENTIONS = "attentions"
 _OWN = ("torch", "parastrat")
 _WITH_HEADS = 4
+#: what is divided, and what else to hook
+_FEATURES = "features, as tp divides", "hook the block around it, whose output is whole, or plan --tp 1"
+_POSITIONS = "positions, as cp divides", "hook what comes behind the blocks, or plan --cp 1"
 
 
 class LookedAt:
-    """Looks for hooks on divided layers, and at attention weights.
+    """Looks for hooks on what is divided, and at attention weights.
 
     Args:
         module: the user's.
@@ -38,12 +42,9 @@ class LookedAt:
     """
 
     def __init__(self, module: nn.Module, wrapping: Wrapping) -> None:
-        parts = {} if wrapping.layout is None else wrapping.layout.parts
-        self._layers = {
-            name: module.get_submodule(name)
-            for name, part in parts.items()
-            if part.role in (Role.COLUMN, Role.ROW)
-        }
+        #: by name what is given a share
+        self._layers = dict(_divided(module, wrapping))
+        self._said = _FEATURES if wrapping.division is None else _POSITIONS
         self._heads = getattr(getattr(module, "config", None), "num_attention_heads", None)
         self._is_told = False
 
@@ -53,9 +54,8 @@ class LookedAt:
         if name:
             self._is_told = True
             warnings.warn(
-                f"a hook on {name} sees what this rank has of its features, as tp divides them: what is "
-                "computed of that is another number on each rank; hook the block around it, whose output "
-                "is whole, or plan --tp 1",
+                f"a hook on {name} sees what this rank has of its {self._said[0]} them: what is computed "
+                f"of that is another number on each rank; {self._said[1]}",
                 stacklevel=2,
             )
 
@@ -83,3 +83,14 @@ class LookedAt:
                         "them: each rank has others",
                         hint="leave output_attentions out, or plan without tp: parastrat recommend --tp 1",
                     )
+
+
+def _divided(module: nn.Module, wrapping: Wrapping) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers whose features are divided, and all that is in blocks whose positions are."""
+    if wrapping.layout is not None:
+        for name, part in wrapping.layout.parts.items():
+            if part.role in (Role.COLUMN, Role.ROW):
+                yield name, module.get_submodule(name)
+    if wrapping.division is not None:
+        for block in wrapping.blocks.names:
+            yield from module.get_submodule(block).named_modules(prefix=block)

@@ -12,16 +12,19 @@ from torch import nn
 from torch.nn import functional
 
 import parastrat
-from parastrat.plan import Plan
+from parastrat.plan import Plan, Shard
 
 #: of two ranks
 PLANS: dict[str, Plan] = {
     "ddp": plan(dp_replicate=2),
     "fsdp2": plan(dp_shard=2),
+    "cp": plan(cp=2, micro_batch_size=4, shard=Shard.PARAMETERS),
     "tp": plan(tp=2, micro_batch_size=4),
     "pp": plan(pp=2, gradient_accumulation_steps=2),
 }
 WIDTH, SAMPLES = 16, 4
+#: of each sample, for plans that divide them
+POSITIONS = 8
 
 #: what trains, and returns numbers that must not depend on the plan
 Recipe = Callable[["Setting"], list[float]]
@@ -41,6 +44,10 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.ndim == 3:
+            heads = [functional.layer_norm(x, (WIDTH,)).unsqueeze(1)] * 3
+            mixed = functional.scaled_dot_product_attention(*heads, is_causal=True)
+            x = functional.layer_norm(x + mixed.squeeze(1), (WIDTH,))
         return x + self.down(functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
 
 
@@ -66,6 +73,19 @@ class Setting:
     """One process, or a rank under a plan."""
 
     plan: Plan | None = None
+    #: of each sample; 0: samples are vectors
+    positions: int = 0
+
+    @classmethod
+    def of(cls, strategy: str, *, alone: bool = False) -> Setting:
+        """Return what a strategy's loops are given, on a rank or in one process."""
+        plan = PLANS[strategy]
+        return cls(plan=None if alone else plan, positions=POSITIONS if plan.mesh.cp > 1 else 0)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of a sample."""
+        return (self.positions, WIDTH) if self.positions else (WIDTH,)
 
     def model(self, build: Callable[[], nn.Module] = Mlp, *, seed: int = 0) -> Any:
         """Return a model, wrapped."""
@@ -76,16 +96,16 @@ class Setting:
         """Return a model that was built, wrapped."""
         if self.plan is None:
             return module
-        return parastrat.auto_parallelize(module, plan=self.plan, sample_inputs=torch.zeros(1, WIDTH))
+        return parastrat.auto_parallelize(module, plan=self.plan, sample_inputs=torch.zeros(1, *self.shape))
 
     def batch(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return this rank's samples of a step, and what they should give."""
         draw = torch.Generator().manual_seed(100 + step)
-        x, y = torch.randn(2, SAMPLES, WIDTH, generator=draw)
+        x, y = torch.randn(2, SAMPLES, *self.shape, generator=draw)
         if self.plan is None or self.plan.mesh.dp == 1:
             return x, y
         mesh = self.plan.mesh
-        place = torch.distributed.get_rank() // mesh.tp % mesh.dp
+        place = torch.distributed.get_rank() // (mesh.cp * mesh.tp) % mesh.dp
         return x.chunk(mesh.dp)[place], y.chunk(mesh.dp)[place]
 
     def backward(self, model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
