@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
-from parastrat.hardware import DeviceType
 from parastrat.rules.divisors import either, nearest_divisors
 from parastrat.rules.rule import plan_rule
 from parastrat.units import counted
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from parastrat.units import Mask
 
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/training"
-
-_CPU = code_of(DeviceType.CPU)
 
 
 @plan_rule(
@@ -142,28 +138,6 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"a sequence of {length:,} tokens does not divide by 2 x cp = {unit}",
         fix=f"pad sequences to {-(-length // unit) * unit:,} tokens",
-    )
-
-
-@plan_rule(
-    "PS812",
-    Severity.WARNING,
-    source="https://docs.pytorch.org/tutorials/unstable/context_parallel.html",
-)
-def context_parallel_on_cpu(p: Columns) -> Mask:
-    """Context parallelism in torch needs an accelerator.
-
-    Its attention replaces the flash and memory-efficient kernels of GPUs. The CPU kernel has no sharding
-    rule: torch 2.13 fails in the first forward.
-    """
-    return (p.cp > 1) & (p.device_type == _CPU)
-
-
-@context_parallel_on_cpu.message
-def _(case: Case) -> Hit:
-    return Hit(
-        message=f"cp={case.plan.mesh.cp} on {case.hardware.name}, whose ranks are CPU processes",
-        fix="use cp 1, and tp for long sequences",
     )
 
 

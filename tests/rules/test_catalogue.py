@@ -69,7 +69,7 @@ PS801 PS802 PS803 PS804 PS805 PS811 PS812 PS813 PS814 PS815
 )
 
 #: codes of rules that are no more
-RETIRED = {"PS295"}
+RETIRED = {"PS295", "PS812"}
 
 #: collected pitfalls that no rule catches yet: most are about files, scripts and limits of the host
 UNCOVERED = re.findall(

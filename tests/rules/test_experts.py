@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from builders import codes, cpu_hosts
+from builders import codes
 
 
 def test_expert_groups_do_not_tile() -> None:
@@ -36,12 +36,6 @@ def test_context_chunks_are_uneven() -> None:
     assert "PS811" in codes(cp=4, sequence_length=1020)
     assert "PS811" not in codes(cp=4, sequence_length=1024)
     assert "PS811" not in codes(cp=1, sequence_length=1021)
-
-
-def test_context_parallel_on_cpu() -> None:
-    assert "PS812" in codes(**cpu_hosts(cp=2, dp_replicate=1))
-    assert "PS812" not in codes(**cpu_hosts())
-    assert "PS812" not in codes(cp=2)
 
 
 def test_context_parallel_without_sequence() -> None:
