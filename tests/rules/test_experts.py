@@ -32,6 +32,10 @@ def test_expert_parallel_without_experts() -> None:
     assert "PS805" not in codes(dp_shard=2)
 
 
+def test_without_experts_no_other_degree_is_asked_for() -> None:
+    assert {"PS801", "PS805"} & codes(ep=8, dp_shard=4) == {"PS805"}
+
+
 def test_context_chunks_are_uneven() -> None:
     assert "PS811" in codes(cp=4, sequence_length=1020)
     assert "PS811" not in codes(cp=4, sequence_length=1024)
