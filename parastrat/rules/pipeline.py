@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.choices import is_any_of
-from parastrat.columns import code_of
+from parastrat.columns import Columns, code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.rules.divisors import either, nearest_divisors, nearest_multiples
+from parastrat.rules.divisors import divisors, either, nearest_multiples
 from parastrat.rules.rule import PlanRule, case_rule, plan_rule
 from parastrat.schedules import SPLITS
 from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
-    from parastrat.columns import Columns
+    from parastrat.plan import Plan
     from parastrat.units import Mask
 
 _SCHEDULES = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/pipelining/schedules.py"
@@ -264,13 +264,64 @@ def _(case: Case) -> Hit:
     plan, layers = case.plan, case.model.layers
     stages = plan.mesh.pp * plan.virtual_stages
     fullest = -(-layers // stages)
-    choices = either(nearest_divisors(stages, layers))
     waited = 100 * fullest * stages / layers - 100
+    even = " or ".join(
+        f"pp {pp}" if chunks == plan.virtual_stages else f"pp {pp} x virtual_stages {chunks}"
+        for pp, chunks in _even_stages(case)
+    )
+    written = "write the layout out"
     return Hit(
         message=f"{layers} layers on {stages} stages: the fullest has {fullest}, the average "
         f"{layers / stages:.1f}, so up to {waited:.0f} % of the time is waited for",
-        fix=f"use {choices} stages (pp x virtual_stages), which divide {layers}, or write the layout out",
+        fix=f"use {even}, whose stages are even, or {written}"
+        if even
+        else f"{written}: no other pp of these ranks has even stages and whole batches",
     )
+
+
+def _even_stages(case: Case) -> list[tuple[int, int]]:
+    """Return up to two pp, each with virtual stages, that the plan's ranks and schedule take: the nearest.
+
+    The data axes take what pp leaves of the ranks, and the global batch stays.
+    """
+    plan, layers = case.plan, case.model.layers
+    ways = [
+        (pp, chunks)
+        for pp, steps in _pipelines(plan)
+        for chunks in range(1, layers // pp + 1)
+        if not _objections(plan, layers, pp, chunks, steps)
+    ]
+    own, chunks = plan.mesh.pp, plan.virtual_stages
+    ways.sort(key=lambda way: (max(way[0], own) / min(way[0], own), abs(way[1] - chunks), way))
+    return ways[:2]
+
+
+def _pipelines(plan: Plan) -> list[tuple[int, int]]:
+    """Return each pp that leaves whole data axes, with the micro-batches of a step that it has."""
+    mesh = plan.mesh
+    ranks = mesh.world_size // (mesh.cp * mesh.tp * (mesh.dp_replicate if mesh.dp_shard > 1 else 1))
+    samples = plan.gradient_accumulation_steps * mesh.dp
+    found = []
+    for pp in divisors(ranks)[1:]:
+        data, inner = mesh.world_size // (pp * mesh.cp * mesh.tp), ranks // pp * mesh.cp * mesh.tp
+        if samples % data == 0 and inner % mesh.ep == 0:
+            found.append((pp, samples // data))
+    return found
+
+
+def _objections(plan: Plan, layers: int, pp: int, chunks: int, steps: int) -> bool:
+    """Return whether a rule of stages speaks against so many."""
+    columns = Columns(
+        {
+            "pp": pp,
+            "virtual_stages": chunks,
+            "layers": layers,
+            "pp_schedule": -1 if plan.pp_schedule is None else code_of(plan.pp_schedule),
+            "gradient_accumulation_steps": steps,
+        }
+    )
+    rules = (*SCHEDULE_RULES, interleaving_with_one_chunk, more_stages_than_layers, stages_are_uneven)
+    return any(rule.mask(columns) for rule in rules)
 
 
 @plan_rule(

@@ -111,6 +111,37 @@ def test_llama_405b_is_cut_as_published() -> None:
     )
 
 
+def uneven(**changes: object) -> str:
+    """What PS711 proposes for a pipeline whose stages are uneven."""
+    made = {"pp": 16, "pp_schedule": ONE, "gradient_accumulation_steps": 64} | changes
+    assert "PS711" in codes(**made)
+    return stages_are_uneven.hit(case(**made)).fix or ""
+
+
+def test_even_stages_are_those_of_a_pp_that_the_ranks_have() -> None:
+    # 124 = 4 x 31, and 126 = 124 + 2 has no further power of two; 62 stages divide 124, but not 16 ranks
+    assert uneven(layers=124) == "use pp 4 or pp 2, whose stages are even, or write the layout out"
+    assert uneven(layers=33, pp=4, dp_shard=3, gradient_accumulation_steps=24).startswith("use pp 3,")
+    assert uneven(layers=29, pp=4, tp=2).startswith("write the layout out: no other pp")
+
+
+def test_even_stages_leave_the_batch_and_the_expert_groups_whole() -> None:
+    assert uneven(layers=26, pp=8, gradient_accumulation_steps=8).startswith("use pp 4 or pp 2,")
+    assert uneven(layers=26, pp=8, gradient_accumulation_steps=9).startswith("write the layout out")
+    # pp 3 leaves four ranks, over which six do not group
+    experts = {"pp": 2, "dp_shard": 6, "layers": 33, "gradient_accumulation_steps": 24, "experts": 12}
+    assert uneven(**experts, ep=2).startswith("use pp 3,")
+    assert uneven(**experts, ep=6).startswith("write the layout out")
+
+
+def test_even_stages_are_as_many_a_rank_as_the_schedule_takes() -> None:
+    chunks = {"virtual_stages": 2, "pp": 4}
+    interleaved = uneven(layers=60, pp_schedule=INTERLEAVED, **chunks)
+    assert interleaved.startswith("use pp 4 x virtual_stages 3 or pp 4 x virtual_stages 5,")
+    v_shaped = uneven(layers=60, pp_schedule=PipelineSchedule.ZBV, **chunks)
+    assert v_shaped.startswith("use pp 2, whose stages are even")
+
+
 def test_gathers_for_every_micro_batch() -> None:
     sharded = {"shard": Shard.PARAMETERS, "dp_shard": 2}
     assert "PS712" in piped(**sharded)
