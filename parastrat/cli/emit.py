@@ -41,7 +41,9 @@ _Image = Annotated[
 _Script = Annotated[
     str | None,
     typer.Option(
-        "--script", metavar="COMMAND", help='For kubernetes: such as "train.py --epochs 3"; else train.py.'
+        "--script",
+        metavar="COMMAND",
+        help='For kubernetes: such as "train.py --epochs 3"; else YOUR_SCRIPT.py, to be replaced.',
     ),
 ]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite files with other contents.")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.emit.shell import (
+    SCRIPT_USAGE,
     accelerators,
     check_applied,
     check_launch,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _SCRIPT = """\
 #!/usr/bin/env bash
 # {title}
-# sbatch --partition=... --account=... --time=... job.sbatch train.py [arguments of train.py]
+# sbatch --partition=... --account=... --time=... job.sbatch {script}
 {directives}
 set -euo pipefail
 
@@ -68,6 +69,7 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     launch = case.launch
     text = _SCRIPT.format(
         title=title(case),
+        script=SCRIPT_USAGE,
         directives="\n".join(f"#SBATCH {option}" for option in _options(case)),
         usage_check=usage_check("sbatch job.sbatch"),
         plan_check=plan_check(
