@@ -28,6 +28,12 @@ _UNITS = (
     ("_s", "s"),
     ("_w", "W"),
 )
+#: figures that would be called as others of the same part are
+_LABELS = {
+    "gb_per_s": "achieved",
+    "memory_gb_per_s": "memory bandwidth",
+    "host_gb_per_s": "bandwidth to the host",
+}
 _HEADINGS = {
     "figures": "The device",
     "peak_tflops": "Datasheet rates, dense, TFLOP/s",
@@ -267,11 +273,9 @@ def _fact_lines(key: str, value: Any, paper: Paper) -> Iterator[Line]:
 
 def _unit(key: str) -> tuple[str, str]:
     """Return a figure's name in words, and its unit."""
-    if key == "gb_per_s":
-        return "achieved", "GB/s"
     for ending, unit in _UNITS:
-        if key.endswith(ending):
-            return key.removesuffix(ending).replace("_", " "), unit
+        if f"_{key}".endswith(ending):
+            return _LABELS.get(key, key.removesuffix(ending).replace("_", " ")), unit
     return key.replace("_", " "), ""
 
 

@@ -87,6 +87,26 @@ def test_every_figure_has_its_kind_and_source_beside_it(typed: Typed) -> None:
     assert lines[place + 5].split() == ["achieved", "362", "GB/s", "derived"]
 
 
+@pytest.mark.parametrize(("name", "memory"), [("h100-sxm5", "81,559 MiB"), ("dgx-h100", "2,048 GiB")])
+def test_memory_and_its_bandwidth_have_labels_of_their_own(typed: Typed, name: str, memory: str) -> None:
+    lines = [" ".join(line.split()) for line in typed("profiles", name).out.splitlines()]
+    (size,) = [line for line in lines if line.startswith("memory ") and "bandwidth" not in line]
+    assert size.startswith(f"memory {memory} ")
+    assert [line.split()[3] for line in lines if line.startswith("memory bandwidth ")] == ["GB/s"]
+
+
+@pytest.mark.parametrize("kind", ProfileKind)
+def test_no_two_figures_of_a_part_have_one_label(typed: Typed, kind: ProfileKind) -> None:
+    for entry in entries_of(kind):
+        seen: set[str] = set()
+        for line in typed("profiles", kind, entry.name).out.splitlines():
+            if not line.startswith(" "):
+                seen.clear()
+            elif line[2:3] != " ":
+                assert line[:30] not in seen, (entry.name, line)
+                seen.add(line[:30])
+
+
 @pytest.mark.parametrize("kind", ProfileKind)
 def test_every_page_can_be_written_and_holds_every_source(typed: Typed, kind: ProfileKind) -> None:
     for entry in entries_of(kind):
