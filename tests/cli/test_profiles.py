@@ -55,6 +55,22 @@ def test_lists_as_json(typed: Typed) -> None:
     assert (device["format"], device["peak_tflops"]) == ("fp16", 65)
     layers = {entry["name"]: entry["layers"] for entry in answer["models"]}
     assert (layers["resnet-50"], layers["convnext-t"], layers["gpt2"]) == (16, 18, 12)
+    # as recommend counts them
+    assert (layers["t5-3b"], layers["whisper-large-v3-turbo"]) == (48, 36)
+
+
+@pytest.mark.parametrize(("name", "encoder", "decoder"), [("t5-3b", 24, 24), ("whisper-turbo", 32, 4)])
+def test_an_encoder_and_its_decoder_are_both_told(
+    typed: Typed, name: str, encoder: int, decoder: int
+) -> None:
+    lines = [" ".join(line.split()) for line in typed("profiles", name).out.splitlines()]
+    assert [line for line in lines if line.startswith("layers ")] == [
+        f"layers {encoder} encoder + {decoder} decoder"
+    ]
+    (listed,) = [
+        line for line in typed("profiles", "models").out.splitlines() if f" {lines[0].split()[0]} " in line
+    ]
+    assert f" {encoder} + {decoder} " in listed
 
 
 @pytest.mark.parametrize(
