@@ -51,6 +51,20 @@ def test_json_is_one_object(plan_file: Path, capsys: pytest.CaptureFixture[str])
     assert found["fits"] is True
 
 
+def test_rules_that_the_plan_breaks_are_told_first_and_exit_1(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x8")
+    assert ended(*given) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("The plan breaks 1 rule, and is dry-run all the same. Findings")
+    assert "PS200 error: pp 1 x dp_replicate 1 x dp_shard 4" in out.partition("Dry run of fsdp2")[0]
+    assert "fits, but breaks the rules above:" in out
+    assert ended(*given, "--json") == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["fits"], answer["findings"][0]["code"]) == (True, "PS200")
+
+
 def test_ranks_can_be_chosen(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--rank", "1,3", str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 0
     assert "ranks 1, 3 of 4" in " ".join(capsys.readouterr().out.split())
