@@ -126,6 +126,8 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
     fastest = result.fastest
     if fastest is not None and fastest.estimate.time.step < chosen.estimate.time.step:
         gain = 1 - fastest.estimate.time.step / chosen.estimate.time.step
+        if gain < _ALIKE:
+            return [f"{plan_name(fastest)} is as fast, on a higher rung; the simpler plan is taken"]
         pace = f"would take {duration(fastest.estimate.time.step)}, {percent(gain)} less, on a higher rung"
         policy = f"within {percent(result.tolerance)} the simpler plan is taken"
         return [f"{plan_name(fastest)} {pace}; {policy}, with --tolerance 0 the fastest"]
