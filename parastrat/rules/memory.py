@@ -225,9 +225,8 @@ def _(case: Case) -> Hit:
 def _less_memory(case: Case) -> str:
     """Name the cheapest step down that this plan has left."""
     plan, world, memory = case.plan, case.hardware.world_size, case.estimate.memory
-    if plan.mesh.pp > 1 and plan.shard is not Shard.PARAMETERS and 2 * memory.transient > memory.total:
-        # buffers for all micro-batches of a step, however many samples one of them has
-        return "give each pipeline fewer samples: more data-parallel ranks, or a smaller --global-batch"
+    if plan.mesh.pp > 1 and 2 * memory.transient > memory.total and (fewer := _less_in_stages(case)):
+        return fewer
     # at the optimizer's step activations are gone: what makes them fewer does not help
     activations = memory.activations > 0
     shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_replicate == 1
@@ -246,6 +245,19 @@ def _less_memory(case: Case) -> str:
     if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
         return f"offload the optimizer to host memory, or use more devices than {world}"
     return f"use more devices than {world}, or a shorter sequence"
+
+
+def _less_in_stages(case: Case) -> str:
+    """Name what makes less pass through a pipeline's rank, where that is most of the peak."""
+    plan, mesh = case.plan, case.plan.mesh
+    if plan.shard is not Shard.PARAMETERS:
+        # buffers for all micro-batches of a step, however many samples one of them has
+        return "give each pipeline fewer samples: more data-parallel ranks, or a smaller --global-batch"
+    # whole parameters and gradients, of four bytes together at least
+    gathered = 4 * case.model.parameters / (mesh.pp * mesh.tp)
+    if plan.shards_parameters and 2 * gathered > case.estimate.memory.transient:
+        return "hold fewer layers on a rank, of which FSDP2 keeps all gathered: more pp, or tp"
+    return ""
 
 
 def _tried(plan: Plan) -> str:

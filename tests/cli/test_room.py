@@ -22,6 +22,17 @@ def test_what_a_pipeline_receives_into_is_named(typed: Typed) -> None:
     assert "the root's gradients" not in page
 
 
+def test_what_a_stage_keeps_gathered_is_lessened_by_fewer_layers(typed: Typed) -> None:
+    page = told(typed, *LLAMA_70B, "dgx-h100:2", "--pp", "2")
+    assert "not reduced yet less with more stages or tensor parallelism" in page
+    assert "fix: hold fewer layers on a rank, of which FSDP2 keeps all gathered: more pp, or tp" in page
+    sizes = [
+        typed(*LLAMA_70B, "dgx-h100:2", *more, "--json").answer["estimate"]["memory"]["total"]
+        for more in (("--pp", "2"), ("--pp", "4"), ("--pp", "2", "--tp", "2"))
+    ]
+    assert max(sizes[1:]) < 0.8 * sizes[0]
+
+
 def test_gradients_that_wait_are_those_of_ddp_or_of_the_root(typed: Typed) -> None:
     ddp = told(typed, *LLAMA_8B, "--strategy", "ddp")
     assert "17 %: DDP's buckets, beside the gradients" in ddp
