@@ -256,7 +256,8 @@ def stages_are_uneven(p: Columns) -> Mask:
     the layout written out and refuses a remainder otherwise.
     """
     stages = p.pp * p.virtual_stages
-    return (p.layers % stages != 0) & ((p.layers + 2) % stages != 0) & (p.layers > stages)
+    uneven = (p.layers % stages != 0) & ((p.layers + 2) % stages != 0)
+    return (p.pp > 1) & uneven & (p.layers > stages)
 
 
 @stages_are_uneven.message

@@ -100,6 +100,8 @@ def test_stages_are_uneven() -> None:
     assert "PS711" in piped(layers=9)
     assert "PS711" not in piped(layers=8)
     assert "PS711" not in piped(layers=3)
+    # of virtual stages without a pipeline PS703 says what is wrong
+    assert {"PS703", "PS711"} & codes(virtual_stages=3) == {"PS703"}
 
 
 def test_llama_405b_is_cut_as_published() -> None:
