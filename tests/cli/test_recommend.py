@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 
 import pytest
+from cli.conftest import Typed
 
 from parastrat.cli.main import main
 
@@ -220,3 +221,9 @@ def test_the_command_that_writes_the_plan_decides_by_the_same_tolerance(
     assert "Train llama-3.1-8b with FSDP2 over" in text
     command = next(line for line in text.splitlines() if line.endswith("-o plan.toml"))
     assert command.split() == ["parastrat", "recommend", *JOB, "--tolerance", "2", "-o", "plan.toml"]
+
+
+def test_a_processors_peak_is_of_no_datasheet(typed: Typed) -> None:
+    page = " ".join(typed("estimate", "gpt2", "--on", "cpu:1").out.split())
+    assert "% of a peak that is assumed (MFU)" in page
+    assert "% of the datasheet (MFU)" in " ".join(typed("estimate", "gpt2", "--on", "t4x1").out.split())
