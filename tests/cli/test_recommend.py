@@ -227,3 +227,22 @@ def test_a_processors_peak_is_of_no_datasheet(typed: Typed) -> None:
     page = " ".join(typed("estimate", "gpt2", "--on", "cpu:1").out.split())
     assert "% of a peak that is assumed (MFU)" in page
     assert "% of the datasheet (MFU)" in " ".join(typed("estimate", "gpt2", "--on", "t4x1").out.split())
+
+
+def test_plans_of_one_mesh_are_told_apart(typed: Typed) -> None:
+    """Both were called SINGLE (1)."""
+    told = [
+        " ".join(typed("why-not", "gpt2", *words).out.split())
+        for words in (
+            ("--on", "rtx-4090x1", "--offload", "optimizer"),
+            ("--on", "dgx-h100:1", "--strategy", "ddp", "--micro-batch", "4"),
+            ("--on", "rtx-4090x1", "--micro-batch", "512"),
+        )
+    ]
+    assert re.match(
+        r"One GPU can run, and takes [\d.]+ % longer than the recommended plan of the same", told[0]
+    )
+    assert re.match(
+        r"DDP \(dp_replicate 8\) can run, and takes [\d.]+ % longer than the recommended", told[1]
+    )
+    assert told[2].startswith("Not one GPU: it does not fit")
