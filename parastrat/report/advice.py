@@ -96,7 +96,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     lines += [
         row for sentence in (*doubts, *others, *ties) for row in wrapped(sentence, paper, first="  - ")
     ]
-    if result.may_be_a_tie and result.fastest is not None:
+    if ties and result.fastest is not None:
         lines += wrapped_command(estimate_command(context, result.fastest.plan, "other.toml"), paper)
     return lines
 
@@ -150,6 +150,10 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
 
 def _tie(result: SearchResult) -> list[str]:
     if not result.may_be_a_tie or result.fastest is None or result.chosen is None:
+        return []
+    chosen, fastest = result.chosen.estimate.time.step, result.fastest.estimate.time.step
+    if 1 - fastest / chosen < _ALIKE:
+        # said to be as fast already
         return []
     intervals = " and ".join(_interval(case.estimate.time) for case in (result.chosen, result.fastest))
     sentence = (

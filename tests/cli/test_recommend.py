@@ -223,6 +223,12 @@ def test_the_command_that_writes_the_plan_decides_by_the_same_tolerance(
     assert command.split() == ["parastrat", "recommend", *JOB, "--tolerance", "2", "-o", "plan.toml"]
 
 
+def test_a_convolutional_network_is_known_to_have_no_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    page = answered(capsys, job=("resnet-50", "--on", "dgx-h100"))
+    assert "heads are unknown" not in page
+    assert "the model has no attention heads" in " ".join(page.split())
+
+
 def test_a_processors_peak_is_of_no_datasheet(typed: Typed) -> None:
     page = " ".join(typed("estimate", "gpt2", "--on", "cpu:1").out.split())
     assert "% of a peak that is assumed (MFU)" in page
