@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
@@ -11,6 +12,7 @@ from parastrat.rules.rule import case_rule
 
 if TYPE_CHECKING:
     from parastrat.case import Case
+    from parastrat.plan import Plan
 
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs"
 _STORES = "https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store"
@@ -41,16 +43,25 @@ def full_shard_over_a_slow_network(case: Case) -> Hit | None:
     flat = shards and inner > hardware.scale_up_devices
     if not flat or hardware.num_nodes == 1 or rate is None or rate >= _SLOW_BITS_PER_S:
         return None
-    shard = max(1, hardware.devices_per_node // (plan.mesh.cp * plan.mesh.tp))
     ranks = plan.mesh.dp_shard * plan.mesh.cp
     return Hit(
         message=f"parameters are sharded over {ranks} ranks across nodes that share "
         f"{rate / 1e9:,.0f} Gbit/s each",
-        fix=f"use hsdp (--dp-shard {shard} --dp-replicate {plan.mesh.dp // shard}) if a node's memory "
-        "allows"
-        if plan.mesh.dp % shard == 0
-        else "use hsdp with one shard group per node, if a node's memory allows",
+        fix=_sharded_inside(plan, hardware.devices_per_node),
     )
+
+
+def _sharded_inside(plan: Plan, devices: int) -> str:
+    """Name the plan whose shards stay inside a node of so many devices."""
+    mesh = plan.mesh
+    shard = max(1, devices // (mesh.cp * mesh.tp))
+    if shard * mesh.cp == 1:
+        # one rank a node has nobody to share with
+        whole = replace(plan, mesh=replace(mesh, dp_replicate=mesh.dp, dp_shard=1), shard=Shard.NONE)
+        return f"use --strategy {whole.strategy} if a device's memory allows"
+    if mesh.dp % shard == 0:
+        return f"use hsdp (--dp-shard {shard} --dp-replicate {mesh.dp // shard}) if a node's memory allows"
+    return "use hsdp with one shard group per node, if a node's memory allows"
 
 
 @case_rule("PS321", Severity.WARNING, source=f"{_NCCL_GUIDE}/env.html")

@@ -223,6 +223,21 @@ def test_the_command_that_writes_the_plan_decides_by_the_same_tolerance(
     assert command.split() == ["parastrat", "recommend", *JOB, "--tolerance", "2", "-o", "plan.toml"]
 
 
+@pytest.mark.parametrize(
+    ("job", "tools"),
+    [
+        (("gpt-oss-120b", "--on", "hls-gaudi3:8"), "(hccl_demo, ib_write_bw)"),
+        (("bert-base", "--on", "cpu:1000"), "(iperf3)"),
+    ],
+)
+def test_a_network_is_measured_by_what_runs_there(
+    capsys: pytest.CaptureFixture[str], job: tuple[str, ...], tools: str
+) -> None:
+    """nccl-tests was named for processors and Gaudis, too."""
+    page = " ".join(answered(capsys, job=job).split())
+    assert f"measure it between two nodes {tools}" in page
+
+
 def test_a_convolutional_network_is_known_to_have_no_heads(capsys: pytest.CaptureFixture[str]) -> None:
     page = answered(capsys, job=("resnet-50", "--on", "dgx-h100"))
     assert "heads are unknown" not in page

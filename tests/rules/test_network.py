@@ -27,6 +27,14 @@ def test_full_shard_fix_shards_inside_the_node() -> None:
     assert "--dp-shard 8 --dp-replicate 2" in finding.fix
 
 
+def test_full_shard_fix_over_nodes_of_one_rank_shards_nothing() -> None:
+    """It named hsdp with --dp-shard 1, which is none."""
+    alone = {"devices_per_node": 1, "scale_up_devices": 1, "num_nodes": 8, "node_bits_per_s": 25e9}
+    made = case(**alone, shard=Shard.PARAMETERS, dp_shard=4, tp=2)
+    (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS320")
+    assert finding.fix == "use --strategy ddp+tp if a device's memory allows"
+
+
 def test_network_is_unknown() -> None:
     assert "PS321" in codes(dp_replicate=16, network=NetworkKind.UNKNOWN)
     assert "PS321" in codes(dp_replicate=16, network=NetworkKind.NONE)
