@@ -121,7 +121,7 @@ def batch_statistics_of_few_samples(case: Case) -> Hit | None:
     if dp == 1 or size >= _ENOUGH_FOR_STATISTICS:
         return None
     return Hit(
-        message=f"batch statistics of {size} sample{'s' if size > 1 else ''} on each of {dp} ranks",
+        message=f"batch statistics of {size} sample{'s' if size > 1 else ''} on each of {dp:,} ranks",
         fix="convert the model with torch.nn.SyncBatchNorm.convert_sync_batchnorm, or use "
         "larger micro-batches",
     )

@@ -179,7 +179,7 @@ def gloo_interface_is_open(case: Case) -> Hit | None:
     if case.plan.backend is not Backend.GLOO or hardware.num_nodes == 1 or named:
         return None
     return Hit(
-        message=f"gloo between {hardware.num_nodes} nodes, and no interface is named",
+        message=f"gloo between {hardware.num_nodes:,} nodes, and no interface is named",
         fix="set GLOO_SOCKET_IFNAME to the exact name of the interface (`ip -br addr` lists them)",
     )
 

@@ -394,7 +394,8 @@ def tied_weights_on_two_stages(case: Case) -> Hit | None:
         return None
     return Hit(
         message=f"{', '.join(tied)} is shared between blocks that pp={pp} puts on different stages",
-        fix="all-reduce its gradient between these stages, as Megatron does, or untie it",
+        fix="all-reduce its gradient between these stages, as auto_parallelize and Megatron do, "
+        "or untie it",
     )
 
 

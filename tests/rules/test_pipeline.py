@@ -5,7 +5,11 @@ from builders import case, codes, model
 
 from parastrat.model import Parameters
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.rules.pipeline import gathers_for_every_micro_batch, stages_are_uneven
+from parastrat.rules.pipeline import (
+    gathers_for_every_micro_batch,
+    stages_are_uneven,
+    tied_weights_on_two_stages,
+)
 
 ONE = PipelineSchedule.ONE_F_ONE_B
 INTERLEAVED = PipelineSchedule.INTERLEAVED
@@ -172,5 +176,9 @@ def test_tied_weights_on_two_stages() -> None:
         for _ in range(2)
     )
     assert "PS714" in piped(blocks=(ends[0], block, ends[1]))
+    # whoever runs the plan by parastrat has nothing to do
+    hit = tied_weights_on_two_stages.hit(case(pp=4, blocks=(ends[0], block, ends[1])))
+    assert hit is not None
+    assert "as auto_parallelize and Megatron do" in (hit.fix or "")
     assert "PS714" not in piped(blocks=(ends[0], block))
     assert "PS714" not in codes(blocks=(ends[0], block, ends[1]))
