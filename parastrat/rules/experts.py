@@ -45,7 +45,7 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"ep={mesh.ep} does not divide dp_shard {mesh.dp_shard} x cp {mesh.cp} x tp {mesh.tp} "
         f"= {inner}",
-        fix=f"use ep {either(nearest_divisors(mesh.ep, inner))}",
+        fix=f"use ep {either(nearest_divisors(mesh.ep, inner, case.model.experts or 1))}",
     )
 
 

@@ -74,7 +74,13 @@ def heads_do_not_divide(p: Columns) -> Mask:
 @heads_do_not_divide.message
 def _(case: Case) -> Hit:
     tp, heads = case.plan.mesh.tp, case.model.heads or 1
-    choices = nearest_divisors(tp, heads, case.plan.mesh.world_size)
+    kv_heads = case.model.kv_heads or heads
+    choices = nearest_divisors(
+        tp,
+        heads,
+        case.plan.mesh.world_size,
+        allowed=lambda other: kv_heads % other == 0 or other % kv_heads == 0,
+    )
     return Hit(
         message=f"{heads} heads cannot be split evenly over tp={tp}",
         fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {heads} heads",

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
-from builders import codes, cpu_hosts
+from builders import case, codes, cpu_hosts
+
+from parastrat.rules.experts import expert_groups_do_not_tile
 
 
 def test_expert_groups_do_not_tile() -> None:
     assert "PS801" in codes(ep=8, dp_shard=4, experts=8)
     assert "PS801" not in codes(ep=8, dp_shard=4, tp=2, experts=8)
     assert "PS801" not in codes(ep=8, dp_shard=4, cp=2, experts=8)
+
+
+def test_the_fix_names_groups_that_the_experts_divide_over() -> None:
+    """Of 24 ranks it named 12 and 24, over which 64 experts do not divide."""
+    hit = expert_groups_do_not_tile.hit(case(ep=16, dp_shard=24, experts=64))
+    assert hit.fix == "use ep 8 or 4"
 
 
 def test_experts_do_not_divide() -> None:

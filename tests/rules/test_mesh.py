@@ -39,6 +39,12 @@ def test_heads_fix_names_degrees_that_divide() -> None:
     assert hit.fix == "use tp 8 or 4, which divide 40 heads"
 
 
+def test_heads_fix_splits_no_group_of_key_value_heads() -> None:
+    hit = heads_do_not_divide.hit(case(tp=10, heads=48, kv_heads=6, dp_shard=24))
+    # eight divide 48 heads, and split the groups of six
+    assert hit.fix == "use tp 12 or 6, which divide 48 heads"
+
+
 def test_kv_heads_do_not_divide() -> None:
     assert "PS202" in codes(tp=4, kv_heads=6)
     assert "PS202" not in codes(tp=4, kv_heads=8)
