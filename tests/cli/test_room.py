@@ -46,6 +46,12 @@ def test_activations_are_those_of_blocks_that_still_keep_some(typed: Typed) -> N
     assert "recompute full (8.0 GiB by 32 x expert layer)" in page
 
 
+def test_names_of_moments_are_whole(typed: Typed) -> None:
+    page = typed("estimate", "gpt-oss-20b", "--on", "cpu:4", "--ep", "4", "--global-batch", "4").out
+    assert "  backward expert layer at the end " in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
 def test_what_the_optimizer_takes_is_not_lessened_by_smaller_micro_batches(typed: Typed) -> None:
     page = told(typed, *LLAMA_70B, "dgx-h100:1", "--tp", "8")
     assert "while the optimizer steps" in page
