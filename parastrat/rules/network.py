@@ -55,10 +55,14 @@ def _sharded_inside(plan: Plan, devices: int) -> str:
     """Name the plan whose shards stay inside a node of so many devices."""
     mesh = plan.mesh
     shard = max(1, devices // (mesh.cp * mesh.tp))
-    if shard * mesh.cp == 1:
-        # one rank a node has nobody to share with
+    if mesh.ep > 1 and shard * mesh.cp * mesh.tp % mesh.ep:
+        return "leave ep out: it regroups the ranks of several nodes"
+    if shard * mesh.cp == 1 or shard * mesh.cp * mesh.tp > devices:
+        # no two ranks of a node share parameters
         whole = replace(plan, mesh=replace(mesh, dp_replicate=mesh.dp, dp_shard=1), shard=Shard.NONE)
-        return f"use --strategy {whole.strategy} if a device's memory allows"
+        # cp alone is taken for fsdp2+cp
+        ddp = "ddp+" if mesh.dp == 1 else ""
+        return f"use --strategy {ddp}{whole.strategy} if a device's memory allows"
     if mesh.dp % shard == 0:
         return f"use hsdp (--dp-shard {shard} --dp-replicate {mesh.dp // shard}) if a node's memory allows"
     return "use hsdp with one shard group per node, if a node's memory allows"

@@ -33,6 +33,15 @@ def test_full_shard_fix_over_nodes_of_one_rank_shards_nothing() -> None:
     made = case(**alone, shard=Shard.PARAMETERS, dp_shard=4, tp=2)
     (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS320")
     assert finding.fix == "use --strategy ddp+tp if a device's memory allows"
+    across = [
+        ({"cp": 4, "dp_shard": 2}, "use --strategy ddp+cp if"),
+        ({"cp": 8}, "use --strategy ddp+cp if"),
+        ({"dp_shard": 8, "ep": 4}, "leave ep out"),
+    ]
+    for mesh, said in across:
+        made = case(**alone, shard=Shard.PARAMETERS, **mesh)
+        (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS320")
+        assert (finding.fix or "").startswith(said)
 
 
 def test_network_is_unknown() -> None:
