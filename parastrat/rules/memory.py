@@ -227,14 +227,15 @@ def _less_memory(case: Case) -> str:
     plan, world, memory = case.plan, case.hardware.world_size, case.estimate.memory
     if plan.mesh.pp > 1 and 2 * memory.transient > memory.total and (fewer := _less_in_stages(case)):
         return fewer
-    # at the optimizer's step activations are gone: what makes them fewer does not help
-    activations = memory.activations > 0
     shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_replicate == 1
     further = plan.mesh.dp > 1 and not shards
-    if further and memory.parameters + memory.gradients + memory.optimizer > memory.capacity:
+    states = memory.parameters + memory.gradients + memory.optimizer > memory.capacity
+    if further and states:
         # whatever else is kept
         return _sharded(plan)
-    if plan.recompute is not Recompute.FULL and memory.activations * 4 > memory.total:
+    # at the optimizer's step activations are gone, and states may be too much alone: fewer do not help
+    activations = memory.activations > 0 and not states
+    if activations and plan.recompute is not Recompute.FULL and memory.activations * 4 > memory.total:
         return "recompute more (--recompute full)"
     if activations and plan.micro_batch_size > 1:
         return f"use a micro-batch of {plan.micro_batch_size // 2} instead of {plan.micro_batch_size}"
@@ -244,7 +245,7 @@ def _less_memory(case: Case) -> str:
         return "recompute more (--recompute full)"
     if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
         return f"offload the optimizer to host memory, or use more devices than {world}"
-    return f"use more devices than {world}, or a shorter sequence"
+    return f"use more devices than {world}{'' if states else ', or a shorter sequence'}"
 
 
 def _less_in_stages(case: Case) -> str:
