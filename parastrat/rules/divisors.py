@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from parastrat.plan import Mesh
+
 #: a fix that names more choices is not read
 _MOST = 2
 
@@ -31,6 +33,11 @@ def nearest_divisors(
     choices = (d for d in divisors(gcd(*numbers)) if d != degree and allowed(d))
     nearest = sorted(choices, key=lambda d: (max(d, degree) / min(d, degree), d))
     return tuple(nearest[:_MOST])
+
+
+def ranks_beside(mesh: Mesh) -> int:
+    """Return the ranks that tp and the data axes share, of which another tp must be a divisor."""
+    return mesh.dp * mesh.tp
 
 
 def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
-from parastrat.rules.divisors import either, nearest_divisors
+from parastrat.rules.divisors import either, nearest_divisors, ranks_beside
 from parastrat.rules.rule import plan_rule
 from parastrat.units import counted
 
@@ -78,7 +78,7 @@ def _(case: Case) -> Hit:
     choices = nearest_divisors(
         tp,
         heads,
-        case.plan.mesh.world_size,
+        ranks_beside(case.plan.mesh),
         allowed=lambda other: kv_heads % other == 0 or other % kv_heads == 0,
     )
     return Hit(
@@ -105,7 +105,7 @@ def kv_heads_do_not_divide(p: Columns) -> Mask:
 @kv_heads_do_not_divide.message
 def _(case: Case) -> Hit:
     tp, kv_heads = case.plan.mesh.tp, case.model.kv_heads or 1
-    choices = nearest_divisors(tp, kv_heads, case.hardware.world_size)
+    choices = nearest_divisors(tp, kv_heads, ranks_beside(case.plan.mesh))
     return Hit(
         message=f"{kv_heads} key-value heads neither divide over tp={tp} nor divide it",
         fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {kv_heads}",
@@ -207,7 +207,7 @@ def _(case: Case) -> Hit:
     tp, domain = case.plan.mesh.tp, case.hardware.scale_up_devices
     return Hit(
         message=f"tp={tp} does not divide scale-up domains of {domain} devices: some groups span two",
-        fix=f"use tp {either(nearest_divisors(tp, domain))}",
+        fix=f"use tp {either(nearest_divisors(tp, domain, ranks_beside(case.plan.mesh)))}",
     )
 
 

@@ -8,6 +8,7 @@ from parastrat.rules.mesh import (
     heads_do_not_divide,
     kv_heads_do_not_divide,
     mesh_is_not_the_world,
+    tensor_groups_straddle_domains,
     tensor_parallel_leaves_the_fast_domain,
 )
 
@@ -37,6 +38,14 @@ def test_heads_fix_names_degrees_that_divide() -> None:
     hit = heads_do_not_divide.hit(case(tp=16, heads=40, kv_heads=8, devices_per_node=16))
     assert hit.message == "40 heads cannot be split evenly over tp=16"
     assert hit.fix == "use tp 8 or 4, which divide 40 heads"
+
+
+def test_fixes_name_degrees_that_leave_whole_data_axes() -> None:
+    """Of 72 ranks pp 12 and cp 2 leave three, which no tp but 1 and 3 divides."""
+    made = case(tp=3, pp=12, cp=2, heads=32, kv_heads=4)
+    assert heads_do_not_divide.hit(made).fix == "use tp 1, which divides 32 heads"
+    assert kv_heads_do_not_divide.hit(made).fix == "use tp 1, which divides 4"
+    assert tensor_groups_straddle_domains.hit(made).fix == "use tp 1"
 
 
 def test_heads_fix_splits_no_group_of_key_value_heads() -> None:
