@@ -77,7 +77,7 @@ def broken_text(findings: tuple[Finding, ...], paper: Paper) -> str:
     errors = broken(findings)
     if not errors:
         return ""
-    rows = [line(f"The plan breaks {counted(len(errors), 'rule')}, and is dry-run all the same.", Tone.BAD)]
+    rows = [line(f"The plan breaks {counted(len(errors), 'rule')} of severity error.", Tone.BAD)]
     return rendered([*rows, *finding_lines(errors, paper), line()], paper)
 
 

@@ -57,7 +57,7 @@ def test_rules_that_the_plan_breaks_are_told_first_and_exit_1(
     given = (str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x8")
     assert ended(*given) == 1
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith("The plan breaks 1 rule, and is dry-run all the same. Findings")
+    assert out.startswith("The plan breaks 1 rule of severity error. Findings")
     assert "PS200 error: pp 1 x dp_replicate 1 x dp_shard 4" in out.partition("Dry run of fsdp2")[0]
     assert "fits, but breaks the rules above:" in out
     assert ended(*given, "--json") == 1
@@ -110,4 +110,7 @@ def test_a_script_that_does_not_train_exits_2(capsys: pytest.CaptureFixture[str]
 def test_a_plan_that_cannot_be_dry_run_exits_2(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan_file.write_text(PLAN.replace("dp_shard = 4", "dp_shard = 2\ncp = 2"), encoding="utf-8")
     assert ended(str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 2
-    assert "does not apply cp 2 yet" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "does not apply cp 2 yet" in told.err
+    # what it breaks is told all the same, and no dry run is promised that does not come
+    assert "dry" not in told.out
