@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.columns import code_of
+from parastrat.errors import UnknownFactError
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
@@ -13,6 +14,8 @@ from parastrat.rules.rule import plan_rule
 from parastrat.units import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parastrat.case import Case
     from parastrat.columns import Columns
     from parastrat.units import Mask
@@ -74,17 +77,25 @@ def heads_do_not_divide(p: Columns) -> Mask:
 @heads_do_not_divide.message
 def _(case: Case) -> Hit:
     tp, heads = case.plan.mesh.tp, case.model.heads or 1
-    kv_heads = case.model.kv_heads or heads
-    choices = nearest_divisors(
-        tp,
-        heads,
-        ranks_beside(case.plan.mesh),
-        allowed=lambda other: kv_heads % other == 0 or other % kv_heads == 0,
-    )
+    choices = nearest_divisors(tp, ranks_beside(case.plan.mesh), allowed=_divides_heads(case))
     return Hit(
         message=f"{heads} heads cannot be split evenly over tp={tp}",
         fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {heads} heads",
     )
+
+
+def _divides_heads(case: Case) -> Callable[[int], bool]:
+    """Return what tells whether a tp divides the model's heads, and splits no group of them."""
+    heads, kv_heads = _stated(case, "heads"), _stated(case, "kv_heads")
+    return lambda tp: heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
+
+
+def _stated(case: Case, name: str) -> int:
+    """Return a number of the model; 0, which every degree divides, where nobody states it."""
+    try:
+        return getattr(case.model, name) or 0
+    except UnknownFactError:
+        return 0
 
 
 @plan_rule(
@@ -205,9 +216,10 @@ def tensor_groups_straddle_domains(p: Columns) -> Mask:
 @tensor_groups_straddle_domains.message
 def _(case: Case) -> Hit:
     tp, domain = case.plan.mesh.tp, case.hardware.scale_up_devices
+    choices = nearest_divisors(tp, domain, ranks_beside(case.plan.mesh), allowed=_divides_heads(case))
     return Hit(
         message=f"tp={tp} does not divide scale-up domains of {domain} devices: some groups span two",
-        fix=f"use tp {either(nearest_divisors(tp, domain, ranks_beside(case.plan.mesh)))}",
+        fix=f"use tp {either(choices)}",
     )
 
 

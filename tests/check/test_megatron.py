@@ -149,6 +149,12 @@ def test_heads_are_judged_where_the_number_of_nodes_is_unknown(tmp_path: Path) -
     assert "PS687" in _alarms(_checked(tmp_path, text))
 
 
+def test_the_fix_of_heads_names_degrees_where_groups_of_them_are_not_stated(tmp_path: Path) -> None:
+    text = GPT.replace("heads 96", "heads 100").replace("--seq-length", "--mtp-num-layers 1 --seq-length")
+    found = {each.code: each.fix for each in _checked(tmp_path, text).findings}
+    assert (found.get("PS201") or "").startswith("use tp ")
+
+
 @pytest.mark.parametrize(
     "more",
     ["$MORE", "--fp8-hybrid $MORE", "${MORE[@]}", "--use-precision-aware-optimizer", "--mtp-num-layers 1"],

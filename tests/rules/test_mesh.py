@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import case, codes
 
+from parastrat.case import Unknown
 from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
 from parastrat.rules.mesh import (
@@ -83,6 +86,14 @@ def test_tensor_groups_straddle_domains() -> None:
     assert "PS208" not in codes(tp=4, dp_shard=3)
     assert "PS208" not in codes(tp=3, dp_shard=2)
     assert "PS208" not in codes(tp=12, dp_shard=2)
+
+
+def test_the_fix_for_straddling_groups_divides_the_heads() -> None:
+    # six and three divide the domain, and not 40 heads
+    made = case(tp=5, dp_shard=6, scale_up_devices=6, heads=40, kv_heads=10)
+    assert tensor_groups_straddle_domains.hit(made).fix == "use tp 2 or 1"
+    unknown = replace(made, model=Unknown("model"))
+    assert tensor_groups_straddle_domains.hit(unknown).fix == "use tp 6 or 3"
 
 
 def test_shard_groups_straddle_domains() -> None:
