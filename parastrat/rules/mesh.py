@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.case import stated
 from parastrat.columns import code_of
-from parastrat.errors import UnknownFactError
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
@@ -86,16 +86,9 @@ def _(case: Case) -> Hit:
 
 def _divides_heads(case: Case) -> Callable[[int], bool]:
     """Return what tells whether a tp divides the model's heads, and splits no group of them."""
-    heads, kv_heads = _stated(case, "heads"), _stated(case, "kv_heads")
+    # every degree divides 0
+    heads, kv_heads = stated(case.model, "heads") or 0, stated(case.model, "kv_heads") or 0
     return lambda tp: heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
-
-
-def _stated(case: Case, name: str) -> int:
-    """Return a number of the model; 0, which every degree divides, where nobody states it."""
-    try:
-        return getattr(case.model, name) or 0
-    except UnknownFactError:
-        return 0
 
 
 @plan_rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.case import stated
 from parastrat.choices import is_any_of
 from parastrat.columns import Columns, code_of
 from parastrat.finding import Hit, Severity
@@ -297,32 +298,36 @@ def _even_stages(case: Case) -> list[tuple[int, int]]:
     return ways[:2]
 
 
-def _pipelines(plan: Plan) -> list[tuple[int, int]]:
+def _pipelines(plan: Plan) -> list[tuple[int, int | None]]:
     """Return each pp that leaves whole data axes, with the micro-batches of a step that it has."""
     mesh = plan.mesh
     ranks = mesh.world_size // (mesh.cp * mesh.tp * (mesh.dp_replicate if mesh.dp_shard > 1 else 1))
-    samples = plan.gradient_accumulation_steps * mesh.dp
-    found = []
+    # unknown of a file that leaves its batch to a variable
+    steps = stated(plan, "gradient_accumulation_steps")
+    found: list[tuple[int, int | None]] = []
     for pp in divisors(ranks)[1:]:
         data, inner = mesh.world_size // (pp * mesh.cp * mesh.tp), ranks // pp * mesh.cp * mesh.tp
-        if samples % data == 0 and inner % mesh.ep == 0:
-            found.append((pp, samples // data))
+        share, over = (None, 0) if steps is None else divmod(steps * mesh.dp, data)
+        if over == 0 and inner % mesh.ep == 0:
+            found.append((pp, share))
     return found
 
 
-def _objections(plan: Plan, layers: int, pp: int, chunks: int, steps: int) -> bool:
+def _objections(plan: Plan, layers: int, pp: int, chunks: int, steps: int | None) -> bool:
     """Return whether a rule of stages speaks against so many."""
+    schedule = stated(plan, "pp_schedule")
     columns = Columns(
         {
             "pp": pp,
             "virtual_stages": chunks,
             "layers": layers,
-            "pp_schedule": -1 if plan.pp_schedule is None else code_of(plan.pp_schedule),
+            "pp_schedule": -1 if schedule is None else code_of(schedule),
             "gradient_accumulation_steps": steps,
         }
     )
     rules = (*SCHEDULE_RULES, interleaving_with_one_chunk, more_stages_than_layers, stages_are_uneven)
-    return any(rule.mask(columns) for rule in rules)
+    judged = rules if steps is not None else [rule for rule in rules if rule not in _OF_STEPS]
+    return any(rule.mask(columns) for rule in judged)
 
 
 @plan_rule(
@@ -398,6 +403,9 @@ def tied_weights_on_two_stages(case: Case) -> Hit | None:
         "or untie it",
     )
 
+
+#: those that read the number of micro-batches
+_OF_STEPS = (fewer_micro_batches_than_stages, micro_batches_break_rounds)
 
 #: what torch refuses, or cannot build, of schedules, stages a rank and numbers of micro-batches
 SCHEDULE_RULES: tuple[PlanRule, ...] = (
