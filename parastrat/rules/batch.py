@@ -100,7 +100,7 @@ def _(case: Case) -> Hit:
     length, longest = case.workload.sequence_length or 0, case.model.max_sequence_length or 0
     return Hit(
         message=f"sequences of {length:,} tokens, but {case.model.name} has positions for {longest:,}",
-        fix=f"use --seq-len {longest} or less, or extend the model's positions",
+        fix=f"use {longest:,} tokens or fewer (--seq-len {longest}), or extend the model's positions",
     )
 
 

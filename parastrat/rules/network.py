@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
@@ -12,7 +11,7 @@ from parastrat.rules.rule import case_rule
 
 if TYPE_CHECKING:
     from parastrat.case import Case
-    from parastrat.plan import Plan
+    from parastrat.plan import Mesh
 
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs"
 _STORES = "https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store"
@@ -47,22 +46,20 @@ def full_shard_over_a_slow_network(case: Case) -> Hit | None:
     return Hit(
         message=f"parameters are sharded over {ranks} ranks across nodes that share "
         f"{rate / 1e9:,.0f} Gbit/s each",
-        fix=_sharded_inside(plan, hardware.devices_per_node),
+        fix=_sharded_inside(plan.mesh, hardware.devices_per_node),
     )
 
 
-def _sharded_inside(plan: Plan, devices: int) -> str:
+def _sharded_inside(mesh: Mesh, devices: int) -> str:
     """Name the plan whose shards stay inside a node of so many devices."""
-    mesh = plan.mesh
     shard = max(1, devices // (mesh.cp * mesh.tp))
     if mesh.ep > 1 and shard * mesh.cp * mesh.tp % mesh.ep:
         return "leave ep out: it regroups the ranks of several nodes"
     if shard * mesh.cp == 1 or shard * mesh.cp * mesh.tp > devices:
         # no two ranks of a node share parameters
-        whole = replace(plan, mesh=replace(mesh, dp_replicate=mesh.dp, dp_shard=1), shard=Shard.NONE)
-        # cp alone is taken for fsdp2+cp
-        ddp = "ddp+" if mesh.dp == 1 else ""
-        return f"use --strategy {ddp}{whole.strategy} if a device's memory allows"
+        axes = [axis for axis in ("cp", "tp", "ep", "pp") if getattr(mesh, axis) > 1]
+        whole = "+".join(["ddp", *axes])
+        return f"use {whole} (--strategy {whole}) if a device's memory allows"
     if mesh.dp % shard == 0:
         return f"use hsdp (--dp-shard {shard} --dp-replicate {mesh.dp // shard}) if a node's memory allows"
     return "use hsdp with one shard group per node, if a node's memory allows"

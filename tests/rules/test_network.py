@@ -32,10 +32,10 @@ def test_full_shard_fix_over_nodes_of_one_rank_shards_nothing() -> None:
     alone = {"devices_per_node": 1, "scale_up_devices": 1, "num_nodes": 8, "node_bits_per_s": 25e9}
     made = case(**alone, shard=Shard.PARAMETERS, dp_shard=4, tp=2)
     (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS320")
-    assert finding.fix == "use --strategy ddp+tp if a device's memory allows"
+    assert finding.fix == "use ddp+tp (--strategy ddp+tp) if a device's memory allows"
     across = [
-        ({"cp": 4, "dp_shard": 2}, "use --strategy ddp+cp if"),
-        ({"cp": 8}, "use --strategy ddp+cp if"),
+        ({"cp": 4, "dp_shard": 2}, "use ddp+cp (--strategy ddp+cp) if"),
+        ({"cp": 8}, "use ddp+cp (--strategy ddp+cp) if"),
         ({"dp_shard": 8, "ep": 4}, "leave ep out"),
     ]
     for mesh, said in across:
