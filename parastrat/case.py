@@ -61,3 +61,11 @@ class Unknown:
 
     def __getattr__(self, name: str) -> Any:
         raise UnknownFactError(f"{self._fact}.{name}")
+
+
+def stated(part: object, name: str) -> Any:
+    """Return a fact of a part of a case; None where nobody states it."""
+    try:
+        return getattr(part, name)
+    except UnknownFactError:
+        return None

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+#: stands in commands and files for the training script, whose name nobody has told
+YOUR_SCRIPT = "YOUR_SCRIPT.py"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:

@@ -41,7 +41,9 @@ _Image = Annotated[
 _Script = Annotated[
     str | None,
     typer.Option(
-        "--script", metavar="COMMAND", help='For kubernetes: such as "train.py --epochs 3"; else train.py.'
+        "--script",
+        metavar="COMMAND",
+        help='For kubernetes: such as "train.py --epochs 3"; else YOUR_SCRIPT.py, to be replaced.',
     ),
 ]
 _Force = Annotated[bool, typer.Option("--force", help="Overwrite files with other contents.")]
@@ -72,6 +74,7 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
     container = _container(target, image, script)
     source = PlanSource(path=plan, parsed=read_plan(plan), model=model, on=on)
     case = planned_case(source, whole_model=target in READ_THE_MODEL)
+    _tell_broken(source)
     written: tuple[Path, ...] = ()
     if output is None:
         files = _files(target, case, source, container)
@@ -92,6 +95,23 @@ def emit(  # noqa: PLR0913 - a parameter is a flag
     else:
         for path in written:
             tell(f"wrote {path}")
+
+
+def _tell_broken(source: PlanSource) -> None:
+    """Say on stderr which rules of severity error the plan breaks; it is written all the same."""
+    from parastrat.check import Given, check_file
+    from parastrat.cli.facts import hardware_of
+    from parastrat.cli.output import tell
+    from parastrat.finding import Severity
+    from parastrat.report.commands import typed
+
+    hardware = None if source.on is None else hardware_of(source.on, None)
+    checked = check_file(source.path, Given(model=source.model, hardware=hardware))
+    codes = sorted({each.code for each in checked.findings if each.severity is Severity.ERROR})
+    if codes:
+        given = (("--model", source.model), ("--on", source.on))
+        flags = [word for flag, value in given if value is not None for word in (flag, value)]
+        tell(f"warning: this plan breaks {', '.join(codes)}: {typed('check', str(source.path), *flags)}")
 
 
 def _target(name: str) -> Target:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,24 +63,30 @@ def verify(words: _Words, flags: VerifyFlags) -> None:
 
     One rank of each kind runs two steps on fake tensors among ranks that are not there; no memory is taken
     for weights. A pipeline has a kind for each place that holds other blocks.
-    Exits 1 where it does not fit.
+    Exits 1 where it does not fit, and where a plan breaks a rule of severity error, which is told first.
     """
     is_plan = len(words) == 1
     if flags.device is not None and not flags.real:
         raise UsageError("--device is of --real", hint="without it tensors are fake and take no device")
     if flags.real and not is_plan:
         raise UsageError("--real is of plans, not of scripts", hint="run the script there, on one device")
-    fits = _plan(Path(words[0]), flags) if is_plan else _script(words, flags)
-    if fits is False:
+    good = _plan(Path(words[0]), flags) if is_plan else _script(words, flags)
+    if good is False:
         raise typer.Exit(1)
 
 
 def _plan(path: Path, flags: VerifyFlags) -> bool:
-    from parastrat.assess import assess
+    from parastrat.assess import assess, columns_of
     from parastrat.cli.output import paper, show, show_json
     from parastrat.cli.plan_case import PlanSource, planned_case
     from parastrat.parse import read_plan
-    from parastrat.report.verification import Verification, verification_json, verification_text
+    from parastrat.report.verification import (
+        Verification,
+        broken_text,
+        verification_json,
+        verification_text,
+    )
+    from parastrat.rules import findings_of
     from parastrat.runtime.dry_run import (
         preload,
         ranks_to_run,
@@ -95,6 +101,11 @@ def _plan(path: Path, flags: VerifyFlags) -> bool:
     if source.model_ref is None:
         raise UsageError(f"{path} does not say for which model it was made", hint="add --model")
     ranks = _ranks(flags.rank, planned.plan.mesh.world_size)
+    # estimated anew: a plan file keeps the total of the version that wrote it
+    case = replace(assess(planned.facts, planned.plan), launch=planned.launch)
+    findings = findings_of(case, columns_of(case))
+    if not flags.as_json:
+        show(broken_text(findings, paper()))
     preload()
     ranks = ranks or ranks_to_run(planned.facts.model, planned.plan)
     task = (source.model_ref, planned.plan, planned.workload)
@@ -102,17 +113,17 @@ def _plan(path: Path, flags: VerifyFlags) -> bool:
         found = run_kinds(*task, ranks)
     else:
         found = tuple(run_on_device(*task, rank, device) for rank in ranks)
-    # estimated anew: a plan file keeps the total of the version that wrote it
     verification = Verification(
-        case=assess(planned.facts, planned.plan),
+        case=case,
         found=found,
+        findings=findings,
         device=None if device is None else str(device),
     )
     if flags.as_json:
         show_json(verification_json(verification))
     else:
         show(verification_text(verification, paper()))
-    return verification.fits
+    return verification.fits and not verification.breaks
 
 
 def _script(words: Sequence[str], flags: VerifyFlags) -> bool | None:

@@ -190,6 +190,10 @@ def _check(case: Case) -> None:
             mesh.cp > 1 and plan.shard is not Shard.PARAMETERS,
             "plan --strategy fsdp2+cp: it demands FSDP2 beside context parallelism",
         ),
+        f"dp_replicate {mesh.dp_replicate} x cp {mesh.cp} without dp_shard": (
+            mesh.cp > 1 and mesh.dp_replicate > mesh.dp_shard == 1,
+            f"plan --dp-shard {mesh.dp_replicate} --dp-replicate 1: replicas beside cp need a shard axis",
+        ),
         f"optimizer = {optimizer.value} beside DeepSpeed": (
             plan.shard in _STAGES and optimizer is not Optimizer.ADAMW,
             "plan --optimizer adamw",

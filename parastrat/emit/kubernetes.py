@@ -17,6 +17,7 @@ from parastrat.emit.plan_file import plan_toml
 from parastrat.emit.shell import accelerators, check_applied, check_launch, title
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.hardware import DeviceType, NetworkKind, Vendor
+from parastrat.launch import YOUR_SCRIPT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +103,7 @@ class Container:
     #: None: the runtime's own
     image: str | None = None
     #: the training script and its arguments, as they are called in the image
-    script: tuple[str, ...] = ("train.py",)
+    script: tuple[str, ...] = (YOUR_SCRIPT,)
 
 
 def emit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.emit.shell import check_applied, check_ranks, head, variables
+from parastrat.emit.shell import SCRIPT_USAGE, check_applied, check_ranks, head, variables
 from parastrat.emit.text_file import TextFile
 
 if TYPE_CHECKING:
@@ -92,5 +92,5 @@ def emit(case: Case) -> tuple[TextFile, ...]:
 
 def _usage(launch: Launch) -> str:
     if launch.nodes == 1:
-        return "./mpirun.sh train.py [arguments of train.py]"
-    return f"HOSTS=node1,node2,... ./mpirun.sh train.py [arguments of train.py], with {launch.nodes} nodes"
+        return f"./mpirun.sh {SCRIPT_USAGE}"
+    return f"HOSTS=node1,node2,... ./mpirun.sh {SCRIPT_USAGE}, with {launch.nodes} nodes"

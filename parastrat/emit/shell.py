@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from parastrat.emit.text_file import EmitError
+from parastrat.launch import YOUR_SCRIPT
 from parastrat.plan import Backend
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.units import counted
@@ -14,6 +15,9 @@ from parastrat.units import counted
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.launch import Launch
+
+#: what the usage of every script has behind its name
+SCRIPT_USAGE = f"{YOUR_SCRIPT} [its arguments]"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -94,7 +98,7 @@ def usage_check(script: str) -> str:
     """Return lines that demand the training script as first argument."""
     return f"""\
 if (( $# == 0 )); then
-    echo "usage: {script} train.py [arguments of train.py]" >&2
+    echo "usage: {script} {SCRIPT_USAGE}" >&2
     exit 2
 fi
 """
@@ -103,8 +107,8 @@ fi
 def run_usage(launch: Launch) -> str:
     """Return how ``run.sh`` is called, on each of its nodes."""
     if launch.nodes == 1:
-        return "./run.sh train.py [arguments of train.py]"
-    return f"on each of the {launch.nodes} nodes: HEAD=first-node ./run.sh train.py [arguments of train.py]"
+        return f"./run.sh {SCRIPT_USAGE}"
+    return f"on each of the {launch.nodes} nodes: HEAD=first-node ./run.sh {SCRIPT_USAGE}"
 
 
 def run_call(launch: Launch) -> str:

@@ -1,10 +1,16 @@
-"""A batch script for Slurm: one task a node, which is torchrun's agent."""
+"""A batch script for Slurm: one task a node, which is torchrun's agent.
+
+Gaudis are the site's: Intel's fork of Slurm calls them gpu
+(https://docs.habana.ai/en/latest/Orchestration/SLURM/SLURM.html), others name them hpu
+(https://github.com/argonne-lcf/ai-testbed-userdocs/blob/6bd000d/docs/habana/Job-Queuing-and-Submission.md).
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from parastrat.emit.shell import (
+    SCRIPT_USAGE,
     accelerators,
     check_applied,
     check_launch,
@@ -19,12 +25,14 @@ from parastrat.hardware import DeviceType
 from parastrat.units import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parastrat.case import Case
 
 _SCRIPT = """\
 #!/usr/bin/env bash
 # {title}
-# sbatch --partition=... --account=... --time=... job.sbatch train.py [arguments of train.py]
+# sbatch --partition=... --account=... --time=... job.sbatch {script}
 {directives}
 set -euo pipefail
 
@@ -68,7 +76,8 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     launch = case.launch
     text = _SCRIPT.format(
         title=title(case),
-        directives="\n".join(f"#SBATCH {option}" for option in _options(case)),
+        script=SCRIPT_USAGE,
+        directives="\n".join(_directives(case)),
         usage_check=usage_check("sbatch job.sbatch"),
         plan_check=plan_check(
             "job.sbatch", "call sbatch in the plan's folder, or set PARASTRAT_PLAN to its absolute path"
@@ -82,15 +91,23 @@ def emit(case: Case) -> tuple[TextFile, ...]:
     return (TextFile(path="job.sbatch", text=text, executable=False),)
 
 
-def _options(case: Case) -> list[str]:
-    launch = case.launch
-    options = ["--job-name=parastrat", f"--nodes={launch.nodes}", "--ntasks-per-node=1"]
-    if case.hardware.device.type is not DeviceType.CPU:
-        options.append(f"--gpus-per-node={accelerators(case)}")
+def _directives(case: Case) -> Iterator[str]:
+    """Yield what Slurm is asked for; it reads comments in between over."""
+    launch, kind = case.launch, case.hardware.device.type
+    yield "#SBATCH --job-name=parastrat"
+    yield f"#SBATCH --nodes={launch.nodes}"
+    yield "#SBATCH --ntasks-per-node=1"
+    if kind is DeviceType.HPU:
+        yield "# Gaudis are gpu in Intel's Slurm; where `sinfo -o %G` shows hpu, instead of the next line:"
+        yield f"##SBATCH --gres=hpu:{accelerators(case)}"
+    if kind is not DeviceType.CPU:
+        yield f"#SBATCH --gpus-per-node={accelerators(case)}"
     if takes_whole_nodes(case):
         # an exclusive node lends its processors, but of its memory only what is asked for; 0 is all
-        return [*options, "--exclusive", "--mem=0"]
-    return [*options, f"--cpus-per-task={_share_of_cores(case)}"]
+        yield "#SBATCH --exclusive"
+        yield "#SBATCH --mem=0"
+    else:
+        yield f"#SBATCH --cpus-per-task={_share_of_cores(case)}"
 
 
 def _share_of_cores(case: Case) -> int:

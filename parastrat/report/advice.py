@@ -96,7 +96,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     lines += [
         row for sentence in (*doubts, *others, *ties) for row in wrapped(sentence, paper, first="  - ")
     ]
-    if result.may_be_a_tie and result.fastest is not None:
+    if ties and result.fastest is not None:
         lines += wrapped_command(estimate_command(context, result.fastest.plan, "other.toml"), paper)
     return lines
 
@@ -126,6 +126,8 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
     fastest = result.fastest
     if fastest is not None and fastest.estimate.time.step < chosen.estimate.time.step:
         gain = 1 - fastest.estimate.time.step / chosen.estimate.time.step
+        if gain < _ALIKE:
+            return [f"{plan_name(fastest)} is as fast, on a higher rung; the simpler plan is taken"]
         pace = f"would take {duration(fastest.estimate.time.step)}, {percent(gain)} less, on a higher rung"
         policy = f"within {percent(result.tolerance)} the simpler plan is taken"
         return [f"{plan_name(fastest)} {pace}; {policy}, with --tolerance 0 the fastest"]
@@ -148,6 +150,10 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
 
 def _tie(result: SearchResult) -> list[str]:
     if not result.may_be_a_tie or result.fastest is None or result.chosen is None:
+        return []
+    chosen, fastest = result.chosen.estimate.time.step, result.fastest.estimate.time.step
+    if 1 - fastest / chosen < _ALIKE:
+        # said to be as fast already
         return []
     intervals = " and ".join(_interval(case.estimate.time) for case in (result.chosen, result.fastest))
     sentence = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.hardware import DeviceType, kind_of
 from parastrat.plan import Offload
 from parastrat.report.bars import Part, Ruler, bar_lines
 from parastrat.report.headline import VERDICT_TONES, VERDICT_WORDS
@@ -17,6 +18,7 @@ from parastrat.report.wording import (
     offload_words,
     option_words,
 )
+from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -73,6 +75,15 @@ def memory_lines(case: Case, paper: Paper) -> list[Line]:
     )
 
 
+def _peak(case: Case) -> str:
+    """Name the rate that MFU is a share of; a processor's is none of a datasheet."""
+    device, precision = case.hardware.device, case.plan.precision
+    if device.type is not DeviceType.CPU:
+        return "the datasheet"
+    field = "peak.fp32" if precision is Precision.FP32 else "peak.bf16"
+    return f"a peak that is {kind_of(device.provenance, field).value}"
+
+
 def time_lines(case: Case, paper: Paper) -> list[Line]:
     """Return the step's composition as a bar; parts that take no time are left out."""
     time, estimate = case.estimate.time, case.estimate
@@ -93,7 +104,7 @@ def time_lines(case: Case, paper: Paper) -> list[Line]:
     flops = f"{rate(estimate.model_tflops_per_gpu)} model TFLOP/s"
     speed = [f"{rate(estimate.tokens_per_s_per_gpu)} {units}/s and {flops} {a_device(case.hardware)}"]
     if estimate.mfu is not None:
-        speed.append(f"{percent(estimate.mfu)} of the datasheet (MFU)")
+        speed.append(f"{percent(estimate.mfu)} of {_peak(case)} (MFU)")
     lines = heading(title, paper)
     lines += bar_lines(parts, paper, written=duration)
     return lines + labelled("speed", ", ".join(speed), paper, width=11)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from parastrat.launch import YOUR_SCRIPT
 from parastrat.plan import Offload, Shard
 from parastrat.rules.runtime_support import refusals_of
 
@@ -168,4 +169,4 @@ def _start(case: Case, plan_file: str) -> Step:
     if case.launch.nodes > 1:
         command = typed("emit", plan_file, "--to", "slurm", "-o", "job")
         return Step(purpose=f"write the job for {case.launch.nodes} nodes", command=command)
-    return Step(purpose="train", command=typed("run", plan_file, "train.py"))
+    return Step(purpose="train", command=typed("run", plan_file, YOUR_SCRIPT))

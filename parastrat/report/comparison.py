@@ -20,7 +20,7 @@ from parastrat.report.numbers import duration, gib, percent
 from parastrat.report.recommendation import count_errors
 from parastrat.report.tables import Column, Fill, Row, table_lines
 from parastrat.report.text import Line, Tone, heading, rendered, wrapped
-from parastrat.report.wording import option_words, strategy_name
+from parastrat.report.wording import option_words, plan_name
 from parastrat.rungs import NEAR
 from parastrat.units import counted
 
@@ -64,18 +64,20 @@ def comparison_text(
 
 def compared_sentence(case: Case, chosen: Case | None, errors: int) -> str:
     """Return what speaks against a plan, in one sentence."""
-    subject = f"{strategy_name(case.plan.strategy)} ({case.plan.mesh})"
+    name = plan_name(case)
+    subject = f"{name[0].upper()}{name[1:]}"
     if errors:
-        return f"Not {subject}: it breaks {counted(errors, 'rule')}, and cannot run."
+        return f"Not {name}: it breaks {counted(errors, 'rule')}, and cannot run."
     if not case.estimate.fits:
-        return f"Not {subject}: it does not fit, {key_figures(case)}."
+        return f"Not {name}: it does not fit, {key_figures(case)}."
     if chosen is None:
         return f"{subject} can run, though nothing is recommended: {key_figures(case)}."
     if chosen.plan == case.plan:
         return f"{subject} is what parastrat recommends: {key_figures(case)}."
     ratio = case.estimate.time.step / chosen.estimate.time.step
     tight = case.estimate.verdict is Verdict.TIGHT and chosen.estimate.verdict is not Verdict.TIGHT
-    other = f"{strategy_name(chosen.plan.strategy)} ({chosen.plan.mesh})"
+    # plans of one mesh differ in their options
+    other = "the recommended plan of the same mesh" if plan_name(chosen) == name else plan_name(chosen)
     if not tight and 1 / NEAR < ratio < NEAR:
         return f"{subject} can run, as fast as {other}: of plans within 0.5 % the simplest is taken."
     if ratio > 1:

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.hardware import DeviceType, NetworkKind, Vendor
 from parastrat.report.numbers import duration, percent
 from parastrat.report.wording import offload_words, plan_name
 
 if TYPE_CHECKING:
     from parastrat.case import Case
+    from parastrat.hardware import Hardware
     from parastrat.result import Applied, Doubt, NetworkDoubt, SearchResult
 
 _MULTIPLES = {0.5: "half", 2.0: "double"}
+
+#: programs that time collectives on devices
+_TESTS = {
+    (DeviceType.CUDA, Vendor.NVIDIA): "nccl-tests",
+    (DeviceType.CUDA, Vendor.AMD): "rccl-tests",
+    (DeviceType.HPU, Vendor.INTEL): "hccl_demo",
+}
+#: networks whose rate perftest's programs tell
+_RDMA = {NetworkKind.INFINIBAND, NetworkKind.ROCE, NetworkKind.EFA}
 
 
 def answers_otherwise(chosen: Case, result: SearchResult) -> list[str]:
@@ -22,7 +33,7 @@ def answers_otherwise(chosen: Case, result: SearchResult) -> list[str]:
         *_in_chunks(chosen, result.chunked_loss),
         *_compiled(chosen, result.compiled),
         *_offloaded(chosen, result.offloaded),
-        *_doubted(result.network_doubt),
+        *_doubted(result.network_doubt, chosen.hardware),
     ]
 
 
@@ -86,7 +97,7 @@ def _faster_by(chosen: Case, other: Case) -> str:
     return f"{tie}{plan_name(other)} in {duration(there.step)}, {percent(1 - there.step / here.step)} less"
 
 
-def _doubted(doubt: NetworkDoubt | None) -> list[str]:
+def _doubted(doubt: NetworkDoubt | None, hardware: Hardware) -> list[str]:
     """Return what another rate between nodes would change, also where that is nothing."""
     if doubt is None:
         return []
@@ -95,7 +106,14 @@ def _doubted(doubt: NetworkDoubt | None) -> list[str]:
     if not flips:
         factors = " and ".join(_MULTIPLES[each.factor] for each in doubt.doubts)
         return [f"{known}: at {factors} of it the recommendation stands"]
-    return [f"{known}: {'; '.join(flips)}; measure it between two nodes (nccl-tests, ib_write_bw)"]
+    return [f"{known}: {'; '.join(flips)}; measure it between two nodes ({_tools(hardware)})"]
+
+
+def _tools(hardware: Hardware) -> str:
+    """Name what measures the network between such nodes."""
+    wire = "ib_write_bw" if hardware.network.kind in _RDMA else "iperf3"
+    tests = _TESTS.get((hardware.device.type, hardware.device.vendor))
+    return f"{tests}, {wire}" if tests else wire
 
 
 def _flip(doubt: Doubt) -> str:

@@ -29,7 +29,7 @@ _LONGEST = 80
 _NUMBER = 6
 #: more rows than this are thinned out
 _MOST_ROWS = 24
-_MOST_NAME = 30
+_MOST_NAME = 34
 
 
 def phase_lines(case: Case, ranks: Sequence[RankMemory], paper: Paper) -> list[Line]:

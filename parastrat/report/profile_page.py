@@ -28,6 +28,12 @@ _UNITS = (
     ("_s", "s"),
     ("_w", "W"),
 )
+#: figures that would be called as others of the same part are
+_LABELS = {
+    "gb_per_s": "achieved",
+    "memory_gb_per_s": "memory bandwidth",
+    "host_gb_per_s": "bandwidth to the host",
+}
 _HEADINGS = {
     "figures": "The device",
     "peak_tflops": "Datasheet rates, dense, TFLOP/s",
@@ -84,10 +90,12 @@ def model_summary(table: Table) -> Summary:
     )
     depths = next((part["depths"] for part in table.values() if _is_part(part) and "depths" in part), ())
     training = table.get("training", {})
+    encoder = architecture.get("encoder_layers", 0)
     return {
         "parameters": table.get("published_parameters"),
         "family": kind,
-        "layers": architecture.get("layers") or sum(depths) or None,
+        "layers": architecture.get("layers", 0) + encoder or sum(depths) or None,
+        "encoder_layers": encoder or None,
         "sequence_length": training.get("sequence_length") or architecture.get("max_sequence_length"),
     }
 
@@ -128,11 +136,12 @@ def _device_cells(name: str, summary: Summary) -> tuple[str, ...]:
 
 
 def _model_cells(name: str, summary: Summary) -> tuple[str, ...]:
+    layers, encoder = summary["layers"], summary["encoder_layers"]
     return (
         name,
         _shown(summary["parameters"], count),
         _shown(summary["family"]),
-        _shown(summary["layers"]),
+        f"{encoder} + {layers - encoder}" if encoder else _shown(layers),
         _shown(summary["sequence_length"], count),
     )
 
@@ -175,7 +184,7 @@ _LISTS: Mapping[str, _List] = {
         ),
     ),
     "models": (
-        "Models, for MODEL",
+        "Models, for MODEL; layers of an encoder + a decoder where there are both",
         model_summary,
         _model_cells,
         (
@@ -236,6 +245,7 @@ def page_text(kind: str, name: str, aliases: Sequence[str], table: Table, paper:
 
 def _part_lines(table: Table, paper: Paper, title: str = "") -> Iterator[Line]:
     """Yield the lines of a table: what it states itself, then its parts."""
+    table = _with_both_depths(table)
     parts = {key: value for key, value in table.items() if _is_part(value)}
     for key, value in table.items():
         if key not in parts and not (key == "name" and not title):
@@ -244,6 +254,15 @@ def _part_lines(table: Table, paper: Paper, title: str = "") -> Iterator[Line]:
         below = f"{title}.{key}" if title else key
         yield from heading(_HEADINGS.get(below, below.replace("_", " ")), paper)
         yield from _part_lines(part, paper, below)
+
+
+def _with_both_depths(table: Table) -> Table:
+    """Return a table whose ``layers`` are the decoder's, beside an encoder's, with one line for both."""
+    encoder = table.get("encoder_layers")
+    if not encoder:
+        return table
+    both = {"layers": f"{encoder} encoder + {table['layers']} decoder"}
+    return {key: both.get(key, value) for key, value in table.items() if key != "encoder_layers"}
 
 
 def _is_part(value: Any) -> bool:
@@ -267,11 +286,9 @@ def _fact_lines(key: str, value: Any, paper: Paper) -> Iterator[Line]:
 
 def _unit(key: str) -> tuple[str, str]:
     """Return a figure's name in words, and its unit."""
-    if key == "gb_per_s":
-        return "achieved", "GB/s"
     for ending, unit in _UNITS:
-        if key.endswith(ending):
-            return key.removesuffix(ending).replace("_", " "), unit
+        if f"_{key}".endswith(ending):
+            return _LABELS.get(key, key.removesuffix(ending).replace("_", " ")), unit
     return key.replace("_", " "), ""
 
 

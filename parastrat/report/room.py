@@ -51,7 +51,7 @@ def _shares(case: Case, rank: RankMemory) -> Iterator[tuple[int, str, str]]:
     if plan.shard is Shard.PARAMETERS:
         gathered = "parameters that FSDP2 has gathered, and gradients that are not reduced yet"
         options = "reshard_after_forward" if not plan.reshard_after_forward else "tensor parallelism"
-        yield peak.gathered, gathered, "" if plan.mesh.pp > 1 else options
+        yield peak.gathered, gathered, "more stages or tensor parallelism" if plan.mesh.pp > 1 else options
     else:
         yield peak.gathered, "copies of the weights that autocast keeps until backward", "fsdp2"
     alone = plan.mesh.tp == plan.mesh.pp == 1

@@ -5,16 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from parastrat.finding import Severity
 from parastrat.records import plain
+from parastrat.report.advice import finding_lines
 from parastrat.report.dry_run import memory_lines, traffic_lines
 from parastrat.report.numbers import gib, size
 from parastrat.report.text import Paper, Tone, line, rendered, wrapped
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.dry_run import DryRun
+    from parastrat.finding import Finding
 
 SCHEMA = "parastrat.verification/1"
+
+#: what a dry run itself answers, where the estimate says no
+_FIT = "PS101"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +31,8 @@ class Verification:
     case: Case
     #: one rank of each kind
     found: tuple[DryRun, ...]
+    #: what the rules say of the plan
+    findings: tuple[Finding, ...] = ()
     #: of real tensors; None: they were fake
     device: str | None = None
 
@@ -52,6 +61,25 @@ class Verification:
     def fits(self) -> bool:
         return self.needed <= self.case.estimate.memory.capacity
 
+    @property
+    def breaks(self) -> bool:
+        """Whether the plan breaks a rule by which it cannot run, whatever memory it needs."""
+        return any(each.code != _FIT for each in broken(self.findings))
+
+
+def broken(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Return the findings of severity error."""
+    return tuple(each for each in findings if each.severity is Severity.ERROR)
+
+
+def broken_text(findings: tuple[Finding, ...], paper: Paper) -> str:
+    """Return which rules of severity error a plan breaks, above its dry run; else nothing."""
+    errors = broken(findings)
+    if not errors:
+        return ""
+    rows = [line(f"The plan breaks {counted(len(errors), 'rule')} of severity error.", Tone.BAD)]
+    return rendered([*rows, *finding_lines(errors, paper), line()], paper)
+
 
 def verification_json(verification: Verification) -> dict[str, Any]:
     """Return the answer of ``verify``."""
@@ -67,6 +95,7 @@ def verification_json(verification: Verification) -> dict[str, Any]:
         "needed": verification.needed,
         "capacity": memory.capacity,
         "fits": verification.fits,
+        "findings": plain(verification.findings),
     }
 
 
@@ -91,7 +120,8 @@ def verification_text(verification: Verification, paper: Paper) -> str:
     rows.append(line())
     for caveat in worst.caveats:
         rows += wrapped(caveat, paper, first="  ")
-    rows += wrapped(_verdict(verification), paper, tone=Tone.GOOD if verification.fits else Tone.BAD)
+    good = verification.fits and not verification.breaks
+    rows += wrapped(_verdict(verification), paper, tone=Tone.GOOD if good else Tone.BAD)
     return rendered(rows, paper)
 
 
@@ -101,4 +131,5 @@ def _verdict(verification: Verification) -> str:
         f"{gib(verification.needed)} of {gib(memory.capacity)} GiB, of them {gib(memory.overhead)} context "
         "and allocator, which a dry run cannot see (estimated)"
     )
-    return f"{'fits' if verification.fits else 'does not fit'}: {told}"
+    fits = "fits" if verification.fits else "does not fit"
+    return f"{fits}{', but breaks the rules above' if verification.breaks else ''}: {told}"

@@ -100,7 +100,7 @@ def _(case: Case) -> Hit:
     length, longest = case.workload.sequence_length or 0, case.model.max_sequence_length or 0
     return Hit(
         message=f"sequences of {length:,} tokens, but {case.model.name} has positions for {longest:,}",
-        fix=f"use --seq-len {longest} or less, or extend the model's positions",
+        fix=f"use {longest:,} tokens or fewer (--seq-len {longest}), or extend the model's positions",
     )
 
 
@@ -121,7 +121,7 @@ def batch_statistics_of_few_samples(case: Case) -> Hit | None:
     if dp == 1 or size >= _ENOUGH_FOR_STATISTICS:
         return None
     return Hit(
-        message=f"batch statistics of {size} sample{'s' if size > 1 else ''} on each of {dp} ranks",
+        message=f"batch statistics of {size} sample{'s' if size > 1 else ''} on each of {dp:,} ranks",
         fix="convert the model with torch.nn.SyncBatchNorm.convert_sync_batchnorm, or use "
         "larger micro-batches",
     )

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from math import gcd
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from parastrat.plan import Mesh
 
 #: a fix that names more choices is not read
 _MOST = 2
@@ -14,11 +20,24 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*low, *(number // d for d in low)}))
 
 
-def nearest_divisors(degree: int, *numbers: int) -> tuple[int, ...]:
-    """Return the one or two common divisors of some numbers that are nearest to a degree, in ratio."""
-    choices = (d for d in divisors(gcd(*numbers)) if d != degree)
+def nearest_divisors(
+    degree: int, *numbers: int, allowed: Callable[[int], bool] = lambda _: True
+) -> tuple[int, ...]:
+    """Return the one or two common divisors of some numbers that are nearest to a degree, in ratio.
+
+    Args:
+        degree: what divides not.
+        numbers: what is to be divided.
+        allowed: whether a divisor is none that another rule refuses.
+    """
+    choices = (d for d in divisors(gcd(*numbers)) if d != degree and allowed(d))
     nearest = sorted(choices, key=lambda d: (max(d, degree) / min(d, degree), d))
     return tuple(nearest[:_MOST])
+
+
+def ranks_beside(mesh: Mesh) -> int:
+    """Return the ranks that tp and the data axes share, of which another tp must be a divisor."""
+    return mesh.dp * mesh.tp
 
 
 def nearest_multiples(number: int, unit: int) -> tuple[int, ...]:

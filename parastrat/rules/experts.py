@@ -30,7 +30,8 @@ def expert_groups_do_not_tile(p: Columns) -> Mask:
     Expert parallelism adds no ranks: it regroups those that hold one copy of the dense layers, so that each
     group holds the experts once.
     """
-    return (p.dp_shard * p.cp * p.tp) % p.ep != 0
+    # of a model without experts PS805 says that no other degree will do
+    return ((p.dp_shard * p.cp * p.tp) % p.ep != 0) & (p.without_experts == 0)
 
 
 @expert_groups_do_not_tile.message
@@ -40,7 +41,7 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"ep={mesh.ep} does not divide dp_shard {mesh.dp_shard} x cp {mesh.cp} x tp {mesh.tp} "
         f"= {inner}",
-        fix=f"use ep {either(nearest_divisors(mesh.ep, inner))}",
+        fix=f"use ep {either(nearest_divisors(mesh.ep, inner, case.model.experts or 1))}",
     )
 
 

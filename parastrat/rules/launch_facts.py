@@ -11,8 +11,9 @@ from parastrat.rules.launchers import ACCELERATE, DEEPSPEED, TORCHRUN, launcher_
 if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
 
-#: ``gpu:a100:4``, ``gpu:4`` or ``gpu``, of which there is one, in a list; and ``a100:4`` or ``4``
-_GRES = re.compile(r"(?:^|,)gpu(?::[A-Za-z][\w-]*)?(?::(\d{1,6}))?(?=[,(]|$)")
+#: ``gpu:a100:4``, ``gpu:4`` or ``gpu``, of which there is one, in a list (``hpu`` are Gaudis, as some sites
+#: name them); and ``a100:4`` or ``4``
+_GRES = re.compile(r"(?:^|,)[gh]pu(?::[A-Za-z][\w-]*)?(?::(\d{1,6}))?(?=[,(]|$)")
 _PER_NODE = re.compile(r"(?:[A-Za-z][\w-]*:)?(\d{1,6})$")
 
 #: a variable by itself, with a value for where it is not set, or in a sum

@@ -225,17 +225,17 @@ def _(case: Case) -> Hit:
 def _less_memory(case: Case) -> str:
     """Name the cheapest step down that this plan has left."""
     plan, world, memory = case.plan, case.hardware.world_size, case.estimate.memory
-    if plan.mesh.pp > 1 and plan.shard is not Shard.PARAMETERS and 2 * memory.transient > memory.total:
-        # buffers for all micro-batches of a step, however many samples one of them has
-        return "give each pipeline fewer samples: more data-parallel ranks, or a smaller --global-batch"
-    # at the optimizer's step activations are gone: what makes them fewer does not help
-    activations = memory.activations > 0
+    if plan.mesh.pp > 1 and 2 * memory.transient > memory.total and (fewer := _less_in_stages(case)):
+        return fewer
     shards = plan.shard is Shard.PARAMETERS and plan.mesh.dp_replicate == 1
     further = plan.mesh.dp > 1 and not shards
-    if further and memory.parameters + memory.gradients + memory.optimizer > memory.capacity:
+    states = memory.parameters + memory.gradients + memory.optimizer > memory.capacity
+    if further and states:
         # whatever else is kept
         return _sharded(plan)
-    if plan.recompute is not Recompute.FULL and memory.activations * 4 > memory.total:
+    # at the optimizer's step activations are gone, and states may be too much alone: fewer do not help
+    activations = memory.activations > 0 and not states
+    if activations and plan.recompute is not Recompute.FULL and memory.activations * 4 > memory.total:
         return "recompute more (--recompute full)"
     if activations and plan.micro_batch_size > 1:
         return f"use a micro-batch of {plan.micro_batch_size // 2} instead of {plan.micro_batch_size}"
@@ -245,7 +245,20 @@ def _less_memory(case: Case) -> str:
         return "recompute more (--recompute full)"
     if plan.offload is Offload.NONE and case.hardware.device.host_bytes_per_s is not None:
         return f"offload the optimizer to host memory, or use more devices than {world}"
-    return f"use more devices than {world}, or a shorter sequence"
+    return f"use more devices than {world}{'' if states else ', or a shorter sequence'}"
+
+
+def _less_in_stages(case: Case) -> str:
+    """Name what makes less pass through a pipeline's rank, where that is most of the peak."""
+    plan, mesh = case.plan, case.plan.mesh
+    if plan.shard is not Shard.PARAMETERS:
+        # buffers for all micro-batches of a step, however many samples one of them has
+        return "give each pipeline fewer samples: more data-parallel ranks, or a smaller --global-batch"
+    # whole parameters and gradients, of four bytes together at least
+    gathered = 4 * case.model.parameters / (mesh.pp * mesh.tp)
+    if plan.shards_parameters and 2 * gathered > case.estimate.memory.transient:
+        return "hold fewer layers on a rank, of which FSDP2 keeps all gathered: more pp, or tp"
+    return ""
 
 
 def _tried(plan: Plan) -> str:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.case import stated
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
-from parastrat.rules.divisors import either, nearest_divisors
+from parastrat.rules.divisors import either, nearest_divisors, ranks_beside
 from parastrat.rules.rule import plan_rule
 from parastrat.units import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parastrat.case import Case
     from parastrat.columns import Columns
     from parastrat.units import Mask
@@ -74,11 +77,18 @@ def heads_do_not_divide(p: Columns) -> Mask:
 @heads_do_not_divide.message
 def _(case: Case) -> Hit:
     tp, heads = case.plan.mesh.tp, case.model.heads or 1
-    choices = nearest_divisors(tp, heads, case.plan.mesh.world_size)
+    choices = nearest_divisors(tp, ranks_beside(case.plan.mesh), allowed=_divides_heads(case))
     return Hit(
         message=f"{heads} heads cannot be split evenly over tp={tp}",
         fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {heads} heads",
     )
+
+
+def _divides_heads(case: Case) -> Callable[[int], bool]:
+    """Return what tells whether a tp divides the model's heads, and splits no group of them."""
+    # every degree divides 0
+    heads, kv_heads = stated(case.model, "heads") or 0, stated(case.model, "kv_heads") or 0
+    return lambda tp: heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0)
 
 
 @plan_rule(
@@ -99,7 +109,7 @@ def kv_heads_do_not_divide(p: Columns) -> Mask:
 @kv_heads_do_not_divide.message
 def _(case: Case) -> Hit:
     tp, kv_heads = case.plan.mesh.tp, case.model.kv_heads or 1
-    choices = nearest_divisors(tp, kv_heads, case.hardware.world_size)
+    choices = nearest_divisors(tp, kv_heads, ranks_beside(case.plan.mesh))
     return Hit(
         message=f"{kv_heads} key-value heads neither divide over tp={tp} nor divide it",
         fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {kv_heads}",
@@ -199,9 +209,10 @@ def tensor_groups_straddle_domains(p: Columns) -> Mask:
 @tensor_groups_straddle_domains.message
 def _(case: Case) -> Hit:
     tp, domain = case.plan.mesh.tp, case.hardware.scale_up_devices
+    choices = nearest_divisors(tp, domain, ranks_beside(case.plan.mesh), allowed=_divides_heads(case))
     return Hit(
         message=f"tp={tp} does not divide scale-up domains of {domain} devices: some groups span two",
-        fix=f"use tp {either(nearest_divisors(tp, domain))}",
+        fix=f"use tp {either(choices)}",
     )
 
 

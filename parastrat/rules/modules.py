@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
 from parastrat.model import Family
-from parastrat.rules.divisors import either, nearest_divisors
+from parastrat.rules.divisors import either, nearest_divisors, ranks_beside
 from parastrat.rules.rule import case_rule, plan_rule
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def module_does_not_divide(p: Columns) -> Mask:
 @module_does_not_divide.message
 def _(case: Case) -> Hit:
     tp, sizes = case.plan.mesh.tp, case.model.divisible or 1
-    choices = nearest_divisors(tp, sizes, case.plan.mesh.world_size)
+    choices = nearest_divisors(tp, sizes, ranks_beside(case.plan.mesh))
     return Hit(
         message=f"what tp divides of {case.model.name} comes in {sizes} parts, not in multiples of {tp}",
         fix=f"use tp {either(choices)}, which divide{'s' if len(choices) == 1 else ''} {sizes}",

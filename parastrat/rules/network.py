@@ -11,6 +11,7 @@ from parastrat.rules.rule import case_rule
 
 if TYPE_CHECKING:
     from parastrat.case import Case
+    from parastrat.plan import Mesh
 
 _NCCL_GUIDE = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs"
 _STORES = "https://docs.pytorch.org/docs/stable/distributed.html#distributed-key-value-store"
@@ -41,16 +42,27 @@ def full_shard_over_a_slow_network(case: Case) -> Hit | None:
     flat = shards and inner > hardware.scale_up_devices
     if not flat or hardware.num_nodes == 1 or rate is None or rate >= _SLOW_BITS_PER_S:
         return None
-    shard = max(1, hardware.devices_per_node // (plan.mesh.cp * plan.mesh.tp))
     ranks = plan.mesh.dp_shard * plan.mesh.cp
     return Hit(
         message=f"parameters are sharded over {ranks} ranks across nodes that share "
         f"{rate / 1e9:,.0f} Gbit/s each",
-        fix=f"use hsdp (--dp-shard {shard} --dp-replicate {plan.mesh.dp // shard}) if a node's memory "
-        "allows"
-        if plan.mesh.dp % shard == 0
-        else "use hsdp with one shard group per node, if a node's memory allows",
+        fix=_sharded_inside(plan.mesh, hardware.devices_per_node),
     )
+
+
+def _sharded_inside(mesh: Mesh, devices: int) -> str:
+    """Name the plan whose shards stay inside a node of so many devices."""
+    shard = max(1, devices // (mesh.cp * mesh.tp))
+    if mesh.ep > 1 and shard * mesh.cp * mesh.tp % mesh.ep:
+        return "leave ep out: it regroups the ranks of several nodes"
+    if shard * mesh.cp == 1 or shard * mesh.cp * mesh.tp > devices:
+        # no two ranks of a node share parameters
+        axes = [axis for axis in ("cp", "tp", "ep", "pp") if getattr(mesh, axis) > 1]
+        whole = "+".join(["ddp", *axes])
+        return f"use {whole} (--strategy {whole}) if a device's memory allows"
+    if mesh.dp % shard == 0:
+        return f"use hsdp (--dp-shard {shard} --dp-replicate {mesh.dp // shard}) if a node's memory allows"
+    return "use hsdp with one shard group per node, if a node's memory allows"
 
 
 @case_rule("PS321", Severity.WARNING, source=f"{_NCCL_GUIDE}/env.html")
@@ -168,7 +180,7 @@ def gloo_interface_is_open(case: Case) -> Hit | None:
     if case.plan.backend is not Backend.GLOO or hardware.num_nodes == 1 or named:
         return None
     return Hit(
-        message=f"gloo between {hardware.num_nodes} nodes, and no interface is named",
+        message=f"gloo between {hardware.num_nodes:,} nodes, and no interface is named",
         fix="set GLOO_SOCKET_IFNAME to the exact name of the interface (`ip -br addr` lists them)",
     )
 

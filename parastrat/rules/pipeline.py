@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.case import stated
 from parastrat.choices import is_any_of
-from parastrat.columns import code_of
+from parastrat.columns import Columns, code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.rules.divisors import either, nearest_divisors, nearest_multiples
+from parastrat.rules.divisors import divisors, either, nearest_multiples
 from parastrat.rules.rule import PlanRule, case_rule, plan_rule
 from parastrat.schedules import SPLITS
 from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Case
-    from parastrat.columns import Columns
+    from parastrat.plan import Plan
     from parastrat.units import Mask
 
 _SCHEDULES = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/pipelining/schedules.py"
@@ -256,7 +257,8 @@ def stages_are_uneven(p: Columns) -> Mask:
     the layout written out and refuses a remainder otherwise.
     """
     stages = p.pp * p.virtual_stages
-    return (p.layers % stages != 0) & ((p.layers + 2) % stages != 0) & (p.layers > stages)
+    uneven = (p.layers % stages != 0) & ((p.layers + 2) % stages != 0)
+    return (p.pp > 1) & uneven & (p.layers > stages)
 
 
 @stages_are_uneven.message
@@ -264,13 +266,68 @@ def _(case: Case) -> Hit:
     plan, layers = case.plan, case.model.layers
     stages = plan.mesh.pp * plan.virtual_stages
     fullest = -(-layers // stages)
-    choices = either(nearest_divisors(stages, layers))
     waited = 100 * fullest * stages / layers - 100
+    even = " or ".join(
+        f"pp {pp}" if chunks == plan.virtual_stages else f"pp {pp} x virtual_stages {chunks}"
+        for pp, chunks in _even_stages(case)
+    )
+    written = "write the layout out"
     return Hit(
         message=f"{layers} layers on {stages} stages: the fullest has {fullest}, the average "
         f"{layers / stages:.1f}, so up to {waited:.0f} % of the time is waited for",
-        fix=f"use {choices} stages (pp x virtual_stages), which divide {layers}, or write the layout out",
+        fix=f"use {even}, whose stages are even, or {written}"
+        if even
+        else f"{written}: no other pp of these ranks has even stages and whole batches",
     )
+
+
+def _even_stages(case: Case) -> list[tuple[int, int]]:
+    """Return up to two pp, each with virtual stages, that the plan's ranks and schedule take: the nearest.
+
+    The data axes take what pp leaves of the ranks, and the global batch stays.
+    """
+    plan, layers = case.plan, case.model.layers
+    ways = [
+        (pp, chunks)
+        for pp, steps in _pipelines(plan)
+        for chunks in range(1, layers // pp + 1)
+        if not _objections(plan, layers, pp, chunks, steps)
+    ]
+    own, chunks = plan.mesh.pp, plan.virtual_stages
+    ways.sort(key=lambda way: (max(way[0], own) / min(way[0], own), abs(way[1] - chunks), way))
+    return ways[:2]
+
+
+def _pipelines(plan: Plan) -> list[tuple[int, int | None]]:
+    """Return each pp that leaves whole data axes, with the micro-batches of a step that it has."""
+    mesh = plan.mesh
+    ranks = mesh.world_size // (mesh.cp * mesh.tp * (mesh.dp_replicate if mesh.dp_shard > 1 else 1))
+    # unknown of a file that leaves its batch to a variable
+    steps = stated(plan, "gradient_accumulation_steps")
+    found: list[tuple[int, int | None]] = []
+    for pp in divisors(ranks)[1:]:
+        data, inner = mesh.world_size // (pp * mesh.cp * mesh.tp), ranks // pp * mesh.cp * mesh.tp
+        share, over = (None, 0) if steps is None else divmod(steps * mesh.dp, data)
+        if over == 0 and inner % mesh.ep == 0:
+            found.append((pp, share))
+    return found
+
+
+def _objections(plan: Plan, layers: int, pp: int, chunks: int, steps: int | None) -> bool:
+    """Return whether a rule of stages speaks against so many."""
+    schedule = stated(plan, "pp_schedule")
+    columns = Columns(
+        {
+            "pp": pp,
+            "virtual_stages": chunks,
+            "layers": layers,
+            "pp_schedule": -1 if schedule is None else code_of(schedule),
+            "gradient_accumulation_steps": steps,
+        }
+    )
+    rules = (*SCHEDULE_RULES, interleaving_with_one_chunk, more_stages_than_layers, stages_are_uneven)
+    judged = rules if steps is not None else [rule for rule in rules if rule not in _OF_STEPS]
+    return any(rule.mask(columns) for rule in judged)
 
 
 @plan_rule(
@@ -342,9 +399,13 @@ def tied_weights_on_two_stages(case: Case) -> Hit | None:
         return None
     return Hit(
         message=f"{', '.join(tied)} is shared between blocks that pp={pp} puts on different stages",
-        fix="all-reduce its gradient between these stages, as Megatron does, or untie it",
+        fix="all-reduce its gradient between these stages, as auto_parallelize and Megatron do, "
+        "or untie it",
     )
 
+
+#: those that read the number of micro-batches
+_OF_STEPS = (fewer_micro_batches_than_stages, micro_batches_break_rounds)
 
 #: what torch refuses, or cannot build, of schedules, stages a rank and numbers of micro-batches
 SCHEDULE_RULES: tuple[PlanRule, ...] = (

@@ -41,7 +41,7 @@ def _(case: Case) -> Hit:
     short = "fp16-mixed" if device.peak.fp16 is not None else "fp32"
     return Hit(
         message=f"{case.plan.precision.value} on {device.name}, which emulates bf16",
-        fix=f"use --precision {short}",
+        fix=f"use {short} (--precision {short})",
     )
 
 
@@ -62,9 +62,10 @@ def fp8_is_missing(p: Columns) -> Mask:
 @fp8_is_missing.message
 def _(case: Case) -> Hit:
     device = case.hardware.device
+    mixed = "bf16-mixed" if device.bf16_native else "fp16-mixed"
     return Hit(
         message=f"fp8 on {device.name}, which has no fp8 matrix units",
-        fix=f"use --precision {'bf16-mixed' if device.bf16_native else 'fp16-mixed'}",
+        fix=f"use {mixed} (--precision {mixed})",
     )
 
 
@@ -115,7 +116,7 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"all {case.model.parameters:,} weights are kept in bf16 (saves {saved / 1e9:,.1f} GB over "
         "all ranks): updates below 1/256 of a weight round away",
-        fix="use --precision bf16-mixed, or an optimizer with stochastic rounding",
+        fix="use bf16-mixed (--precision bf16-mixed), or an optimizer with stochastic rounding",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
-from parastrat.rules.divisors import either, nearest_divisors
+from parastrat.rules.divisors import either, nearest_divisors, ranks_beside
 from parastrat.rules.rule import plan_rule
 from parastrat.scans import Scans
 
@@ -34,7 +34,7 @@ def scans_do_not_divide(p: Columns) -> Mask:
 @scans_do_not_divide.message
 def _(case: Case) -> Hit:
     tp, scans = case.plan.mesh.tp, _scans(case)
-    choices = nearest_divisors(tp, scans.heads, scans.groups, case.plan.mesh.world_size)
+    choices = nearest_divisors(tp, scans.heads, scans.groups, ranks_beside(case.plan.mesh))
     return Hit(
         message=f"{scans.heads} heads in {scans.groups} groups of scans cannot be split over tp={tp}",
         fix=f"use tp {either(choices)}",

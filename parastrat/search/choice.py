@@ -10,6 +10,7 @@ import numpy as np
 
 from parastrat.assess import columns_of
 from parastrat.collection import without_collection
+from parastrat.model import Family
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.rungs import NEAR, TOLERANCE
@@ -133,7 +134,9 @@ def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
     if fixed != Constraints(offload=fixed.offload):
         return "another plan was asked for"
     if rung in (3, 4) and facts.model.heads is None and facts.model.divisible is None:
-        return "the model's heads are unknown, or it has none"
+        if facts.model.family is Family.MODULE:
+            return "the model's heads are unknown, or it has none"
+        return "the model has no attention heads"
     return f"no such plan over {counted(facts.hardware.world_size, 'device')}"
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from parastrat.case import Case
 
+#: share of the time of a step below which a difference is told as none
+_ALIKE = 0.0005
+
 #: the strategies of each rung, as the report names an empty one
 RUNG_STRATEGIES = {
     0: "single",
@@ -94,21 +97,31 @@ def _judgement(
         return RungStatus.DOES_NOT_FIT, f"tight: {spare:.1f} GiB spare, the margin of error is {margin:.1f}"
     step = standing.case.estimate.time.step
     if rung == chosen:
-        if step == fastest:
-            return RungStatus.TAKEN, "the fastest"
-        return (
-            RungStatus.TAKEN,
-            f"{100 * (step / fastest - 1):.1f} % behind the fastest, tolerance {100 * tolerance:.0f} %",
-        )
-    ratio = step / cases[chosen].estimate.time.step if chosen is not None else 1.0
+        return RungStatus.TAKEN, _taken(step / fastest, tolerance)
+    return RungStatus.SLOWER, _left(standing.case, cases[chosen] if chosen is not None else None, tolerance)
+
+
+def _taken(ratio: float, tolerance: float) -> str:
+    """Return how the rung that is taken stands to the fastest, whose step takes one ``ratio``-th."""
+    if ratio == 1:
+        return "the fastest"
+    if ratio < 1 + _ALIKE:
+        return "as fast as the fastest, and simpler"
+    return f"{100 * (ratio - 1):.1f} % behind the fastest, tolerance {100 * tolerance:.0f} %"
+
+
+def _left(case: Case, chosen: Case | None, tolerance: float) -> str:
+    """Return how a rung that is left stands to the one that is taken, if any is."""
+    if chosen is None:
+        return "1.00 times the step time"
+    ratio = case.estimate.time.step / chosen.estimate.time.step
+    if 1 - _ALIKE < ratio < 1:
+        return "as fast, and less simple"
     if ratio < 1:
-        return (
-            RungStatus.SLOWER,
-            f"{100 * (1 - ratio):.1f} % faster, less than the tolerance of {100 * tolerance:.0f} %",
-        )
-    if chosen is not None and standing.case.estimate.time.may_tie(cases[chosen].estimate.time):
-        return RungStatus.SLOWER, f"maybe a tie: {ratio:.2f} times"
-    return RungStatus.SLOWER, f"{ratio:.2f} times the step time"
+        return f"{100 * (1 - ratio):.1f} % faster, less than the tolerance of {100 * tolerance:.0f} %"
+    if case.estimate.time.may_tie(chosen.estimate.time):
+        return f"maybe a tie: {ratio:.2f} times"
+    return f"{ratio:.2f} times the step time"
 
 
 def _too_much(case: Case) -> str:

@@ -193,4 +193,7 @@ def _full_layers(form: Form, layers: int) -> int:
 
 def _name(config: Config) -> str:
     stated = config.table.get("_name_or_path")
-    return stated if isinstance(stated, str) and stated else config.path.resolve().parent.name
+    if isinstance(stated, str) and stated:
+        return stated
+    path = config.path.resolve()
+    return path.parent.name if path.name == "config.json" else path.stem

@@ -156,6 +156,7 @@ LENIENT = {
         SCRIPT.replace("per-node=1", "per-node=8").replace("srun", "srun --ntasks-per-node=1 -n 2"),
         SCRIPT + "torchrun --nproc-per-node 8 evaluate.py\n",
         SCRIPT.replace("--gpus-per-node=8", "--gres=gpu:8,craynetwork:1"),
+        SCRIPT.replace("--gpus-per-node=8", "--gres=hpu:8"),
         # a launcher's name as another program's option
         SCRIPT
         + "srun axolotl train x.yaml --launcher torchrun -- --nproc_per_node=8\npkill -f torchrun -9\n",
@@ -514,6 +515,7 @@ BAD = (
         "PS656",
     ),
     _script("that option elsewhere", "srun torchrun", "srun torchrun --use_env", "PS601"),
+    _script("Gaudis by their name", "--gpus-per-node=8", "--gres=hpu:4", "PS657"),
     _script("as many GPUs as one", "--gpus-per-node=8", "--gres=gpu:a100", "PS657"),
     _script("fewer nodes than are started", "--nnodes 2", "--nnodes 1", "PS661"),
     _script("more nodes than are started", "srun", "srun --nodes 1", "PS661"),

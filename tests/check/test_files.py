@@ -290,3 +290,16 @@ def test_annotations_are_escaped(tmp_path: Path) -> None:
     (line,) = github_text(check_file(path, Given()).findings).splitlines()
     assert line.startswith("::error file=")
     assert "a%2Cb.yaml,line=3,col=1,title=PS601::num_machine is no key of accelerate" in line
+
+
+def test_what_to_change_in_files_of_others_names_no_flags_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(
+        "distributed_type: MULTI_GPU\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 4\n"
+    )
+    (found,) = [
+        each
+        for each in check_file(path, Given(hardware=load_hardware("t4x4"))).findings
+        if each.code == "PS410"
+    ]
+    assert found.fix == "use fp16-mixed"

@@ -149,6 +149,20 @@ def test_heads_are_judged_where_the_number_of_nodes_is_unknown(tmp_path: Path) -
     assert "PS687" in _alarms(_checked(tmp_path, text))
 
 
+@pytest.mark.parametrize("option", ["--global-batch-size 1536", "--micro-batch-size 1"])
+def test_even_stages_are_named_where_the_batch_is_a_variable(tmp_path: Path, option: str) -> None:
+    variable = f"{option.rstrip('0123456789')}$SOME"
+    text = GPT.replace("num-layers 96", "num-layers 92").replace(option, variable)
+    (found,) = [each for each in _checked(tmp_path, text).findings if each.code == "PS711"]
+    assert found.fix == "use pp 4 or pp 2, whose stages are even, or write the layout out"
+
+
+def test_the_fix_of_heads_names_degrees_where_groups_of_them_are_not_stated(tmp_path: Path) -> None:
+    text = GPT.replace("heads 96", "heads 100").replace("--seq-length", "--mtp-num-layers 1 --seq-length")
+    found = {each.code: each.fix for each in _checked(tmp_path, text).findings}
+    assert (found.get("PS201") or "").startswith("use tp ")
+
+
 @pytest.mark.parametrize(
     "more",
     ["$MORE", "--fp8-hybrid $MORE", "${MORE[@]}", "--use-precision-aware-optimizer", "--mtp-num-layers 1"],

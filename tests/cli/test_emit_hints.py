@@ -30,6 +30,19 @@ def test_what_no_script_applies_is_sent_to_no_launcher(typed: Typed, tmp_path: P
     assert typed("emit", path, "--to", "torchtitan").err.endswith("; or emit for torchrun or slurm\n")
 
 
+def test_a_plan_that_breaks_rules_is_written_with_a_warning(typed: Typed, tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    assert typed("estimate", "gpt2", "--on", "dgx-h100:1", "--tp", "8", "-o", path).code == 1
+    done = typed("emit", path, "--to", "torchrun")
+    assert (done.code, done.out[:2]) == (0, "#!")
+    assert done.err == f"warning: this plan breaks PS201, PS202: parastrat check {path}\n"
+    assert typed("check", path).code == 1
+    other = typed("emit", path, "--to", "torchrun", "--on", "h100-sxm5x4")
+    assert other.err.endswith(f"PS200, PS201, PS202: parastrat check {path} --on h100-sxm5x4\n")
+    assert typed("estimate", "gpt2", "--on", "dgx-h100:1", "--tp", "4", "-o", path).code == 0
+    assert typed("emit", path, "--to", "torchrun").err == ""
+
+
 def test_a_tight_plan_is_said_to_be_one_first(typed: Typed) -> None:
     done = typed("recommend", "llama-3.1-70b", "--on", "dgx-h100:1", "--offload", "optimizer")
     assert "over 8 GPUs, within the margin of error: 7" in " ".join(done.out.split())

@@ -55,6 +55,22 @@ def test_lists_as_json(typed: Typed) -> None:
     assert (device["format"], device["peak_tflops"]) == ("fp16", 65)
     layers = {entry["name"]: entry["layers"] for entry in answer["models"]}
     assert (layers["resnet-50"], layers["convnext-t"], layers["gpt2"]) == (16, 18, 12)
+    # as recommend counts them
+    assert (layers["t5-3b"], layers["whisper-large-v3-turbo"]) == (48, 36)
+
+
+@pytest.mark.parametrize(("name", "encoder", "decoder"), [("t5-3b", 24, 24), ("whisper-turbo", 32, 4)])
+def test_an_encoder_and_its_decoder_are_both_told(
+    typed: Typed, name: str, encoder: int, decoder: int
+) -> None:
+    lines = [" ".join(line.split()) for line in typed("profiles", name).out.splitlines()]
+    assert [line for line in lines if line.startswith("layers ")] == [
+        f"layers {encoder} encoder + {decoder} decoder"
+    ]
+    (listed,) = [
+        line for line in typed("profiles", "models").out.splitlines() if f" {lines[0].split()[0]} " in line
+    ]
+    assert f" {encoder} + {decoder} " in listed
 
 
 @pytest.mark.parametrize(
@@ -85,6 +101,26 @@ def test_every_figure_has_its_kind_and_source_beside_it(typed: Typed) -> None:
     assert lines[place + 3].split() == ["nominal", "450", "GB/s", "derived"]
     assert lines[place + 4].strip() == "NVIDIA H100 datasheet: NVLink 4, 18 links of 25 GB/s"
     assert lines[place + 5].split() == ["achieved", "362", "GB/s", "derived"]
+
+
+@pytest.mark.parametrize(("name", "memory"), [("h100-sxm5", "81,559 MiB"), ("dgx-h100", "2,048 GiB")])
+def test_memory_and_its_bandwidth_have_labels_of_their_own(typed: Typed, name: str, memory: str) -> None:
+    lines = [" ".join(line.split()) for line in typed("profiles", name).out.splitlines()]
+    (size,) = [line for line in lines if line.startswith("memory ") and "bandwidth" not in line]
+    assert size.startswith(f"memory {memory} ")
+    assert [line.split()[3] for line in lines if line.startswith("memory bandwidth ")] == ["GB/s"]
+
+
+@pytest.mark.parametrize("kind", ProfileKind)
+def test_no_two_figures_of_a_part_have_one_label(typed: Typed, kind: ProfileKind) -> None:
+    for entry in entries_of(kind):
+        seen: set[str] = set()
+        for line in typed("profiles", kind, entry.name).out.splitlines():
+            if not line.startswith(" "):
+                seen.clear()
+            elif line[2:3] != " ":
+                assert line[:30] not in seen, (entry.name, line)
+                seen.add(line[:30])
 
 
 @pytest.mark.parametrize("kind", ProfileKind)

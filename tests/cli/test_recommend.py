@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 
 import pytest
+from cli.conftest import Typed
 
 from parastrat.cli.main import main
 
@@ -220,3 +221,49 @@ def test_the_command_that_writes_the_plan_decides_by_the_same_tolerance(
     assert "Train llama-3.1-8b with FSDP2 over" in text
     command = next(line for line in text.splitlines() if line.endswith("-o plan.toml"))
     assert command.split() == ["parastrat", "recommend", *JOB, "--tolerance", "2", "-o", "plan.toml"]
+
+
+@pytest.mark.parametrize(
+    ("job", "tools"),
+    [
+        (("gpt-oss-120b", "--on", "hls-gaudi3:8"), "(hccl_demo, ib_write_bw)"),
+        (("bert-base", "--on", "cpu:1000"), "(iperf3)"),
+    ],
+)
+def test_a_network_is_measured_by_what_runs_there(
+    capsys: pytest.CaptureFixture[str], job: tuple[str, ...], tools: str
+) -> None:
+    """nccl-tests was named for processors and Gaudis, too."""
+    page = " ".join(answered(capsys, job=job).split())
+    assert f"measure it between two nodes {tools}" in page
+
+
+def test_a_convolutional_network_is_known_to_have_no_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    page = answered(capsys, job=("resnet-50", "--on", "dgx-h100"))
+    assert "heads are unknown" not in page
+    assert "the model has no attention heads" in " ".join(page.split())
+
+
+def test_a_processors_peak_is_of_no_datasheet(typed: Typed) -> None:
+    page = " ".join(typed("estimate", "gpt2", "--on", "cpu:1").out.split())
+    assert "% of a peak that is assumed (MFU)" in page
+    assert "% of the datasheet (MFU)" in " ".join(typed("estimate", "gpt2", "--on", "t4x1").out.split())
+
+
+def test_plans_of_one_mesh_are_told_apart(typed: Typed) -> None:
+    """Both were called SINGLE (1)."""
+    told = [
+        " ".join(typed("why-not", "gpt2", *words).out.split())
+        for words in (
+            ("--on", "rtx-4090x1", "--offload", "optimizer"),
+            ("--on", "dgx-h100:1", "--strategy", "ddp", "--micro-batch", "4"),
+            ("--on", "rtx-4090x1", "--micro-batch", "512"),
+        )
+    ]
+    assert re.match(
+        r"One GPU can run, and takes [\d.]+ % longer than the recommended plan of the same", told[0]
+    )
+    assert re.match(
+        r"DDP \(dp_replicate 8\) can run, and takes [\d.]+ % longer than the recommended", told[1]
+    )
+    assert told[2].startswith("Not one GPU: it does not fit")

@@ -22,6 +22,17 @@ def test_what_a_pipeline_receives_into_is_named(typed: Typed) -> None:
     assert "the root's gradients" not in page
 
 
+def test_what_a_stage_keeps_gathered_is_lessened_by_fewer_layers(typed: Typed) -> None:
+    page = told(typed, *LLAMA_70B, "dgx-h100:2", "--pp", "2")
+    assert "not reduced yet less with more stages or tensor parallelism" in page
+    assert "fix: hold fewer layers on a rank, of which FSDP2 keeps all gathered: more pp, or tp" in page
+    sizes = [
+        typed(*LLAMA_70B, "dgx-h100:2", *more, "--json").answer["estimate"]["memory"]["total"]
+        for more in (("--pp", "2"), ("--pp", "4"), ("--pp", "2", "--tp", "2"))
+    ]
+    assert max(sizes[1:]) < 0.8 * sizes[0]
+
+
 def test_gradients_that_wait_are_those_of_ddp_or_of_the_root(typed: Typed) -> None:
     ddp = told(typed, *LLAMA_8B, "--strategy", "ddp")
     assert "17 %: DDP's buckets, beside the gradients" in ddp
@@ -33,6 +44,12 @@ def test_activations_are_those_of_blocks_that_still_keep_some(typed: Typed) -> N
     page = told(typed, "estimate", "mixtral-8x7b", "--on", "dgx-h100:2", "--ep", "8")
     assert "as expert layer (1 of 32) runs backward" in page
     assert "recompute full (8.0 GiB by 32 x expert layer)" in page
+
+
+def test_names_of_moments_are_whole(typed: Typed) -> None:
+    page = typed("estimate", "gpt-oss-20b", "--on", "cpu:4", "--ep", "4", "--global-batch", "4").out
+    assert "  backward expert layer at the end " in page
+    assert max(map(len, page.splitlines())) <= 80
 
 
 def test_what_the_optimizer_takes_is_not_lessened_by_smaller_micro_batches(typed: Typed) -> None:

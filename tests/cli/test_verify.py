@@ -51,6 +51,20 @@ def test_json_is_one_object(plan_file: Path, capsys: pytest.CaptureFixture[str])
     assert found["fits"] is True
 
 
+def test_rules_that_the_plan_breaks_are_told_first_and_exit_1(
+    plan_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = (str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x8")
+    assert ended(*given) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.startswith("The plan breaks 1 rule of severity error. Findings")
+    assert "PS200 error: pp 1 x dp_replicate 1 x dp_shard 4" in out.partition("Dry run of fsdp2")[0]
+    assert "fits, but breaks the rules above:" in out
+    assert ended(*given, "--json") == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["fits"], answer["findings"][0]["code"]) == (True, "PS200")
+
+
 def test_ranks_can_be_chosen(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--rank", "1,3", str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 0
     assert "ranks 1, 3 of 4" in " ".join(capsys.readouterr().out.split())
@@ -96,4 +110,7 @@ def test_a_script_that_does_not_train_exits_2(capsys: pytest.CaptureFixture[str]
 def test_a_plan_that_cannot_be_dry_run_exits_2(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan_file.write_text(PLAN.replace("dp_shard = 4", "dp_shard = 4\nep = 2"), encoding="utf-8")
     assert ended(str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 2
-    assert "does not apply ep 2 yet" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "does not apply ep 2 yet" in told.err
+    # what it breaks is told all the same, and no dry run is promised that does not come
+    assert "dry" not in told.out

@@ -197,6 +197,11 @@ def test_what_the_script_has_to_set_is_said(case_of: Callable[..., Case]) -> Non
             {"mesh": Mesh(dp_replicate=4, cp=2), "shard": Shard.OPTIMIZER},
             "shard = optimizer over the cp axis",
         ),
+        # accelerate refuses it at its start (PS613)
+        (
+            {"mesh": Mesh(dp_replicate=4, cp=2), "shard": Shard.PARAMETERS},
+            "dp_replicate 4 x cp 2 without dp_shard",
+        ),
     ],
 )
 def test_what_it_has_no_words_for_is_refused(

@@ -64,7 +64,7 @@ def test_the_plan_is_mounted_where_its_variable_says(case_of: Callable[..., Case
 def test_the_job_starts_the_plans_ranks(case_of: Callable[..., Case]) -> None:
     trainer = documents(case_of(nodes=4, ranks=2))[1]["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (4, 2)
-    assert (trainer["command"], trainer["args"]) == (["torchrun"], ["train.py"])
+    assert (trainer["command"], trainer["args"]) == (["torchrun"], ["YOUR_SCRIPT.py"])
     assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 2}}
 
 

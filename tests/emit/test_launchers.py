@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parastrat.emit import EMITTERS, EmitError, Target, TextFile, emitted
+from parastrat.hardware import DeviceType, Vendor
 from parastrat.plan import Backend, Mesh, Shard
 
 if TYPE_CHECKING:
@@ -112,6 +113,22 @@ def test_slurm_asks_for_no_gpus_on_hosts_without(case_of: Callable[..., Case], c
     (file,) = EMITTERS[Target.SLURM](case_of(nodes=2, device=cpu_device))
     assert "--gpus" not in file.text
     assert "#SBATCH --exclusive" in file.text
+
+
+@pytest.mark.parametrize("vendor", [Vendor.NVIDIA, Vendor.AMD])
+def test_slurm_asks_for_gpus_by_that_name(case_of: Callable[..., Case], vendor: Vendor) -> None:
+    case = case_of(nodes=2)
+    device = replace(case.hardware.device, vendor=vendor)
+    (file,) = EMITTERS[Target.SLURM](replace(case, hardware=replace(case.hardware, device=device)))
+    assert "#SBATCH --gpus-per-node=8\n" in file.text
+    assert "hpu" not in file.text
+
+
+def test_slurm_tells_how_sites_name_gaudis(case_of: Callable[..., Case]) -> None:
+    case = case_of(nodes=2)
+    device = replace(case.hardware.device, vendor=Vendor.INTEL, type=DeviceType.HPU)
+    (file,) = EMITTERS[Target.SLURM](replace(case, hardware=replace(case.hardware, device=device)))
+    assert "instead of the next line:\n##SBATCH --gres=hpu:8\n#SBATCH --gpus-per-node=8\n" in file.text
 
 
 def test_slurm_asks_for_the_gpus_that_ranks_share(case_of: Callable[..., Case]) -> None:
@@ -247,7 +264,7 @@ def test_run_sh_says_what_is_missing(
     code, errors = finished(start(folder, "bash", "run.sh", "train.py"))
     assert (code, "HEAD is not set" in errors) == (2, True)
     code, errors = finished(start(folder, "bash", "run.sh", HEAD="h"))
-    assert (code, "usage: HEAD=node run.sh train.py" in errors) == (2, True)
+    assert (code, "usage: HEAD=node run.sh YOUR_SCRIPT.py" in errors) == (2, True)
     (folder / "plan.toml").unlink()
     code, errors = finished(start(folder, "bash", "run.sh", "train.py", HEAD="h"))
     assert (code, f"there is no {folder}/plan.toml" in errors) == (2, True)
@@ -314,7 +331,7 @@ def test_the_batch_script_says_what_is_missing(
     code, errors = batch(folder, "train.py", **env)
     assert (code, "the plan is for 2 nodes, the allocation has 3" in errors) == (2, True)
     code, errors = batch(folder, **env)
-    assert (code, "usage: sbatch job.sbatch train.py" in errors) == (2, True)
+    assert (code, "usage: sbatch job.sbatch YOUR_SCRIPT.py" in errors) == (2, True)
     code, errors = batch(folder, "train.py", **env | {"PARASTRAT_PLAN": "/nowhere.toml"})
     assert (code, "there is no /nowhere.toml" in errors) == (2, True)
     assert not (folder / "srun.log").exists()

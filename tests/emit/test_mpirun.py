@@ -135,7 +135,7 @@ def test_it_says_what_is_missing(two_nodes: Path) -> None:
     code, errors, found = asked(two_nodes, whose, "train.py", HOSTS="n1")
     assert (code, "the plan is for 2 nodes, HOSTS names 1" in errors, found) == (2, True, [])
     code, errors, found = asked(two_nodes, whose, HOSTS="n1,n2")
-    assert (code, "usage: HOSTS=node,node mpirun.sh train.py" in errors, found) == (2, True, [])
+    assert (code, "usage: HOSTS=node,node mpirun.sh YOUR_SCRIPT.py" in errors, found) == (2, True, [])
     code, errors, found = asked(two_nodes, "LAM/MPI", "train.py", HOSTS="n1,n2")
     assert (code, "neither Open MPI's nor one with Hydra" in errors, found) == (2, True, [])
     code, errors, found = asked(two_nodes, whose, "train.py", HOSTS="n1,n2", PYTHON="no-such")

@@ -184,6 +184,17 @@ def test_what_would_be_more_by_nothing_is_as_fast(times: float, said: str) -> No
     assert re.search(rf"the next best rung is [^:]+: [\d.]+ m?s, {said}", beside(other))
 
 
+def test_a_higher_rung_that_is_less_by_nothing_is_as_fast() -> None:
+    result, chosen = taken(), fsdp2()
+    for times, said in ((0.9999, "is as fast, on a higher rung"), (0.999, "0.1 % less, on a higher rung")):
+        time = pipelined().estimate.time
+        other = timed(pipelined(), compute=times * chosen.estimate.time.step - (time.step - time.compute))
+        page = recommendation_text(replace(result, chosen=chosen, fastest=other), CONTEXT, Paper())
+        assert said in " ".join(page.split())
+        # nothing is won by measuring which of two of one pace is faster
+        assert ("may be a tie: the 80 %" in " ".join(page.split())) is (times == 0.999)
+
+
 def test_what_hosts_cannot_hold_is_no_next_best_rung() -> None:
     slower = timed(pipelined(), compute=2.0)
     assert "next best rung" in beside(slower)

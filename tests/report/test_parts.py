@@ -162,7 +162,7 @@ def test_a_written_plan_is_started_as_its_nodes_need() -> None:
     assert step.command == "parastrat emit plan.toml --to slurm -o job"
     alone = replace(fsdp2(), launch=replace(fsdp2().launch, nodes=1))
     (step,) = next_steps(alone, written, "")
-    assert step.command == "parastrat run plan.toml train.py"
+    assert step.command == "parastrat run plan.toml YOUR_SCRIPT.py"
 
 
 def test_what_would_fit_is_asked_for_by_its_flags() -> None:

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
-from builders import codes
+from builders import case, codes
+
+from parastrat.rules.experts import expert_groups_do_not_tile
 
 
 def test_expert_groups_do_not_tile() -> None:
     assert "PS801" in codes(ep=8, dp_shard=4, experts=8)
     assert "PS801" not in codes(ep=8, dp_shard=4, tp=2, experts=8)
     assert "PS801" not in codes(ep=8, dp_shard=4, cp=2, experts=8)
+
+
+def test_the_fix_names_groups_that_the_experts_divide_over() -> None:
+    """Of 24 ranks it named 12 and 24, over which 64 experts do not divide."""
+    hit = expert_groups_do_not_tile.hit(case(ep=16, dp_shard=24, experts=64))
+    assert hit.fix == "use ep 8 or 4"
 
 
 def test_experts_do_not_divide() -> None:
@@ -30,6 +38,10 @@ def test_expert_parallel_without_experts() -> None:
     assert "PS805" in codes(ep=2, dp_shard=2)
     assert "PS805" not in codes(ep=2, dp_shard=2, experts=8)
     assert "PS805" not in codes(dp_shard=2)
+
+
+def test_without_experts_no_other_degree_is_asked_for() -> None:
+    assert {"PS801", "PS805"} & codes(ep=8, dp_shard=4) == {"PS805"}
 
 
 def test_context_chunks_are_uneven() -> None:

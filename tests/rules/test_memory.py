@@ -21,6 +21,16 @@ def test_does_not_fit_states_the_numbers_and_the_next_step_down() -> None:
     assert finding.fix == "use a micro-batch of 2 instead of 4"
 
 
+def test_what_states_leave_no_room_for_is_not_lessened_by_recompute() -> None:
+    # 30 GiB of states alone: fewer activations do not make it fit
+    made = case(capacity=25 * GIB, micro_batch_size=4, activations=15 * GIB)
+    (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS101")
+    assert finding.fix == "offload the optimizer to host memory, or use more devices than 1"
+    alone = case(capacity=25 * GIB, micro_batch_size=4, host_bytes_per_s=None)
+    (finding,) = (f for f in findings_of(alone, columns_of(alone)) if f.code == "PS101")
+    assert finding.fix == "use more devices than 1"
+
+
 def test_is_tight() -> None:
     assert "PS102" in codes(capacity=42 * GIB)
     assert "PS102" not in codes(capacity=44 * GIB)

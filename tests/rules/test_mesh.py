@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import case, codes
 
+from parastrat.case import Unknown
 from parastrat.hardware import FabricKind
 from parastrat.plan import Shard
 from parastrat.rules.mesh import (
     heads_do_not_divide,
     kv_heads_do_not_divide,
     mesh_is_not_the_world,
+    tensor_groups_straddle_domains,
     tensor_parallel_leaves_the_fast_domain,
 )
 
@@ -39,6 +43,20 @@ def test_heads_fix_names_degrees_that_divide() -> None:
     assert hit.fix == "use tp 8 or 4, which divide 40 heads"
 
 
+def test_fixes_name_degrees_that_leave_whole_data_axes() -> None:
+    """Of 72 ranks pp 12 and cp 2 leave three, which no tp but 1 and 3 divides."""
+    made = case(tp=3, pp=12, cp=2, heads=32, kv_heads=4)
+    assert heads_do_not_divide.hit(made).fix == "use tp 1, which divides 32 heads"
+    assert kv_heads_do_not_divide.hit(made).fix == "use tp 1, which divides 4"
+    assert tensor_groups_straddle_domains.hit(made).fix == "use tp 1"
+
+
+def test_heads_fix_splits_no_group_of_key_value_heads() -> None:
+    hit = heads_do_not_divide.hit(case(tp=10, heads=48, kv_heads=6, dp_shard=24))
+    # eight divide 48 heads, and split the groups of six
+    assert hit.fix == "use tp 12 or 6, which divide 48 heads"
+
+
 def test_kv_heads_do_not_divide() -> None:
     assert "PS202" in codes(tp=4, kv_heads=6)
     assert "PS202" not in codes(tp=4, kv_heads=8)
@@ -68,6 +86,14 @@ def test_tensor_groups_straddle_domains() -> None:
     assert "PS208" not in codes(tp=4, dp_shard=3)
     assert "PS208" not in codes(tp=3, dp_shard=2)
     assert "PS208" not in codes(tp=12, dp_shard=2)
+
+
+def test_the_fix_for_straddling_groups_divides_the_heads() -> None:
+    # six and three divide the domain, and not 40 heads
+    made = case(tp=5, dp_shard=6, scale_up_devices=6, heads=40, kv_heads=10)
+    assert tensor_groups_straddle_domains.hit(made).fix == "use tp 2 or 1"
+    unknown = replace(made, model=Unknown("model"))
+    assert tensor_groups_straddle_domains.hit(unknown).fix == "use tp 6 or 3"
 
 
 def test_shard_groups_straddle_domains() -> None:

@@ -28,3 +28,6 @@ def test_module_does_not_divide() -> None:
     assert "PS227" not in codes(tp=8, **traced)
     made = case(tp=8, divisible=12, **traced)
     assert module_does_not_divide.hit(made).fix == "use tp 4 or 2, which divide 12"
+    # cp leaves nine ranks, which no tp of twelve but 3 and 1 divides
+    nine = case(tp=9, cp=4, divisible=12, **traced)
+    assert module_does_not_divide.hit(nine).fix == "use tp 3 or 1, which divide 12"

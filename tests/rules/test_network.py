@@ -27,6 +27,23 @@ def test_full_shard_fix_shards_inside_the_node() -> None:
     assert "--dp-shard 8 --dp-replicate 2" in finding.fix
 
 
+def test_full_shard_fix_over_nodes_of_one_rank_shards_nothing() -> None:
+    """It named hsdp with --dp-shard 1, which is none."""
+    alone = {"devices_per_node": 1, "scale_up_devices": 1, "num_nodes": 8, "node_bits_per_s": 25e9}
+    made = case(**alone, shard=Shard.PARAMETERS, dp_shard=4, tp=2)
+    (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS320")
+    assert finding.fix == "use ddp+tp (--strategy ddp+tp) if a device's memory allows"
+    across = [
+        ({"cp": 4, "dp_shard": 2}, "use ddp+cp (--strategy ddp+cp) if"),
+        ({"cp": 8}, "use ddp+cp (--strategy ddp+cp) if"),
+        ({"dp_shard": 8, "ep": 4}, "leave ep out"),
+    ]
+    for mesh, said in across:
+        made = case(**alone, shard=Shard.PARAMETERS, **mesh)
+        (finding,) = (f for f in findings_of(made, columns_of(made)) if f.code == "PS320")
+        assert (finding.fix or "").startswith(said)
+
+
 def test_network_is_unknown() -> None:
     assert "PS321" in codes(dp_replicate=16, network=NetworkKind.UNKNOWN)
     assert "PS321" in codes(dp_replicate=16, network=NetworkKind.NONE)

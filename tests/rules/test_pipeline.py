@@ -5,7 +5,11 @@ from builders import case, codes, model
 
 from parastrat.model import Parameters
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.rules.pipeline import gathers_for_every_micro_batch, stages_are_uneven
+from parastrat.rules.pipeline import (
+    gathers_for_every_micro_batch,
+    stages_are_uneven,
+    tied_weights_on_two_stages,
+)
 
 ONE = PipelineSchedule.ONE_F_ONE_B
 INTERLEAVED = PipelineSchedule.INTERLEAVED
@@ -100,6 +104,8 @@ def test_stages_are_uneven() -> None:
     assert "PS711" in piped(layers=9)
     assert "PS711" not in piped(layers=8)
     assert "PS711" not in piped(layers=3)
+    # of virtual stages without a pipeline PS703 says what is wrong
+    assert {"PS703", "PS711"} & codes(virtual_stages=3) == {"PS703"}
 
 
 def test_llama_405b_is_cut_as_published() -> None:
@@ -109,6 +115,37 @@ def test_llama_405b_is_cut_as_published() -> None:
     assert hit.message.startswith(
         "124 layers on 16 stages: the fullest has 8, the average 7.8, so up to 3 %"
     )
+
+
+def uneven(**changes: object) -> str:
+    """What PS711 proposes for a pipeline whose stages are uneven."""
+    made = {"pp": 16, "pp_schedule": ONE, "gradient_accumulation_steps": 64} | changes
+    assert "PS711" in codes(**made)
+    return stages_are_uneven.hit(case(**made)).fix or ""
+
+
+def test_even_stages_are_those_of_a_pp_that_the_ranks_have() -> None:
+    # 124 = 4 x 31, and 126 = 124 + 2 has no further power of two; 62 stages divide 124, but not 16 ranks
+    assert uneven(layers=124) == "use pp 4 or pp 2, whose stages are even, or write the layout out"
+    assert uneven(layers=33, pp=4, dp_shard=3, gradient_accumulation_steps=24).startswith("use pp 3,")
+    assert uneven(layers=29, pp=4, tp=2).startswith("write the layout out: no other pp")
+
+
+def test_even_stages_leave_the_batch_and_the_expert_groups_whole() -> None:
+    assert uneven(layers=26, pp=8, gradient_accumulation_steps=8).startswith("use pp 4 or pp 2,")
+    assert uneven(layers=26, pp=8, gradient_accumulation_steps=9).startswith("write the layout out")
+    # pp 3 leaves four ranks, over which six do not group
+    experts = {"pp": 2, "dp_shard": 6, "layers": 33, "gradient_accumulation_steps": 24, "experts": 12}
+    assert uneven(**experts, ep=2).startswith("use pp 3,")
+    assert uneven(**experts, ep=6).startswith("write the layout out")
+
+
+def test_even_stages_are_as_many_a_rank_as_the_schedule_takes() -> None:
+    chunks = {"virtual_stages": 2, "pp": 4}
+    interleaved = uneven(layers=60, pp_schedule=INTERLEAVED, **chunks)
+    assert interleaved.startswith("use pp 4 x virtual_stages 3 or pp 4 x virtual_stages 5,")
+    v_shaped = uneven(layers=60, pp_schedule=PipelineSchedule.ZBV, **chunks)
+    assert v_shaped.startswith("use pp 2, whose stages are even")
 
 
 def test_gathers_for_every_micro_batch() -> None:
@@ -139,5 +176,9 @@ def test_tied_weights_on_two_stages() -> None:
         for _ in range(2)
     )
     assert "PS714" in piped(blocks=(ends[0], block, ends[1]))
+    # whoever runs the plan by parastrat has nothing to do
+    hit = tied_weights_on_two_stages.hit(case(pp=4, blocks=(ends[0], block, ends[1])))
+    assert hit is not None
+    assert "as auto_parallelize and Megatron do" in (hit.fix or "")
     assert "PS714" not in piped(blocks=(ends[0], block))
     assert "PS714" not in codes(blocks=(ends[0], block, ends[1]))

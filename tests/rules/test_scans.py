@@ -41,3 +41,7 @@ def test_a_fix_names_degrees_that_divide_both() -> None:
     (found,) = (each for each in findings_of(made, columns(tp=16, scans=DIVIDED)) if each.code == "PS226")
     assert found.fix == "use tp 8 or 4"
     assert "112 heads in 8 groups" in found.message
+    # pp leaves three ranks, of which tp has all or one
+    three = {"tp": 3, "pp": 8, "scans": DIVIDED}
+    (found,) = (each for each in findings_of(case(**three), columns(**three)) if each.code == "PS226")
+    assert found.fix == "use tp 1"

@@ -91,6 +91,15 @@ def test_steps_whose_intervals_overlap_may_be_a_tie() -> None:
     assert rung_reports(far, 2, 0.05)[0].reason == "1.51 times the step time"
 
 
+def test_rungs_of_one_pace_are_said_to_be_as_fast() -> None:
+    reports = rung_reports(standings(r1=10.004, r2=10.0), 1, 0.05)
+    assert [report.reason for report in reports] == [
+        "as fast as the fastest, and simpler",
+        "as fast, and less simple",
+    ]
+    assert "0.1 % behind" in rung_reports(standings(r1=10.006, r2=10.0), 1, 0.05)[0].reason
+
+
 def test_every_rung_says_why_it_was_taken_or_left() -> None:
     reports = rung_reports(standings(r1=12.0, r2=10.2, r3=10.0), 2, 0.05)
     assert [(report.status, report.reason) for report in reports] == [

@@ -47,6 +47,13 @@ def test_a_file_and_its_folder_are_the_same_model(tmp_path: Path) -> None:
     assert spec(path).blocks == spec(tmp_path).blocks
 
 
+def test_a_config_is_named_by_its_folder_or_by_a_name_of_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path, LLAMA)
+    assert spec(path).name == spec(tmp_path).name == tmp_path.name
+    assert spec(path.rename(tmp_path / "mine-8b.json")).name == "mine-8b"
+    assert spec(written(tmp_path, LLAMA | {"_name_or_path": "me/mine"})).name == "me/mine"
+
+
 @pytest.mark.parametrize(
     ("kind", "config"),
     [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSpec, OperatorKind
 from parastrat.plan import Recompute
-from parastrat.profiles import model_names, profiles_root
+from parastrat.profiles import model_names, model_table, profiles_root
 from parastrat.sources import load_source
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -140,3 +140,12 @@ def test_images_take_no_sequence() -> None:
     assert source is not None
     with pytest.raises(ModelError, match="images"):
         source.at(128, Precision.FP32, Kernels.EAGER)
+
+
+@pytest.mark.parametrize("name", ["125m", "350m", "760m", "1.3b", "2.7b", "6.7b", "13b"])
+def test_batches_of_gpt3_are_shared_by_many_devices(name: str) -> None:
+    training = (model_table(f"gpt3-{name}") or {})["training"]
+    # 0.5M, 1M and 2M tokens had been cut to 244, 488 and 977 contexts, which next to no machine shares
+    assert training["global_batch_size"] % 256 == 0
+    tokens = float(training["source"].partition(": ")[2].partition("M tokens")[0]) * 1e6
+    assert abs(training["global_batch_size"] * training["sequence_length"] / tokens - 1) < 0.05

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from parastrat.model import Block, Family, ModelSpec, OperatorKind, Parameters
+from parastrat.profiles import model_names, model_table
 from parastrat.saved import Saved
 from parastrat.sources import load_source
 from parastrat.sources.architecture import Architecture, Audio, Norm
@@ -103,3 +104,10 @@ def test_a_longer_text_is_not_heard_longer() -> None:
     for place in range(3):
         assert short.blocks[place] == long.blocks[place]
     assert long.blocks[4].flops > short.blocks[4].flops
+
+
+@pytest.mark.parametrize("name", [each for each in model_names() if each.startswith("whisper")])
+def test_batches_of_speech_are_those_of_its_paper(name: str) -> None:
+    table = (model_table(name) or {})["training"]
+    assert table["global_batch_size"] == (1024 if "large" in name else 256)
+    assert "arxiv.org/abs/2212.04356" in table["source"]

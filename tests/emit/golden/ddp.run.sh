@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # ddp (dp_replicate 8) on dgx-h100:1: 1 node of 8 ranks
-# ./run.sh train.py [arguments of train.py]
+# ./run.sh YOUR_SCRIPT.py [its arguments]
 set -euo pipefail
 
 if (( $# == 0 )); then
-    echo "usage: run.sh train.py [arguments of train.py]" >&2
+    echo "usage: run.sh YOUR_SCRIPT.py [its arguments]" >&2
     exit 2
 fi
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # fsdp2 (dp_shard 2) on dgx-h100:1: 1 node of 2 ranks
-# ./mpirun.sh train.py [arguments of train.py]
+# ./mpirun.sh YOUR_SCRIPT.py [its arguments]
 set -euo pipefail
 
 if (( $# == 0 )); then
-    echo "usage: mpirun.sh train.py [arguments of train.py]" >&2
+    echo "usage: mpirun.sh YOUR_SCRIPT.py [its arguments]" >&2
     exit 2
 fi
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # fsdp2 (dp_shard 16) on dgx-h100:2: 2 nodes of 8 ranks
-# HOSTS=node1,node2,... ./mpirun.sh train.py [arguments of train.py], with 2 nodes
+# HOSTS=node1,node2,... ./mpirun.sh YOUR_SCRIPT.py [its arguments], with 2 nodes
 set -euo pipefail
 
 if (( $# == 0 )); then
-    echo "usage: HOSTS=node,node mpirun.sh train.py [arguments of train.py]" >&2
+    echo "usage: HOSTS=node,node mpirun.sh YOUR_SCRIPT.py [its arguments]" >&2
     exit 2
 fi
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # fsdp2 (dp_shard 16) on dgx-h100:2: 2 nodes of 8 ranks
-# on each of the 2 nodes: HEAD=first-node ./run.sh train.py [arguments of train.py]
+# on each of the 2 nodes: HEAD=first-node ./run.sh YOUR_SCRIPT.py [its arguments]
 set -euo pipefail
 
 if (( $# == 0 )); then
-    echo "usage: HEAD=node run.sh train.py [arguments of train.py]" >&2
+    echo "usage: HEAD=node run.sh YOUR_SCRIPT.py [its arguments]" >&2
     exit 2
 fi
 
