@@ -8,7 +8,7 @@ from torch import nn
 
 from parastrat.plan import Compile, Recompute
 from parastrat.runtime.blocks import called_units
-from parastrat.runtime.context_parallel.apply import context_parallel
+from parastrat.runtime.context_parallel.apply import context_parallel, give_positions
 from parastrat.runtime.data_parallel import replicate, replicate_divided, shard
 from parastrat.runtime.first_values.filled import fill
 from parastrat.runtime.first_values.first_rank import hold_alike, to_device_from_first_rank
@@ -39,7 +39,7 @@ def placed(module: nn.Module, wrapping: Wrapping, start: Start) -> nn.Module:
     stream = context_parallel(module, wrapping)
     units = _units(module, wrapping)
     if stream is not None:
-        stream.give_shares([*units.values()])
+        give_positions(stream, units)
     model = _placed(module, wrapping, units, start)
     if wrapping.plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()

@@ -45,7 +45,7 @@ def choose_division(
 def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
     """Let the module's blocks work on this rank's positions, as was chosen; None without cp.
 
-    They are given these by ``Stream.give_shares``, once it is known what recomputes them.
+    They are given these by ``give_positions``, once it is known what recomputes them.
     """
     mesh, division = wrapping.mesh.cp, wrapping.division
     if mesh is None or division is None:
@@ -60,12 +60,13 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
         regions.around(module)
         stream.draws = _drawing_apart(wrapping.device, mesh.get_local_rank())
         wrapping.calls.append("# a training forward draws alike on all cp ranks, but in the blocks")
-    stream.work_on_shares(blocks_of(module))
+    blocks = blocks_of(module, division.container)
+    stream.work_on_shares([*blocks.values()])
     stream.end(module)
     share = "a piece from either end" if division.balanced else "a piece"
     wrapping.calls.append(
         f"# each rank of context['cp'] has {share} of every sequence in {type(module).__name__}'s "
-        f"{len(blocks_of(module))} blocks, whose attention gathers keys and values"
+        f"{len(blocks)} blocks, whose attention gathers keys and values"
     )
     if division.head:
         wrapping.calls.append(f"# and in those behind them, up to {division.head}")
@@ -74,6 +75,17 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
             "# forward_backward keeps logits divided up to cross entropy; model(x) gathers them"
         )
     return stream
+
+
+def give_positions(stream: Stream, units: dict[str, nn.Module]) -> None:
+    """Give the blocks this rank's positions.
+
+    Args:
+        stream: as ``context_parallel`` returned it.
+        units: the blocks by name, each with what recomputes it.
+    """
+    inside = f"{stream.division.container}."
+    stream.give_shares([unit for name, unit in units.items() if name.startswith(inside)])
 
 
 def _drawing_apart(device: torch.device, rank: int) -> Callable[[nn.Module], AbstractContextManager[None]]:

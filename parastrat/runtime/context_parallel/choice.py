@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
-from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.context_parallel.attention import Attention
 from parastrat.runtime.context_parallel.counting import counting
 from parastrat.runtime.context_parallel.positions import Positions
@@ -55,8 +55,10 @@ def chosen_division(source: Source, mesh: DeviceMesh) -> Division:
 def _proven(source: Source, bench: Bench) -> Division:
     ranks = bench.mesh.size()
     try:
-        division = _suggested(bench, batch_for(source, bench.copy, 4 * ranks))
-        check_shares_differ(bench.copy, bench.task.inputs, 2 * ranks)
+        container = largest_list(source.module)
+        division = _suggested(bench, container, batch_for(source, bench.copy, 4 * ranks))
+        first = next(iter(blocks_of(bench.copy, container)))
+        check_shares_differ(bench.copy, bench.task.inputs, 2 * ranks, first)
     except (NotDividedError, NoStreamError) as reason:
         raise _refused(source.module, ranks, str(reason)) from None
     verdict = _holds(bench, division)
@@ -100,7 +102,7 @@ def _refused(module: nn.Module, ranks: int, reason: str) -> WrapError:
 
 
 def _divided(division: Division, mesh: DeviceMesh, module: nn.Module) -> None:
-    stream, blocks = stream_of(division, mesh), blocks_of(module)
+    stream, blocks = stream_of(division, mesh), [*blocks_of(module, division.container).values()]
     stream.work_on_shares(blocks)
     stream.give_shares(blocks)
     stream.end(module)
@@ -113,23 +115,43 @@ def stream_of(division: Division, mesh: DeviceMesh, *, gathers_again: bool = Tru
     return Stream(positions=positions, attention=attention, division=division)
 
 
-def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """Return the blocks that positions pass through."""
-    return list(repeated_blocks(module).modules)
+def blocks_of(module: nn.Module, container: str) -> dict[str, nn.Module]:
+    """Return the blocks of a list by name."""
+    blocks = repeated_blocks(module)
+    return {
+        name: block
+        for name, block in zip(blocks.names, blocks.modules, strict=True)
+        if name.rpartition(".")[0] == container
+    }
 
 
-def _suggested(bench: Bench, longer: Any) -> Division:
+def largest_list(module: nn.Module) -> str:
+    """Return the name of the list of blocks that has most of a model's weights: its language model's, say.
+
+    Raises:
+        NotDividedError: if the model has none.
+    """
+    containers = repeated_blocks(module).containers
+    if not containers:
+        raise NotDividedError("the model has no list of blocks")
+    return max(containers, key=lambda name: parameter_count(module.get_submodule(name)))
+
+
+def _suggested(bench: Bench, container: str, longer: Any) -> Division:
     """Return how positions may be divided; all remains to be proven.
+
+    Args:
+        bench: the small copy.
+        container: the list of blocks that they pass through.
+        longer: a batch with more of them.
 
     Raises:
         NotDividedError: if it is seen already that they cannot.
     """
-    blocks = repeated_blocks(bench.copy)
-    if len(blocks.containers) != 1:
-        raise NotDividedError(f"the model has {len(blocks.containers)} lists of blocks, not one")
-    short, long = (seen_in(bench.copy, blocks, inputs) for inputs in (bench.task.inputs, longer))
+    blocks = blocks_of(bench.copy, container)
+    short, long = (seen_in(bench.copy, tuple(blocks), inputs) for inputs in (bench.task.inputs, longer))
     if short.shapes == long.shapes:  # nobody knows which of its dimensions are positions
-        long = seen_in(bench.copy, blocks, _with_twice(bench.task.inputs, short.length))
+        long = seen_in(bench.copy, tuple(blocks), _with_twice(bench.task.inputs, short.length))
     if short.changed:
         raise NotDividedError(f"a forward changes {short.changed}, on each rank by its own positions")
     if not short.attentions:
@@ -141,7 +163,7 @@ def _suggested(bench: Bench, longer: Any) -> Division:
     counts = {counting(*ends, lengths) for ends in zip(short.ends, long.ends, strict=False)}
     if len(counts) > 1:
         raise NotDividedError("blocks count positions each in another way")
-    return Division(given=given, counts=counts.pop(), balanced=short.causal > 0)
+    return Division(container=container, given=given, counts=counts.pop(), balanced=short.causal > 0)
 
 
 def _with_twice(inputs: Any, length: int) -> Any:

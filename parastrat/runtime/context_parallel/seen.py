@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +18,6 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from parastrat.runtime.context_parallel.counting import Ends, Noting
 from parastrat.runtime.context_parallel.stream import SEQUENCE, STREAM_DIMS
 from parastrat.runtime.training.batches import called
-
-if TYPE_CHECKING:
-    from parastrat.runtime.blocks import Blocks
 
 #: where ``is_causal`` stands among the arguments of attention
 _CAUSAL = 5
@@ -51,16 +48,22 @@ class Seen:
         return self.shapes[self.stream][SEQUENCE] if self.stream else 0
 
 
-def seen_in(module: nn.Module, blocks: Blocks, inputs: Any) -> Seen:
-    """Return what is seen in a forward of a copy of a module, without gradients."""
+def seen_in(module: nn.Module, blocks: tuple[str, ...], inputs: Any) -> Seen:
+    """Return what is seen in a forward of a copy of a module, without gradients.
+
+    Args:
+        module: which stays as it is.
+        blocks: the names of those that are looked into.
+        inputs: a batch.
+    """
     seen, trial = Seen(), copy.deepcopy(module)
-    for name in blocks.names:
+    for name in blocks:
         block = trial.get_submodule(name)
         block.forward = wraps(block.forward)(partial(_noted, seen, block.forward))
     with torch.no_grad():
         called(trial, inputs)
     before = dict(module.named_buffers())
-    inside = tuple(f"{name}." for name in blocks.names)
+    inside = tuple(f"{name}." for name in blocks)
     for name, buffer in trial.named_buffers():
         if name.startswith(inside) and not (name in before and torch.equal(buffer, before[name])):
             seen.changed = seen.changed or name

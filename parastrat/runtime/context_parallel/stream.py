@@ -45,6 +45,8 @@ class NotDividedError(Exception):
 class Division:
     """How a model's positions are divided; proven on a small copy."""
 
+    #: the list of blocks that positions pass through
+    container: str
     #: what its blocks are given
     given: Given
     #: their own code's calls that count positions

@@ -92,5 +92,7 @@ def _divided(module: nn.Module, wrapping: Wrapping) -> Iterator[tuple[str, nn.Mo
             if part.role in (Role.COLUMN, Role.ROW):
                 yield name, module.get_submodule(name)
     if wrapping.division is not None:
-        for block in wrapping.blocks.names:
-            yield from module.get_submodule(block).named_modules(prefix=block)
+        container = wrapping.division.container
+        for name, part in module.get_submodule(container).named_modules(prefix=container):
+            if name != container:
+                yield name, part

@@ -67,20 +67,21 @@ def streamed(module: nn.Module, layout: Layout) -> Layout:
     return Layout(groups=(*layout.groups, whole), left=layout.left, sequence=True)
 
 
-def check_shares_differ(module: nn.Module, inputs: Any, degree: int) -> None:
+def check_shares_differ(module: nn.Module, inputs: Any, degree: int, block: str = "") -> None:
     """Check that ranks would have other positions of a batch than each other, so that lost ones show.
 
     Args:
         module: a small copy of the model, with blocks; its forward is run on another one.
         inputs: the batch.
         degree: number of ranks.
+        block: the first that they pass through; "": the first of all.
 
     Raises:
-        NoStreamError: if what comes to the first block is the same on two of them.
+        NoStreamError: if what comes to that block is the same on two of them.
     """
     trial = copy.deepcopy(module)
     seen: list[torch.Tensor] = []
-    first = trial.get_submodule(repeated_blocks(trial).names[0])
+    first = trial.get_submodule(block or repeated_blocks(trial).names[0])
     first.register_forward_pre_hook(
         lambda _, args, kwargs: seen.extend(activations((args, kwargs))[:1]), with_kwargs=True
     )
