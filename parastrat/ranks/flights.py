@@ -28,22 +28,24 @@ class Flights:
     running: Any
 
 
-#: with backward whole and split, in steps of many micro-batches, and then in those of as many as ranks
-WAYS = tuple(product((False, True), (False, True)))
+#: steps of many micro-batches, and then of as few as ranks
+STEPS = (False, True)
+#: in either, with backward whole and split
+WAYS = tuple(product(STEPS, (False, True)))
 
 
 @cache
-def flights(pp: int, chunks: int, *, is_bent: bool) -> tuple[Flights, Any]:
-    """Return those of each of ``WAYS``, the ranks of one behind those of another.
+def flights(pp: int, chunks: int, *, is_bent: bool, split: bool) -> tuple[Flights, Any]:
+    """Return those in each of ``STEPS``, the ranks in one behind those in the other.
 
     And by rank and virtual stage where weights wait for anything: not on the first stage, which has no
     inputs whose gradients would come first.
     """
     ways = [
         v_shaped(pp, split=split, few=few) if is_bent else looped(pp, chunks, split=split, few=few)
-        for few, split in WAYS
+        for few in STEPS
     ]
-    waits = np.array([split for _, split in WAYS]).repeat(pp)[:, None] & np.ones(chunks, dtype=bool)
+    waits = np.full((len(STEPS) * pp, chunks), split)
     waits[::pp, 0] = False
     together = Flights(
         alive=np.concatenate([way.alive for way in ways]).astype(float),
@@ -122,7 +124,7 @@ class Turns:
         return Turns(at_kinds=self.at_kinds.take(places, axis=-1), ending=self.ending.take(places, axis=-1))
 
 
-def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool) -> Any:
+def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool, split: bool) -> Any:
     """Return what is alive on ranks as each begins its first backward, but for what ran before a block.
 
     Of the moments of ``turns`` it is the one that is found without the others: nothing where a kind is not
@@ -133,12 +135,13 @@ def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: b
         of_kind: where a block, in the first axis, is of a kind.
         ranks: which are looked at.
         is_bent: the chain runs down the ranks and up again.
+        split: backward is split.
 
     Returns:
-        Repeats of each kind; kinds that run before these before ``WAYS`` before ranks.
+        Repeats of each kind; kinds that run before these before ``STEPS`` before ranks.
     """
-    (chunks, pp), many = held.shape[:2], len(WAYS)
-    flown, _ = flights(pp, chunks, is_bent=is_bent)
+    (chunks, pp), many = held.shape[:2], len(STEPS)
+    flown, _ = flights(pp, chunks, is_bent=is_bent, split=split)
     alive, running = (
         each.reshape(many, pp, *each.shape[1:])[:, ranks, 0] for each in (flown.alive, flown.running)
     )
@@ -150,9 +153,9 @@ def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: b
 
 
 def turns(
-    held: Any, of_kind: Any, weights: Any, groups: Sequence[Sequence[int]], *, is_bent: bool
+    held: Any, of_kind: Any, weights: Any, groups: Sequence[Sequence[int]], *, is_bent: bool, split: bool
 ) -> tuple[Turns, ...]:
-    """Return what ranks hold at the moments of most, in each of ``WAYS``.
+    """Return what ranks hold at the moments of most, in each of ``STEPS``.
 
     The chunk that runs waits as well: as the last of its blocks runs the others do, and that one begins to.
 
@@ -162,16 +165,17 @@ def turns(
         weights: what a repeat of each kind keeps alive, and then what it waits with; a row for each way.
         groups: ranks that are not told apart, each from its first.
         is_bent: the chain runs down the ranks and up again.
+        split: backward is split.
     """
     (chunks, pp), kinds = held.shape[:2], of_kind.shape[1]
-    flown, waits = flights(pp, chunks, is_bent=is_bent)
+    flown, waits = flights(pp, chunks, is_bent=is_bent, split=split)
     # most stages hold the same blocks, which are looked at once
     places: dict[bytes, int] = {}
     flat = np.moveaxis(held, 0, 1).reshape(pp * chunks, -1)
     at = np.array([places.setdefault(own.tobytes(), len(places)) for own in flat]).reshape(pp, chunks)
     stages = np.frombuffer(b"".join(places), dtype=flat.dtype).reshape(len(places), -1)
     counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in _behind(stages, of_kind))
-    ranks = np.tile(np.arange(pp), len(WAYS))[:, None]
+    ranks = np.tile(np.arange(pp), len(STEPS))[:, None]
     waiting = counts[ranks[:, 0]] * waits[..., None]
     running = np.arange(len(ranks))[:, None], flown.running
     every = np.concatenate(
@@ -189,17 +193,17 @@ def turns(
     at_kinds[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
     at_kinds[np.isinf(found)] = 0
     filled: Any = stages.any(axis=1)
-    first = np.tile(filled[at].argmax(axis=1), len(WAYS))
+    first = np.tile(filled[at].argmax(axis=1), len(STEPS))
     score = np.where((flown.running == first[:, None])[..., None], worth, -np.inf)
     rank, moment, _ = _best(score, groups)
     ending = every[rank, moment]
     ending[..., :kinds] -= counts[rank % pp, first[rank]]
-    begun = first_backwards(held, of_kind, [group[0] for group in groups], is_bent=is_bent)
+    begun = first_backwards(held, of_kind, [group[0] for group in groups], is_bent=is_bent, split=split)
     at_kinds = np.concatenate([at_kinds, np.zeros_like(at_kinds[:, :, :1])], axis=2)
     at_kinds[:, :, -1, :kinds] = begun.reshape(kinds, kinds, -1).transpose(2, 0, 1)
     # ways before kinds that run before kinds that are held before groups
     found = Turns(at_kinds=np.transpose(at_kinds, (2, 1, 3, 0)), ending=np.transpose(ending, (1, 2, 0)))
-    every_group = np.arange(len(groups) * len(WAYS)).reshape(len(WAYS), len(groups))
+    every_group = np.arange(len(groups) * len(STEPS)).reshape(len(STEPS), len(groups))
     return tuple(found.at(own) for own in every_group)
 
 
@@ -216,14 +220,14 @@ def _best(score: Any, groups: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
     """Return the rank of each group and its moment that score highest, and the score.
 
     Args:
-        score: ranks in each of ``WAYS`` before moments before whatever is told apart.
+        score: ranks in each of ``STEPS`` before moments before whatever is told apart.
         groups: of the ranks; their first one counts of equals.
     """
     moments = score.argmax(axis=1)
     best = np.take_along_axis(score, moments[:, None], axis=1)[:, 0]
-    sizes = np.tile([len(group) for group in groups], len(WAYS))
+    sizes = np.tile([len(group) for group in groups], len(STEPS))
     order = np.concatenate([[*group] for group in groups])
-    order = (order + len(score) // len(WAYS) * np.arange(len(WAYS))[:, None]).ravel()
+    order = (order + len(score) // len(STEPS) * np.arange(len(STEPS))[:, None]).ravel()
     starts = np.cumsum(sizes) - sizes
     among = best[order]
     most = np.maximum.reduceat(among, starts, axis=0)
