@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 #: collectives on activations, which nothing hides
 EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
+#: what a micro-batch takes, one after the other
+WHOLE = ("compute", *EXPOSED)
 #: the share of each that comes in forward, but for what is sent again (``_collectives_s``)
 IN_FORWARD = {"tp_exposed": 1 / 2, "cp_exposed": 1 / 3, "ep_exposed": 1 / 2}
 #: and what backward sends again with what it computes again, over both: of full recompute all of forward
@@ -75,6 +77,8 @@ class BlockSeconds:
     compute: Any
     #: of each kind: forward, backward, of that the weights' gradients, and collectives; parts before places
     others: Any
+    #: the names of these: collectives that take no time anywhere are left out
+    parts: tuple[str, ...]
     #: what backward takes longer where schedules split it; None where the stack's do not
     splitting: Splitting | None
     #: whether what is computed again has its collectives again
@@ -89,7 +93,8 @@ class BlockSeconds:
         """Return each part of one repeat of each kind of block, kinds before rows."""
         others = self.others.take(self.at, axis=-1).swapaxes(0, 1)
         seconds = self._named(c, self.compute.take(self._places(c), axis=-1), others)
-        return self._split(c, seconds, lambda longer: longer)
+        every = self._split(c, seconds, lambda longer: longer)
+        return {part: np.broadcast_to(own, others.shape[1:]) for part, own in every.items()}
 
     def of_model(self, c: Columns, repeats: Sequence[float]) -> dict[str, Any]:
         """Return each part of the model's blocks together, of which there are so many repeats."""
@@ -105,7 +110,7 @@ class BlockSeconds:
 
     def _named(self, c: Columns, compute: Any, others: Any) -> dict[str, Any]:
         """Return the parts by their names, collectives with those that backward repeats."""
-        once = dict(zip((*_ALONE, *EXPOSED), others, strict=True))
+        once = dict.fromkeys(EXPOSED, 0.0) | dict(zip(self.parts, others, strict=True))
         forward = sum(IN_FORWARD[part] * once[part] for part in EXPOSED)
         named = {**once, "compute": compute, "sent_forward": forward}
         if not self.sends_again:
@@ -148,11 +153,12 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     times = block_times(facts, blocks, c)
     backward = times.backward + _remade_s(facts, blocks, times)
     plain = times.forward + backward
+    sent = zip(EXPOSED, _collectives_s(facts, blocks, c), strict=True)
+    collectives = {part: seconds for part, seconds in sent if seconds.any()}
     return BlockSeconds(
         compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
-        others=np.stack(
-            [times.forward, backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
-        ),
+        others=np.stack([times.forward, backward, times.weights, *collectives.values()], axis=1),
+        parts=(*_ALONE, *collectives),
         splitting=splitting_of(facts, times),
         sends_again=facts.stack.sends_again,
         at=at,

@@ -195,13 +195,12 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) ->
     """
     steps = c.gradient_accumulation_steps
     zero = np.zeros(len(c.pp))
-    others = {part: of_all - one[part] for part, of_all in one["of_all"].items()}
     compute = steps * one["compute"]
     parts = {
         "compute": compute + facts.stack.step_constant_s,
         **{part: steps * one[part] for part in EXPOSED},
         "dp_exposed": zero,
-        "pp_bubble": bubble_s(c, others),
+        "pp_bubble": bubble_s(c, one, one["of_all"]),
         "pp_exposed": sends,
         "optimizer": one["optimizer"],
     }
