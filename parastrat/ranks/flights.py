@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -188,19 +188,23 @@ def turns(
     worth = every @ weights.T
     less = (behind @ weights[:, :kinds].T)[ranks, flown.running]
     score = np.where(has[ranks, flown.running][..., None], worth[:, :, None] - less, -np.inf)
-    rank, moment, found = _best(score, groups)
+    told = _groups_of(groups, pp)
+    rank, moment, found = _best(score, told)
     at_kinds = every[rank, moment]
     at_kinds[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
     at_kinds[np.isinf(found)] = 0
     filled: Any = stages.any(axis=1)
     first = np.tile(filled[at].argmax(axis=1), len(STEPS))
     score = np.where((flown.running == first[:, None])[..., None], worth, -np.inf)
-    rank, moment, _ = _best(score, groups)
+    rank, moment, _ = _best(score, told)
     ending = every[rank, moment]
     ending[..., :kinds] -= counts[rank % pp, first[rank]]
-    begun = first_backwards(held, of_kind, [group[0] for group in groups], is_bent=is_bent, split=split)
     at_kinds = np.concatenate([at_kinds, np.zeros_like(at_kinds[:, :, :1])], axis=2)
-    at_kinds[:, :, -1, :kinds] = begun.reshape(kinds, kinds, -1).transpose(2, 0, 1)
+    # as in ``first_backwards``, of each group's first rank
+    rank = told.order[told.starts]
+    own = rank % pp, flown.running[rank, 0]
+    begun = every[rank, 0, None, :kinds] - behind[own]
+    at_kinds[:, :, -1, :kinds] = np.where(has[own][..., None], begun, 0.0)
     # ways before kinds that run before kinds that are held before groups
     found = Turns(at_kinds=np.transpose(at_kinds, (2, 1, 3, 0)), ending=np.transpose(ending, (1, 2, 0)))
     every_group = np.arange(len(groups) * len(STEPS)).reshape(len(STEPS), len(groups))
@@ -211,31 +215,43 @@ def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:
     """Return which kinds each virtual stage has, and the repeats behind the last block of each."""
     places = np.arange(1, len(of_kind) + 1, dtype=np.int16)
     present = np.where(stages > 0, places, np.int16(0))
-    last = np.stack([present[:, own].max(axis=1, initial=0) for own in of_kind.T], axis=1)
+    last = np.where(of_kind, present[..., None], np.int16(0)).max(axis=1)
     behind = np.where(places > last[..., None], stages[:, None], 0.0) @ of_kind
     return last > 0, behind
 
 
-def _best(score: Any, groups: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
+class _Groups(NamedTuple):
+    """Groups of ranks in each of ``STEPS``, one behind another."""
+
+    #: the ranks, and of each group the place of its first one and how many there are
+    order: Any
+    starts: Any
+    sizes: Any
+
+
+def _groups_of(groups: Sequence[Sequence[int]], pp: int) -> _Groups:
+    sizes = np.array([len(group) for group in groups] * len(STEPS))
+    ranks = [rank + pp * step for step in range(len(STEPS)) for group in groups for rank in group]
+    return _Groups(order=np.array(ranks), starts=np.cumsum(sizes) - sizes, sizes=sizes)
+
+
+def _best(score: Any, groups: _Groups) -> tuple[Any, Any, Any]:
     """Return the rank of each group and its moment that score highest, and the score.
 
     Args:
         score: ranks in each of ``STEPS`` before moments before whatever is told apart.
         groups: of the ranks; their first one counts of equals.
     """
-    moments = score.argmax(axis=1)
-    best = np.take_along_axis(score, moments[:, None], axis=1)[:, 0]
-    sizes = np.tile([len(group) for group in groups], len(STEPS))
-    order = np.concatenate([[*group] for group in groups])
-    order = (order + len(score) // len(STEPS) * np.arange(len(STEPS))[:, None]).ravel()
-    starts = np.cumsum(sizes) - sizes
+    order, starts, sizes = groups
+    # all that is told apart in one axis
+    moments, best = (each.reshape(len(score), -1) for each in (score.argmax(axis=1), score.max(axis=1)))
     among = best[order]
     most = np.maximum.reduceat(among, starts, axis=0)
-    places = np.arange(len(order)).reshape(-1, *[1] * (best.ndim - 1))
-    first = np.where(among == most.repeat(sizes, axis=0), places, len(order))
+    first = np.where(among == most.repeat(sizes, axis=0), np.arange(len(order))[:, None], len(order))
     rank = order[np.minimum.reduceat(first, starts, axis=0)]
-    others = np.ogrid[tuple(slice(size) for size in rank.shape)][1:]
-    return rank, moments[rank, *others], most
+    moment = moments[rank, np.arange(rank.shape[1])]
+    shape = len(starts), *score.shape[2:]
+    return rank.reshape(shape), moment.reshape(shape), most.reshape(shape)
 
 
 def _of_chunks(count: Any, pp: int, chunks: int) -> Any:

@@ -55,6 +55,11 @@ class RankTable:
         return self.numbers.take(among + self.firsts, axis=-1)
 
     @cached_property
+    def starts_of_pipeline(self) -> float:
+        """How many blocks start backward in a pipeline, in the mean."""
+        return float(self.starts.counts.mean())
+
+    @cached_property
     def foremost(self) -> Starts:
         """Of the starts those of the first ranks, of each kind of block the first one."""
         return self.starts.foremost(FOREMOST)
@@ -126,7 +131,7 @@ class Pipelines:
     @property
     def starts_of_plan(self) -> float:
         """How many blocks start backward on the ranks of a pipeline, in the mean of those so far."""
-        return float(self.tables[-1].starts.counts.mean()) if self.tables else 1.0
+        return self.tables[-1].starts_of_pipeline if self.tables else 1.0
 
     def ranks_of(self, shape: Shape) -> Any:
         """Return the distinct ranks of one pipeline as rows of numbers."""
