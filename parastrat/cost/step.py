@@ -58,6 +58,9 @@ _WEIGHTS_BY = (
     "offload",
 )
 
+#: so many plans at once, of which what is made stays in memory that the process has
+_MOST = 14_000
+
 
 def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> dict[str, Any]:
     """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays.
@@ -81,8 +84,13 @@ def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = N
 
 def step_s(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
     """Return ``step`` of ``time_columns`` for every row, without its parts."""
-    slowest: Seconds = _of_ranks(facts, columns, blocks)["step"].max(axis=0)
-    return slowest
+    many = len(columns.pp)
+    if many <= _MOST:
+        slowest: Seconds = _of_ranks(facts, columns, blocks)["step"].max(axis=0)
+        return slowest
+    blocks = blocks or block_seconds(facts, columns)
+    several = np.array_split(np.arange(many), -(-many // _MOST))
+    return np.concatenate([step_s(facts, columns.at(rows), blocks.rows(rows)) for rows in several])
 
 
 def _of_ranks(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
 from parastrat.assess import assess, assess_all, plans_table
 from parastrat.case import Facts
 from parastrat.columns import Columns
-from parastrat.cost import block_seconds, time_columns, weights_floor
+from parastrat.cost import block_seconds, step_s, time_columns, weights_floor
 from parastrat.errors import ProfileError
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
@@ -346,6 +346,14 @@ def test_seconds_of_blocks_serve_for_whatever_is_computed_again_and_for_chosen_r
     found = time_columns(facts, columns.at(chosen), block_seconds(facts, plain).rows(chosen))
     assert found["step"].tolist() == time_columns(facts, columns)["step"][chosen].tolist()
     assert len(set(found["step"].tolist())) == len(chosen)
+
+
+def test_more_plans_than_are_looked_at_once_take_what_each_takes() -> None:
+    facts, many = full_model(), 30_001
+    plans = [plan(pp=2, tp=2, ep=2, dp_shard=2, micro_batch_size=size, **ONE_F_ONE_B) for size in (1, 2, 4)]
+    columns = Columns({**facts_columns(facts), **plans_table(plans)}).at(np.arange(many) % 3)
+    found, each = step_s(facts, columns), [case.estimate.time.step for case in assess_all(facts, plans)]
+    assert (found == np.array(each)[np.arange(many) % 3]).all()
 
 
 def test_exchanges_hide_behind_another_micro_batch_where_runs_have_it_so() -> None:
