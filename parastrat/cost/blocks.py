@@ -19,7 +19,7 @@ from parastrat.cost.compute import block_times
 from parastrat.cost.splitting import splitting_of
 from parastrat.distinct import standing
 from parastrat.plan import Recompute
-from parastrat.ranks import block_kinds
+from parastrat.ranks import block_kinds, whole_model
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class BlockSeconds:
     others: Any
     #: the names of these: collectives that take no time anywhere are left out
     parts: tuple[str, ...]
+    #: how many repeats of each kind the model has, and what all of these take together of either
+    repeats: Sequence[float]
+    compute_of_all: Any
+    others_of_all: Any
     #: what backward takes longer where schedules split it; None where the stack's do not
     splitting: Splitting | None
     #: whether what is computed again has its collectives again
@@ -96,11 +100,11 @@ class BlockSeconds:
         every = self._split(c, seconds, lambda longer: longer)
         return {part: np.broadcast_to(own, others.shape[1:]) for part, own in every.items()}
 
-    def of_model(self, c: Columns, repeats: Sequence[float]) -> dict[str, Any]:
-        """Return each part of the model's blocks together, of which there are so many repeats."""
-        compute, others = _summed(self.compute, repeats), _summed(self.others, repeats)
-        seconds = self._named(c, compute.take(self._places(c)), others.take(self.at, axis=-1))
-        return self._split(c, seconds, lambda longer: _summed(longer, repeats))
+    def of_model(self, c: Columns) -> dict[str, Any]:
+        """Return each part of the model's blocks together."""
+        compute = self.compute_of_all.take(self._places(c))
+        seconds = self._named(c, compute, self.others_of_all.take(self.at, axis=-1))
+        return self._split(c, seconds, lambda longer: _summed(longer, self.repeats))
 
     def of_ranks(self, c: Columns, repeats: Sequence[Any]) -> dict[str, Any]:
         """Return each part of a rank's blocks together, in arrays with ranks before rows as repeats are."""
@@ -155,10 +159,16 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     plain = times.forward + backward
     sent = zip(EXPOSED, _collectives_s(facts, blocks, c), strict=True)
     collectives = {part: seconds for part, seconds in sent if seconds.any()}
+    compute = np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1)
+    others = np.stack([times.forward, backward, times.weights, *collectives.values()], axis=1)
+    repeats = whole_model(facts.model).repeats
     return BlockSeconds(
-        compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
-        others=np.stack([times.forward, backward, times.weights, *collectives.values()], axis=1),
+        compute=compute,
+        others=others,
         parts=(*_ALONE, *collectives),
+        repeats=repeats,
+        compute_of_all=_summed(compute, repeats),
+        others_of_all=_summed(others, repeats),
         splitting=splitting_of(facts, times),
         sends_again=facts.stack.sends_again,
         at=at,

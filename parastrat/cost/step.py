@@ -18,7 +18,7 @@ from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_sprea
 from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns, whole_model
+from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
 from parastrat.ranks.states import unit_totals
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: 
 def _of_model(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
     """Return one micro-batch's seconds in all blocks of the model."""
     blocks = blocks or block_seconds(facts, columns)
-    return blocks.of_model(columns, whole_model(facts.model).repeats)
+    return blocks.of_model(columns)
 
 
 def _fabric(facts: Facts) -> Fabric | None:
