@@ -16,6 +16,7 @@ from parastrat.cost.communication import (
     ring_send_s,
 )
 from parastrat.cost.compute import block_times
+from parastrat.cost.operators import operator_table
 from parastrat.cost.splitting import splitting_of
 from parastrat.distinct import standing
 from parastrat.plan import Recompute
@@ -61,6 +62,9 @@ _SPLIT_PARTS = ("compute", "backward", "weights")
 #: gathers, as torchao's Float8ColwiseParallel does; what is reduce-scattered stays in bf16. With a scale
 #: for each row all does (torchtitan @b5bcd76, components/quantization/float8.md)
 _FP8_PAYLOAD = 0.75
+
+#: what kernels take of so few plans is computed sooner than these are told apart
+_FEW = 500
 
 #: what decides the seconds of one micro-batch in a block, but for what is computed again
 _BLOCKS_BY = ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "async_tp")
@@ -154,13 +158,16 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     """Return the seconds of blocks for many plans, whatever they recompute."""
     c, at = standing(columns, _BLOCKS_BY)
     blocks = block_kinds(facts.model).blocks
-    times = block_times(facts, blocks, c)
+    computing, place = _computing(facts, blocks, c)
+    times = block_times(facts, blocks, computing)
     backward = times.backward + _remade_s(facts, blocks, times)
     plain = times.forward + backward
+    kernels = (times.forward, backward, times.weights)
     sent = zip(EXPOSED, _collectives_s(facts, blocks, c), strict=True)
     collectives = {part: seconds for part, seconds in sent if seconds.any()}
-    compute = np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1)
-    others = np.stack([times.forward, backward, times.weights, *collectives.values()], axis=1)
+    with_policy = (plain + times.recomputed(policy) for policy in Recompute)
+    compute = np.concatenate([each.take(place, axis=1) for each in with_policy], axis=1)
+    others = np.stack([*(each.take(place, axis=1) for each in kernels), *collectives.values()], axis=1)
     repeats = whole_model(facts.model).repeats
     return BlockSeconds(
         compute=compute,
@@ -169,10 +176,28 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
         repeats=repeats,
         compute_of_all=_summed(compute, repeats),
         others_of_all=_summed(others, repeats),
-        splitting=splitting_of(facts, times),
+        splitting=splitting_of(facts, times, place),
         sends_again=facts.stack.sends_again,
         at=at,
     )
+
+
+def _computing(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> tuple[Columns, Any]:
+    """Return the plans that differ in what kernels are given, and for every plan which of them it is.
+
+    Two samples of which a rank has half each are as one, but where scores are kept, whose softmax counts
+    whole samples, or images are laid out.
+    """
+    every = np.arange(len(c.pp))
+    laid_out = operator_table(blocks).products.convolution.any()
+    if len(every) <= _FEW or facts.stack.kernels.keeps_scores or laid_out:
+        return c, every
+    _, samples = np.unique(c.micro_batch_size / c.cp, return_inverse=True)
+    key = samples
+    for column in (c.tp, c.ep, c.sequence_parallel):
+        key = key * (int(column.max()) + 1) + column
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    return c.at(first), place
 
 
 def _remade_s(facts: Facts, blocks: Sequence[Block], times: BlockTimes) -> Any:

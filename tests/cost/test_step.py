@@ -349,6 +349,18 @@ def test_seconds_of_blocks_serve_for_whatever_is_computed_again_and_for_chosen_r
     assert len(set(found["step"].tolist())) == len(chosen)
 
 
+def test_plans_whose_kernels_are_given_as_much_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = full_model()
+    sizes = [(1, 1), (2, 2), (4, 2), (2, 1), (4, 1)]
+    plans = [plan(tp=tp, cp=cp, micro_batch_size=size, dp_shard=2) for tp in (1, 2) for size, cp in sizes]
+    columns = Columns(facts_columns(facts) | plans_table(plans))
+    each = block_seconds(facts, columns)
+    monkeypatch.setattr("parastrat.cost.blocks._FEW", 0)
+    found = block_seconds(facts, columns)
+    assert (found.compute == each.compute).all()
+    assert (found.others == each.others).all()
+
+
 def test_more_plans_than_are_looked_at_once_take_what_each_takes() -> None:
     facts, many = full_model(), 30_001
     plans = [plan(pp=2, tp=2, ep=2, dp_shard=2, micro_batch_size=size, **ONE_F_ONE_B) for size in (1, 2, 4)]
