@@ -101,7 +101,10 @@ def _shortened(names: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...
 
 def _counted(key: Any) -> tuple[Any, int]:
     """Return keys as positions among the keys that occur, and how many those are."""
-    marks = np.zeros(int(key.max()) + 1, dtype=np.int64)
-    marks[key] = 1
-    places = np.cumsum(marks)
-    return places[key] - 1, int(places[-1])
+    marks = np.zeros(int(key.max()) + 1, dtype=bool)
+    marks[key] = True
+    found = marks.nonzero()[0]
+    # where keys are sparse most of the table is never touched
+    places = np.empty(len(marks), dtype=np.int64)
+    places[found] = np.arange(len(found))
+    return places.take(key), len(found)

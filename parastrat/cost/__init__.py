@@ -2,6 +2,7 @@
 
 from parastrat.cost.blocks import BlockSeconds, block_seconds
 from parastrat.cost.step import (
+    mean_weights_s,
     micro_batch_s,
     step_s,
     time_columns,
@@ -13,6 +14,7 @@ from parastrat.cost.step import (
 __all__ = [
     "BlockSeconds",
     "block_seconds",
+    "mean_weights_s",
     "micro_batch_s",
     "step_s",
     "time_columns",

@@ -16,10 +16,11 @@ from parastrat.cost.communication import (
     ring_send_s,
 )
 from parastrat.cost.compute import block_times
+from parastrat.cost.operators import operator_table
 from parastrat.cost.splitting import splitting_of
 from parastrat.distinct import standing
 from parastrat.plan import Recompute
-from parastrat.ranks import block_kinds
+from parastrat.ranks import block_kinds, whole_model
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 #: collectives on activations, which nothing hides
 EXPOSED = ("tp_exposed", "cp_exposed", "ep_exposed")
+#: what a micro-batch takes, one after the other
+WHOLE = ("compute", *EXPOSED)
 #: the share of each that comes in forward, but for what is sent again (``_collectives_s``)
 IN_FORWARD = {"tp_exposed": 1 / 2, "cp_exposed": 1 / 3, "ep_exposed": 1 / 2}
 #: and what backward sends again with what it computes again, over both: of full recompute all of forward
@@ -60,6 +63,9 @@ _SPLIT_PARTS = ("compute", "backward", "weights")
 #: for each row all does (torchtitan @b5bcd76, components/quantization/float8.md)
 _FP8_PAYLOAD = 0.75
 
+#: what kernels take of so few plans is computed sooner than these are told apart
+_FEW = 500
+
 #: what decides the seconds of one micro-batch in a block, but for what is computed again
 _BLOCKS_BY = ("micro_batch_size", "cp", "tp", "ep", "sequence_parallel", "async_tp")
 
@@ -75,6 +81,12 @@ class BlockSeconds:
     compute: Any
     #: of each kind: forward, backward, of that the weights' gradients, and collectives; parts before places
     others: Any
+    #: the names of these: collectives that take no time anywhere are left out
+    parts: tuple[str, ...]
+    #: how many repeats of each kind the model has, and what all of these take together of either
+    repeats: Sequence[float]
+    compute_of_all: Any
+    others_of_all: Any
     #: what backward takes longer where schedules split it; None where the stack's do not
     splitting: Splitting | None
     #: whether what is computed again has its collectives again
@@ -89,13 +101,14 @@ class BlockSeconds:
         """Return each part of one repeat of each kind of block, kinds before rows."""
         others = self.others.take(self.at, axis=-1).swapaxes(0, 1)
         seconds = self._named(c, self.compute.take(self._places(c), axis=-1), others)
-        return self._split(c, seconds, lambda longer: longer)
+        every = self._split(c, seconds, lambda longer: longer)
+        return {part: np.broadcast_to(own, others.shape[1:]) for part, own in every.items()}
 
-    def of_model(self, c: Columns, repeats: Sequence[float]) -> dict[str, Any]:
-        """Return each part of the model's blocks together, of which there are so many repeats."""
-        compute, others = _summed(self.compute, repeats), _summed(self.others, repeats)
-        seconds = self._named(c, compute.take(self._places(c)), others.take(self.at, axis=-1))
-        return self._split(c, seconds, lambda longer: _summed(longer, repeats))
+    def of_model(self, c: Columns) -> dict[str, Any]:
+        """Return each part of the model's blocks together."""
+        compute = self.compute_of_all.take(self._places(c))
+        seconds = self._named(c, compute, self.others_of_all.take(self.at, axis=-1))
+        return self._split(c, seconds, lambda longer: _summed(longer, self.repeats))
 
     def of_ranks(self, c: Columns, repeats: Sequence[Any]) -> dict[str, Any]:
         """Return each part of a rank's blocks together, in arrays with ranks before rows as repeats are."""
@@ -105,7 +118,7 @@ class BlockSeconds:
 
     def _named(self, c: Columns, compute: Any, others: Any) -> dict[str, Any]:
         """Return the parts by their names, collectives with those that backward repeats."""
-        once = dict(zip((*_ALONE, *EXPOSED), others, strict=True))
+        once = dict.fromkeys(EXPOSED, 0.0) | dict(zip(self.parts, others, strict=True))
         forward = sum(IN_FORWARD[part] * once[part] for part in EXPOSED)
         named = {**once, "compute": compute, "sent_forward": forward}
         if not self.sends_again:
@@ -145,18 +158,46 @@ def block_seconds(facts: Facts, columns: Columns) -> BlockSeconds:
     """Return the seconds of blocks for many plans, whatever they recompute."""
     c, at = standing(columns, _BLOCKS_BY)
     blocks = block_kinds(facts.model).blocks
-    times = block_times(facts, blocks, c)
+    computing, place = _computing(facts, blocks, c)
+    times = block_times(facts, blocks, computing)
     backward = times.backward + _remade_s(facts, blocks, times)
     plain = times.forward + backward
+    kernels = (times.forward, backward, times.weights)
+    sent = zip(EXPOSED, _collectives_s(facts, blocks, c), strict=True)
+    collectives = {part: seconds for part, seconds in sent if seconds.any()}
+    with_policy = (plain + times.recomputed(policy) for policy in Recompute)
+    compute = np.concatenate([each.take(place, axis=1) for each in with_policy], axis=1)
+    others = np.stack([*(each.take(place, axis=1) for each in kernels), *collectives.values()], axis=1)
+    repeats = whole_model(facts.model).repeats
     return BlockSeconds(
-        compute=np.concatenate([plain + times.recomputed(policy) for policy in Recompute], axis=1),
-        others=np.stack(
-            [times.forward, backward, times.weights, *_collectives_s(facts, blocks, c)], axis=1
-        ),
-        splitting=splitting_of(facts, times),
+        compute=compute,
+        others=others,
+        parts=(*_ALONE, *collectives),
+        repeats=repeats,
+        compute_of_all=_summed(compute, repeats),
+        others_of_all=_summed(others, repeats),
+        splitting=splitting_of(facts, times, place),
         sends_again=facts.stack.sends_again,
         at=at,
     )
+
+
+def _computing(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> tuple[Columns, Any]:
+    """Return the plans that differ in what kernels are given, and for every plan which of them it is.
+
+    Two samples of which a rank has half each are as one, but where scores are kept, whose softmax counts
+    whole samples, or images are laid out.
+    """
+    every = np.arange(len(c.pp))
+    laid_out = operator_table(blocks).products.convolution.any()
+    if len(every) <= _FEW or facts.stack.kernels.keeps_scores or laid_out:
+        return c, every
+    _, samples = np.unique(c.micro_batch_size / c.cp, return_inverse=True)
+    key = samples
+    for column in (c.tp, c.ep, c.sequence_parallel):
+        key = key * (int(column.max()) + 1) + column
+    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    return c.at(first), place
 
 
 def _remade_s(facts: Facts, blocks: Sequence[Block], times: BlockTimes) -> Any:

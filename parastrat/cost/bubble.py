@@ -8,7 +8,8 @@ import numpy as np
 
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of
-from parastrat.cost.blocks import forward_s, whole_s
+from parastrat.cost.blocks import WHOLE, forward_s, whole_s
+from parastrat.elementwise import taken
 from parastrat.plan import PipelineSchedule
 from parastrat.schedules import SPLITS
 
@@ -18,8 +19,11 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.units import Seconds
 
+#: of a micro-batch what decides how schedules that split backward fill it
+_PHASES = ("forward", "sent_forward", "weights")
 
-def bubble_s(c: Columns, others: Mapping[str, Any]) -> Seconds:
+
+def bubble_s(c: Columns, own: Mapping[str, Any], every: Mapping[str, Any]) -> Seconds:
     """Return for how long a rank of a pipeline waits in a step; nothing without one.
 
     The first micro-batch must reach it and the last come back: it waits for one on every other rank, a
@@ -30,14 +34,15 @@ def bubble_s(c: Columns, others: Mapping[str, Any]) -> Seconds:
 
     Args:
         c: the plans.
-        others: of all other ranks together the seconds of one micro-batch, as ``BlockSeconds`` tells a
-            rank's own.
+        own: the rank's seconds of one micro-batch, as ``BlockSeconds`` tells them.
+        every: those of all ranks together.
     """
-    whole = whole_s(others)
+    whole = whole_s({part: every[part] - own[part] for part in WHOLE})
     waits = whole / c.virtual_stages
-    split = is_any_of(c.pp_schedule, SPLITS)
-    if split.any():
-        waits = np.where(split, _split_s(c, others, whole), waits)
+    split = np.flatnonzero(is_any_of(c.pp_schedule, SPLITS))
+    if len(split):
+        others = {part: taken(every[part], split) - taken(own[part], split) for part in _PHASES}
+        waits[..., split] = _split_s(c.at(split), others, whole.take(split, axis=-1))
     return np.where(c.pp > 1, waits, 0.0)
 
 

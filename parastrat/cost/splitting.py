@@ -52,13 +52,19 @@ class Splitting:
         return longer
 
 
-def splitting_of(facts: Facts, times: BlockTimes) -> Splitting | None:
-    """Return what backward consists of; None of stacks whose schedules do not split it."""
+def splitting_of(facts: Facts, times: BlockTimes, place: Any) -> Splitting | None:
+    """Return what backward consists of; None of stacks whose schedules do not split it.
+
+    Args:
+        facts: the job.
+        times: of some plans.
+        place: which of these every plan is, as far as kernels see.
+    """
     if not facts.stack.splits_backward:
         return None
     return Splitting(
-        kernels=times.backward_kernels,
-        launches=np.broadcast_to(times.launch_backward, times.backward_kernels.shape),
+        kernels=times.backward_kernels.take(place, axis=1),
+        launches=np.broadcast_to(times.launch_backward, times.backward_kernels.shape).take(place, axis=1),
         blocks=sum(block.repeat for block in facts.model.blocks if block.unit),
         ratio=facts.stack.split_launches,
         ratio_per_block=facts.stack.split_launches_per_block,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import code_of, derived_with
 from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_s, whole_s
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
@@ -18,7 +18,7 @@ from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_sprea
 from parastrat.distinct import standing
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns, whole_model
+from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
 from parastrat.ranks.states import unit_totals
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ _WEIGHTS_BY = (
     "offload",
 )
 
+#: so many plans at once, of which what is made stays in memory that the process has
+_MOST = 14_000
+
 
 def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> dict[str, Any]:
     """Return the parts of ``TimeEstimate`` for every row, seconds; plan columns are equal-length arrays.
@@ -81,46 +84,72 @@ def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = N
 
 def step_s(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
     """Return ``step`` of ``time_columns`` for every row, without its parts."""
-    slowest: Seconds = _of_ranks(facts, columns, blocks)["step"].max(axis=0)
-    return slowest
+    many = len(columns.pp)
+    if many <= _MOST:
+        slowest: Seconds = _of_ranks(facts, columns, blocks)["step"].max(axis=0)
+        return slowest
+    blocks = blocks or block_seconds(facts, columns)
+    several = np.array_split(np.arange(many), -(-many // _MOST))
+    return np.concatenate([step_s(facts, columns.at(rows), blocks.rows(rows)) for rows in several])
 
 
 def _of_ranks(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
     """Return the parts of the step if one pipeline rank or another is the slowest, ranks before rows."""
     blocks = blocks or block_seconds(facts, columns)
     of_work = blocks.of_ranks(columns, rank_columns(facts.model, columns).repeats)
-    of_all = _of_model(facts, columns, blocks)
-    return _rank_steps(facts, columns, {**of_work, "of_all": of_all}, rank_columns)
+    of_all, weights = blocks.of_model(columns), _of_distinct(facts, columns, rank_columns)
+    return _rank_step(facts, columns, {**of_work, "of_all": of_all, **weights})
 
 
-def time_floor(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Seconds:
+def time_floor(
+    facts: Facts,
+    columns: Columns,
+    blocks: BlockSeconds | None = None,
+    weights: Mapping[str, Any] | None = None,
+) -> Seconds:
     """Return the seconds below which no plan of a row gets with its recompute, whatever resharding it has.
 
     It is the step, without resharding, of a rank with the mean load. Every part of a step is linear in what
     a rank holds, or the larger of such, so that the mean rank takes at most the mean of all ranks, and the
     slowest at least that. Further gathering adds seconds, of which communication that hides behind compute
     takes back a share.
+
+    ``blocks`` and ``weights`` are the seconds of the rows' blocks and of their weights (``mean_weights_s``)
+    where they are known already.
     """
     plain = columns.joined({"reshard_after_forward": False})
     # the mean rank has each block's share
-    of_work = _of_model(facts, plain, blocks)
+    of_work = (blocks or block_seconds(facts, plain)).of_model(plain)
     one: dict[str, Any] = {part: seconds / plain.pp for part, seconds in of_work.items()}
     one["of_all"] = of_work
-    step: Seconds = _rank_steps(facts, plain, one, mean_ranks)["step"]
+    of_weights = weights or _of_distinct(facts, plain, mean_ranks)
+    step: Seconds = _rank_step(facts, plain, one | dict(of_weights))["step"]
     return step
 
 
-def micro_batch_s(facts: Facts, columns: Columns, blocks: BlockSeconds) -> tuple[Seconds, Seconds]:
+def micro_batch_s(columns: Columns, blocks: BlockSeconds) -> tuple[Seconds, Seconds]:
     """Return the seconds of one micro-batch in all blocks of the model, one after the other.
 
     Beside them stands the lesser of what its forward takes, and of what the gradients of inputs do.
     """
-    work = _of_model(facts, columns, blocks)
+    work = blocks.of_model(columns)
     whole, forward = whole_s(work), forward_s(work)
     return whole, np.minimum(forward, whole - forward - work["weights"])
 
 
-def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: Numbers) -> Seconds:
+@derived_with
+def mean_weights_s(facts: Facts, columns: Columns) -> dict[str, Any]:
+    """Return the seconds of the weights of plans on a rank with the mean load, without resharding.
+
+    They hang on meshes, and on where states are.
+    """
+    plain = columns.joined({"reshard_after_forward": False})
+    return _weights_s(facts, plain, mean_ranks(facts.model, plain))
+
+
+def weights_floor(
+    facts: Facts, columns: Columns, work: Seconds, micro_batches: Numbers, weights: Mapping[str, Any]
+) -> Seconds:
     """Return the seconds below which ``time_floor`` does not get where blocks and bubble take ``work``.
 
     On top come the step's constant, the optimizer, and the collectives of parameters and gradients, on a
@@ -131,42 +160,31 @@ def weights_floor(facts: Facts, columns: Columns, work: Seconds, micro_batches: 
         columns: the plans, without micro-batches.
         work: of each plan on further axes behind the plans', for each number of micro-batches.
         micro_batches: the numbers.
+        weights: what ``mean_weights_s`` tells of the plans.
     """
-    plain = columns.joined({"reshard_after_forward": False})
-    seconds = _weights_s(facts, plain, mean_ranks(facts.model, plain), _fabric(facts))
-    one = {part: np.broadcast_to(each, len(columns.pp))[:, None] for part, each in seconds.items()}
+    one = {part: np.broadcast_to(each, len(columns.pp))[:, None] for part, each in weights.items()}
     floor = work + facts.stack.step_constant_s + one["optimizer"]
     if "each" not in one:
         return floor
-    return floor + _exposed_s(one, np.where(plain.pp[:, None] > 1, 1, micro_batches), micro_batches, work)
-
-
-def _of_model(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
-    """Return one micro-batch's seconds in all blocks of the model."""
-    blocks = blocks or block_seconds(facts, columns)
-    return blocks.of_model(columns, whole_model(facts.model).repeats)
+    return floor + _exposed_s(one, np.where(columns.pp[:, None] > 1, 1, micro_batches), micro_batches, work)
 
 
 def _fabric(facts: Facts) -> Fabric | None:
     return fabric_of(facts) if facts.hardware.world_size > 1 else None
 
 
-def _rank_steps(
-    facts: Facts, columns: Columns, work: dict[str, Any], loads: Callable[[ModelSpec, Columns], RankLoad]
+def _of_distinct(
+    facts: Facts, columns: Columns, loads: Callable[[ModelSpec, Columns], RankLoad]
 ) -> dict[str, Any]:
-    """Return the parts of the step of every row if one pipeline rank or another is the slowest.
-
-    ``work`` are the seconds of a rank's blocks for one micro-batch, and of all the model's together. What
-    hangs on few columns is computed for the distinct rows of those.
-    """
-    fabric = _fabric(facts)
+    """Return the seconds of the weights of every row, computed for those that differ in what decides."""
     weights, at = standing(columns, _WEIGHTS_BY)
-    of_weights = _weights_s(facts, weights, loads(facts.model, weights), fabric)
-    one = work | {part: seconds.take(at, axis=-1) for part, seconds in of_weights.items()}
-    return _rank_step(facts, columns, one, _pipeline_sends(facts, columns, fabric))
+    seconds = _weights_s(facts, weights, loads(facts.model, weights))
+    return {part: each.take(at, axis=-1) for part, each in seconds.items()}
 
 
-def _weights_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> dict[str, Any]:
+def _weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
+    """Return the seconds of a rank's collectives of parameters and gradients, and of its optimizer step."""
+    fabric = _fabric(facts)
     found = {"optimizer": optimizer_s(facts, c, load)}
     if np.any(offloads_parameters(c)):
         gathers = fabric is not None and c.shard == code_of(Shard.PARAMETERS)
@@ -188,21 +206,20 @@ def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
     return TimeEstimate(**{name: float(time[name][row]) for name in names})
 
 
-def _rank_step(facts: Facts, c: Columns, one: dict[str, Any], sends: Seconds) -> dict[str, Any]:
+def _rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of the step if this pipeline rank is the slowest.
 
     ``one`` are the seconds of one micro-batch on the rank and on all together, and those of its weights.
     """
     steps = c.gradient_accumulation_steps
     zero = np.zeros(len(c.pp))
-    others = {part: of_all - one[part] for part, of_all in one["of_all"].items()}
     compute = steps * one["compute"]
     parts = {
         "compute": compute + facts.stack.step_constant_s,
         **{part: steps * one[part] for part in EXPOSED},
         "dp_exposed": zero,
-        "pp_bubble": bubble_s(c, others),
-        "pp_exposed": sends,
+        "pp_bubble": bubble_s(c, one, one["of_all"]),
+        "pp_exposed": _pipeline_sends(facts, c, _fabric(facts)),
         "optimizer": one["optimizer"],
     }
     if "sums" in one:

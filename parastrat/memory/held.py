@@ -68,21 +68,38 @@ class RankHeld:
     #: gradients that stay, and of these those of units
     gradients: Bytes
     of_units: Bytes
-    #: what is not read as blocks start: all states
-    states: Any = None
+    #: all states
+    states: Any
     #: bytes in the optimizer step: a foreach optimizer makes one temporary copy, activations there are none
-    stepping: Bytes = 0.0
+    stepping: Bytes
     #: what the allocator holds and nothing uses
-    pool: Bytes = 0.0
+    pool: Bytes
     #: for what it receives
-    buffers: Bytes = 0.0
+    buffers: Bytes
     #: of micro-batches in flight, and of what it sent of them; without those that take turns
-    held: Bytes = 0.0
+    held: Bytes
 
-    def at(self, places: Any, *, whole: bool = False) -> RankHeld:
-        """Return it for some of the ranks, without what is not read as blocks start unless all is meant."""
-        names = RankHeld.__slots__ if whole else _AT_STARTS
-        return RankHeld(*(chosen(getattr(self, name), places) for name in names))
+    def at(self, places: Any) -> RankHeld:
+        """Return it for some of the ranks."""
+        held: Any = _HeldAt(self, places)
+        found: RankHeld = held
+        return found
+
+
+class _HeldAt:
+    """What some of many ranks hold, as ``RankHeld``; what is read is taken then."""
+
+    def __init__(self, every: Any, places: Any) -> None:
+        self.__dict__.update(_every=every, _places=places)
+
+    def __getattr__(self, name: str) -> Any:
+        value = chosen(getattr(self._every, name), self._places)
+        self.__dict__[name] = value
+        return value
+
+    def at(self, places: Any) -> _HeldAt:
+        """Return it for some of these."""
+        return _HeldAt(self, places)
 
 
 def ranks_read(plans: Plans, rows: Any) -> OfRanks:
@@ -183,7 +200,3 @@ def _waiting_bytes(plans: Plans, alike: Alike, trained: Numbers, root: Numbers) 
     element = plans.job.element
     waiting = where(alike.gathers, element.reduce * root, element.gradient * trained)
     return where(alike.waits, waiting, 0.0)
-
-
-#: what is read of a rank as blocks start
-_AT_STARTS = RankHeld.__slots__[: RankHeld.__slots__.index("states")]

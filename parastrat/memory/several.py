@@ -132,7 +132,7 @@ def parts_of(plans: Plans) -> Sequence[Bytes]:
     rank = start.ranks.take(best)
     sooner = (found.stepping == found.backward) & (step <= rank)
     steps = (found.stepping > found.backward) | sooner
-    stepping = step_parts(plans, found.held.at(step, whole=True))
+    stepping = step_parts(plans, found.held.at(step))
     if steps.all():
         return stepping
     backward = _backward_parts(plans, found, start.among(best), best)
@@ -144,7 +144,7 @@ def _backward_parts(plans: Plans, found: Peaks, start: Any, best: Any) -> Sequen
     way = np.zeros(len(best), dtype=np.int64)
     for place, total in reversed(list(enumerate(found.totals))):
         way[total.take(best) == found.backward] = place
-    held = found.held.at(start.ranks, whole=True)
+    held = found.held.at(start.ranks)
     repeats: Any = found.spread.rank.load.repeats
     moving = found.moving.at(best)
     lacking = lacking_of(plans, held, repeats[:, start.ranks], start, moving)

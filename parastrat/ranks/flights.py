@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,22 +28,24 @@ class Flights:
     running: Any
 
 
-#: with backward whole and split, in steps of many micro-batches, and then in those of as many as ranks
-WAYS = tuple(product((False, True), (False, True)))
+#: steps of many micro-batches, and then of as few as ranks
+STEPS = (False, True)
+#: in either, with backward whole and split
+WAYS = tuple(product(STEPS, (False, True)))
 
 
 @cache
-def flights(pp: int, chunks: int, *, is_bent: bool) -> tuple[Flights, Any]:
-    """Return those of each of ``WAYS``, the ranks of one behind those of another.
+def flights(pp: int, chunks: int, *, is_bent: bool, split: bool) -> tuple[Flights, Any]:
+    """Return those in each of ``STEPS``, the ranks in one behind those in the other.
 
     And by rank and virtual stage where weights wait for anything: not on the first stage, which has no
     inputs whose gradients would come first.
     """
     ways = [
         v_shaped(pp, split=split, few=few) if is_bent else looped(pp, chunks, split=split, few=few)
-        for few, split in WAYS
+        for few in STEPS
     ]
-    waits = np.array([split for _, split in WAYS]).repeat(pp)[:, None] & np.ones(chunks, dtype=bool)
+    waits = np.full((len(STEPS) * pp, chunks), split)
     waits[::pp, 0] = False
     together = Flights(
         alive=np.concatenate([way.alive for way in ways]).astype(float),
@@ -122,7 +124,7 @@ class Turns:
         return Turns(at_kinds=self.at_kinds.take(places, axis=-1), ending=self.ending.take(places, axis=-1))
 
 
-def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool) -> Any:
+def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool, split: bool) -> Any:
     """Return what is alive on ranks as each begins its first backward, but for what ran before a block.
 
     Of the moments of ``turns`` it is the one that is found without the others: nothing where a kind is not
@@ -133,12 +135,13 @@ def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: b
         of_kind: where a block, in the first axis, is of a kind.
         ranks: which are looked at.
         is_bent: the chain runs down the ranks and up again.
+        split: backward is split.
 
     Returns:
-        Repeats of each kind; kinds that run before these before ``WAYS`` before ranks.
+        Repeats of each kind; kinds that run before these before ``STEPS`` before ranks.
     """
-    (chunks, pp), many = held.shape[:2], len(WAYS)
-    flown, _ = flights(pp, chunks, is_bent=is_bent)
+    (chunks, pp), many = held.shape[:2], len(STEPS)
+    flown, _ = flights(pp, chunks, is_bent=is_bent, split=split)
     alive, running = (
         each.reshape(many, pp, *each.shape[1:])[:, ranks, 0] for each in (flown.alive, flown.running)
     )
@@ -150,9 +153,9 @@ def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: b
 
 
 def turns(
-    held: Any, of_kind: Any, weights: Any, groups: Sequence[Sequence[int]], *, is_bent: bool
+    held: Any, of_kind: Any, weights: Any, groups: Sequence[Sequence[int]], *, is_bent: bool, split: bool
 ) -> tuple[Turns, ...]:
-    """Return what ranks hold at the moments of most, in each of ``WAYS``.
+    """Return what ranks hold at the moments of most, in each of ``STEPS``.
 
     The chunk that runs waits as well: as the last of its blocks runs the others do, and that one begins to.
 
@@ -162,16 +165,17 @@ def turns(
         weights: what a repeat of each kind keeps alive, and then what it waits with; a row for each way.
         groups: ranks that are not told apart, each from its first.
         is_bent: the chain runs down the ranks and up again.
+        split: backward is split.
     """
     (chunks, pp), kinds = held.shape[:2], of_kind.shape[1]
-    flown, waits = flights(pp, chunks, is_bent=is_bent)
+    flown, waits = flights(pp, chunks, is_bent=is_bent, split=split)
     # most stages hold the same blocks, which are looked at once
     places: dict[bytes, int] = {}
     flat = np.moveaxis(held, 0, 1).reshape(pp * chunks, -1)
     at = np.array([places.setdefault(own.tobytes(), len(places)) for own in flat]).reshape(pp, chunks)
     stages = np.frombuffer(b"".join(places), dtype=flat.dtype).reshape(len(places), -1)
     counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in _behind(stages, of_kind))
-    ranks = np.tile(np.arange(pp), len(WAYS))[:, None]
+    ranks = np.tile(np.arange(pp), len(STEPS))[:, None]
     waiting = counts[ranks[:, 0]] * waits[..., None]
     running = np.arange(len(ranks))[:, None], flown.running
     every = np.concatenate(
@@ -184,22 +188,26 @@ def turns(
     worth = every @ weights.T
     less = (behind @ weights[:, :kinds].T)[ranks, flown.running]
     score = np.where(has[ranks, flown.running][..., None], worth[:, :, None] - less, -np.inf)
-    rank, moment, found = _best(score, groups)
+    told = _groups_of(groups, pp)
+    rank, moment, found = _best(score, told)
     at_kinds = every[rank, moment]
     at_kinds[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
     at_kinds[np.isinf(found)] = 0
     filled: Any = stages.any(axis=1)
-    first = np.tile(filled[at].argmax(axis=1), len(WAYS))
+    first = np.tile(filled[at].argmax(axis=1), len(STEPS))
     score = np.where((flown.running == first[:, None])[..., None], worth, -np.inf)
-    rank, moment, _ = _best(score, groups)
+    rank, moment, _ = _best(score, told)
     ending = every[rank, moment]
     ending[..., :kinds] -= counts[rank % pp, first[rank]]
-    begun = first_backwards(held, of_kind, [group[0] for group in groups], is_bent=is_bent)
     at_kinds = np.concatenate([at_kinds, np.zeros_like(at_kinds[:, :, :1])], axis=2)
-    at_kinds[:, :, -1, :kinds] = begun.reshape(kinds, kinds, -1).transpose(2, 0, 1)
+    # as in ``first_backwards``, of each group's first rank
+    rank = told.order[told.starts]
+    own = rank % pp, flown.running[rank, 0]
+    begun = every[rank, 0, None, :kinds] - behind[own]
+    at_kinds[:, :, -1, :kinds] = np.where(has[own][..., None], begun, 0.0)
     # ways before kinds that run before kinds that are held before groups
     found = Turns(at_kinds=np.transpose(at_kinds, (2, 1, 3, 0)), ending=np.transpose(ending, (1, 2, 0)))
-    every_group = np.arange(len(groups) * len(WAYS)).reshape(len(WAYS), len(groups))
+    every_group = np.arange(len(groups) * len(STEPS)).reshape(len(STEPS), len(groups))
     return tuple(found.at(own) for own in every_group)
 
 
@@ -207,31 +215,43 @@ def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:
     """Return which kinds each virtual stage has, and the repeats behind the last block of each."""
     places = np.arange(1, len(of_kind) + 1, dtype=np.int16)
     present = np.where(stages > 0, places, np.int16(0))
-    last = np.stack([present[:, own].max(axis=1, initial=0) for own in of_kind.T], axis=1)
+    last = np.where(of_kind, present[..., None], np.int16(0)).max(axis=1)
     behind = np.where(places > last[..., None], stages[:, None], 0.0) @ of_kind
     return last > 0, behind
 
 
-def _best(score: Any, groups: Sequence[Sequence[int]]) -> tuple[Any, Any, Any]:
+class _Groups(NamedTuple):
+    """Groups of ranks in each of ``STEPS``, one behind another."""
+
+    #: the ranks, and of each group the place of its first one and how many there are
+    order: Any
+    starts: Any
+    sizes: Any
+
+
+def _groups_of(groups: Sequence[Sequence[int]], pp: int) -> _Groups:
+    sizes = np.array([len(group) for group in groups] * len(STEPS))
+    ranks = [rank + pp * step for step in range(len(STEPS)) for group in groups for rank in group]
+    return _Groups(order=np.array(ranks), starts=np.cumsum(sizes) - sizes, sizes=sizes)
+
+
+def _best(score: Any, groups: _Groups) -> tuple[Any, Any, Any]:
     """Return the rank of each group and its moment that score highest, and the score.
 
     Args:
-        score: ranks in each of ``WAYS`` before moments before whatever is told apart.
+        score: ranks in each of ``STEPS`` before moments before whatever is told apart.
         groups: of the ranks; their first one counts of equals.
     """
-    moments = score.argmax(axis=1)
-    best = np.take_along_axis(score, moments[:, None], axis=1)[:, 0]
-    sizes = np.tile([len(group) for group in groups], len(WAYS))
-    order = np.concatenate([[*group] for group in groups])
-    order = (order + len(score) // len(WAYS) * np.arange(len(WAYS))[:, None]).ravel()
-    starts = np.cumsum(sizes) - sizes
+    order, starts, sizes = groups
+    # all that is told apart in one axis
+    moments, best = (each.reshape(len(score), -1) for each in (score.argmax(axis=1), score.max(axis=1)))
     among = best[order]
     most = np.maximum.reduceat(among, starts, axis=0)
-    places = np.arange(len(order)).reshape(-1, *[1] * (best.ndim - 1))
-    first = np.where(among == most.repeat(sizes, axis=0), places, len(order))
+    first = np.where(among == most.repeat(sizes, axis=0), np.arange(len(order))[:, None], len(order))
     rank = order[np.minimum.reduceat(first, starts, axis=0)]
-    others = np.ogrid[tuple(slice(size) for size in rank.shape)][1:]
-    return rank, moments[rank, *others], most
+    moment = moments[rank, np.arange(rank.shape[1])]
+    shape = len(starts), *score.shape[2:]
+    return rank.reshape(shape), moment.reshape(shape), most.reshape(shape)
 
 
 def _of_chunks(count: Any, pp: int, chunks: int) -> Any:

@@ -55,6 +55,11 @@ class RankTable:
         return self.numbers.take(among + self.firsts, axis=-1)
 
     @cached_property
+    def starts_of_pipeline(self) -> float:
+        """How many blocks start backward in a pipeline, in the mean."""
+        return float(self.starts.counts.mean())
+
+    @cached_property
     def foremost(self) -> Starts:
         """Of the starts those of the first ranks, of each kind of block the first one."""
         return self.starts.foremost(FOREMOST)
@@ -96,8 +101,9 @@ class Pipelines:
     stages: dict[int, list[int]] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
     #: of those of them whose ranks have several virtual stages and that were asked for, what these hold
-    turns: dict[int, tuple[Turns, ...]] = field(default_factory=dict)
-    firsts: dict[int, tuple[Turns, ...]] = field(default_factory=dict)
+    #: with backward whole, or split
+    turns: dict[tuple[int, bool], tuple[Turns, ...]] = field(default_factory=dict)
+    firsts: dict[tuple[int, bool], tuple[Turns, ...]] = field(default_factory=dict)
     told_turns: dict[tuple[int, int], Any] = field(default_factory=dict)
     told_ranks: dict[Shape, Any] = field(default_factory=dict)
     #: all of these, in the last entry
@@ -125,7 +131,7 @@ class Pipelines:
     @property
     def starts_of_plan(self) -> float:
         """How many blocks start backward on the ranks of a pipeline, in the mean of those so far."""
-        return float(self.tables[-1].starts.counts.mean()) if self.tables else 1.0
+        return self.tables[-1].starts_of_pipeline if self.tables else 1.0
 
     def ranks_of(self, shape: Shape) -> Any:
         """Return the distinct ranks of one pipeline as rows of numbers."""
@@ -166,26 +172,26 @@ class Pipelines:
             firsts=np.cumsum(counts) - counts,
         )
 
-    def turns_of(self, place: int) -> tuple[Turns, ...]:
-        """Return what the distinct ranks of a pipeline hold in each of ``flights.WAYS``."""
-        if place not in self.turns:
+    def turns_of(self, place: int, *, split: bool) -> tuple[Turns, ...]:
+        """Return what the distinct ranks of a pipeline hold in each of ``flights.STEPS``."""
+        if (place, split) not in self.turns:
             cut = self.cuts[place]
-            self.turns[place] = turns(
-                cut.held, self.of_kind, self.weights, self._alike(cut), is_bent=cut.is_bent
+            self.turns[place, split] = turns(
+                cut.held, self.of_kind, self.weights, self._alike(cut), is_bent=cut.is_bent, split=split
             )
-        return self.turns[place]
+        return self.turns[place, split]
 
-    def firsts_of(self, place: int) -> tuple[Turns, ...]:
+    def firsts_of(self, place: int, *, split: bool) -> tuple[Turns, ...]:
         """Return what its foremost ranks hold as they begin their first backward."""
-        if place not in self.firsts:
+        if (place, split) not in self.firsts:
             cut = self.cuts[place]
             ranks = cut.rows[:FOREMOST, 0].astype(np.int64)
-            found = first_backwards(cut.held, self.of_kind, ranks, is_bent=cut.is_bent)
-            self.firsts[place] = tuple(
-                Turns(at_kinds=found[None, :, :, way], ending=np.zeros((1, found.shape[1], len(ranks))))
-                for way in range(found.shape[2])
+            found = first_backwards(cut.held, self.of_kind, ranks, is_bent=cut.is_bent, split=split)
+            self.firsts[place, split] = tuple(
+                Turns(at_kinds=found[None, :, :, few], ending=np.zeros((1, found.shape[1], len(ranks))))
+                for few in range(found.shape[2])
             )
-        return self.firsts[place]
+        return self.firsts[place, split]
 
     def _distinct(self, pp: int, virtual_stages: int, bent: bool) -> Cut:
         """Return the distinct ranks of a pipeline.

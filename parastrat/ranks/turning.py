@@ -48,7 +48,8 @@ def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
     place = pipelines.place_of(shape)
     known = pipelines.told_turns
     if (place, way) not in known:
-        at_starts, at_ends = _flat(pipelines.turns_of(place)[way])
+        few, split = WAYS[way]
+        at_starts, at_ends = _flat(pipelines.turns_of(place, split=split)[few])
         known[place, way] = Turning(
             np.moveaxis(at_starts, -1, 0).tolist(), np.moveaxis(at_ends, -1, 0).tolist()
         )
@@ -68,10 +69,11 @@ def turning_of(pipelines: Pipelines, plans: tuple[Any, Any], rows: Any, *, forem
     at, ways = plans
     chosen = (at * len(WAYS) + ways).take(rows)
     found = np.flatnonzero(np.bincount(chosen))
-    several = [
-        (pipelines.firsts_of if foremost else pipelines.turns_of)(place)[way]
-        for place, way in (divmod(each, len(WAYS)) for each in found.tolist())
-    ]
+    told, several = (pipelines.firsts_of if foremost else pipelines.turns_of), []
+    for each in found.tolist():
+        place, way = divmod(each, len(WAYS))
+        few, split = WAYS[way]
+        several.append(told(place, split=split)[few])
     flat = [_flat(each) for each in several]
     place_of = np.zeros(int(found[-1]) + 1, dtype=np.int64)
     place_of[found] = np.arange(len(found))

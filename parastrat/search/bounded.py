@@ -9,7 +9,7 @@ import numpy as np
 
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of
-from parastrat.cost import time_floor, weights_floor
+from parastrat.cost import mean_weights_s, time_floor, weights_floor
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.rules import rejection_masks
@@ -79,11 +79,18 @@ class Searched:
         # ranks wait for whole micro-batches of the others, or for forwards or gradients of inputs at least
         wait = np.minimum(whole * waits[0][meshes.share], apart * waits[1][meshes.share])
         work = whole * busy[meshes.share] + wait
-        return weights_floor(self.facts, meshes, work, steps[meshes.share]).min(axis=1)
+        weights = self._weights_of(chosen)
+        return weights_floor(self.facts, meshes, work, steps[meshes.share], weights).min(axis=1)
 
     def steps(self, rows: Columns, recompute: Any) -> Any:
         """Return floors of the steps of rows with a recompute policy each, by its code."""
-        return time_floor(self.facts, rows.joined({"recompute": recompute}), self.work.of(rows))
+        weights = self._weights_of(rows.mesh)
+        return time_floor(self.facts, rows.joined({"recompute": recompute}), self.work.of(rows), weights)
+
+    def _weights_of(self, chosen: Any) -> dict[str, Any]:
+        """Return the seconds of the weights of chosen meshes, which stand for all of them."""
+        every = mean_weights_s(self.facts, self.allowed.meshes)
+        return {part: seconds.take(chosen) for part, seconds in every.items()}
 
     def with_floors(self, columns: Columns) -> Bounded:
         """Return rows with floors of their memory."""

@@ -36,7 +36,7 @@ class Work:
     def micro_batches(self, meshes: Columns, policy: Recompute) -> tuple[Any, Any]:
         """Return what ``micro_batch_s`` does of some meshes, with a column for each size."""
         rows = self._rows.joined({"recompute": np.full(len(self._rows.pp), code_of(policy))})
-        each = micro_batch_s(self.facts, rows, self._seconds)
+        each = micro_batch_s(rows, self._seconds)
         whole, least = (part.reshape(-1, len(self.sizes))[self._widths[meshes.width]] for part in each)
         return whole, least
 

@@ -15,7 +15,7 @@ from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
 from parastrat.assess import assess, assess_all, plans_table
 from parastrat.case import Facts
 from parastrat.columns import Columns
-from parastrat.cost import block_seconds, time_columns, weights_floor
+from parastrat.cost import block_seconds, mean_weights_s, step_s, time_columns, weights_floor
 from parastrat.errors import ProfileError
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
@@ -327,7 +327,8 @@ def test_work_is_blocks_and_bubble_of_ranks_that_are_alike(virtual_stages: int) 
     assert all(part > 0 for part in parts.values())
     of_blocks = sum(parts[part] for part in told)
     work = np.array([[of_blocks - facts.stack.step_constant_s]])
-    (floor,) = weights_floor(facts, columns, work, np.array([[8]])).flat
+    weights = mean_weights_s(facts, columns)
+    (floor,) = weights_floor(facts, columns, work, np.array([[8]]), weights).flat
     # stages are equal; more hides behind all of the work than behind what is computed; no sends are told
     assert of_blocks + parts["optimizer"] < floor
     assert floor <= sum(parts.values()) - parts["pp_exposed"]
@@ -346,6 +347,26 @@ def test_seconds_of_blocks_serve_for_whatever_is_computed_again_and_for_chosen_r
     found = time_columns(facts, columns.at(chosen), block_seconds(facts, plain).rows(chosen))
     assert found["step"].tolist() == time_columns(facts, columns)["step"][chosen].tolist()
     assert len(set(found["step"].tolist())) == len(chosen)
+
+
+def test_plans_whose_kernels_are_given_as_much_are_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = full_model()
+    sizes = [(1, 1), (2, 2), (4, 2), (2, 1), (4, 1)]
+    plans = [plan(tp=tp, cp=cp, micro_batch_size=size, dp_shard=2) for tp in (1, 2) for size, cp in sizes]
+    columns = Columns(facts_columns(facts) | plans_table(plans))
+    each = block_seconds(facts, columns)
+    monkeypatch.setattr("parastrat.cost.blocks._FEW", 0)
+    found = block_seconds(facts, columns)
+    assert (found.compute == each.compute).all()
+    assert (found.others == each.others).all()
+
+
+def test_more_plans_than_are_looked_at_once_take_what_each_takes() -> None:
+    facts, many = full_model(), 30_001
+    plans = [plan(pp=2, tp=2, ep=2, dp_shard=2, micro_batch_size=size, **ONE_F_ONE_B) for size in (1, 2, 4)]
+    columns = Columns({**facts_columns(facts), **plans_table(plans)}).at(np.arange(many) % 3)
+    found, each = step_s(facts, columns), [case.estimate.time.step for case in assess_all(facts, plans)]
+    assert (found == np.array(each)[np.arange(many) % 3]).all()
 
 
 def test_exchanges_hide_behind_another_micro_batch_where_runs_have_it_so() -> None:

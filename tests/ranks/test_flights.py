@@ -78,7 +78,7 @@ def test_kinds_are_held_as_often_as_their_chunks() -> None:
     # three layers on the first rank, one and two, and an embedding; two on the last, and a head
     held = np.array([[[1, 1, 0], [0, 1, 0]], [[0, 2, 0], [0, 1, 1]]])
     ways = np.array([[0, 1, 1, 0, 0, 0], [9, 1, 9, 0, 0, 0]])
-    found, *_ = turns(held, np.eye(3, dtype=bool), ways, [[0], [1]], is_bent=False)
+    found, _ = turns(held, np.eye(3, dtype=bool), ways, [[0], [1]], is_bent=False, split=False)
     # as the second chunk runs backward, three of the first and two of it: seven layers; as many are there
     # as the first one does, but for the one that then ran
     (embedding, layer, head), (_, other, _), first = found.at_kinds[..., :3, :].tolist()
@@ -98,8 +98,8 @@ def test_kinds_are_held_as_often_as_their_chunks() -> None:
 def test_the_most_of_equal_ranks_is_told() -> None:
     held, ways = np.ones((2, 4, 1)), np.array([[1, 1]])
     one = np.ones((1, 1), dtype=bool)
-    _, alone, *_ = turns(held, one, ways, [[rank] for rank in range(4)], is_bent=False)
-    _, both, *_ = turns(held, one, ways, [[0, 1, 2, 3]], is_bent=False)
+    alone, _ = turns(held, one, ways, [[rank] for rank in range(4)], is_bent=False, split=True)
+    both, _ = turns(held, one, ways, [[0, 1, 2, 3]], is_bent=False, split=True)
     # all have as many alive; for weights waits one chunk of each rank before, and the one that runs
     assert alone.at_kinds[0, 0].tolist() == [[8, 8, 8, 8], [1, 2, 3, 4]]
     assert both.at_kinds[0, 0].tolist() == [[8], [4]]
@@ -108,7 +108,8 @@ def test_the_most_of_equal_ranks_is_told() -> None:
 @pytest.mark.parametrize(("pp", "chunks"), [(4, 3), (7, 2), (2, 5)])
 def test_equal_chunks_are_held_as_in_the_mean(pp: int, chunks: int) -> None:
     held, ranks = np.full((chunks, pp, 1), 2), [[rank] for rank in range(pp)]
-    found, *_ = turns(held, np.ones((1, 1), dtype=bool), np.array([[1, 1]]), ranks, is_bent=False)
+    one, ways = np.ones((1, 1), dtype=bool), np.array([[1, 1]])
+    found, _ = turns(held, one, ways, ranks, is_bent=False, split=False)
     alive = [2 * ((chunks - 1) * pp + 2 * (pp - 1 - rank) + 1) for rank in range(pp)]
     assert found.at_kinds[0, 0, 0].tolist() == alive
     assert found.ending[0, 0].tolist() == [each - 2 for each in alive]

@@ -69,9 +69,8 @@ def bubble(
         "cp_exposed": 0.0,
         "ep_exposed": 0.0,
     }
-    return float(
-        bubble_s(columns, {part: (pp - 1) * np.ones(1) * each for part, each in others.items()})[0]
-    )
+    every = {part: (pp - 1) * np.ones(1) * each for part, each in others.items()}
+    return float(bubble_s(columns, dict.fromkeys(every, 0.0), every)[0])
 
 
 def test_two_stages_of_1f1b_by_hand() -> None:
