@@ -191,7 +191,7 @@ def test_what_auto_parallelize_applies_instead_is_told(capsys: pytest.CaptureFix
     job = ("mixtral-8x7b", "--on", "dgx-h100:4", "--seq-len", "32768")
     said = " ".join(answered(capsys, job=job).split())
     assert "auto_parallelize itself applies " in said
-    assert said.endswith("--seq-len 32768 \\ --applied -o plan.toml")
+    assert said.endswith("--seq-len 32768 --applied \\ -o plan.toml")
     told = json.loads(answered(capsys, "--json", job=job))["applied"]["recommended"]
     answer = json.loads(answered(capsys, "--applied", "--json", job=job))
     assert (told["plan"], answer["applied"]) == (answer["plan"], None)
