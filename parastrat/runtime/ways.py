@@ -23,8 +23,8 @@ _DRAW = r"\b(?:rand|random|uniform|bernoulli_?)\("
 #: a name that a draw is given
 _DRAWN = re.compile(rf"^\s*(\w+)\s*=.*{_DRAW}", re.MULTILINE)
 _BRANCH = re.compile(r"^.*\b(?:if|while)\b.*$", re.MULTILINE)
-#: a number that is read of a tensor
-_VALUE = re.compile(r"\.(?:item|sum|mean|norm)\(")
+#: a number that is read of a tensor, and not what a module's own layer of the name returns
+_VALUE = re.compile(r"(?<!\bself)\.(?:item|sum|mean|norm)\(")
 _NUMBERS = frozenset({"item", "tolist", "any", "all", "sum", "mean", "norm"})
 _OWN = re.compile(r"\bself((?:\.\w+)+)(?!\w*\()")
 

@@ -195,7 +195,7 @@ def test_what_auto_parallelize_applies_instead_is_told(capsys: pytest.CaptureFix
     told = json.loads(answered(capsys, "--json", job=job))["applied"]["recommended"]
     answer = json.loads(answered(capsys, "--applied", "--json", job=job))
     assert (told["plan"], answer["applied"]) == (answer["plan"], None)
-    assert answered(capsys, "--applied", job=job).split()[-3:] == ["--applied", "-o", "plan.toml"]
+    assert answered(capsys, "--applied", job=job).split()[-4:] == ["--applied", "\\", "-o", "plan.toml"]
 
 
 def test_where_none_of_what_it_applies_can_run_that_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,17 @@ class Answer:
     parts: dict[str, torch.Tensor]
 
 
+class Prenormed(nn.Module):
+    """A layer of it has the name of a function that returns a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first = nn.LayerNorm(WIDTH), True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x) if self.first else x
+
+
 def residual() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.ReLU(), nn.Linear(2 * WIDTH, WIDTH))
 
@@ -558,7 +569,7 @@ def test_ways_that_hang_on_draws_and_values_are_seen() -> None:
         assert chooses_ways(model)
     asking = Asking()
     assert outside_of(asking, {"blocks.0": asking.blocks[0]})
-    for still in (Stochastic(0.0), Leftover(), nn.Sequential(nn.Dropout(0.5), nn.LSTM(2, 2))):
+    for still in (Stochastic(0.0), Leftover(), Prenormed(), nn.Sequential(nn.Dropout(0.5), nn.LSTM(2, 2))):
         assert not chooses_ways(still)
 
 
