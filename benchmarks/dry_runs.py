@@ -3,10 +3,10 @@
 Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT] [--until HH:MM] [--write]
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
-all, on the model cut to four blocks; ten at full depth; and 28 whose loss comes in chunks. Compared are
-bytes of tensors: the estimate without its overhead, and the most that lives in a step, on the rank that
-needs most. The state keeps what dry runs found, one line each: a run that ended early goes on there, and
-none begins after ``--until``.
+all, on the model cut to four blocks; one of every model with context parallelism; ten at full depth; and 28
+whose loss comes in chunks. Compared are bytes of tensors: the estimate without its overhead, and the most
+that lives in a step, on the rank that needs most. The state keeps what dry runs found, one line each: a run
+that ended early goes on there, and none begins after ``--until``.
 ``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
 benchmarks/data/dry_runs.toml.
 """
@@ -18,6 +18,7 @@ import json
 import random
 import statistics
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -115,6 +116,15 @@ WAYS = {
     "fsdp2, 2 micro-batches": {"mesh": Mesh(dp_shard=64), "gradient_accumulation_steps": 2},
     "hsdp": {"mesh": Mesh(dp_replicate=8, dp_shard=8)},
 }
+#: with context parallelism
+OF_CONTEXT = {
+    "fsdp2 x cp 2": {"mesh": Mesh(dp_shard=32, cp=2)},
+    "fsdp2 x cp 8, 2 micro-batches": {
+        "mesh": Mesh(dp_shard=8, cp=8),
+        "gradient_accumulation_steps": 2,
+    },
+    "hsdp x cp 4": {"mesh": Mesh(dp_replicate=4, dp_shard=4, cp=4)},
+}
 SIZES = (1, 2)
 #: combinations of a model and a way at full depth
 WHOLE = (
@@ -167,7 +177,7 @@ class Combination:
     """What is compared."""
 
     model: str
-    #: of ``WAYS``
+    #: of ``WAYS`` or ``OF_CONTEXT``
     way: str
     recompute: Recompute
     #: samples of a micro-batch
@@ -194,7 +204,11 @@ class Combination:
 
     @property
     def plan(self) -> Plan:
-        fields = {"gradient_accumulation_steps": 1, "shard": Shard.PARAMETERS, **WAYS[self.way]}
+        fields = {
+            "gradient_accumulation_steps": 1,
+            "shard": Shard.PARAMETERS,
+            **(WAYS | OF_CONTEXT)[self.way],
+        }
         return Plan(
             micro_batch_size=self.size,
             precision=Precision.BF16_MIXED,
@@ -299,7 +313,19 @@ def combinations(each: int = 3) -> tuple[Combination, ...]:
         Combination(model=model, way=way, recompute=recompute, size=size, chunks=USUAL_CHUNKS)
         for model, way, recompute, size in CHUNKED
     )
-    return (*drawn.sample(found, len(found)), *whole, *chunked)
+    return (*drawn.sample(found, len(found)), *whole, *chunked, *_of_context())
+
+
+def _of_context() -> Iterator[Combination]:
+    """Yield a combination of each model whose positions are divided, each way in turn."""
+    drawn = random.Random(1)  # noqa: S311  (as above)
+    for place, model in enumerate(decoders()):
+        way = list(OF_CONTEXT)[place % len(OF_CONTEXT)]
+        every = (
+            Combination(model=model, way=way, recompute=recompute, size=size)
+            for recompute, size in product(Recompute, SIZES)
+        )
+        yield drawn.choice([one for one in every if one.runs])
 
 
 def read_state(state: Path = STATE) -> dict[str, dict[str, Any]]:

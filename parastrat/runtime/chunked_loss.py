@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from parastrat.chunked_loss import USUAL_CHUNKS
 from parastrat.errors import ModelError, UsageError
+from parastrat.runtime.context_parallel.positions import divided_now, summed, used
 from parastrat.runtime.training.batches import IGNORED
 
 
@@ -26,7 +27,8 @@ def chunked_cross_entropy(
 
     Each chunk of tokens goes through the head and the loss under a checkpoint: its logits are let go of,
     and made again in backward. That costs one more forward of the head, and sums of its gradients. To be
-    called inside of the model's forward, where FSDP2 has gathered the head.
+    called inside of the model's forward, where FSDP2 has gathered the head. Under context parallelism each
+    rank does so for a part of the tokens.
 
     Args:
         head: the layer that makes logits, such as ``lm_head``; (tokens, hidden) to (tokens, vocabulary).
@@ -46,16 +48,22 @@ def chunked_cross_entropy(
     if chunks < 1:
         raise UsageError(f"{chunks} chunks", hint="use 1 or more")
 
-    def summed(some: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    def summed_over(some: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         logits = head(some).float()
         return functional.cross_entropy(logits, own, ignore_index=ignore_index, reduction="sum")
 
+    tokens, aims = hidden.flatten(0, -2), targets.flatten()
+    positions = divided_now()
+    if positions is not None:  # all ranks of a sequence have all of it here
+        tokens = used(tokens, positions).tensor_split(positions.ranks)[positions.rank]
+        aims = aims.tensor_split(positions.ranks)[positions.rank]
     # as many on every rank, also where there are fewer tokens: a head that is gathered is so for each
-    pieces = zip(
-        hidden.flatten(0, -2).tensor_split(chunks), targets.flatten().tensor_split(chunks), strict=True
-    )
-    losses = [checkpoint(summed, some, own, use_reentrant=False) for some, own in pieces]
-    return torch.stack(losses).sum() / (targets != ignore_index).sum()
+    pieces = zip(tokens.tensor_split(chunks), aims.tensor_split(chunks), strict=True)
+    losses = [checkpoint(summed_over, some, own, use_reentrant=False) for some, own in pieces]
+    total = torch.stack(losses).sum()
+    if positions is not None:
+        total = summed(total, positions)
+    return total / (targets != ignore_index).sum()
 
 
 class LossInChunks(nn.Module):

@@ -22,6 +22,7 @@ from parastrat.errors import WrapError
 from parastrat.runtime.tensor_parallel.flow import all_gather_flat, ranks_of, reduce_scatter_flat
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
 #: pieces of a balanced share: one from the front, one from the back
@@ -94,6 +95,34 @@ class Positions:
     def _order(self) -> list[int]:
         """Return the pieces as they come from the ranks, one after the other."""
         return [place for rank in range(self.ranks) for place in self._of_rank(rank)]
+
+
+@dataclass(slots=True)
+class _Running:
+    """Whose forward runs."""
+
+    positions: Positions | None = None
+
+
+_running = _Running()
+
+
+def divided_now() -> Positions | None:
+    """Return which positions ranks have in the forward that runs; None where they are not divided."""
+    return _running.positions
+
+
+def divide_while_running(model: nn.Module, positions: Positions) -> None:
+    """Let ``divided_now`` tell of these while a forward of the model runs."""
+
+    def began(_model: nn.Module, _args: tuple[Any, ...]) -> None:
+        _running.positions = positions
+
+    def ended(_model: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+        _running.positions = None
+
+    model.register_forward_pre_hook(began)
+    model.register_forward_hook(ended, always_call=True)
 
 
 def taken(whole: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:

@@ -20,7 +20,13 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tre
 from parastrat.errors import WrapError
 from parastrat.runtime.context_parallel.by_positions import by_positions
 from parastrat.runtime.context_parallel.inside import Inside
-from parastrat.runtime.context_parallel.positions import Positions, gathered, taken, used
+from parastrat.runtime.context_parallel.positions import (
+    Positions,
+    divide_while_running,
+    gathered,
+    taken,
+    used,
+)
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, first_changed
 from parastrat.runtime.training.gathered import in_backward
 
@@ -138,7 +144,11 @@ class Stream:
         block.forward = with_shares
 
     def end(self, module: nn.Module) -> None:
-        """Let the head work on shares too, whose output is made whole, or left to the loss."""
+        """Let the head work on shares too, whose output is made whole, or left to the loss.
+
+        Losses that make logits for some tokens at a time divide these themselves.
+        """
+        divide_while_running(module, self.positions)
         if not self.division.head:
             return
         head = module.get_submodule(self.division.head)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from runtime.cells import Weights, whole
-from runtime.context_parallel.models import DIVIDED, REFUSED, VOCABULARY, Block, Net
+from runtime.context_parallel.models import DIVIDED, REFUSED, VOCABULARY, Block, Chunked, Net
 from runtime.models import plan, token_loss, tokens
 from runtime.ranks import answers
 from torch import nn
@@ -57,11 +57,11 @@ def alone(build: Callable[[], nn.Module], tail: int = 0) -> Trained:
     return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def wrapped(build: Callable[[], nn.Module], **fields: Any) -> nn.Module:
+def wrapped(build: Callable[[], nn.Module], sample_inputs: Any = None, **fields: Any) -> nn.Module:
     ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
     torch.manual_seed(3)
     chosen = plan(**{"gradient_accumulation_steps": BATCH // 2 // ranks, **CP, **fields})
-    return parastrat.auto_parallelize(build(), plan=chosen)
+    return parastrat.auto_parallelize(build(), plan=chosen, sample_inputs=sample_inputs)
 
 
 def share(model: nn.Module, step: int, tail: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,6 +96,26 @@ def by_hand(build: Callable[[], nn.Module]) -> Trained:
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, whole(model)
+
+
+def in_chunks(alone: bool) -> Trained:
+    """A model that returns its loss; in one process, or a rank."""
+    build = partial(Chunked, Block)
+    torch.manual_seed(3)
+    model = (
+        build()
+        if alone
+        else wrapped(build, sample_inputs=dict(zip(("ids", "labels"), batch(0), strict=True)))
+    )
+    optimizer, losses = adam(model), []
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss, _ = model(x, y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, dict(model.state_dict()) if alone else whole(model)
 
 
 def calls_of(build: Callable[[], nn.Module]) -> str:
@@ -172,6 +192,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
     for policy in (Recompute.FULL, Recompute.SELECTIVE):
         found[f"recompute: {policy.value}"] = trained(DIVIDED["causal"], recompute=policy)
     found["by hand"] = by_hand(DIVIDED["causal"])
+    found["in chunks"] = in_chunks(alone=False)
     found["calls"] = calls_of(DIVIDED["causal"])
     found["evaluated"] = evaluated(DIVIDED["causal"])
     found["saved"] = saved(DIVIDED["causal"], Path(folder))

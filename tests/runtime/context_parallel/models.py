@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from parastrat import chunked_cross_entropy
+
 WIDTH, HEADS, VOCABULARY, LONGEST = 32, 4, 64, 32
 
 
@@ -104,6 +106,17 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x, **given)
         return self.head(self.norm(x[:, -self.tail :] if self.tail else x))
+
+
+class Chunked(Net):
+    """Returns its loss, of logits that it makes for some tokens at a time."""
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        hidden = self.norm(x)[:, :-1]
+        return chunked_cross_entropy(self.head, hidden, labels[:, :-1], chunks=3), hidden.detach()
 
 
 #: what is divided

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.context_parallel.cells import Trained, alone, four_ranks, two_ranks
+from runtime.context_parallel.cells import Trained, alone, four_ranks, in_chunks, two_ranks
 from runtime.context_parallel.models import DIVIDED, REFUSED
 from runtime.ranks import on_ranks
 
@@ -49,6 +49,10 @@ def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
 
 def test_a_loop_of_ones_own(two: list[dict[str, Any]]) -> None:
     check([rank["by hand"] for rank in two], alone(CAUSAL))
+
+
+def test_losses_in_chunks_take_a_part_of_the_tokens_each(two: list[dict[str, Any]]) -> None:
+    check([rank["in chunks"] for rank in two], in_chunks(alone=True))
 
 
 def test_what_was_done_is_told(two: list[dict[str, Any]]) -> None:
