@@ -161,6 +161,10 @@ def _running_bytes(plans: Plans, kind: Kind, again: Bytes) -> Bytes:
     if alike.sums is not False and some(kind.tied):
         sums = _adding_bytes(plans, kind, new=0) + again
         made = where(alike.sums & kind.tied, larger(made, sums), made)
+    if alike.gathers is not False and some(kind.tied):
+        stack = plans.job.stack
+        ends = alike.gathers & (not (stack.gathers_in_graph or stack.ends_apart)) & (alike.piped == 0)
+        made = where(ends & kind.tied, larger(made, _meeting_bytes(plans, kind)), made)
     made = made + plans.output
     return made if kind.of_loss is None else made + kind.of_loss * plans.loss
 
@@ -195,6 +199,17 @@ def _adding_bytes(plans: Plans, kind: Kind, *, new: int) -> Bytes:
     several = where(plans.alike.piped, new, new + 2 * kind.tied)
     gradients = several * plans.job.element.gradient * divided_total(kind.added, plans.division)
     return gradients + shared_bytes(kind.beside_added, plans.shares)
+
+
+def _meeting_bytes(plans: Plans, kind: Kind) -> Bytes:
+    """Return what FSDP2's root makes as two gradients of its tied weight meet, in backward's last block.
+
+    One waits, the other is made, and their sum is one more; copies of the gradients of the unit before are
+    not let go of. Those of the root's own, which are taken to be there with this block, come behind it.
+    """
+    element, division = plans.job.element, plans.division
+    met = (3 * element.compute - element.reduce) * divided_total(kind.added, division)
+    return met + element.reduce * divided_total(kind.before, division)
 
 
 def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:

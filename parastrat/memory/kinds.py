@@ -110,6 +110,8 @@ class Kind:
     trainable: ParameterTotals
     cast: ParameterTotals
     added: ParameterTotals
+    #: of a tied weight's block the unit whose gradients are reduced as it runs backward
+    before: ParameterTotals
     #: of a unit's gradients the share that comes after its halfway moment
     later: Any
     #: the share that is there whenever it may hold most, and whether it is unknown when
@@ -162,6 +164,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         trainable=block_totals(block, trainable=True),
         cast=cast_totals(block) if multiplies else NO_PARAMETERS,
         added=added_totals(block),
+        before=NO_PARAMETERS,
         later=1.0 if block.halfway is None else 1 - block.halfway.meanwhile,
         soonest=soonest if way.known else 0.0,
         unknown=block.meanwhile is None,

@@ -108,7 +108,11 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
     )
     tied = [is_tied(block, blocks[place + 1 :]) for place, block in enumerate(blocks)]
     each = tuple(
-        tuple(replace(kind, tied=own) for kind, own in zip(kinds, tied, strict=True)) for kinds in each
+        tuple(
+            replace(kind, tied=True, before=kinds[place + 1].unit) if tied[place] else kind
+            for place, kind in enumerate(kinds)
+        )
+        for kinds in each
     )
     several = [kind.moments for kinds in each for kind in kinds]
     return KindsOf(

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from parastrat.plan import Recompute
@@ -14,7 +11,7 @@ from parastrat.runtime.agreement import alike, shared_seed
 from parastrat.runtime.context_parallel.choice import blocks_of, chosen_division, stream_of
 from parastrat.runtime.tensor_parallel.apply import own_draws
 from parastrat.runtime.tensor_parallel.copies import Source
-from parastrat.runtime.tensor_parallel.dropout import Regions, States, drawn, drops
+from parastrat.runtime.tensor_parallel.dropout import Regions, drawing_apart, drops
 
 if TYPE_CHECKING:
     from parastrat.runtime.context_parallel.stream import Stream
@@ -58,7 +55,7 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
             wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=wrapping.mesh.dp_rank
         )
         regions.around(module)
-        stream.draws = _drawing_apart(wrapping.device, mesh.get_local_rank())
+        stream.draws = drawing_apart(wrapping.device, mesh.get_local_rank())
         wrapping.calls.append("# a training forward draws alike on all cp ranks, but in the blocks")
     blocks = blocks_of(module, division.container)
     stream.work_on_shares([*blocks.values()])
@@ -69,7 +66,8 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
         f"{len(blocks)} blocks, whose attention gathers keys and values"
     )
     if division.head:
-        wrapping.calls.append(f"# and in those behind them, up to {division.head}")
+        place = "in" if division.whole_between else "behind them, up to"
+        wrapping.calls.append(f"# and {place} {division.head}")
     if division.loss:
         wrapping.calls.append(
             "# forward_backward keeps logits divided up to cross entropy; model(x) gathers them"
@@ -86,23 +84,3 @@ def give_positions(stream: Stream, units: dict[str, nn.Module]) -> None:
     """
     inside = f"{stream.division.container}."
     stream.give_shares([unit for name, unit in units.items() if name.startswith(inside)])
-
-
-def _drawing_apart(device: torch.device, rank: int) -> Callable[[nn.Module], AbstractContextManager[None]]:
-    """Return what lets each rank draw numbers of its own inside, and go on as all ranks do behind."""
-
-    @contextmanager
-    def apart(block: nn.Module) -> Iterator[None]:
-        if not block.training:
-            yield
-            return
-        # from the generator itself, so that a recomputed forward draws the same
-        seed = drawn()
-        whole = States.now(device)
-        torch.manual_seed((seed + 1 + rank) % 2**63)
-        try:
-            yield
-        finally:
-            whole.restore()
-
-    return apart

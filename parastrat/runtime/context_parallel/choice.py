@@ -70,8 +70,13 @@ def _proven(source: Source, bench: Bench) -> Division:
 def _with_head(bench: Bench, division: Division) -> Division:
     """Return the division with the head's work, and its loss, divided too, where that is proven."""
     head = _head_of(bench.copy, bench.task.inputs)
-    further = replace(division, head=head)
-    if not head or not _holds(bench, further):
+    if not head:
+        return division
+    for whole_between in (False, True):
+        further = replace(division, head=head, whole_between=whole_between)
+        if _holds(bench, further):
+            break
+    else:
         return division
     task = replace(task_of_loss(bench.copy, bench.task.inputs, head), averages=True)
     loss = replace(further, loss=True)

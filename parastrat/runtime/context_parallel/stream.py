@@ -61,6 +61,8 @@ class Division:
     balanced: bool
     #: the head that reads shares, and whose output is made whole; "": the last block's is
     head: str = ""
+    #: what lies between the blocks and the head works on all positions, as where code counts them
+    whole_between: bool = False
     #: the head's output stays divided up to the loss
     loss: bool = False
 
@@ -137,7 +139,7 @@ class Stream:
             output = forward(*args, **kwargs)
             if is_last:
                 self._shares.clear()
-                if not self.division.head:
+                if not self.division.head or self.division.whole_between:
                     return first_changed(output, self._whole)
             return output
 
@@ -152,8 +154,13 @@ class Stream:
         if not self.division.head:
             return
         head = module.get_submodule(self.division.head)
-        change_input(head, self._checked)
+        change_input(head, self._of_whole if self.division.whole_between else self._checked)
         change_output(head, self._of_head)
+
+    def _of_whole(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of the head's input."""
+        self.positions.check(x.shape[SEQUENCE] if _is_stream(x) else 1)
+        return taken(x, self.positions, SEQUENCE)
 
     def _of_head(self, own: torch.Tensor) -> torch.Tensor:
         return by_positions(own, self.positions) if self.division.loss else self._whole(own)

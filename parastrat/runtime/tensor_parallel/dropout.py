@@ -6,7 +6,8 @@ models; inside, each rank holds other features, which must not share one pattern
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,26 @@ class Regions:
                 self._whole = None
 
         module.register_forward_pre_hook(ahead)
+
+
+def drawing_apart(device: torch.device, rank: int) -> Callable[[nn.Module], AbstractContextManager[None]]:
+    """Return what lets each rank draw numbers of its own inside, and go on as all ranks do behind."""
+
+    @contextmanager
+    def apart(block: nn.Module) -> Iterator[None]:
+        if not block.training:
+            yield
+            return
+        # from the generator itself, so that a recomputed forward draws the same
+        seed = drawn()
+        whole = States.now(device)
+        torch.manual_seed((seed + 1 + rank) % 2**63)
+        try:
+            yield
+        finally:
+            whole.restore()
+
+    return apart
 
 
 def drawn() -> int:

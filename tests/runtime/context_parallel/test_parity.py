@@ -59,7 +59,7 @@ def test_what_was_done_is_told(two: list[dict[str, Any]]) -> None:
     calls = two[0]["calls"]
     assert "mesh = init_device_mesh('cpu', (2,), mesh_dim_names=('dp_shard_cp',))" in calls
     assert "a piece from either end of every sequence in Net's 3 blocks" in calls
-    assert "up to head" in calls
+    assert "behind them, up to head" in calls
     assert "keeps logits divided up to cross entropy" in calls
 
 
