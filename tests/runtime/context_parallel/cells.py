@@ -194,6 +194,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
     found["by hand"] = by_hand(DIVIDED["causal"])
     found["in chunks"] = in_chunks(alone=False)
     found["calls"] = calls_of(DIVIDED["causal"])
+    found["other calls"] = calls_of(DIVIDED["counted behind the blocks"])
     found["evaluated"] = evaluated(DIVIDED["causal"])
     found["saved"] = saved(DIVIDED["causal"], Path(folder))
     found["other batches"] = with_other_batches()

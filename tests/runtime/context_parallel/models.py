@@ -108,6 +108,16 @@ class Net(nn.Module):
         return self.head(self.norm(x[:, -self.tail :] if self.tail else x))
 
 
+class Viewing(Net):
+    """Names the number of positions between its blocks and its head, as GPT-2 of transformers does."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).view(*ids.shape, WIDTH))
+
+
 class Chunked(Net):
     """Returns its loss, of logits that it makes for some tokens at a time."""
 
@@ -124,6 +134,7 @@ DIVIDED: dict[str, Callable[[], nn.Module]] = {
     "causal": lambda: Net(Block),
     "mask given": lambda: Net(Masked, masks=True),
     "mask of its own": lambda: Net(OwnMask),
+    "counted behind the blocks": lambda: Viewing(Block),
     # the head gets a part of the positions, so that these are gathered before it
     "last positions": lambda: Net(Block, tail=3),
 }

@@ -63,6 +63,12 @@ def test_what_was_done_is_told(two: list[dict[str, Any]]) -> None:
     assert "keeps logits divided up to cross entropy" in calls
 
 
+def test_a_head_takes_its_positions_where_code_between_counts_them(two: list[dict[str, Any]]) -> None:
+    calls = two[0]["other calls"]
+    assert "# and in head" in calls
+    assert "keeps logits divided up to cross entropy" in calls
+
+
 def test_evaluation_counts_each_batch_once(two: list[dict[str, Any]]) -> None:
     for rank in two:
         found, expected = rank["evaluated"]
