@@ -139,7 +139,7 @@ def moving_of(
         if some(rank.early):
             not_yet = early_bytes(plans, rank, start, ways)
     if alike.waits is not False:
-        waiting = by_way(ways, rank.waiting, 0.0, 0.0)
+        waiting = by_way(ways, _waiting_bytes(rank, start), 0.0, 0.0)
     if some(rank.lacks):
         unmade: Sequence[Bytes] = (0.0,) * len(ways)
         if alike.frees is not False:
@@ -148,6 +148,14 @@ def moving_of(
                 unmade = [where(alike.frees, each, 0.0) for each in unmade]
         lacking = lacking_bytes(plans, rank, unmade, adding)
     return Moving(ways, running, adding, never, freed, gathered, waiting, lacking, not_yet)
+
+
+def _waiting_bytes(rank: RankHeld, start: Start) -> Bytes:
+    """Return what waits of the micro-batch before: of FSDP2's root until the first unit reduces."""
+    if rank.alike.gathers is False:
+        return rank.waiting
+    gone = start.ended | (start.of_unit & start.finds)
+    return where(rank.alike.gathers & gone, 0.0, rank.waiting)
 
 
 def _running_bytes(kinds: KindBytes, rank: RankHeld, start: Start) -> tuple[Bytes, Bytes]:

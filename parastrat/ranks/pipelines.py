@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -31,6 +32,8 @@ _COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXP
 #: a pipeline: its ranks, the virtual stages of each, and whether the chain runs up again
 Shape: TypeAlias = tuple[int, int, bool]
 _BENT = tuple(sorted(V_SHAPED))
+
+_cutting = Lock()
 
 #: ranks whose backward floors look at: the first has most in flight, of those behind it the next
 FOREMOST = 2
@@ -139,10 +142,14 @@ class Pipelines:
 
     def place_of(self, shape: Shape) -> int:
         """Return the place of a pipeline, which is cut if it was not."""
-        if shape not in self.known:
-            self.known[shape] = len(self.cuts)
-            self.cuts.append(self._distinct(*shape))
-        return self.known[shape]
+        place = self.known.get(shape)
+        if place is None:
+            with _cutting:  # threads may ask for the same
+                place = self.known.get(shape, len(self.cuts))
+                if place == len(self.cuts):
+                    self.cuts.append(self._distinct(*shape))
+                    self.known[shape] = place
+        return place
 
     def _numbers(self, rows: Any) -> Any:
         """Return ranks with the repeats of every kind of block for those of every block."""
