@@ -13,6 +13,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, smaller, some, where
+from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
@@ -133,7 +134,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         kept,
         running,
         shared_bytes(kind.awaited, shares) + made if alike.splits is not False else 0.0,
-        _adding_bytes(plans, kind, new=1) + beside if alike.adds is not False else 0.0,
+        adding_bytes(plans, kind, new=1) + beside if alike.adds is not False else 0.0,
         casts,
         _ended_bytes(plans, kind, running) if alike.casts is not False else 0.0,
         never,
@@ -159,12 +160,10 @@ def _running_bytes(plans: Plans, kind: Kind, again: Bytes) -> Bytes:
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + where(alike.shards, 0.0, larger(-_freed_bytes(plans, kind), 0.0))
     if alike.sums is not False and some(kind.tied):
-        sums = _adding_bytes(plans, kind, new=0) + again
+        sums = adding_bytes(plans, kind, new=0) + again
         made = where(alike.sums & kind.tied, larger(made, sums), made)
     if alike.gathers is not False and some(kind.tied):
-        stack = plans.job.stack
-        ends = alike.gathers & (not (stack.gathers_in_graph or stack.ends_apart)) & (alike.piped == 0)
-        made = where(ends & kind.tied, larger(made, _meeting_bytes(plans, kind)), made)
+        made = where(gradients_meet(plans) & kind.tied, larger(made, meeting_bytes(plans, kind)), made)
     made = made + plans.output
     return made if kind.of_loss is None else made + kind.of_loss * plans.loss
 
@@ -187,29 +186,6 @@ def _working_bytes(plans: Plans, kind: Kind) -> Bytes:
     for moment in others:
         most = larger(most, shared_bytes(moment.working, plans.shares) + moment.sooner * coming)
     return most
-
-
-def _adding_bytes(plans: Plans, kind: Kind, *, new: int) -> Bytes:
-    """Return what exists as the largest gradient of one repeat is added to that of a micro-batch before.
-
-    Beside what was made again. Where autocast made the weight a short copy, that one's gradient has taken
-    its place. Of a tied weight two more are there: the later block's waits for the earlier one's, and their
-    sum is one more. A first micro-batch adds no ``new`` one.
-    """
-    several = where(plans.alike.piped, new, new + 2 * kind.tied)
-    gradients = several * plans.job.element.gradient * divided_total(kind.added, plans.division)
-    return gradients + shared_bytes(kind.beside_added, plans.shares)
-
-
-def _meeting_bytes(plans: Plans, kind: Kind) -> Bytes:
-    """Return what FSDP2's root makes as two gradients of its tied weight meet, in backward's last block.
-
-    One waits, the other is made, and their sum is one more; copies of the gradients of the unit before are
-    not let go of. Those of the root's own, which are taken to be there with this block, come behind it.
-    """
-    element, division = plans.job.element, plans.division
-    met = (3 * element.compute - element.reduce) * divided_total(kind.added, division)
-    return met + element.reduce * divided_total(kind.before, division)
 
 
 def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
