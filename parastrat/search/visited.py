@@ -152,14 +152,20 @@ class Visited:
             rows = space.with_floors(columns.at(some))
             self.rows.append(rows)
             np.add.at(self.bounded, rows.columns.mesh, 1)
-            self._judge_best(rows, self._alive(rows, wanted), wanted, least)
+            known = first[some], floors[some]
+            self._judge_best(rows, self._alive(rows, wanted), wanted, least, known)
             return np.full(len(some), np.inf)
 
         floors = space.steps(columns, first)
         visit(floors, wanted.groups[columns.mesh], of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
 
-    def _judge_best(self, rows: Bounded, alive: Any, wanted: Wanted, least: Any) -> None:
-        """Judge those of some rows that may be the best of their groups."""
+    def _judge_best(
+        self, rows: Bounded, alive: Any, wanted: Wanted, least: Any, known: tuple[Any, Any] | None = None
+    ) -> None:
+        """Judge those of some rows that may be the best of their groups.
+
+        ``known`` are recompute policies, by their codes, with the rows' floors of steps under these.
+        """
         likely = rows.may_fit(roomy=True)
         places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
         if not len(places):
@@ -174,7 +180,14 @@ class Visited:
             np.minimum.at(least, groups, least_steps(np.arange(len(places))))
             return
         fits = (likely if wanted.roomy else rows.may_fit(roomy=False)).take(places, axis=1)
-        floors = self.space.steps(rows.columns.at(places), self._codes[fits.argmax(axis=0)])
+        codes = self._codes[fits.argmax(axis=0)]
+        if known is None:
+            floors = self.space.steps(rows.columns.at(places), codes)
+        else:
+            floors = known[1][places]
+            again = np.flatnonzero(codes != known[0][places])
+            if len(again):
+                floors[again] = self.space.steps(rows.columns.at(places[again]), codes[again])
         visit(floors, groups, least_steps, wanted.limits, least=least)
 
     def _alive(self, rows: Bounded, wanted: Wanted) -> Any:
