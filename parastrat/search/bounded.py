@@ -15,7 +15,7 @@ from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.rules import rejection_masks
 from parastrat.rules.split_backward import split_backward_repeats_recompute
 from parastrat.schedules import SPLITS
-from parastrat.search.obeying import Obeying, Rejected, attributed
+from parastrat.search.obeying import Obeying, Rejected, attributed, unnamed
 from parastrat.search.rows import Constraints
 from parastrat.search.space import option_counts, policies
 from parastrat.search.work import Work
@@ -154,5 +154,11 @@ class Bounded:
 
     def misfits(self) -> tuple[Rejected, ...]:
         """Return which rows rules reject by the floors of their memory, each with all its plans."""
-        masks = self.space.masks(self.columns, self.memory.min(axis=0))
-        return attributed(self.columns, masks, option_counts(self.space.fixed, self.columns))[1]
+        return attributed(self.columns, self._masks(), option_counts(self.space.fixed, self.columns))[1]
+
+    def able(self) -> Any:
+        """Return which rows no rule rejects by the floors of their memory."""
+        return unnamed(self._masks(), len(self.columns.pp))
+
+    def _masks(self) -> dict[PlanRule, Mask]:
+        return self.space.masks(self.columns, self.memory.min(axis=0))

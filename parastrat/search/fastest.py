@@ -10,7 +10,8 @@ import numpy as np
 
 from parastrat.memory.floors import mesh_floor
 from parastrat.search.bounded import Searched, searched
-from parastrat.search.obeying import meshes_of, obeying
+from parastrat.search.meshes import meshes_of
+from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
 from parastrat.search.survey import best, in_order, near
 from parastrat.search.visited import Wanted, nothing_of
@@ -34,7 +35,7 @@ def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
     able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
     if not able.any():
         return None
-    return searched(facts, fixed, obeying(facts, fixed, meshes.at(np.flatnonzero(able))))
+    return searched(facts, fixed, obeying(facts, fixed, meshes.at(np.flatnonzero(able)), alone=True))
 
 
 def fastest_of(space: Searched, within: float = inf) -> Plan | None:

@@ -60,8 +60,11 @@ def with_memory(facts: Facts, columns: Columns) -> Columns:
     )
 
 
-def judge(rows: Bounded, places: Any) -> Judged:
-    """Judge the plans of some rows by the rules that were not, and time those that can run."""
+def judge(rows: Bounded, places: Any, *, alone: bool = False) -> Judged:
+    """Judge the plans of some rows by the rules that were not, and time those that can run.
+
+    Those that can are asked for ``alone``, or with those that a floor of their memory leaves out.
+    """
     space, asked = rows.space, rows.space.allowed.judged
     options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
     options = options.joined({"option": np.arange(len(options.pp))})
@@ -77,7 +80,7 @@ def judge(rows: Bounded, places: Any) -> Judged:
     if len(kept.pp):
         step = step_s(space.facts, kept, space.work.of(kept))
     bounded: tuple[Rejected, ...] = ()
-    if not may_fit.all():
+    if not (alone or may_fit.all()):
         misfits = _plans(options, space.fixed, ~may_fit)
         # what has no floor is removed by another rule than those of memory
         least = np.where(floors < NEVER, floors, 0)[~may_fit]

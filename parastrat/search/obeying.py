@@ -11,10 +11,10 @@ from parastrat.columns import Columns, code_of
 from parastrat.distinct import NUMBERED, distinct
 from parastrat.rules import rejection_masks
 from parastrat.search.batches import OF_BATCH, Batches, of_shares
-from parastrat.search.rows import Constraints, plan_at, rungs_of, strategies_of, with_facts
+from parastrat.search.meshes import meshes_of
+from parastrat.search.rows import Constraints, plan_at
 from parastrat.search.space import (
     batch_columns,
-    mesh_columns,
     option_counts,
     plain_schedule,
     policies,
@@ -73,10 +73,11 @@ class Obeying:
     #: with ``rung`` and ``strategy`` as numbers, and ``share``, by which batches are told
     meshes: Columns
     batches: Batches
+    #: what rules reject, where that is asked for
     rejected: tuple[Rejected, ...]
     #: the rules that had all they read
     judged: frozenset[PlanRule]
-    #: plans of the whole space
+    #: plans of the whole space, where that is asked for
     considered: int
 
     def rows(self, meshes: Any) -> Columns:
@@ -94,9 +95,14 @@ class Obeying:
         return self.batches.counts[self.meshes.share]
 
 
-def obeying(facts: Facts, fixed: Constraints, chosen: Columns | None = None) -> Obeying:
-    """Return the plans of a space that rules allow, and what they reject; of chosen meshes if any are."""
-    meshes = _told(fixed, chosen or meshes_of(facts, fixed))
+def obeying(
+    facts: Facts, fixed: Constraints, chosen: Columns | None = None, *, alone: bool = False
+) -> Obeying:
+    """Return the plans of a space that rules allow, of chosen meshes if any are.
+
+    They are asked for ``alone``, or with what rules reject, and how many plans the whole space has.
+    """
+    meshes = _of_strategy(fixed, chosen or meshes_of(facts, fixed))
     shares, share = distinct(meshes, NUMBERED["share"])
     meshes, many = meshes.joined({"share": share}), len(shares.pp)
     batches = batch_columns(facts, fixed, shares)
@@ -107,16 +113,22 @@ def obeying(facts: Facts, fixed: Constraints, chosen: Columns | None = None) -> 
     every = of_shares(batches, many)
     meshes = _chosen(meshes, every.counts[share] > 0)
     on_meshes = dict(rejection_masks(meshes))
-    meshes, rejected = _allowed(meshes, on_meshes, every)
+    rejected: list[Rejected] = []
+    if alone:
+        meshes = _chosen(meshes, unnamed(on_meshes, len(meshes.pp)))
+    else:
+        meshes, rejected = _allowed(meshes, on_meshes, every)
     on_batches = dict(_masks_of_batches(batches, on_meshes))
     batches, early = attributed(batches, on_batches)
     schedules = schedule_columns(batches)
     kept, late = _interleaved(schedules, on_meshes, len(batches.pp))
-    rejected += _on(meshes, early, many)
-    counts = np.bincount(schedules.share, minlength=many)
-    considered = sum(entry.count for entry in rejected)
-    considered += int((option_counts(fixed, meshes) * counts[meshes.share]).sum())
-    rejected += [replace(entry, plans=len(policies(fixed))) for entry in _on(meshes, late, many)]
+    considered = 0
+    if not alone:
+        rejected += _on(meshes, early, many)
+        counts = np.bincount(schedules.share, minlength=many)
+        considered = sum(entry.count for entry in rejected)
+        considered += int((option_counts(fixed, meshes) * counts[meshes.share]).sum())
+        rejected += [replace(entry, plans=len(policies(fixed))) for entry in _on(meshes, late, many)]
     left = of_shares(kept, many)
     return Obeying(
         meshes=_chosen(meshes, left.counts[meshes.share] > 0),
@@ -152,11 +164,6 @@ def _on(meshes: Columns, rejected: Sequence[Rejected], shares: int) -> list[Reje
     return found
 
 
-def meshes_of(facts: Facts, fixed: Constraints) -> Columns:
-    """Return the meshes that the constraints allow, of whatever strategy."""
-    return with_facts(facts, fixed, mesh_columns(facts, fixed))
-
-
 def offloading(allowed: Obeying, offload: Offload) -> Obeying:
     """Return the plans that rules leave if states are kept elsewhere, which some rules read."""
     meshes = allowed.meshes.joined({"offload": code_of(offload)})
@@ -180,22 +187,11 @@ def _reads(rule: PlanRule, columns: Columns, name: str) -> bool:
     return row.was_read(name)
 
 
-def _told(fixed: Constraints, columns: Columns) -> Columns:
-    """Return meshes of the strategy that the user named if any, with what tells them apart."""
-    codes = strategies_of(columns)
-    shards = columns.joined({"dp_shard": columns.dp_shard * columns.cp})
-    columns = columns.joined(
-        {
-            "strategy": codes,
-            "rung": rungs_of(columns),
-            "width": distinct(columns, NUMBERED["width"])[1],
-            "layout": distinct(columns, NUMBERED["layout"])[1],
-            # replicas follow from the others
-            "sharding": distinct(shards, ("pp", "dp_shard", "tp", "ep"))[1],
-        }
-    )
+def _of_strategy(fixed: Constraints, columns: Columns) -> Columns:
+    """Return meshes of the strategy that the user named if any."""
     if fixed.strategy is None:
         return columns
+    codes = columns.strategy
     plans = columns.joined({**PLAIN, "micro_batch_size": 1, "gradient_accumulation_steps": 1})
     wanted = [
         code
@@ -224,6 +220,14 @@ def _masks_of_batches(columns: Columns, judged: Container[PlanRule]) -> Iterator
     """
     own = {name: getattr(columns, name) for name in ("pp", "dp", *OF_BATCH)}
     return rejection_masks(Columns({**columns.numbers(), **own}), judged)
+
+
+def unnamed(masks: Mapping[PlanRule, Mask], rows: int) -> Any:
+    """Return which of so many rows no mask names."""
+    alive = np.ones(rows, dtype=bool)
+    for mask in masks.values():
+        alive &= np.logical_not(mask)
+    return alive
 
 
 def attributed(

@@ -21,7 +21,6 @@ from parastrat.plan import (
     Shard,
 )
 from parastrat.rules.backend import decide_backend
-from parastrat.tables import facts_columns
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
@@ -82,13 +81,6 @@ def settled_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
         "backend": code_of(decision.backend or Backend.GLOO),
         "applied_alone": True if fixed.applied else None,
     }
-
-
-def with_facts(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> Columns:
-    """Return a table as the columns that rules and estimators read."""
-    return Columns(
-        {**facts_columns(facts), **settled_columns(facts, fixed), **table, **shape_columns(table)}
-    )
 
 
 def rungs_of(columns: Columns) -> Any:

@@ -11,9 +11,9 @@ from parastrat.plan import (
     PipelineSchedule,
     Recompute,
 )
-from parastrat.rules.divisors import divisors
 from parastrat.schedules import SPLIT
-from parastrat.search.rows import Constraints, with_facts
+from parastrat.search.meshes import meshes_of
+from parastrat.search.rows import Constraints
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,63 +38,6 @@ _SCHEDULES = (
     (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, 1),
     (PipelineSchedule.ZBV, 2),
 )
-
-
-def mesh_columns(facts: Facts, fixed: Constraints) -> dict[str, Any]:
-    """Return every mesh over all devices that the constraints allow, one row each."""
-    world = facts.hardware.world_size
-    degrees = np.array(divisors(world))
-    rows = np.ones((1, 0), dtype=np.int64)
-    for axis in ("pp", "cp", "tp", "dp_shard"):
-        choices = _choices(facts, fixed, axis, degrees)
-        left = np.repeat(rows, len(choices), axis=0)
-        rows = np.column_stack([left, np.tile(choices, len(rows))])
-        rows = rows[world % np.prod(rows, axis=1) == 0]
-    pp, cp, tp, dp_shard = rows.T
-    table = {
-        "pp": pp,
-        "cp": cp,
-        "tp": tp,
-        "dp_shard": dp_shard,
-        "dp_replicate": world // np.prod(rows, axis=1),
-    }
-    if fixed.dp_replicate is not None:
-        kept = table["dp_replicate"] == fixed.dp_replicate
-        table = {name: column[kept] for name, column in table.items()}
-    return _with_experts(facts, fixed, table)
-
-
-def _choices(facts: Facts, fixed: Constraints, axis: str, degrees: Any) -> Any:
-    value = getattr(fixed, axis)
-    if value is not None:
-        return np.array([value])
-    if fixed.plain_loop and axis != "dp_shard":
-        return degrees[:1]
-    if axis == "pp":
-        return degrees[degrees <= sum(block.repeat for block in facts.model.blocks)]
-    if axis == "cp":
-        # the sequence is cut in 2 cp chunks, so that causal work is even; attention must be known
-        longest = (facts.model.sequence_length or 2) // 2 if facts.model.heads else 1
-        return degrees[degrees <= max(longest, 1)]
-    if axis == "tp":
-        # a model without heads has no tensor-parallel plan, but one whose data flow was followed
-        return degrees[degrees <= (facts.model.heads or facts.model.divisible or 1)]
-    return degrees
-
-
-def _with_experts(facts: Facts, fixed: Constraints, table: dict[str, Any]) -> dict[str, Any]:
-    experts = facts.model.experts or 1
-    degrees = list(divisors(experts))
-    if fixed.ep is not None:
-        degrees = [fixed.ep]
-    elif fixed.plain_loop:
-        degrees = [1]
-    count = len(table["pp"])
-    widened = {name: np.tile(column, len(degrees)) for name, column in table.items()}
-    widened["ep"] = np.repeat(np.array(degrees), count)
-    inner = widened["dp_shard"] * widened["cp"] * widened["tp"]
-    kept = (inner % widened["ep"] == 0) | (fixed.ep is not None)
-    return {name: column[kept] for name, column in widened.items()}
 
 
 def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
@@ -201,5 +144,5 @@ def plain_schedule(batches: Columns) -> Columns:
 
 def every_plan(facts: Facts, fixed: Constraints) -> Columns:
     """Return all plans that the constraints allow, rules or not, one row each."""
-    meshes = with_facts(facts, fixed, mesh_columns(facts, fixed))
+    meshes = meshes_of(facts, fixed)
     return option_columns(fixed, schedule_columns(batch_columns(facts, fixed, meshes)))

@@ -46,8 +46,8 @@ class Wanted:
     limits: Callable[[Any], Any]
     #: with the margin of memory; or those that fit without it alone
     roomy: bool = True
-    #: whether the best is asked for alone, and not what speaks against others: of meshes with many rows
-    #: it is asked first which may fit
+    #: whether the best is asked for alone, and not what speaks against others, which is not told then; and
+    #: of meshes with many rows it is asked first which may fit
     alone: bool = False
 
 
@@ -82,7 +82,7 @@ class Visited:
                 rows = bound(space.allowed.rows(meshes))
                 places = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
                 if len(places):
-                    self._judge(rows, places)
+                    self._judge(rows, places, wanted)
             return
         least = np.full(int(wanted.groups.max(initial=-1)) + 1, np.inf)
         if not wanted.roomy:
@@ -111,15 +111,16 @@ class Visited:
         for rows in self.rows:
             alive = asked[rows.columns.mesh]
             if alive.any():
-                self._judge_best(rows, alive & self._tell(rows), wanted, least)
+                self._judge_best(rows, alive & self._alive(rows, wanted), wanted, least)
 
     def _fitting(self, meshes: Any, wanted: Wanted) -> Any:
-        """Return those of some meshes that may fit by their floors of memory, and tell the others."""
-        untold = meshes[~self.told[meshes]]
-        misfits = self.space.misfits(untold, self.needs(untold))
-        self.misfits.extend(misfits)
-        for entry in misfits:
-            self.told[untold[entry.rows]] = True
+        """Return those of some meshes that may fit by their floors; the others are told if asked for."""
+        if not wanted.alone:
+            untold = meshes[~self.told[meshes]]
+            misfits = self.space.misfits(untold, self.needs(untold))
+            self.misfits.extend(misfits)
+            for entry in misfits:
+                self.told[untold[entry.rows]] = True
         return meshes[self._may_fit(meshes, wanted).any(axis=0)]
 
     def needs(self, meshes: Any) -> Any:
@@ -151,14 +152,20 @@ class Visited:
             rows = space.with_floors(columns.at(some))
             self.rows.append(rows)
             np.add.at(self.bounded, rows.columns.mesh, 1)
-            self._judge_best(rows, self._tell(rows), wanted, least)
+            known = first[some], floors[some]
+            self._judge_best(rows, self._alive(rows, wanted), wanted, least, known)
             return np.full(len(some), np.inf)
 
         floors = space.steps(columns, first)
         visit(floors, wanted.groups[columns.mesh], of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
 
-    def _judge_best(self, rows: Bounded, alive: Any, wanted: Wanted, least: Any) -> None:
-        """Judge those of some rows that may be the best of their groups."""
+    def _judge_best(
+        self, rows: Bounded, alive: Any, wanted: Wanted, least: Any, known: tuple[Any, Any] | None = None
+    ) -> None:
+        """Judge those of some rows that may be the best of their groups.
+
+        ``known`` are recompute policies, by their codes, with the rows' floors of steps under these.
+        """
         likely = rows.may_fit(roomy=True)
         places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
         if not len(places):
@@ -166,18 +173,27 @@ class Visited:
         groups = wanted.groups[rows.columns.mesh[places]]
 
         def least_steps(some: Any) -> Any:
-            judged = self._judge(rows, places[some])
+            judged = self._judge(rows, places[some], wanted)
             return judged.least_steps(len(some), roomy=wanted.roomy)
 
         if len(places) <= _FEW:
             np.minimum.at(least, groups, least_steps(np.arange(len(places))))
             return
         fits = (likely if wanted.roomy else rows.may_fit(roomy=False)).take(places, axis=1)
-        floors = self.space.steps(rows.columns.at(places), self._codes[fits.argmax(axis=0)])
+        codes = self._codes[fits.argmax(axis=0)]
+        if known is None:
+            floors = self.space.steps(rows.columns.at(places), codes)
+        else:
+            floors = known[1][places]
+            again = np.flatnonzero(codes != known[0][places])
+            if len(again):
+                floors[again] = self.space.steps(rows.columns.at(places[again]), codes[again])
         visit(floors, groups, least_steps, wanted.limits, least=least)
 
-    def _tell(self, rows: Bounded) -> Any:
-        """Return which rows may fit, and tell the others if their meshes were not."""
+    def _alive(self, rows: Bounded, wanted: Wanted) -> Any:
+        """Return which rows may fit, and tell the others if asked and their meshes were not."""
+        if wanted.alone:
+            return rows.able()
         alive, told = np.ones(len(rows.columns.mesh), dtype=bool), self.told[rows.columns.mesh]
         for entry in rows.misfits():
             alive[entry.rows] = False
@@ -196,9 +212,10 @@ class Visited:
         """The recompute policies that are compared."""
         return np.array([code_of(policy) for policy in policies(self.space.fixed)])
 
-    def _judge(self, rows: Bounded, places: Any) -> Judged:
-        self.plans.append(int(option_counts(rows.space.fixed, rows.columns.at(places)).sum()))
-        self.judged.append(judge(rows, places))
+    def _judge(self, rows: Bounded, places: Any, wanted: Wanted) -> Judged:
+        if not wanted.alone:
+            self.plans.append(int(option_counts(rows.space.fixed, rows.columns.at(places)).sum()))
+        self.judged.append(judge(rows, places, alone=wanted.alone))
         return self.judged[-1]
 
 
