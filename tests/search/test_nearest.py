@@ -71,7 +71,7 @@ def test_costs_are_told_against_the_fastest_plan_if_memory_were_no_limit(result:
 def test_if_memory_were_no_limit_no_plan_would_be_faster() -> None:
     source, job = load_source("gpt2-xl"), facts("gpt2-xl", "8x-rtx-4090:1", 64, 1024)
     assert source is not None
-    short = replace(job.hardware.device, usable_memory_bytes=2 * 2**30)
+    short = replace(job.hardware.device, usable_memory_bytes=3 * 2**30)
     job = replace(job, hardware=replace(job.hardware, device=short))
     result = find_plan(
         job, model_at=lambda length, precision: source.at(length, precision, job.stack.kernels)
