@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 #: of queries, keys and values: samples and heads come before, features behind
 POSITIONS = -2
+#: of sequences whose masks are remembered
+_LENGTHS = 64
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -101,7 +103,7 @@ def _core(call: _Call, key: torch.Tensor, value: torch.Tensor, positions: Positi
     return torch.cat(found, POSITIONS) if len(found) > 1 else found[0]
 
 
-@cache
+@lru_cache(maxsize=_LENGTHS)
 def _causal(queries: int, keys: int) -> Any:
     """Return that the last of so many queries attends to all keys, the one before to all but the last."""
     with _disable_current_modes():  # torch makes no such tensor where operators are looked at

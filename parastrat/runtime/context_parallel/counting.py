@@ -60,7 +60,7 @@ class Noting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def counting(short: Ends, long: Ends, lengths: tuple[int, int]) -> frozenset[Call]:
+def counting(short: Ends, long: Ends, lengths: tuple[int, int]) -> tuple[Call, ...]:
     """Return the calls that count positions: as many as there are, where there are more as well.
 
     What counts tokens of all samples, or those of experts, is this rank's own.
@@ -71,7 +71,7 @@ def counting(short: Ends, long: Ends, lengths: tuple[int, int]) -> frozenset[Cal
         lengths: how many there were in both.
     """
     few, more = lengths
-    return frozenset(call for call, ends in short.items() if few in ends and more in long.get(call, ()))
+    return tuple(call for call, ends in short.items() if few in ends and more in long.get(call, ()))
 
 
 def counted(

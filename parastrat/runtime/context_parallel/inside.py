@@ -24,7 +24,7 @@ class Inside(TorchFunctionMode):
         own: how many positions this rank has.
     """
 
-    def __init__(self, attention: Attention, counts: frozenset[Call], own: int) -> None:
+    def __init__(self, attention: Attention, counts: tuple[Call, ...], own: int) -> None:
         super().__init__()
         self._attention, self._counts, self._own = attention, counts, own
         self._calls = Calls()

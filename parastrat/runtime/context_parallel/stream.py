@@ -56,7 +56,7 @@ class Division:
     #: what its blocks are given
     given: Given
     #: their own code's calls that count positions
-    counts: frozenset[Call] = frozenset()
+    counts: tuple[Call, ...] = ()
     #: a causal model's ranks have pieces of both ends
     balanced: bool
     #: the head that reads shares, and whose output is made whole; "": the last block's is
