@@ -7,8 +7,8 @@ Results are kept in FILE (parity.jsonl), and cells in it are not run again. ``--
 name ("llama, pp 1f1b") has the text. ``--broken`` gives the last rank wrong weights: every cell that is
 not refused must come out wrong. ``--write`` writes docs/parity.md from all of FILE. ``--transformers``
 takes model classes of the installed transformers instead, one of each family and then the others, built
-from shrunk configs, under FSDP2, CP, TP and 1F1B; what no recipe that is tried builds so small, or calls,
-is counted as untried. ``--own`` gives them the vocabularies of their own and up to 120 million parameters,
+from shrunk configs, under FSDP2, TP and 1F1B; what no recipe that is tried builds so small, or calls, is
+counted as untried. ``--own`` gives them the vocabularies of their own and up to 120 million parameters,
 under TP and 1F1B: what is proven on a smaller copy. ``--draw`` takes N cells, or classes, that TEXT (a
 commit's hash) draws.
 """
@@ -34,7 +34,7 @@ from parity_transformers import names as names_in_transformers
 
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"
 #: strategies of classes of transformers
-OFTEN = ("fsdp2", "cp", "tp", "pp 1f1b")
+OFTEN = ("fsdp2", "tp", "pp 1f1b")
 #: and of those in sizes of their own
 OFTEN_OF_OWN = ("tp", "pp 1f1b")
 
