@@ -47,7 +47,7 @@ class Wrapping:
     layout: Layout | None = None
     #: with cp only: how positions are divided
     division: Division | None = None
-    #: with tp only: what draws in its forwards begin with; None: the ranks agree on it
+    #: with tp or cp only: what draws in its forwards begin with; None: the ranks agree on it
     seed: int | None = None
     #: with tp only, and no data axis: gradients that a step adds up at its end
     sums: Sums | None = None

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from parastrat.plan import Recompute
-from parastrat.runtime.agreement import alike, shared_seed
+from parastrat.runtime.agreement import alike
 from parastrat.runtime.context_parallel.choice import blocks_of, chosen_division, stream_of
-from parastrat.runtime.tensor_parallel.apply import own_draws
+from parastrat.runtime.tensor_parallel.apply import agreed_seed, own_draws
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drawing_apart, drops
 
@@ -47,10 +47,9 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
     mesh, division = wrapping.mesh.cp, wrapping.division
     if mesh is None or division is None:
         return None
+    seed = agreed_seed(wrapping)
     stream = stream_of(division, mesh, gathers_again=wrapping.plan.recompute is Recompute.NONE)
     if drops(module):
-        with own_draws(wrapping.device):
-            seed = shared_seed()
         regions = Regions(
             wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=wrapping.mesh.dp_rank
         )

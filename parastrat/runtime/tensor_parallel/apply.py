@@ -65,9 +65,7 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     mesh, layout = wrapping.mesh.tp, wrapping.layout
     if mesh is None or layout is None:
         return
-    if wrapping.seed is None:
-        with own_draws(wrapping.device):
-            wrapping.seed = shared_seed()
+    seed = agreed_seed(wrapping)
     extent = wrapping.pipeline.extent if wrapping.pipeline else Extent.of(module)
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
@@ -75,7 +73,7 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     if drops(module):
         stage = 0 if wrapping.mesh.pp is None else wrapping.mesh.pp.get_local_rank()
         place = wrapping.mesh.dp_rank + stage * wrapping.plan.mesh.dp
-        regions = Regions(wrapping.device, seed=wrapping.seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
+        regions = Regions(wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
         _divide_dropout(module, layout, regions, extent)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
     summed = apply_layout(module, layout, mesh, extent)
@@ -90,6 +88,14 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     elif wrapping.pipeline is None and wrapping.plan.mesh.dp == 1:
         wrapping.leaves = Leaves(module)
     wrapping.calls.extend(_said(layout))
+
+
+def agreed_seed(wrapping: Wrapping) -> int:
+    """Return what draws in forwards begin with; the ranks agree on it once, and copies ask nobody."""
+    if wrapping.seed is None:
+        with own_draws(wrapping.device):
+            wrapping.seed = shared_seed()
+    return wrapping.seed
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -184,6 +185,25 @@ def dropped() -> tuple[bool, bool, float]:
     return not torch.equal(*both), torch.equal(*after), loss.item()
 
 
+def copied() -> tuple[list[int], float]:
+    """How many positions a block of a copy is given, and how far its outputs are from the model's.
+
+    Rank 0 makes another for itself: the other is not asked, whatever the model drops.
+    """
+    model = wrapped(lambda: Net(lambda: Block(rate=0.5)))
+    if dist.get_rank() == 0:
+        copy.deepcopy(model)
+    twin = copy.deepcopy(model)
+    seen: list[int] = []
+    twin.get_submodule("blocks.1.norm").register_forward_pre_hook(
+        lambda *given: seen.append(given[1][0].shape[1])
+    )
+    x, _ = share(model, 0)
+    with torch.no_grad():
+        apart = (twin.eval()(x) - model.eval()(x)).abs().max()
+    return seen, float(apart)
+
+
 def two_ranks(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"model: {name}": trained(build, tail=3 if name == "last positions" else 0)
@@ -200,6 +220,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
     found["other batches"] = with_other_batches()
     found["odd length"] = of_odd_length()
     found["dropped"] = dropped()
+    found["copied"] = copied()
     refused = {f"refused: {name}": partial(wrapped, build) for name, (build, _) in REFUSED.items()}
     return found | answers(refused)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.context_parallel.cells import Trained, alone, four_ranks, in_chunks, two_ranks
+from runtime.context_parallel.cells import LENGTH, Trained, alone, four_ranks, in_chunks, two_ranks
 from runtime.context_parallel.models import DIVIDED, REFUSED
 from runtime.ranks import on_ranks
 
@@ -95,6 +95,13 @@ def test_ranks_drop_apart_in_blocks_alone(two: list[dict[str, Any]]) -> None:
         assert apart
         assert alike_behind
         assert loss == two[0]["dropped"][2]
+
+
+def test_copies_are_divided_alike_and_ask_nobody(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        positions, apart = rank["copied"]
+        assert positions == [LENGTH // 2]
+        assert apart <= 1e-6
 
 
 @pytest.mark.parametrize("name", REFUSED)
