@@ -47,10 +47,10 @@ class RankMesh:
         """This rank's place among those that see different samples."""
         return 0 if self.data_group is None else dist.get_rank(self.data_group)
 
-    def sum_over_data(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+    def sum_over_data(self, tensor: torch.Tensor) -> None:
         """All-reduce a tensor in place over the ranks that see different samples."""
         if self.data_group is not None:
-            dist.all_reduce(tensor, op=op, group=self.data_group)
+            dist.all_reduce(tensor, group=self.data_group)
 
     def sum_over_copies(self, tensor: torch.Tensor) -> None:
         """All-reduce a tensor in place over the ranks that average gradients."""

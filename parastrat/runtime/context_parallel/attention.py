@@ -56,7 +56,7 @@ class Attention:
         Raises:
             WrapError: for queries or keys that are not this rank's positions.
         """
-        call = dict(zip(_NAMES, args, strict=False)) | kwargs
+        call = arguments(args, kwargs)
         query, key, value = (call.pop(name) for name in _NAMES[:3])
         if {tensor.shape[POSITIONS] for tensor in (query, key, value)} != {own}:
             raise WrapError(
@@ -65,6 +65,11 @@ class Attention:
                 hint="plan without cp: parastrat recommend --cp 1",
             )
         return _attended(_Call(query, key, value, call), self.positions, again=self.gathers_again)
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return by name what ``scaled_dot_product_attention`` is given."""
+    return dict(zip(_NAMES, args, strict=False)) | kwargs
 
 
 @dataclass(frozen=True, slots=True)

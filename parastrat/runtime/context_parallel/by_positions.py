@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,7 @@ class _ByPositions(Whole):
 
     @property
     def _rows(self) -> int:
-        rows = 1
-        for size in self.shape[:-1]:
-            rows *= size
-        return rows
+        return math.prod(self.shape[:-1])
 
     def _in_samples(self, rows: torch.Tensor) -> torch.Tensor:
         samples: torch.Tensor = rows.unflatten(0, (self.samples, -1))  # type: ignore[no-untyped-call]

@@ -16,12 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.flow import all_gather_flat, ranks_of, reduce_scatter_flat
+from parastrat.runtime.tensor_parallel.flow import (
+    all_gather_flat,
+    all_reduced,
+    exchanged,
+    ranks_of,
+    reduce_scatter_flat,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -127,112 +134,59 @@ def divide_while_running(model: nn.Module, positions: Positions) -> None:
 
 def taken(whole: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
     """Return this rank's positions of what is the same on all ranks; their gradients are put together."""
-    own: torch.Tensor = _Take.apply(whole, positions, dim)  # type: ignore[no-untyped-call]
-    return own
+    return exchanged(
+        whole,
+        lambda x: positions.own(x, dim),
+        _once(lambda own: positions.joined(own, dim).div_(positions.ranks)),
+    )
 
 
 def used(whole: torch.Tensor, positions: Positions) -> torch.Tensor:
     """Return what is the same on all ranks, for what each makes of its positions: gradients add up."""
     if not (whole.requires_grad and torch.is_grad_enabled()):
         return whole
-    same: torch.Tensor = _Use.apply(whole, positions)  # type: ignore[no-untyped-call]
-    return same
+    return exchanged(
+        whole, lambda x: x, _once(lambda part: all_reduced(part, positions.mesh).div_(positions.ranks))
+    )
 
 
 def gathered(own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
     """Return all positions, of which all ranks make the same: a share's gradient is what counts once."""
-    whole: torch.Tensor = _Gather.apply(own, positions, dim)  # type: ignore[no-untyped-call]
-    return whole
+    return exchanged(
+        own,
+        lambda x: positions.joined(x, dim),
+        _once(lambda whole: positions.own(whole, dim).mul_(positions.ranks)),
+    )
 
 
 def gathered_for_queries(own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
     """Return all positions, for what each rank computes on its own queries: gradients add up."""
-    whole: torch.Tensor = _GatherForQueries.apply(own, positions, dim)  # type: ignore[no-untyped-call]
-    return whole
+    return exchanged(
+        own,
+        lambda x: positions.joined(x, dim),
+        _once(lambda parts: positions.scattered(parts, dim)),
+    )
 
 
 def summed(own: torch.Tensor, positions: Positions) -> torch.Tensor:
     """Return the sum of what each rank has of its positions, of which all ranks make the same."""
-    total: torch.Tensor = _Sum.apply(own, positions)  # type: ignore[no-untyped-call]
-    return total
-
-
-class _Take(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
-        ctx.positions, ctx.dim = positions, dim
-        return positions.own(whole, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (own,) = gradients
-        if torch.is_grad_enabled() and own.requires_grad:
-            raise _twice()
-        return ctx.positions.joined(own, ctx.dim).div_(ctx.positions.ranks), None, None
-
-
-class _Use(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, positions: Positions) -> torch.Tensor:
-        ctx.positions = positions
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        (part,) = gradients
-        if torch.is_grad_enabled() and part.requires_grad:
-            raise _twice()
-        total = part / ctx.positions.ranks
-        dist.all_reduce(total, group=ranks_of(ctx.positions.mesh).group)
-        return total, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
-        ctx.positions, ctx.dim = positions, dim
-        return positions.joined(own, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (whole,) = gradients
-        if torch.is_grad_enabled() and whole.requires_grad:
-            raise _twice()
-        return ctx.positions.own(whole, ctx.dim).mul_(ctx.positions.ranks), None, None
-
-
-class _GatherForQueries(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, positions: Positions, dim: int) -> torch.Tensor:
-        ctx.positions, ctx.dim = positions, dim
-        return positions.joined(own, dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (parts,) = gradients
-        if torch.is_grad_enabled() and parts.requires_grad:
-            raise _twice()
-        return ctx.positions.scattered(parts, ctx.dim), None, None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: torch.Tensor, positions: Positions) -> torch.Tensor:
-        ctx.ranks = positions.ranks
-        total = own.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=ranks_of(positions.mesh).group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0] * ctx.ranks, None
-
-
-def _twice() -> WrapError:
-    return WrapError(
-        "gradients of gradients do not pass between the ranks of a sequence",
-        hint="plan without cp: parastrat recommend --cp 1",
+    return exchanged(
+        own, lambda x: all_reduced(x, positions.mesh), lambda gradient: gradient * positions.ranks
     )
+
+
+def _once(back: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return a way back that refuses to be differentiated itself."""
+
+    def checked(gradient: torch.Tensor) -> torch.Tensor:
+        if gradient.requires_grad:
+            raise WrapError(
+                "gradients of gradients do not pass between the ranks of a sequence",
+                hint="plan without cp: parastrat recommend --cp 1",
+            )
+        return back(gradient)
+
+    return checked
 
 
 def _in_pieces(tensor: torch.Tensor, dim: int, count: int) -> torch.Tensor:

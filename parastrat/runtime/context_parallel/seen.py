@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any
@@ -15,12 +14,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from parastrat.runtime.context_parallel.attention import arguments
 from parastrat.runtime.context_parallel.counting import Ends, Noting
 from parastrat.runtime.context_parallel.stream import SEQUENCE, STREAM_DIMS
 from parastrat.runtime.training.batches import called
-
-#: where ``is_causal`` stands among the arguments of attention
-_CAUSAL = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,9 +70,7 @@ def seen_in(module: nn.Module, blocks: tuple[str, ...], inputs: Any) -> Seen:
 def _noted(seen: Seen, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     seen.shapes.update((place, leaf.shape) for place, leaf in _tensors(args, kwargs))
     noting = Noting()
-    with ExitStack() as stack:
-        stack.enter_context(_Attentions(seen))
-        stack.enter_context(noting)
+    with _Attentions(seen), noting:
         output = forward(*args, **kwargs)
     seen.ends.append(noting.ends)
     return output
@@ -97,7 +92,5 @@ class _Attentions(TorchFunctionMode):
     ) -> Any:
         if func is scaled_dot_product_attention:
             self._seen.attentions += 1
-            self._seen.causal += bool(
-                (kwargs or {}).get("is_causal") or args[_CAUSAL : _CAUSAL + 1] == (True,)
-            )
+            self._seen.causal += bool(arguments(args, kwargs or {}).get("is_causal"))
         return func(*args, **(kwargs or {}))

@@ -12,8 +12,7 @@ from torch import nn
 
 from parastrat.runtime.precision import local_tensor
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.training import messages
-from parastrat.runtime.training.messages import in_messages
+from parastrat.runtime.training.messages import average_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -85,16 +84,8 @@ def average_over_data(modules: Iterable[nn.Module], mesh: RankMesh) -> None:
     """
     if mesh.data_group is None:
         return
-    trained = list(dict.fromkeys(p for module in modules for p in module.parameters() if p.requires_grad))
-    gradients = []
-    own = [parameter.grad is not None for parameter in trained]
-    found = messages.true_on_any(own, trained[0].device, mesh.data_group)
-    for parameter, some in zip(trained, found, strict=True):
-        if some:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            gradients.append(local_tensor(parameter.grad))
-    in_messages(gradients, lambda message: mesh.sum_over_data(message, dist.ReduceOp.AVG))
+    every = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
+    average_gradients(every, mesh.data_group)
 
 
 def _group(ranks: tuple[int, ...], whole: DeviceMesh, pp: DeviceMesh) -> dist.ProcessGroup | None:

@@ -78,37 +78,38 @@ class _Exchange(torch.autograd.Function):
 
 def enter(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Pass on a whole tensor that each rank uses in part: its gradients are added up."""
-    return _exchanged(x, _same, lambda gradient: _summed(gradient, mesh))
+    return exchanged(x, _same, lambda gradient: all_reduced(gradient, mesh))
 
 
 def leave(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Add up the ranks' tensors."""
-    return _exchanged(x, lambda parts: _summed(parts, mesh), _same)
+    return exchanged(x, lambda parts: all_reduced(parts, mesh), _same)
 
 
 def gather(x: torch.Tensor, mesh: DeviceMesh, dim: int = -1) -> torch.Tensor:
     """Put the ranks' shares of a dimension together; the result is used alike on all ranks."""
-    return _exchanged(x, lambda own: _joined(own, mesh, dim), lambda gradient: _share(gradient, mesh, dim))
+    return exchanged(x, lambda own: _joined(own, mesh, dim), lambda gradient: _share(gradient, mesh, dim))
 
 
 def take(x: torch.Tensor, mesh: DeviceMesh, dim: int = -1) -> torch.Tensor:
     """Keep this rank's share of a dimension of a tensor that is alike on all ranks."""
-    return _exchanged(
+    return exchanged(
         x, lambda whole: _share(whole, mesh, dim), lambda gradient: _joined(gradient, mesh, dim)
     )
 
 
 def gather_parts(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     """Put the ranks' shares together for ranks that each use the whole in part."""
-    return _exchanged(x, lambda own: _joined(own, mesh, dim), lambda parts: _scattered(parts, mesh, dim))
+    return exchanged(x, lambda own: _joined(own, mesh, dim), lambda parts: _scattered(parts, mesh, dim))
 
 
 def scatter_sum(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     """Add up the ranks' tensors and keep this rank's share of a dimension."""
-    return _exchanged(x, lambda parts: _scattered(parts, mesh, dim), lambda own: _joined(own, mesh, dim))
+    return exchanged(x, lambda parts: _scattered(parts, mesh, dim), lambda own: _joined(own, mesh, dim))
 
 
-def _exchanged(x: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
+def exchanged(x: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
+    """Return a tensor changed on its way, whose gradient is changed on the way back."""
     changed: torch.Tensor = _Exchange.apply(x, there, back)  # type: ignore[no-untyped-call]
     return changed
 
@@ -117,7 +118,8 @@ def _same(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _summed(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+def all_reduced(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
+    """Return the sum of the ranks' tensors, in one of its own."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=ranks_of(mesh).group)
     return total

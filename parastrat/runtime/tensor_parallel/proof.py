@@ -22,6 +22,7 @@ from parastrat.runtime.silence import FAKE_TENSORS, silenced
 from parastrat.runtime.tensor_parallel.comparison import TOLERANCE, compared
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import IGNORED, called
+from parastrat.runtime.training.messages import average_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -205,7 +206,7 @@ def results(
     ]
     torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
     if task.averages and mesh is not None:
-        _average_gradients(model, mesh)
+        average_gradients(model.parameters(), mesh.get_group())
     gradients = {
         name: whole(parameter.grad).detach()
         for name, parameter in model.named_parameters()
@@ -217,18 +218,6 @@ def results(
         evaluated=evaluated(model, task.inputs) if task.evaluates else (),
         kept={name: leaf.detach() for name, leaf in kept.items()},
     )
-
-
-def _average_gradients(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Average gradients over a mesh's ranks; of what none of them used there are none."""
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    used = torch.tensor([float(each.grad is not None) for each in parameters], device=mesh.device_type)
-    dist.all_reduce(used, group=mesh.get_group())
-    for parameter, count in zip(parameters, used.tolist(), strict=True):
-        if count:
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            dist.all_reduce(gradient, group=mesh.get_group())
-            parameter.grad = gradient / mesh.size()
 
 
 def evaluated(model: nn.Module, inputs: Any) -> tuple[torch.Tensor, ...]:

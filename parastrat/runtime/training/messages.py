@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from parastrat.runtime.shares import share_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -33,6 +35,21 @@ def in_messages(tensors: Iterable[torch.Tensor], exchange: Callable[[torch.Tenso
             with torch.no_grad():
                 for tensor, part in zip(packed, parts, strict=True):
                     tensor.copy_(part.view_as(tensor))
+
+
+def average_gradients(parameters: Iterable[torch.Tensor], group: dist.ProcessGroup | None) -> None:
+    """Average gradients over a group's ranks; what none of them has a gradient for stays without one."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if not trained:
+        return
+    gradients = []
+    own = [parameter.grad is not None for parameter in trained]
+    for parameter, some in zip(trained, true_on_any(own, trained[0].device, group), strict=True):
+        if some:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(share_of(parameter.grad))
+    in_messages(gradients, lambda message: dist.all_reduce(message, dist.ReduceOp.AVG, group))
 
 
 def true_on_any(own: list[bool], device: torch.device, group: dist.ProcessGroup | None) -> list[bool]:

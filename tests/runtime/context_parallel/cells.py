@@ -204,6 +204,19 @@ def copied() -> tuple[list[int], float]:
     return seen, float(apart)
 
 
+def with_a_penalty_on_gradients() -> str:
+    """What is said of a loss that has gradients of a loss in it."""
+    model = wrapped(DIVIDED["causal"], micro_batch_size=BATCH, gradient_accumulation_steps=1)
+    x, y = share(model, 0)
+
+    def backward() -> str:
+        loss = token_loss(model(x), y)
+        loss.backward(create_graph=True)
+        return "done"
+
+    return str(answers({"": backward})[""])
+
+
 def two_ranks(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"model: {name}": trained(build, tail=3 if name == "last positions" else 0)
@@ -221,6 +234,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
     found["odd length"] = of_odd_length()
     found["dropped"] = dropped()
     found["copied"] = copied()
+    found["penalty on gradients"] = with_a_penalty_on_gradients()
     refused = {f"refused: {name}": partial(wrapped, build) for name, (build, _) in REFUSED.items()}
     return found | answers(refused)
 

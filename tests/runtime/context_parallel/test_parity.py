@@ -104,6 +104,11 @@ def test_copies_are_divided_alike_and_ask_nobody(two: list[dict[str, Any]]) -> N
         assert apart <= 1e-6
 
 
+def test_gradients_of_gradients_are_refused(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        assert "gradients of gradients" in rank["penalty on gradients"]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_others_are_refused(name: str, two: list[dict[str, Any]]) -> None:
     for rank in two:
