@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from parastrat.columns import code_of
 from parastrat.cost import mean_weights_s, time_floor, weights_floor
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor, mesh_floor
+from parastrat.memory.quick import quick_floor
 from parastrat.rules import rejection_masks
 from parastrat.rules.split_backward import split_backward_repeats_recompute
 from parastrat.schedules import SPLITS
@@ -104,6 +105,13 @@ class Searched:
         memory = np.zeros((len(policies(self.fixed)), len(columns.pp)))
         return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
 
+    def with_quick_floors(self, columns: Columns, least: Any) -> Bounded:
+        """Return rows with floors of their memory that are found sooner, none below those of a mesh."""
+        if not self.limited:
+            return self.without_floors(columns)
+        memory = np.maximum(quick_floor(self.facts, columns, policies(self.fixed)), least)
+        return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
+
     def _of_able(self, columns: Columns, memory: Any) -> Any:
         """Return floors that no device can hold where a row's schedule does not go with a policy."""
         if not is_any_of(columns.pp_schedule, SPLITS).any():
@@ -155,6 +163,10 @@ class Bounded:
     def misfits(self) -> tuple[Rejected, ...]:
         """Return which rows rules reject by the floors of their memory, each with all its plans."""
         return attributed(self.columns, self._masks(), option_counts(self.space.fixed, self.columns))[1]
+
+    def at(self, places: Any) -> Bounded:
+        """Return some of the rows."""
+        return replace(self, columns=self.columns.at(places), memory=self.memory.take(places, axis=1))
 
     def able(self) -> Any:
         """Return which rows no rule rejects by the floors of their memory."""

@@ -184,7 +184,9 @@ def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints, times: 
     # where the shortest does not fit, none does
     first = iter((min(times, most), times + 1, most))
     while shorter - longer > 1:
-        now = next(first) if found is None else shorter - 1
+        # beside the first guess the next longer one most likely does not fit
+        halfway = shorter - 1 if shorter == times else (longer + shorter) // 2
+        now = next(first) if found is None else halfway
         fit = _fitting(halved(job, model_at, now), fixed)
         if fit is None:
             longer = now

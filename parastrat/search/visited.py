@@ -21,6 +21,7 @@ from parastrat.search.judged import Judged, judge
 from parastrat.search.space import option_counts, policies
 
 if TYPE_CHECKING:
+    from parastrat.columns import Columns
     from parastrat.search.bounded import Bounded, Searched
     from parastrat.search.obeying import Rejected
 
@@ -78,8 +79,12 @@ class Visited:
         space = self.space
         if space.few:
             if wanted.roomy:
-                bound = space.with_floors if wanted.alone else space.without_floors
-                rows = bound(space.allowed.rows(meshes))
+                columns = space.allowed.rows(meshes)
+                if wanted.alone:
+                    able = space.with_quick_floors(columns, 0.0).may_fit(roomy=False).any(axis=0)
+                    rows = space.with_floors(columns.at(np.flatnonzero(able)))
+                else:
+                    rows = space.without_floors(columns)
                 places = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
                 if len(places):
                     self._judge(rows, places, wanted)
@@ -90,8 +95,7 @@ class Visited:
             meshes = meshes[~self.seen[meshes]]
         meshes = self._fitting(meshes, wanted)
         if wanted.alone and space.limited and space.allowed.counts[meshes].sum() > _RAISED:
-            self.raised_to_least(meshes)
-            meshes = self._fitting(meshes, wanted)
+            meshes = self._with_least(meshes, wanted)
         if space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
         else:
@@ -131,22 +135,35 @@ class Visited:
         """Return under which policies some meshes may fit by their floors."""
         return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
 
+    def _with_least(self, meshes: Any, wanted: Wanted) -> Any:
+        """Return those of some meshes that may fit by the floors of their rows that need least."""
+        space = self.space
+        columns = space.allowed.batches.least().of(space.allowed.meshes, meshes)
+        rows = space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
+        able = np.flatnonzero(rows.may_fit(roomy=wanted.roomy).any(axis=0))
+        rows.memory[:, able] = space.with_floors(columns.at(able)).memory
+        self._raise(rows)
+        return self._fitting(meshes, wanted)
+
     def raised_to_least(self, meshes: Any) -> Bounded:
         """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
         rows = self.space.least_rows(meshes)
+        self._raise(rows)
+        return rows
+
+    def _raise(self, rows: Bounded) -> None:
+        """Raise the floors of meshes to those of the rows of each of which one needs least."""
         # they stand mesh after mesh
         first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
         own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
         self.memory[:, own] = np.maximum(self.memory[:, own], least)
-        return rows
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
         if not len(meshes):
             return
-        space, columns = self.space, self.space.allowed.rows(meshes)
-        # each policy computes again what the ones before it do, and more
-        first = self._codes[self._may_fit(columns.mesh, wanted).argmax(axis=0)]
+        space = self.space
+        columns, first = self._with_chance(space.allowed.rows(meshes), wanted)
 
         def of_rows(some: Any) -> Any:
             rows = space.with_floors(columns.at(some))
@@ -158,6 +175,25 @@ class Visited:
 
         floors = space.steps(columns, first)
         visit(floors, wanted.groups[columns.mesh], of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
+
+    def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Columns, Any]:
+        """Return those of some rows that may fit by quick floors, with the first policies that may.
+
+        These compute least again: each policy does what the ones before it do, and more. Rows without a
+        chance are told if asked for.
+        """
+        rows = self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
+        may_fit = likely = rows.may_fit(roomy=True)
+        chance = likely.any(axis=0)
+        if not wanted.roomy:
+            # rows that may have their margin were looked at before
+            may_fit = rows.may_fit(roomy=False)
+            chance = may_fit.any(axis=0) & ~chance
+        if not wanted.alone:
+            never = np.flatnonzero(~rows.may_fit(roomy=False).any(axis=0) & ~self.told[columns.mesh])
+            self.misfits.extend(rows.at(never).misfits())
+        kept = np.flatnonzero(chance)
+        return columns.at(kept), self._codes[may_fit.take(kept, axis=1).argmax(axis=0)]
 
     def _judge_best(
         self, rows: Bounded, alive: Any, wanted: Wanted, least: Any, known: tuple[Any, Any] | None = None

@@ -14,8 +14,9 @@ from parastrat.columns import Columns, code_of
 from parastrat.cost import time_columns, time_floor
 from parastrat.memory import PARTS, memory_columns, memory_totals
 from parastrat.memory.floors import memory_floor, mesh_floor
+from parastrat.memory.quick import quick_floor
 from parastrat.plan import Offload, Recompute
-from parastrat.profiles import load_hardware, load_stack
+from parastrat.profiles import load_hardware, load_stack, stack_names
 from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan
 from parastrat.search.best_first import visit
@@ -270,3 +271,37 @@ def test_every_row_is_visited_where_none_has_a_value() -> None:
 
     visit(np.zeros(2000), np.zeros(2000, dtype=np.int64), judge, lambda least: least)
     assert sorted(seen) == list(range(2000))
+
+
+@pytest.mark.parametrize("stack", stack_names())
+@pytest.mark.parametrize(
+    ("model", "on"),
+    [
+        ("llama-3.1-8b", "dgx-h100:2"),
+        ("gpt-oss-20b", "dgx-2:4"),
+        ("nemotron-h-8b", "hls-gaudi2:3"),
+        ("deepseek-v2-lite", "cpu:8"),
+        ("bert-large", "8x-rtx-4090:1"),
+    ],
+)
+def test_no_floor_falls_below_one_that_is_found_sooner(stack: str, model: str, on: str) -> None:
+    source, own = load_source(model), load_stack(stack)
+    assert source is not None
+    shares = []
+    for precision, offload in zip(
+        (Precision.BF16_MIXED, Precision.FP16_MIXED, Precision.FP32), Offload, strict=True
+    ):
+        given = facts(model, on, 96, 512)
+        spec = source.at(512, precision, own.kernels)
+        workload = replace(given.workload, precision=precision)
+        given = replace(given, model=spec, workload=workload, stack=own)
+        columns = obeying(given, Constraints(offload=offload)).columns
+        many = len(columns.pp)
+        if not many:
+            # processors neither compute in fp16 nor offload
+            continue
+        rows = columns.at(np.random.default_rng(0).choice(many, min(300, many), replace=False))
+        floors, sooner = (each(given, rows, tuple(Recompute)) for each in (memory_floor, quick_floor))
+        assert (sooner <= floors * (1 + 1e-12)).all()
+        shares += (sooner / floors).ravel().tolist()
+    assert np.median(shares) > 0.6
