@@ -71,7 +71,16 @@ def _blocks(job: Job) -> _Blocks:
     kept = np.array(
         [[[_parts(kind.kept[code_of(policy)]) for kind in own] for policy in Recompute] for own in variants]
     )
-    working = [[_parts(moment.working) for kind in own for moment in kind.moments] for own in variants]
+    # in one variant a kind may have fewer moments than in another: its last one several times
+    most = [max(len(kind.moments) for kind in several) for several in zip(*variants, strict=True)]
+    working = [
+        [
+            _parts(moment.working)
+            for kind, many in zip(own, most, strict=True)
+            for moment in (kind.moments + kind.moments[-1:] * many)[:many]
+        ]
+        for own in variants
+    ]
     units = tuple(bool(kind.of_unit) for kind in variants[0])
     output = np.array(_parts(job.kinds.output))
     ends = not units[chain[-1]]
@@ -79,7 +88,7 @@ def _blocks(job: Job) -> _Blocks:
     return _Blocks(
         kept=kept,
         working=np.array(working),
-        kind_of=tuple(place for place, kind in enumerate(variants[0]) for _ in kind.moments),
+        kind_of=tuple(np.repeat(np.arange(len(most)), most).tolist()),
         head=np.array(head),
         units=units,
     )

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +26,10 @@ from parastrat.runtime.tensor_parallel.layout import Layout, Step
 _LEAVES = 2**62
 #: what autograd adds to dimensions that are counted from the last
 _WRAPPED = 2**64
+
+_PAD = "_saved_pad"
+#: more ways than a forward takes, and more kinds of nodes than there are on them
+_MOST_WAYS, _MOST_KINDS = 256, 1024
 
 #: not pointwise by torch's own tags, and yet without regard to what else a tensor has
 _POINTWISE = frozenset(
@@ -111,6 +115,8 @@ class Passage:
     _ndim: int = 0
     _places: int = 0
     _told: set[Step] = field(default_factory=set)
+    #: ways from the ends back that were looked at, and found right
+    _passed: set[tuple[Any, ...]] = field(default_factory=set)
 
     def begin(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return what is called with a tensor as it is divided, at a place of its own, and passes it on."""
@@ -141,11 +147,19 @@ class Passage:
         """
         if not self._nodes or given.grad_fn is None or torch.compiler.is_compiling():
             return given
+        if self.noted is not None:
+            self.noted.update(step for step, _ in self._steps(given.grad_fn))
+            return given
+        # most forwards take the way of the one before: to tell it takes half as long as to judge it
+        way = self._way_to(given.grad_fn)
+        if way in self._passed:
+            return given
         for step, in_place in self._steps(given.grad_fn):
-            if self.noted is not None:
-                self.noted.add(step)
-            elif step not in self.proven and step not in self._told:
+            if step not in self.proven and step not in self._told:
                 self._judge(step, in_place=in_place)
+        if len(self._passed) == _MOST_WAYS:
+            self._passed.clear()
+        self._passed.add(way)
         return given
 
     def _judge(self, step: Step, *, in_place: bool) -> None:
@@ -177,6 +191,29 @@ class Passage:
                 "way, or set what chooses it before, to have it proven",
                 stacklevel=2,
             )
+
+    def _way_to(self, end: Node) -> tuple[Any, ...]:
+        """Return what is equal for ways to a node of which ``_steps`` tells the same."""
+        begun, first = self._nodes, min(self._nodes)
+        places, left = {end: 0}, [(end, _number(end))]
+        way: list[Any] = [self._ndim]
+        while left:
+            node, number = left.pop()
+            kind = type(node)
+            if number in begun:
+                way += (kind, begun[number] == node.name())
+                continue
+            name = _dims_name(kind)
+            way += (kind, name and getattr(node, name))
+            for source, _ in node.next_functions:
+                place = None if source is None else places.get(source)
+                if place is None and source is not None:
+                    own = _number(source)
+                    if first <= own < _LEAVES:
+                        places[source] = place = len(places)
+                        left.append((source, own))
+                way.append(place)
+        return tuple(way)
 
     def _steps(self, end: Node) -> Iterator[tuple[Step, bool]]:
         """Yield what may mix elements on the way to a node, and if the dimension is where it was before."""
@@ -249,15 +286,20 @@ def _number(node: Node) -> int:
 
 def _dims_of(node: Node) -> tuple[int, ...] | None:
     """Return the dimensions that an operator works along, from the first or the last; None: not noted."""
-    pad: Any = getattr(node, "_saved_pad", None)
-    if pad is not None:  # two numbers for the last dimension, two for the one before, and so on
-        return tuple(-1 - place // 2 for place, width in enumerate(pad) if width)
-    for name in ("_saved_dim", "_saved_dims"):
-        dims: Any = getattr(node, name, None)
-        if dims is not None:
-            several = dims if isinstance(dims, tuple) else (dims,)
-            return tuple(dim - _WRAPPED if dim > _LEAVES else dim for dim in several)
-    return None
+    name = _dims_name(type(node))
+    dims: Any = None if name is None else getattr(node, name)
+    if dims is None:
+        return None
+    if name == _PAD:  # two numbers for the last dimension, two for the one before, and so on
+        return tuple(-1 - place // 2 for place, width in enumerate(dims) if width)
+    several = dims if isinstance(dims, tuple) else (dims,)
+    return tuple(dim - _WRAPPED if dim > _LEAVES else dim for dim in several)
+
+
+@lru_cache(_MOST_KINDS)
+def _dims_name(kind: type[Node]) -> str | None:
+    """Return under which name nodes of a kind have the dimensions that they work along."""
+    return next((name for name in (_PAD, "_saved_dim", "_saved_dims") if hasattr(kind, name)), None)
 
 
 def _is_pointwise(name: str) -> bool:

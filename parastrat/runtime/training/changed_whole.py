@@ -60,6 +60,12 @@ def _handlers() -> dict[Any, Any]:
 
 
 def _change(operator: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if all(_is_alike(args[0], other) for other in args) and not any(
+        map(torch.is_tensor, keywords.values())
+    ):
+        # what has no parts each rank changes by itself, sooner than torch asks how
+        operator(*(_own(each) for each in args), **keywords)
+        return args[0]
     handlers = _handlers()
     own = handlers.pop(operator)
     try:
@@ -74,6 +80,20 @@ def _change(operator: Callable[..., Any], args: tuple[Any, ...], keywords: dict[
         return operator(*args, **keywords)
     finally:
         handlers[operator] = own
+
+
+def _is_alike(changed: Any, other: Any) -> bool:
+    """Return whether a rank changes what it has of a tensor by what it has of another one, or a number."""
+    if not isinstance(other, DTensor):
+        return not isinstance(other, torch.Tensor) or other.ndim == 0
+    own, given = changed._spec, other._spec  # noqa: SLF001  (the public way makes copies)
+    if any(placement.is_partial() for placement in own.placements):
+        return False
+    return bool(own.mesh == given.mesh and own.placements == given.placements and own.shape == given.shape)
+
+
+def _own(value: Any) -> Any:
+    return value._local_tensor if isinstance(value, DTensor) else value  # noqa: SLF001  (as above)
 
 
 def _put_together(parts: DTensor) -> None:

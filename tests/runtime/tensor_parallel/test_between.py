@@ -144,6 +144,22 @@ def test_attention_may_have_other_kernels(proven: str, later: str) -> None:
         Divided(held_to(proven, "of positions"), WAYS[later])(batch())
 
 
+def test_a_way_that_was_found_right_lets_no_other_pass() -> None:
+    """Ways of the same operators that work along other dimensions, or on other tensors, are others."""
+    model = Divided(held_to("relu", "of positions"), WAYS["of positions"])
+    for _ in range(2):
+        model(batch())
+    model.way = WAYS["softmax"]
+    with pytest.raises(WrapError, match="now works along the features"):
+        model(batch())
+    gates = Divided(held_to("relu", "of positions"), lambda h: h.relu() * h.softmax(1).relu())
+    for _ in range(2):
+        gates(batch())
+    gates.way = lambda h: h.relu() * h.softmax(2).relu()
+    with pytest.raises(WrapError, match="now works along the features"):
+        gates(batch())
+
+
 def test_layers_above_and_below_are_not_looked_at() -> None:
     """Their norms are whole; and no column's call waits for a row that was never called."""
     passages = [held_to("relu"), held_to("relu")]
