@@ -112,42 +112,55 @@ def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Byte
     piped, steps, shards = c.pp > 1, c.gradient_accumulation_steps, shards_parameters(c)
     turns = piped & (c.virtual_stages > 1) & is_any_of(c.pp_schedule, _TURNING)
     ways = turns * (1 + 2 * is_any_of(c.pp_schedule, _SPLIT) + 4 * (steps <= c.pp))
-    flying = np.where(piped & ~turns, smaller(c.pp, steps), 1)
     codes = (at * _WAYS + ways) * _VARIANTS + 2 * piped + ~shards
-    found = np.flatnonzero(np.bincount(codes))
-    place = np.zeros(int(found[-1]) + 1, dtype=np.int64)
-    place[found] = np.arange(len(found))
-    own = [code_of(policy) for policy in policies]
-    held = np.array([_of_first(job, code)[:, own] for code in found.tolist()])
-    alone = widths.joined({"micro_batch_size": 1})
-    shares = np.array(np.broadcast_arrays(*shares_of(alone, division_of(alone))), dtype=float)
-    # of one sample: codes before moments before policies before widths
-    each = held[..., :-1] @ shares
-    pair, samples = place.take(codes) * len(widths.pp) + width, c.micro_batch_size
-    kept, head, unit = (_by_pair(part).take(pair, axis=-1) * samples for part in _most_of_units(each))
-    if held[..., -1].any():
-        fixed = np.moveaxis(held[..., -1], 0, -1).take(place.take(codes), axis=-1)
-        kept, head, unit = kept + fixed[_KEPT], head + fixed[_AT_HEAD], unit + fixed[_AT_UNITS:].min(axis=0)
-    base = _stays(job, c, load)
-    gathers = _gathers(c, shards)
+    kept, head, unit = _activations(job, (codes, widths, width), c.micro_batch_size, policies)
     # of chunks no more than twice as many are in flight
     late = steps <= np.where(turns, 2 * c.pp, c.pp)
     under = _under_pipelines(job, c, load, late=late)
-    pool, at_head, at_unit = (part.take(width) for part in _gathered(job, alone))
-    base = base + np.where(gathers & ~piped, pool, 0.0)
-    head = head + _loss_in_parallel(job, widths).take(width) * np.where(piped, 0, samples)
+    pool, at_head, at_unit = (part.take(width) for part in _gathered(job, widths))
+    gathers = _gathers(c, shards)
+    base = _stays(job, c, load) + np.where(gathers & ~piped, pool, 0.0)
+    head = head + _loss_in_parallel(job, widths).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + np.where(gathers, np.where(piped, under, at_head), 0.0)
     unit = unit + np.where(gathers, np.where(piped, under, at_unit), 0.0)
+    flying = np.where(piped & ~turns, smaller(c.pp, steps), 1)
     return base + job.share * (kept * flying + np.maximum(head, unit))
 
 
-def _most_of_units(each: Any) -> tuple[Bytes, Bytes, Bytes]:
+def _activations(
+    job: Job, kinds: tuple[Any, Columns, Any], samples: Any, policies: Sequence[Recompute]
+) -> tuple[Bytes, Bytes, Bytes]:
+    """Return what rows keep, and what exists beside it as a head runs, and a unit: policies before rows.
+
+    Args:
+        job: the job.
+        kinds: the codes of the rows' first ranks, the widths that occur, and which of them each row has.
+        samples: of a micro-batch.
+        policies: that are looked at.
+    """
+    codes, widths, width = kinds
+    found = np.flatnonzero(np.bincount(codes))
+    place = np.zeros(int(found[-1]) + 1, dtype=np.int64)
+    place[found] = np.arange(len(found))
+    code, own = place.take(codes), [code_of(policy) for policy in policies]
+    # codes before moments before policies before parts
+    held = np.array([_of_first(job, each)[:, own] for each in found.tolist()])
+    one = widths.joined({"micro_batch_size": 1})
+    shares = np.array(np.broadcast_arrays(*shares_of(one, division_of(one))), dtype=float)
+    of_samples, fixed = held[..., :-1] @ shares, held[..., -1]
+    pair = code * len(widths.pp) + width
+    parts = _by_moments(of_samples)
+    # policies before codes with each width
+    several = [part.swapaxes(0, 1).reshape(len(own), -1).take(pair, axis=-1) * samples for part in parts]
+    if fixed.any():
+        more = fixed[:, _KEPT], fixed[:, _AT_HEAD], fixed[:, _AT_UNITS:].min(axis=1)
+        several = [part + each.T.take(code, axis=-1) for part, each in zip(several, more, strict=True)]
+    kept, head, unit = several
+    return kept, head, unit
+
+
+def _by_moments(each: Any) -> tuple[Any, Any, Any]:
     return each[:, _KEPT], each[:, _AT_HEAD], each[:, _AT_UNITS:].max(axis=1)
-
-
-def _by_pair(part: Any) -> Any:
-    """Return what is told of codes before policies before widths as policies before both."""
-    return part.swapaxes(0, 1).reshape(part.shape[1], -1)
 
 
 def _of_first(job: Job, code: int) -> Any:
