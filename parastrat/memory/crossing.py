@@ -40,7 +40,7 @@ def widths_of(plans: Plans) -> tuple[Bytes, Bytes]:
     stack, alike, c = plans.job.stack, plans.alike, plans.c
     if alike.piped is False or stack.crossing is _NOTHING:
         return 0.0, 0.0
-    (width, given), (cast, given_cast) = _of_formats(plans.job.model)
+    (width, given), (cast, given_cast) = formats_of(plans.job.model)
     if alike.shards is not True:
         width, given = where(alike.shards, width, cast), where(alike.shards, given, given_cast)
     samples = where(alike.piped, plans.shares.replicated, 0.0)
@@ -85,7 +85,7 @@ def crossing_bytes(crossing: Crossing, c: OfRanks, rank: Numbers, held: Numbers)
 
 
 @remembered
-def _of_formats(model: ModelSpec) -> tuple[tuple[float, float], tuple[float, float]]:
+def formats_of(model: ModelSpec) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return the bytes of one sample that cross a cut, and of these what a block's checkpoint keeps.
 
     Of cuts that differ the most, of blocks that differ the least; without and under autocast.

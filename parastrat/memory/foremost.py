@@ -1,0 +1,152 @@
+"""What one rank of a pipeline keeps and makes as its backward begins, for one sample, by what divides it.
+
+That is the first rank, which has most in flight, or the one behind it where that has more of a model's
+mixtures. What blocks hold is added up once for each pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from parastrat.columns import code_of
+from parastrat.memory.kinds import Shared
+from parastrat.plan import Recompute
+from parastrat.ranks.pipelines import DIVIDED, FOREMOST
+from parastrat.remembered import remembered
+
+if TYPE_CHECKING:
+    from parastrat.memory.plans import Job
+
+#: what tells what a rank of a pipeline has in flight: its virtual stages take turns, backward is split, and
+#: a step has no more micro-batches than there are ranks; and in how many variants blocks are
+WAYS, VARIANTS = 8, 4
+#: what is told of a rank: behind these, of each kind of unit
+KEPT, AT_HEAD, AT_UNITS = range(3)
+_ALONE = (1, 1, False)
+#: the rank behind the first has one micro-batch fewer in flight: by how much more its blocks make, or it
+#: trains, it is told instead
+_FAR_MORE, _MORE = 2, 1.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """What a model's blocks hold for one sample, by what divides it as ``Shared`` has it."""
+
+    #: one repeat keeps: variants before policies before kinds before parts
+    kept: Any
+    #: what exists at the moments of each kind: variants before moments before parts
+    working: Any
+    kind_of: tuple[int, ...]
+    #: what a head makes that the root gathers: variants before parts; nothing where a unit is the last
+    head: Any
+    #: which kinds are units
+    units: tuple[bool, ...]
+    #: of pipelines, which of their ranks is told, by its place among the distinct ones
+    ranks: dict[int, int] = field(default_factory=dict)
+    #: of their ways and variants: what that rank keeps, and has beside it as a head runs and at the moments
+    #: of the foremost unit of each kind; policies before parts
+    told: dict[int, Any] = field(default_factory=dict)
+
+
+@remembered
+def blocks_of(job: Job) -> Blocks:
+    """Return what the blocks of a job's model hold."""
+    variants, chain = job.kinds.each, job.pipelines.kinds.of
+    kept = np.array(
+        [[[_parts(kind.kept[code_of(policy)]) for kind in own] for policy in Recompute] for own in variants]
+    )
+    # in one variant a kind may have fewer moments than in another: its last one several times
+    most = [max(len(kind.moments) for kind in several) for several in zip(*variants, strict=True)]
+    working = [
+        [
+            _parts(moment.working)
+            for kind, many in zip(own, most, strict=True)
+            for moment in (kind.moments + kind.moments[-1:] * many)[:many]
+        ]
+        for own in variants
+    ]
+    units = tuple(bool(kind.of_unit) for kind in variants[0])
+    output = np.array(_parts(job.kinds.output))
+    ends = not units[chain[-1]]
+    head = [np.add(_parts(own[chain[-1]].moments[0].working), output) * ends for own in variants]
+    return Blocks(
+        kept=kept,
+        working=np.array(working),
+        kind_of=tuple(np.repeat(np.arange(len(most)), most).tolist()),
+        head=np.array(head),
+        units=units,
+    )
+
+
+def _parts(shared: Shared | None) -> list[float]:
+    return [part or 0.0 for part in shared or (0.0,) * len(Shared._fields)]
+
+
+def told_of(job: Job, code: int) -> Any:
+    """Return what is told of a rank for one sample: before policies before parts."""
+    blocks = blocks_of(job)
+    if code not in blocks.told:
+        (place, way), variant = divmod(code // VARIANTS, WAYS), code % VARIANTS
+        kept, working = blocks.kept[variant], blocks.working[variant]
+        counts, freed = _turning(job, place, way) if way else _in_order(job, place)
+        found = np.zeros((AT_UNITS + len(working), *kept[:, 0].shape))
+        found[KEPT] = np.einsum("k,pks->ps", counts, kept)
+        if job.pipelines.known.get(_ALONE) == place:
+            found[AT_HEAD] = blocks.head[variant]
+        of_units = [
+            # what waits for the gradients of weights may be what was made again
+            working[moment]
+            + (0 if way >> 1 & 1 else kept[0, kind] - kept[:, kind])
+            - np.einsum("k,pks->ps", freed[kind], kept)
+            for moment, kind in enumerate(blocks.kind_of)
+            if freed[kind] is not None and blocks.units[kind]
+        ]
+        if of_units:
+            # the last one stands for those that the rank has not
+            found[AT_UNITS:] = of_units[-1]
+            found[AT_UNITS : AT_UNITS + len(of_units)] = of_units
+        blocks.told[code] = found
+    return blocks.told[code]
+
+
+def rank_of(job: Job, place: int) -> int:
+    """Return which of the foremost distinct ranks of a pipeline is told."""
+    blocks = blocks_of(job)
+    if place not in blocks.ranks:
+        made = blocks.kept[0, 0] - blocks.kept[0, code_of(Recompute.FULL)]
+        most = np.zeros(len(made))
+        np.maximum.at(most, list(blocks.kind_of), blocks.working[0].sum(axis=-1))
+        ranks, many = job.pipelines.cuts[place].rows[:FOREMOST], len(job.pipelines.kinds.of)
+        has = (ranks[:, 1 : 1 + many] @ job.pipelines.of_kind > 0) & blocks.units
+        runs = (has * (most + made.sum(axis=-1))).max(axis=1)
+        trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1)
+        behind = len(ranks) > 1 and (runs[1] > _FAR_MORE * runs[0] or trained[1] > _MORE * trained[0])
+        blocks.ranks[place] = int(behind)
+    return blocks.ranks[place]
+
+
+def _in_order(job: Job, place: int) -> tuple[Any, list[Any]]:
+    """Return the repeats of each kind on a rank, and of those behind the foremost of each."""
+    cut, kinds = job.pipelines.cuts[place], job.pipelines.kinds
+    held = cut.held[0, int(cut.rows[rank_of(job, place), 0])]
+    ran = np.zeros(len(kinds.blocks))
+    freed: list[Any] = [None] * len(kinds.blocks)
+    for block in reversed(range(len(held))):
+        kind = kinds.of[block]
+        if held[block] and freed[kind] is None:
+            freed[kind] = ran.copy()
+        ran[kind] += held[block]
+    return ran, freed
+
+
+def _turning(job: Job, place: int, way: int) -> tuple[Any, list[Any]]:
+    """Return what ``_in_order`` does of all that is in flight, where virtual stages take turns."""
+    few, split = way >> 2, bool(way >> 1 & 1)
+    many = len(job.pipelines.kinds.blocks)
+    held = job.pipelines.firsts_of(place, split=split)[few].at_kinds[0, :, :many, rank_of(job, place)]
+    # nothing ran before the block behind all others
+    counts = held.max(axis=0)
+    return counts, [counts - alive if alive.any() else None for alive in held]
