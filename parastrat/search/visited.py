@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 #: of more rows meshes are put in order first
 _MANY = 12_000
-#: of more rows it is asked first which meshes may fit, where the fastest is wanted alone
-_RAISED = 400
 #: meshes of a group whose rows are put in order first, at most
 _MOST_OF_EACH = 80
 #: rows of a group whose memory is bounded first, at most
@@ -47,8 +45,7 @@ class Wanted:
     limits: Callable[[Any], Any]
     #: with the margin of memory; or those that fit without it alone
     roomy: bool = True
-    #: whether the best is asked for alone, and not what speaks against others, which is not told then; and
-    #: of meshes with many rows it is asked first which may fit
+    #: whether the best is asked for alone, and not what speaks against others, which is not told then
     alone: bool = False
 
 
@@ -80,11 +77,9 @@ class Visited:
         if space.few:
             if wanted.roomy:
                 columns = space.allowed.rows(meshes)
-                if wanted.alone:
-                    able = space.with_quick_floors(columns, 0.0).may_fit(roomy=False).any(axis=0)
-                    rows = space.with_floors(columns.at(np.flatnonzero(able)))
-                else:
-                    rows = space.without_floors(columns)
+                rows = (
+                    space.with_quick_floors(columns, 0.0) if wanted.alone else space.without_floors(columns)
+                )
                 places = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
                 if len(places):
                     self._judge(rows, places, wanted)
@@ -94,8 +89,6 @@ class Visited:
             self._judge_others(meshes, wanted, least)
             meshes = meshes[~self.seen[meshes]]
         meshes = self._fitting(meshes, wanted)
-        if wanted.alone and space.limited and space.allowed.counts[meshes].sum() > _RAISED:
-            meshes = self._with_least(meshes, wanted)
         if space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
         else:
@@ -134,16 +127,6 @@ class Visited:
     def _may_fit(self, meshes: Any, wanted: Wanted) -> Any:
         """Return under which policies some meshes may fit by their floors."""
         return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
-
-    def _with_least(self, meshes: Any, wanted: Wanted) -> Any:
-        """Return those of some meshes that may fit by the floors of their rows that need least."""
-        space = self.space
-        columns = space.allowed.batches.least().of(space.allowed.meshes, meshes)
-        rows = space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
-        able = np.flatnonzero(rows.may_fit(roomy=wanted.roomy).any(axis=0))
-        rows.memory[:, able] = space.with_floors(columns.at(able)).memory
-        self._raise(rows)
-        return self._fitting(meshes, wanted)
 
     def raised_to_least(self, meshes: Any) -> Bounded:
         """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
