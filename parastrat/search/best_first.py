@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 #: rows that are visited first, of all groups together, and of each at least and at most; then four times
 #: as many
-_FIRST = 200
+_FIRST = 150
 _LEAST_OF_EACH = 5
 MOST_OF_EACH = 24
 _GROWTH = 4

@@ -32,7 +32,7 @@ _MOST_OF_EACH = 80
 #: rows of a group whose memory is bounded first, at most
 _ROWS_OF_EACH = 80
 #: rows that are judged sooner than put in order
-_FEW = 72
+_FEW = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +146,11 @@ class Visited:
         if not len(meshes):
             return
         space = self.space
-        columns, first = self._with_chance(space.allowed.rows(meshes), wanted)
+        quick, first = self._with_chance(space.allowed.rows(meshes), wanted)
+        columns = quick.columns
 
         def of_rows(some: Any) -> Any:
-            rows = space.with_floors(columns.at(some))
+            rows = quick.at(some)
             self.rows.append(rows)
             np.add.at(self.bounded, rows.columns.mesh, 1)
             known = first[some], floors[some]
@@ -159,7 +160,7 @@ class Visited:
         floors = space.steps(columns, first)
         visit(floors, wanted.groups[columns.mesh], of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
 
-    def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Columns, Any]:
+    def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Bounded, Any]:
         """Return those of some rows that may fit by quick floors, with the first policies that may.
 
         These compute least again: each policy does what the ones before it do, and more. Rows without a
@@ -176,7 +177,7 @@ class Visited:
             never = np.flatnonzero(~rows.may_fit(roomy=False).any(axis=0) & ~self.told[columns.mesh])
             self.misfits.extend(rows.at(never).misfits())
         kept = np.flatnonzero(chance)
-        return columns.at(kept), self._codes[may_fit.take(kept, axis=1).argmax(axis=0)]
+        return rows.at(kept), self._codes[may_fit.take(kept, axis=1).argmax(axis=0)]
 
     def _judge_best(
         self, rows: Bounded, alive: Any, wanted: Wanted, least: Any, known: tuple[Any, Any] | None = None

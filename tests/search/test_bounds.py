@@ -222,7 +222,6 @@ def test_meshes_that_do_not_fit_are_left_out_before_their_rows(
     given = replace(given, hardware=replace(given.hardware, device=device))
     row_by_row = find_plan(given)
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
-    monkeypatch.setattr("parastrat.search.visited._RAISED", 8)
     monkeypatch.setattr("parastrat.search.misfits._SEVERAL", 8)
     at_once = find_plan(given)
     assert at_once.rungs == row_by_row.rungs
