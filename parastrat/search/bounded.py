@@ -16,7 +16,7 @@ from parastrat.memory.quick import quick_floor
 from parastrat.rules import rejection_masks
 from parastrat.rules.split_backward import split_backward_repeats_recompute
 from parastrat.schedules import SPLITS
-from parastrat.search.obeying import Obeying, Rejected, attributed, unnamed
+from parastrat.search.obeying import Obeying, Rejected, attributed
 from parastrat.search.rows import Constraints
 from parastrat.search.space import option_counts, policies
 from parastrat.search.work import Work
@@ -105,7 +105,7 @@ class Searched:
         memory = np.zeros((len(policies(self.fixed)), len(columns.pp)))
         return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
 
-    def with_quick_floors(self, columns: Columns, least: Any) -> Bounded:
+    def with_quick_floors(self, columns: Columns, least: Any = 0.0) -> Bounded:
         """Return rows with floors of their memory that are found sooner, none below those of a mesh."""
         if not self.limited:
             return self.without_floors(columns)
@@ -167,10 +167,6 @@ class Bounded:
     def at(self, places: Any) -> Bounded:
         """Return some of the rows."""
         return replace(self, columns=self.columns.at(places), memory=self.memory.take(places, axis=1))
-
-    def able(self) -> Any:
-        """Return which rows no rule rejects by the floors of their memory."""
-        return unnamed(self._masks(), len(self.columns.pp))
 
     def _masks(self) -> dict[PlanRule, Mask]:
         return self.space.masks(self.columns, self.memory.min(axis=0))

@@ -60,15 +60,15 @@ def with_memory(facts: Facts, columns: Columns) -> Columns:
     )
 
 
-def judge(rows: Bounded, places: Any, *, alone: bool = False) -> Judged:
-    """Judge the plans of some rows by the rules that were not, and time those that can run.
+def judge(rows: Bounded, *, alone: bool = False) -> Judged:
+    """Judge the plans of rows by the rules that were not, and time those that can run.
 
     Those that can are asked for ``alone``, or with those that a floor of their memory leaves out.
     """
     space, asked = rows.space, rows.space.allowed.judged
-    options = reshard_columns(rows.columns.at(places).joined({"source": np.arange(len(places))}))
+    options = reshard_columns(rows.columns.joined({"source": np.arange(len(rows.columns.pp))}))
     options = options.joined({"option": np.arange(len(options.pp))})
-    floors = rows.memory.take(places[options.source], axis=1)
+    floors = rows.memory.take(options.source, axis=1)
     may_fit = space.may_fit(floors, roomy=False)
     if space.limited:
         columns = _undominated(space, options, may_fit, space.may_fit(floors, roomy=True))

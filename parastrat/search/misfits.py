@@ -67,9 +67,7 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         floors = np.where(empty[groups], rows.memory, np.inf).ravel()
         visit(floors, groups[several], of_policies, _itself, least=least, most=_MOST_OF_EACH)
 
-    for rows in found.rows:
-        of_rows(rows)
-    left = np.flatnonzero(empty[rungs] & ~found.seen)
+    left = np.flatnonzero(empty[rungs])
 
     def of_meshes(some: Any) -> Any:
         chosen = left[some]

@@ -1,10 +1,8 @@
 """The plans of a space that may be the best of their groups, found without judging all of it.
 
-Rows, meshes with micro-batch and schedule, are visited in the order of a floor of their step; what has a
-floor above what was found is left out. Their memory is bounded when their turn comes, which takes longer
-than to tell the order: what has a floor that does not fit is left out as well, and others are judged in the
-order of the higher floors of their steps that policies have which may fit. Of many rows the meshes are
-visited so first.
+Rows are meshes with micro-batch and schedule. What has a floor of its memory that does not fit is left out;
+the others are judged in the order of floors of their steps, under the first policy that may fit, until none
+is left below what was found. Of many rows the meshes are visited so first.
 """
 
 from __future__ import annotations
@@ -29,10 +27,8 @@ if TYPE_CHECKING:
 _MANY = 12_000
 #: meshes of a group whose rows are put in order first, at most
 _MOST_OF_EACH = 80
-#: rows of a group whose memory is bounded first, at most
+#: rows of a group that are judged first, at most
 _ROWS_OF_EACH = 80
-#: rows that are judged sooner than put in order
-_FEW = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +54,6 @@ class Visited:
     memory: Any
     #: of each mesh, whether what floors of memory leave out of it was told
     told: Any
-    #: of each mesh how many rows were bounded; these
-    bounded: Any
-    rows: list[Bounded] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     #: what floors of memory left out
     misfits: list[Rejected] = field(default_factory=list)
@@ -77,17 +70,13 @@ class Visited:
         if space.few:
             if wanted.roomy:
                 columns = space.allowed.rows(meshes)
-                rows = (
-                    space.with_quick_floors(columns, 0.0) if wanted.alone else space.without_floors(columns)
-                )
+                bound = space.with_quick_floors if wanted.alone else space.without_floors
+                rows = bound(columns)
                 places = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
                 if len(places):
-                    self._judge(rows, places, wanted)
+                    self._judge(rows.at(places), wanted)
             return
         least = np.full(int(wanted.groups.max(initial=-1)) + 1, np.inf)
-        if not wanted.roomy:
-            self._judge_others(meshes, wanted, least)
-            meshes = meshes[~self.seen[meshes]]
         meshes = self._fitting(meshes, wanted)
         if space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
@@ -100,15 +89,6 @@ class Visited:
             floors = space.steps_of_meshes(meshes)
             visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, most=_MOST_OF_EACH)
         self.told[meshes] = True
-
-    def _judge_others(self, meshes: Any, wanted: Wanted, least: Any) -> None:
-        """Judge those rows of chosen meshes that were bounded, but not judged as none has its margin."""
-        asked = np.zeros(len(self.told), dtype=bool)
-        asked[meshes] = True
-        for rows in self.rows:
-            alive = asked[rows.columns.mesh]
-            if alive.any():
-                self._judge_best(rows, alive & self._alive(rows, wanted), wanted, least)
 
     def _fitting(self, meshes: Any, wanted: Wanted) -> Any:
         """Return those of some meshes that may fit by their floors; the others are told if asked for."""
@@ -145,20 +125,14 @@ class Visited:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
         if not len(meshes):
             return
-        space = self.space
-        quick, first = self._with_chance(space.allowed.rows(meshes), wanted)
-        columns = quick.columns
+        rows, first = self._with_chance(self.space.allowed.rows(meshes), wanted)
 
         def of_rows(some: Any) -> Any:
-            rows = quick.at(some)
-            self.rows.append(rows)
-            np.add.at(self.bounded, rows.columns.mesh, 1)
-            known = first[some], floors[some]
-            self._judge_best(rows, self._alive(rows, wanted), wanted, least, known)
-            return np.full(len(some), np.inf)
+            judged = self._judge(rows.at(some), wanted)
+            return judged.least_steps(len(some), roomy=wanted.roomy)
 
-        floors = space.steps(columns, first)
-        visit(floors, wanted.groups[columns.mesh], of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
+        floors, groups = self.space.steps(rows.columns, first), wanted.groups[rows.columns.mesh]
+        visit(floors, groups, of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
 
     def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Bounded, Any]:
         """Return those of some rows that may fit by quick floors, with the first policies that may.
@@ -177,71 +151,17 @@ class Visited:
             never = np.flatnonzero(~rows.may_fit(roomy=False).any(axis=0) & ~self.told[columns.mesh])
             self.misfits.extend(rows.at(never).misfits())
         kept = np.flatnonzero(chance)
-        return rows.at(kept), self._codes[may_fit.take(kept, axis=1).argmax(axis=0)]
+        codes = np.array([code_of(policy) for policy in policies(self.space.fixed)])
+        return rows.at(kept), codes[may_fit.take(kept, axis=1).argmax(axis=0)]
 
-    def _judge_best(
-        self, rows: Bounded, alive: Any, wanted: Wanted, least: Any, known: tuple[Any, Any] | None = None
-    ) -> None:
-        """Judge those of some rows that may be the best of their groups.
-
-        ``known`` are recompute policies, by their codes, with the rows' floors of steps under these.
-        """
-        likely = rows.may_fit(roomy=True)
-        places = np.flatnonzero(alive & (likely.any(axis=0) == wanted.roomy))
-        if not len(places):
-            return
-        groups = wanted.groups[rows.columns.mesh[places]]
-
-        def least_steps(some: Any) -> Any:
-            judged = self._judge(rows, places[some], wanted)
-            return judged.least_steps(len(some), roomy=wanted.roomy)
-
-        if len(places) <= _FEW:
-            np.minimum.at(least, groups, least_steps(np.arange(len(places))))
-            return
-        fits = (likely if wanted.roomy else rows.may_fit(roomy=False)).take(places, axis=1)
-        codes = self._codes[fits.argmax(axis=0)]
-        if known is None:
-            floors = self.space.steps(rows.columns.at(places), codes)
-        else:
-            floors = known[1][places]
-            again = np.flatnonzero(codes != known[0][places])
-            if len(again):
-                floors[again] = self.space.steps(rows.columns.at(places[again]), codes[again])
-        visit(floors, groups, least_steps, wanted.limits, least=least)
-
-    def _alive(self, rows: Bounded, wanted: Wanted) -> Any:
-        """Return which rows may fit, and tell the others if asked and their meshes were not."""
-        if wanted.alone:
-            return rows.able()
-        alive, told = np.ones(len(rows.columns.mesh), dtype=bool), self.told[rows.columns.mesh]
-        for entry in rows.misfits():
-            alive[entry.rows] = False
-            untold = ~told[entry.rows]
-            if untold.any():
-                self.misfits.append(entry.chosen(untold))
-        return alive
-
-    @property
-    def seen(self) -> Any:
-        """Of each mesh, whether all of its rows were bounded."""
-        return self.bounded == self.space.allowed.counts
-
-    @property
-    def _codes(self) -> Any:
-        """The recompute policies that are compared."""
-        return np.array([code_of(policy) for policy in policies(self.space.fixed)])
-
-    def _judge(self, rows: Bounded, places: Any, wanted: Wanted) -> Judged:
+    def _judge(self, rows: Bounded, wanted: Wanted) -> Judged:
         if not wanted.alone:
-            self.plans.append(int(option_counts(rows.space.fixed, rows.columns.at(places)).sum()))
-        self.judged.append(judge(rows, places, alone=wanted.alone))
+            self.plans.append(int(option_counts(rows.space.fixed, rows.columns).sum()))
+        self.judged.append(judge(rows, alone=wanted.alone))
         return self.judged[-1]
 
 
 def nothing_of(space: Searched) -> Visited:
     """Return what is found of a space before it is visited."""
     memory = space.memory_of_meshes()
-    meshes = memory.shape[1]
-    told, bounded = np.zeros(meshes, dtype=bool), np.zeros(meshes, dtype=np.int64)
-    return Visited(space=space, memory=memory, told=told, bounded=bounded)
+    return Visited(space=space, memory=memory, told=np.zeros(memory.shape[1], dtype=bool))

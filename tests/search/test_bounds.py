@@ -204,7 +204,6 @@ def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
     monkeypatch.setattr("parastrat.search.visited._MOST_OF_EACH", 5)
     monkeypatch.setattr("parastrat.search.visited._ROWS_OF_EACH", 5)
-    monkeypatch.setattr("parastrat.search.visited._FEW", 0)
     monkeypatch.setattr("parastrat.search.best_first._FEW", 0)
     piece_by_piece = find_plan(given)
     assert piece_by_piece.rungs == at_once.rungs
