@@ -123,9 +123,9 @@ class Visited:
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
-        if not len(meshes):
-            return
         rows, first = self._with_chance(self.space.allowed.rows(meshes), wanted)
+        if not len(first):
+            return
 
         def of_rows(some: Any) -> Any:
             judged = self._judge(rows.at(some), wanted)
