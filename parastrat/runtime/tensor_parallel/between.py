@@ -9,11 +9,9 @@ are looked at where it ends.
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -21,34 +19,19 @@ from torch.autograd.graph import Node
 
 from parastrat.errors import WrapError
 from parastrat.runtime.tensor_parallel.layout import Layout, Step
-
-#: beyond the numbers that autograd gives to nodes in their order; leaves have the largest of all
-_LEAVES = 2**62
-#: what autograd adds to dimensions that are counted from the last
-_WRAPPED = 2**64
-
-_PAD = "_saved_pad"
-#: more ways than a forward takes, and more kinds of nodes than there are on them
-_MOST_WAYS, _MOST_KINDS = 256, 1024
-
-#: not pointwise by torch's own tags, and yet without regard to what else a tensor has
-_POINTWISE = frozenset(
-    (
-        *("tocopy", "copy", "alias", "asstrided", "torch::autograd::copyslices", "fill", "zero"),
-        *("nativedropout", "hardswish", "logsigmoid", "rreluwithnoise", "complex", "polar"),
-        # by which FSDP2 hears of the end of a unit's backward: it hands on what a block is given
-        "registerpostbackwardfunctionbackward",
-    )
+from parastrat.runtime.tensor_parallel.nodes import (
+    ATTENTION,
+    LEAVES,
+    PRODUCT,
+    dims_name,
+    dims_of,
+    mixing_of,
+    number_of,
 )
-#: of two tensors, or of the elements of one
-_ALSO_REDUCE = frozenset(("max", "min"))
-#: other shapes of the same values, in their order or in another
-_SHAPES = frozenset(
-    (
-        *("view", "unsafeview", "reshapealias", "expand", "unsqueeze", "squeeze"),
-        *("transpose", "permute", "t"),
-    )
-)
+
+#: more ways than a forward takes
+_MOST_WAYS = 256
+
 #: along all dimensions, or the last ones
 _OF_ALL = ("MeanBackward0", "SumBackward0", "MaxBackward1", "MinBackward1", "NormBackward0")
 _OF_LAST = ("NativeLayerNormBackward0", "FusedRmsNormBackward0")
@@ -60,16 +43,10 @@ _KEEPING = frozenset(
         *("Roll", "Flip", "Slice", "Cat", "ConstantPadNd"),
     )
 )
-#: kernels of one thing, which sizes, formats and devices choose
-_PRODUCT, _ATTENTION = "product", "attention"
-_PRODUCTS = frozenset(
-    f"{name}Backward0" for name in ("Mm", "Bmm", "Mv", "Dot", "Addmm", "Baddbmm", "Addbmm")
-)
-_FUSED_ATTENTION = "ScaledDotProduct"
 #: attention in one kernel and in several, of which the mask tells as well
 _ALIKE: frozenset[Step] = frozenset(
     [
-        *((_ATTENTION, None), (_PRODUCT, None)),
+        *((ATTENTION, None), (PRODUCT, None)),
         *(("SoftmaxBackward0", (-1,)), ("SafeSoftmaxBackward0", (-1,))),
     ]
 )
@@ -132,7 +109,7 @@ class Passage:
             nodes = [] if output.grad_fn is None else [output.grad_fn]
             if nodes and output._base is not None and output._base.grad_fn is not None:  # noqa: SLF001
                 nodes.append(output._base.grad_fn)  # noqa: SLF001
-            self._nodes.update((_number(node), node.name()) for node in nodes)
+            self._nodes.update((number_of(node), node.name()) for node in nodes)
             self._begun.add(own)
             self._ndim = output.ndim
             return output
@@ -195,7 +172,7 @@ class Passage:
     def _way_to(self, end: Node) -> tuple[Any, ...]:
         """Return what is equal for ways to a node of which ``_steps`` tells the same."""
         begun, first = self._nodes, min(self._nodes)
-        places, left = {end: 0}, [(end, _number(end))]
+        places, left = {end: 0}, [(end, number_of(end))]
         way: list[Any] = [self._ndim]
         while left:
             node, number = left.pop()
@@ -203,13 +180,13 @@ class Passage:
             if number in begun:
                 way += (kind, begun[number] == node.name())
                 continue
-            name = _dims_name(kind)
+            name = dims_name(kind)
             way += (kind, name and getattr(node, name))
             for source, _ in node.next_functions:
                 place = None if source is None else places.get(source)
                 if place is None and source is not None:
-                    own = _number(source)
-                    if first <= own < _LEAVES:
+                    own = number_of(source)
+                    if first <= own < LEAVES:
                         places[source] = place = len(places)
                         left.append((source, own))
                 way.append(place)
@@ -228,22 +205,22 @@ class Passage:
             before = [in_place[source] for source, _ in node.next_functions if source in in_place]
             if not before:
                 continue
-            mixing = _mixing(name)
+            mixing = mixing_of(name)
             in_place[node] = (mixing is None or mixing in _KEEPING) and all(before)
             if mixing:
-                yield (mixing, _dims_of(node)), all(before)
+                yield (mixing, dims_of(node)), all(before)
 
     def _back_from(self, end: Node) -> dict[Node, int]:
         """Return a node and those that it hangs on, back to where all began, by numbers."""
-        first, found, left = min(self._nodes), {end: _number(end)}, [end]
+        first, found, left = min(self._nodes), {end: number_of(end)}, [end]
         while left:
             node = left.pop()
             if found[node] in self._nodes:
                 continue
             for source, _ in node.next_functions:
                 if source is not None and source not in found:
-                    number = _number(source)
-                    if first <= number < _LEAVES:
+                    number = number_of(source)
+                    if first <= number < LEAVES:
                         found[source] = number
                         left.append(source)
         return found
@@ -258,74 +235,6 @@ def passage(of: Divided, layout: Layout, noted: dict[str, set[Step]] | None) -> 
 
 def allowed(proven: Collection[Step]) -> frozenset[Step]:
     """Return the steps that proofs took, with those that other kernels have in their place."""
-    in_one = (_ATTENTION, None) in proven
-    in_several = (_PRODUCT, None) in proven and ("SoftmaxBackward0", (-1,)) in proven
+    in_one = (ATTENTION, None) in proven
+    in_several = (PRODUCT, None) in proven and ("SoftmaxBackward0", (-1,)) in proven
     return frozenset(proven) | (_ALIKE if in_one or in_several else frozenset())
-
-
-@cache
-def _mixing(name: str) -> str | None:
-    """Return the name of a node's operator where it may mix features, one for all kernels of a thing.
-
-    None where it computes each element of its own; empty where it gives the same values another shape.
-    """
-    if name.startswith(_FUSED_ATTENTION):
-        return _ATTENTION
-    if name in _PRODUCTS:
-        return _PRODUCT
-    if _is_pointwise(name):
-        return None
-    return "" if _operator_of(name) in _SHAPES else name
-
-
-def _number(node: Node) -> int:
-    """Return a node's place in the order in which a thread made them."""
-    number: int = node._sequence_nr()  # noqa: SLF001
-    return number
-
-
-def _dims_of(node: Node) -> tuple[int, ...] | None:
-    """Return the dimensions that an operator works along, from the first or the last; None: not noted."""
-    name = _dims_name(type(node))
-    dims: Any = None if name is None else getattr(node, name)
-    if dims is None:
-        return None
-    if name == _PAD:  # two numbers for the last dimension, two for the one before, and so on
-        return tuple(-1 - place // 2 for place, width in enumerate(dims) if width)
-    several = dims if isinstance(dims, tuple) else (dims,)
-    return tuple(dim - _WRAPPED if dim > _LEAVES else dim for dim in several)
-
-
-@lru_cache(_MOST_KINDS)
-def _dims_name(kind: type[Node]) -> str | None:
-    """Return under which name nodes of a kind have the dimensions that they work along."""
-    return next((name for name in (_PAD, "_saved_dim", "_saved_dims") if hasattr(kind, name)), None)
-
-
-def _is_pointwise(name: str) -> bool:
-    """Return whether a node's operator computes each element of its own."""
-    operator = _operator_of(name)
-    if operator in _POINTWISE:
-        return True
-    return operator not in _ALSO_REDUCE and any(
-        torch.Tag.pointwise in getattr(packet, overload).tags
-        for packet in (getattr(torch.ops.aten, each) for each in _operators().get(operator, ()))
-        for overload in packet.overloads()
-    )
-
-
-def _operator_of(node: str) -> str:
-    """Return ``log1p`` of ``Log1PBackward0``; functions of the user's own have no number."""
-    return re.sub(r"Backward(\d+|s)$", "", node).lower()
-
-
-@cache
-def _operators() -> dict[str, set[str]]:
-    """Return torch's operators by their names as nodes' names have them."""
-    found: dict[str, set[str]] = {}
-    for name in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
-        space, _, full = name.partition("::")
-        if space == "aten":
-            operator = full.partition(".")[0]
-            found.setdefault(operator.replace("_", "").lower(), set()).add(operator)
-    return found
