@@ -115,7 +115,9 @@ def written(value: Any) -> str:
     """Return a value as TOML writes it, shortened."""
     if isinstance(value, dict):
         return "a table"
-    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (date, time)):
+        return value.isoformat()
+    text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
