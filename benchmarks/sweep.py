@@ -79,9 +79,9 @@ def answered(model: str, on: str) -> Answer:
     )
 
 
-def faults_of(job: Job, result: SearchResult) -> Iterator[str]:
-    """Name what is wrong with an answer."""
-    if recommendation(job.facts, Constraints()) != result.chosen:
+def faults_of(job: Job, result: SearchResult, fixed: Constraints | None = None) -> Iterator[str]:
+    """Name what is wrong with an answer, to flags where some were given."""
+    if recommendation(job.facts, fixed or Constraints()) != result.chosen:
         yield "the recommendation alone is another plan"
     if result.chosen is None:
         if not result.nearest_fit:

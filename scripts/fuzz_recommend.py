@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from parastrat.cli.facts import Job, resolved
+from parastrat.cli.facts import Job, compiled_facts, resolved
 from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
 from parastrat.cli.recommend import constraints_of
 from parastrat.cli.typed import report_context
@@ -27,14 +27,7 @@ from parastrat.report.json import recommendation_json
 from parastrat.report.recommendation import recommendation_text
 from parastrat.report.text import Paper
 from parastrat.result import SearchResult
-from parastrat.search import (
-    Constraints,
-    applied_instead,
-    find_plan,
-    memory_front,
-    nearby_batch,
-    network_doubt,
-)
+from parastrat.search import Constraints, find_plan, memory_front, with_others
 from parastrat.workload import Optimizer, Precision
 
 LIMIT_S = 2.0
@@ -107,13 +100,9 @@ def answered(asked: Asked) -> tuple[Job, Constraints, SearchResult, float]:
     start = time.perf_counter()
     result = find_plan(job.facts, fixed, model_at=job.model_at)
     took = time.perf_counter() - start
-    result = replace(
-        result,
-        network_doubt=network_doubt(job.facts, fixed, result.chosen, 0.05),
-        nearby_batch=nearby_batch(job.facts, fixed, result.chosen, 0.05),
-        applied=applied_instead(job.facts, fixed, result.chosen, 0.05),
-        front=memory_front(job.facts, fixed) if asked.front else result.front,
-    )
+    result = with_others(result, fixed, compiled_facts(job))
+    if asked.front:
+        result = replace(result, front=memory_front(job.facts, fixed))
     recommendation_json(result)
     recommendation_text(result, report_context(job, asked.job, asked.fixed, OutputFlags()), Paper())
     return job, fixed, result, took
@@ -122,7 +111,7 @@ def answered(asked: Asked) -> tuple[Job, Constraints, SearchResult, float]:
 def faults_of(job: Job, fixed: Constraints, result: SearchResult) -> Iterator[str]:
     """Name what is wrong with an answer."""
     # with flags there may be nothing to say but what rules do
-    yield from (fault for fault in _FAULTS(job, result) if not fault.startswith("nothing fits"))
+    yield from (fault for fault in _FAULTS(job, result, fixed) if not fault.startswith("nothing fits"))
     shown = any(rung.case for rung in result.rungs)
     # no rung may have a plan of the strategy that was asked for
     if not (result.chosen or result.nearest_fit or result.rejected or shown or fixed.strategy):

@@ -47,3 +47,10 @@ def test_nothing_is_said_where_it_is_no_question() -> None:
     assert offloaded_plan(job, Constraints(offload=Offload.OPTIMIZER), chosen, TOLERANCE) is None
     processors = facts("gpt2", "cpu:2", 64, 1024)
     assert offloaded_plan(processors, Constraints(), find_plan(processors).chosen, TOLERANCE) is None
+
+
+def test_nothing_is_said_of_one_device_that_others_leave_idle() -> None:
+    job, alone = facts("gpt2", "dgx-h100:2", 64, 1024), Constraints(strategy="single")
+    chosen = find_plan(job, alone).chosen
+    assert chosen is not None
+    assert offloaded_plan(job, alone, chosen, TOLERANCE) is None

@@ -37,8 +37,11 @@ def offloaded_plan(facts: Facts, fixed: Constraints, chosen: Case | None, tolera
     settled = fixed.offload is not Offload.NONE or fixed.applied
     if chosen is None or settled or facts.hardware.device.host_bytes_per_s is None:
         return None
-    enough = chosen.estimate.time.step / (1 + tolerance)
-    space = _within(searched(facts, fixed, obeying(facts, fixed)), enough)
+    enough, allowed = chosen.estimate.time.step / (1 + tolerance), obeying(facts, fixed)
+    if not len(allowed.meshes.pp):
+        # what was chosen leaves all devices but one idle
+        return None
+    space = _within(searched(facts, fixed, allowed), enough)
     # offloading costs time: no plan is faster than the fastest without a limit of memory
     if not _is_enough(replace(space, limited=False), enough):
         return None
