@@ -60,9 +60,8 @@ def _handlers() -> dict[Any, Any]:
 
 
 def _change(operator: Callable[..., Any], args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    if all(_is_alike(args[0], other) for other in args) and not any(
-        map(torch.is_tensor, keywords.values())
-    ):
+    named = any(map(torch.is_tensor, keywords.values()))
+    if isinstance(args[0], DTensor) and not named and all(_is_alike(args[0], other) for other in args):
         # what has no parts each rank changes by itself, sooner than torch asks how
         operator(*(_own(each) for each in args), **keywords)
         return args[0]
@@ -82,7 +81,7 @@ def _change(operator: Callable[..., Any], args: tuple[Any, ...], keywords: dict[
         handlers[operator] = own
 
 
-def _is_alike(changed: Any, other: Any) -> bool:
+def _is_alike(changed: DTensor, other: Any) -> bool:
     """Return whether a rank changes what it has of a tensor by what it has of another one, or a number."""
     if not isinstance(other, DTensor):
         return not isinstance(other, torch.Tensor) or other.ndim == 0
