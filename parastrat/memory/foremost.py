@@ -14,15 +14,16 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.memory.kinds import Shared
 from parastrat.plan import Recompute
+from parastrat.ranks import flights
 from parastrat.ranks.pipelines import DIVIDED, FOREMOST
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
     from parastrat.memory.plans import Job
 
-#: what tells what a rank of a pipeline has in flight: its virtual stages take turns, backward is split, and
-#: a step has no more micro-batches than there are ranks; and in how many variants blocks are
-WAYS, VARIANTS = 8, 4
+#: in how many ways a rank may have micro-batches in flight: one, and behind it those in which its virtual
+#: stages take turns; and in how many variants blocks are
+WAYS, VARIANTS = 1 + len(flights.WAYS), 4
 #: what is told of a rank: behind these, of each kind of unit
 KEPT, AT_HEAD, AT_UNITS = range(3)
 _ALONE = (1, 1, False)
@@ -92,6 +93,7 @@ def told_of(job: Job, code: int) -> Any:
         (place, way), variant = divmod(code // VARIANTS, WAYS), code % VARIANTS
         kept, working = blocks.kept[variant], blocks.working[variant]
         counts, freed = _turning(job, place, way) if way else _in_order(job, place)
+        splits = way and flights.WAYS[way - 1][1]
         found = np.zeros((AT_UNITS + len(working), *kept[:, 0].shape))
         found[KEPT] = np.einsum("k,pks->ps", counts, kept)
         if job.pipelines.known.get(_ALONE) == place:
@@ -99,7 +101,7 @@ def told_of(job: Job, code: int) -> Any:
         of_units = [
             # what waits for the gradients of weights may be what was made again
             working[moment]
-            + (0 if way >> 1 & 1 else kept[0, kind] - kept[:, kind])
+            + (0 if splits else kept[0, kind] - kept[:, kind])
             - np.einsum("k,pks->ps", freed[kind], kept)
             for moment, kind in enumerate(blocks.kind_of)
             if freed[kind] is not None and blocks.units[kind]
@@ -144,7 +146,7 @@ def _in_order(job: Job, place: int) -> tuple[Any, list[Any]]:
 
 def _turning(job: Job, place: int, way: int) -> tuple[Any, list[Any]]:
     """Return what ``_in_order`` does of all that is in flight, where virtual stages take turns."""
-    few, split = way >> 2, bool(way >> 1 & 1)
+    few, split = flights.WAYS[way - 1]
     many = len(job.pipelines.kinds.blocks)
     held = job.pipelines.firsts_of(place, split=split)[few].at_kinds[0, :, :many, rank_of(job, place)]
     # nothing ran before the block behind all others

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.choices import is_any_of
 from parastrat.columns import code_of
 from parastrat.distinct import NUMBERED, distinct
-from parastrat.elementwise import smaller
+from parastrat.elementwise import smaller, where
+from parastrat.memory.alike import code_of_plans, unlike
 from parastrat.memory.crossing import formats_of
+from parastrat.memory.flying import way_of_turns
 from parastrat.memory.foremost import (
     AT_HEAD,
     AT_UNITS,
@@ -26,13 +27,10 @@ from parastrat.memory.foremost import (
     rank_of,
     told_of,
 )
-from parastrat.memory.gathered import shards_parameters
 from parastrat.memory.plans import job_of, shares_of
-from parastrat.plan import PipelineSchedule
 from parastrat.ranks.division import divided, divided_total, division, division_of
 from parastrat.ranks.load import load_of, whole_model
 from parastrat.ranks.states import of_elements, states_of
-from parastrat.schedules import SPLIT_ALWAYS, V_SHAPED
 from parastrat.stack import Crossing
 
 if TYPE_CHECKING:
@@ -40,14 +38,12 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.memory.alike import Alike
     from parastrat.memory.kinds import Kind
     from parastrat.memory.plans import Job
     from parastrat.plan import Recompute
     from parastrat.ranks.load import RankLoad
     from parastrat.units import Bytes, Mask
-
-_SPLIT, _BENT = tuple(SPLIT_ALWAYS), tuple(V_SHAPED)
-_TURNING = (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, *V_SHAPED)
 
 
 def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Bytes:
@@ -64,22 +60,21 @@ def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Byte
     which = np.zeros(len(table.counts), dtype=np.int64)
     which[places] = [rank_of(job, place) for place in places.tolist()]
     load = load_of(job.pipelines, table.numbers.take((table.firsts + which).take(at), axis=-1))
-    piped, steps, shards = c.pp > 1, c.gradient_accumulation_steps, shards_parameters(c)
-    turns = piped & (c.virtual_stages > 1) & is_any_of(c.pp_schedule, _TURNING)
-    ways = turns * (1 + 2 * is_any_of(c.pp_schedule, _SPLIT) + 4 * (steps <= c.pp))
-    codes = (at * WAYS + ways) * VARIANTS + 2 * piped + ~shards
+    alike, piped, steps = unlike(job.flags, code_of_plans(c)), c.pp > 1, c.gradient_accumulation_steps
+    ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
+    codes = (at * WAYS + ways) * VARIANTS + alike.variant
     kept, head, unit = _activations(job, (codes, widths, width), c.micro_batch_size, policies)
     # of chunks no more than twice as many are in flight
-    late = steps <= np.where(turns, 2 * c.pp, c.pp)
+    late = steps <= where(alike.turns, 2 * c.pp, c.pp)
     under = _under_pipelines(job, c, load, late=late)
     pool, at_head, at_unit = (part.take(width) for part in _gathered(job, widths))
-    gathers = _gathers(c, shards)
-    base = _stays(job, c, load) + np.where(gathers & ~piped, pool, 0.0)
+    base = _stays(job, alike, c, load) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
     head = head + _loss_in_parallel(job, widths).take(width) * np.where(piped, 0, c.micro_batch_size)
-    head = head + np.where(gathers, np.where(piped, under, at_head), 0.0)
-    unit = unit + np.where(gathers, np.where(piped, under, at_unit), 0.0)
-    flying = np.where(piped & ~turns, smaller(c.pp - load.rank, steps), 1)
-    return base + job.share * (kept * flying + np.maximum(head, unit) + _received(job, c, load.rank))
+    head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
+    unit = unit + where(alike.gathers, np.where(piped, under, at_unit), 0.0)
+    flying = where(alike.turns, 1, np.where(piped, smaller(c.pp - load.rank, steps), 1))
+    crossing = _received(job, alike, c, load.rank)
+    return base + job.share * (kept * flying + np.maximum(head, unit) + crossing)
 
 
 def _activations(
@@ -118,19 +113,11 @@ def _by_moments(each: Any) -> tuple[Any, Any, Any]:
     return each[:, KEPT], each[:, AT_HEAD], each[:, AT_UNITS:].max(axis=1)
 
 
-def _gathers(c: Columns, shards: Mask) -> Mask:
-    over = c.dp_shard * c.cp
-    return shards & (np.where(c.ep > 1, over * c.tp, over) > 1)
-
-
-def _stays(job: Job, c: Columns, load: RankLoad) -> Bytes:
+def _stays(job: Job, alike: Alike, c: Columns, load: RankLoad) -> Bytes:
     """Return what stays on a rank; of gradients that each step makes anew there are none yet."""
-    d, shards, piped = division(c), shards_parameters(c), c.pp > 1
-    own = divided(load.trainable, d)
-    states = states_of(own, load.frozen, d, c.shard, of_elements(c.offload, job.element))
-    one_by_one = ~shards & ((c.dp * c.cp == 1) | piped) & (not job.flags.fused)
-    frees = one_by_one | (_gathers(c, shards) & (not job.flags.pooled))
-    kept = states.parameters + states.optimizer + np.where(frees, 0.0, states.gradients)
+    d, own = division(c), divided(load.trainable, division(c))
+    states = states_of(own, load.frozen, d, alike.shard, of_elements(alike.offload, job.element))
+    kept = states.parameters + states.optimizer + where(alike.frees, 0.0, states.gradients)
     return job.context + job.buffers + kept
 
 
@@ -141,16 +128,16 @@ def _under_pipelines(job: Job, c: Columns, load: RankLoad, *, late: Mask) -> Byt
     return np.where(late, element.compute, element.compute + element.reduce) * whole
 
 
-def _received(job: Job, c: Columns, rank: Any) -> Bytes:
+def _received(job: Job, alike: Alike, c: Columns, rank: Any) -> Bytes:
     """Return what a rank has for what crosses to it and back, less what may lie there of what is kept."""
     if job.stack.crossing is not Crossing.BUFFERS:
         return 0.0
-    bent, stages = is_any_of(c.pp_schedule, _BENT), c.virtual_stages
-    receiving, sending = stages - (rank == 0), stages - (rank == np.where(bent, 0, c.pp - 1))
+    stages = c.virtual_stages
+    receiving, sending = stages - (rank == 0), stages - (rank == where(alike.bent, 0, c.pp - 1))
     # where a bent chain turns gradients are what the stage before is given back
-    less = (receiving > sending) + (bent & (rank == c.pp - 1))
+    less = (receiving > sending) + (alike.bent & (rank == c.pp - 1))
     (plain, _), (cast, _) = formats_of(job.model)
-    width = np.where(shards_parameters(c), plain, cast) * c.micro_batch_size / c.cp
+    width = where(alike.shards, plain, cast) * c.micro_batch_size / c.cp
     if job.stack.crosses_divided:
         width = width / np.where(c.sequence_parallel, c.tp, 1)
     count = np.where(c.pp > 1, np.maximum(receiving + sending - less, 0), 0)
