@@ -55,35 +55,29 @@ class Blocks:
 @remembered
 def blocks_of(job: Job) -> Blocks:
     """Return what the blocks of a job's model hold."""
-    variants, chain = job.kinds.each, job.pipelines.kinds.of
-    kept = np.array(
-        [[[_parts(kind.kept[code_of(policy)]) for kind in own] for policy in Recompute] for own in variants]
-    )
-    # in one variant a kind may have fewer moments than in another: its last one several times
-    most = [max(len(kind.moments) for kind in several) for several in zip(*variants, strict=True)]
-    working = [
-        [
-            _parts(moment.working)
-            for kind, many in zip(own, most, strict=True)
-            for moment in (kind.moments + kind.moments[-1:] * many)[:many]
-        ]
-        for own in variants
-    ]
-    units = tuple(bool(kind.of_unit) for kind in variants[0])
-    output = np.array(_parts(job.kinds.output))
-    ends = not units[chain[-1]]
-    head = [np.add(_parts(own[chain[-1]].moments[0].working), output) * ends for own in variants]
+    variants, last = job.kinds.columns, job.pipelines.kinds.of[-1]
+    kinds = len(job.pipelines.kinds.blocks)
+    kept = [[_parts(own.kept[code_of(policy)], kinds) for policy in Recompute] for own in variants]
+    # moments before kinds
+    working = np.array([[_parts(each.working, kinds) for each in own.moments] for own in variants])
+    units = tuple(np.ravel(variants[0].of_unit).astype(bool).tolist())
+    head = working[:, 0, last] + _parts(job.kinds.output, 1)
     return Blocks(
-        kept=kept,
-        working=np.array(working),
-        kind_of=tuple(np.repeat(np.arange(len(most)), most).tolist()),
-        head=np.array(head),
+        kept=np.array(kept),
+        working=working.reshape(len(variants), -1, working.shape[-1]),
+        kind_of=tuple(range(kinds)) * working.shape[1],
+        head=head * (not units[last]),
         units=units,
     )
 
 
-def _parts(shared: Shared | None) -> list[float]:
-    return [part or 0.0 for part in shared or (0.0,) * len(Shared._fields)]
+def _parts(shared: Shared | None, kinds: int) -> Any:
+    """Return parts beside kinds, of which one number may stand for all."""
+    parts = np.zeros((kinds, len(Shared._fields)))
+    for place, part in enumerate(shared or ()):
+        if part is not None:
+            parts[:, place] = np.ravel(part)
+    return parts
 
 
 def told_of(job: Job, code: int) -> Any:

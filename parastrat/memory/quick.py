@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from parastrat.memory.kinds import Kind
     from parastrat.memory.plans import Job
     from parastrat.plan import Recompute
-    from parastrat.ranks.load import RankLoad
-    from parastrat.units import Bytes, Mask
+    from parastrat.ranks.load import ParameterTotals
+    from parastrat.units import Bytes, Numbers
 
 
 def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Bytes:
@@ -64,11 +64,13 @@ def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Byte
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
     codes = (at * WAYS + ways) * VARIANTS + alike.variant
     kept, head, unit = _activations(job, (codes, widths, width), c.micro_batch_size, policies)
-    # of chunks no more than twice as many are in flight
+    # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come; of
+    # chunks no more than twice as many are in flight
     late = steps <= where(alike.turns, 2 * c.pp, c.pp)
-    under = _under_pipelines(job, c, load, late=late)
+    own = divided(load.trainable, division(c))
+    under = where(late, job.element.compute, job.element.compute + job.element.reduce) * sum(own)
     pool, at_head, at_unit = (part.take(width) for part in _gathered(job, widths))
-    base = _stays(job, alike, c, load) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
+    base = _stays(job, alike, c, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
     head = head + _loss_in_parallel(job, widths).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
     unit = unit + where(alike.gathers, np.where(piped, under, at_unit), 0.0)
@@ -113,19 +115,13 @@ def _by_moments(each: Any) -> tuple[Any, Any, Any]:
     return each[:, KEPT], each[:, AT_HEAD], each[:, AT_UNITS:].max(axis=1)
 
 
-def _stays(job: Job, alike: Alike, c: Columns, load: RankLoad) -> Bytes:
+def _stays(
+    job: Job, alike: Alike, c: Columns, frozen: ParameterTotals, own: tuple[Numbers, Numbers]
+) -> Bytes:
     """Return what stays on a rank; of gradients that each step makes anew there are none yet."""
-    d, own = division(c), divided(load.trainable, division(c))
-    states = states_of(own, load.frozen, d, alike.shard, of_elements(alike.offload, job.element))
+    states = states_of(own, frozen, division(c), alike.shard, of_elements(alike.offload, job.element))
     kept = states.parameters + states.optimizer + where(alike.frees, 0.0, states.gradients)
     return job.context + job.buffers + kept
-
-
-def _under_pipelines(job: Job, c: Columns, load: RankLoad, *, late: Mask) -> Bytes:
-    """Return what is gathered under a pipeline; unreduced as well where not all steps are in flight."""
-    element = job.element
-    whole = sum(divided(load.trainable, division(c)))
-    return np.where(late, element.compute, element.compute + element.reduce) * whole
 
 
 def _received(job: Job, alike: Alike, c: Columns, rank: Any) -> Bytes:
