@@ -162,11 +162,9 @@ class Bounded:
 
     def misfits(self) -> tuple[Rejected, ...]:
         """Return which rows rules reject by the floors of their memory, each with all its plans."""
-        return attributed(self.columns, self._masks(), option_counts(self.space.fixed, self.columns))[1]
+        masks = self.space.masks(self.columns, self.memory.min(axis=0))
+        return attributed(self.columns, masks, option_counts(self.space.fixed, self.columns))[1]
 
     def at(self, places: Any) -> Bounded:
         """Return some of the rows."""
         return replace(self, columns=self.columns.at(places), memory=self.memory.take(places, axis=1))
-
-    def _masks(self) -> dict[PlanRule, Mask]:
-        return self.space.masks(self.columns, self.memory.min(axis=0))

@@ -64,7 +64,7 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
                 plans.keep(entry)
             return plans.least(groups[several[few]])
 
-        floors = np.where(empty[groups], rows.memory, np.inf).ravel()
+        floors = rows.memory.ravel()
         visit(floors, groups[several], of_policies, _itself, least=least, most=_MOST_OF_EACH)
 
     left = np.flatnonzero(empty[rungs])

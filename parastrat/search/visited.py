@@ -137,16 +137,15 @@ class Visited:
         chance are told if asked for.
         """
         rows = self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
-        may_fit = likely = rows.may_fit(roomy=True)
-        chance = likely.any(axis=0)
-        if not wanted.roomy:
-            # rows that may have their margin were looked at before
-            may_fit = rows.may_fit(roomy=False)
-            chance = may_fit.any(axis=0) & ~chance
+        may_fit, likely = (rows.may_fit(roomy=roomy) for roomy in (False, True))
+        fits = may_fit.any(axis=0)
         if not wanted.alone:
-            never = np.flatnonzero(~rows.may_fit(roomy=False).any(axis=0) & ~self.told[columns.mesh])
-            self.misfits.extend(rows.at(never).misfits())
-        kept = np.flatnonzero(chance)
+            self.misfits.extend(rows.at(np.flatnonzero(~fits & ~self.told[columns.mesh])).misfits())
+        if wanted.roomy:
+            may_fit, kept = likely, np.flatnonzero(likely.any(axis=0))
+        else:
+            # rows that may have their margin were looked at before
+            kept = np.flatnonzero(fits & ~likely.any(axis=0))
         codes = np.array([code_of(policy) for policy in policies(self.space.fixed)])
         return rows.at(kept), codes[may_fit.take(kept, axis=1).argmax(axis=0)]
 
