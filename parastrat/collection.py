@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
+from contextlib import ContextDecorator, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
 
-@contextmanager
-def without_collection() -> Iterator[None]:
+class without_collection(ContextDecorator):  # noqa: N801  (as contextlib names such)
     """Let nobody look for cycles among many new objects, which have none.
 
     Each look goes over all objects of the process: under a million of them, as a training script has, one
-    takes longer than a search.
+    takes longer than a search. What is due meanwhile is done as the caller next makes objects.
     """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
+
+    def __init__(self) -> None:
+        # a function that is decorated may call itself
+        self._were_on: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._were_on.append(gc.isenabled())
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._were_on.pop():
             gc.enable()
 
 

@@ -10,7 +10,7 @@ Key = TypeVar("Key")
 Made = TypeVar("Made")
 
 #: a job has one model, at most at several sequence lengths; a process that plans many has all presets
-_MOST = 512
+_MOST = 64
 
 
 def remembered(make: Callable[[Key], Made]) -> Callable[[Key], Made]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parastrat.collection import instances, setting_aside
+from parastrat.collection import instances, setting_aside, without_collection
 
 
 class Held:
@@ -66,3 +66,31 @@ def test_nothing_stays_aside_behind_a_failure() -> None:
     with pytest.raises(ValueError, match="within"), setting_aside():
         raise ValueError("within")
     assert not gc.get_freeze_count()
+
+
+def test_nothing_is_collected_meanwhile_nor_before_the_caller_has_the_result() -> None:
+    @without_collection()
+    def made(depth: int) -> list[Any]:
+        own = [[gc.isenabled()] for _ in range(5000)]
+        return [*(made(depth - 1) if depth else ()), *own, [gc.isenabled()]]
+
+    looks: list[str] = []
+    gc.callbacks.append(lambda phase, _: looks.append(phase))
+    try:
+        found = made(3)
+        seen = len(looks)
+    finally:
+        gc.callbacks.pop()
+    assert not seen
+    assert not any(was_on for (was_on,) in found)
+    assert gc.isenabled()
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with without_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,16 +38,12 @@ class KindsOf:
     def columns(self) -> tuple[Kind, ...]:
         """The columns of all kinds in each variant."""
         most = max(len(kind.moments) for variant in self.each for kind in variant)
-        # one with fewer moments has its last one several times
-        return tuple(
-            _together(
-                [
-                    replace(kind, moments=(kind.moments + kind.moments[-1:] * most)[:most])
-                    for kind in variant
-                ]
-            )
-            for variant in self.each
-        )
+        found: list[Kind] = []
+        for place, variant in enumerate(self.each):
+            same = self.each.index(variant)
+            even = [_with_moments(kind, most) for kind in variant]
+            found.append(found[same] if same < place else _together(even))
+        return tuple(found)
 
     @cached_property
     def beside(self) -> Kind:
@@ -99,10 +95,16 @@ def kinds_held(model: ModelSpec, stack: Stack) -> KindsOf:
 def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
     blocks = block_kinds(model).blocks
     known = any(block.meanwhile for block in blocks)
+
+    @cache
+    def made(place: int, way: Way) -> Kind:
+        return kind_of(blocks[place], way, model)
+
+    # mostly a pipeline changes nothing: such kinds are made once
     each = tuple(
         tuple(
-            kind_of(block, Way(autocast, whole or (piped and not divided and not block.unit), known), model)
-            for block in blocks
+            made(place, Way(autocast, whole or (piped and not divided and not block.unit), known))
+            for place, block in enumerate(blocks)
         )
         for autocast, piped in _VARIANTS
     )
@@ -121,6 +123,11 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
         losses=any(block.loss_parallel_bytes for block in blocks),
         busy=any(len(moments) > 1 or moments[0].sooner for moments in several),
     )
+
+
+def _with_moments(kind: Kind, most: int) -> Kind:
+    """Return a kind with so many moments: its last one several times where it has fewer."""
+    return replace(kind, moments=(kind.moments + kind.moments[-1:] * most)[:most])
 
 
 def _together(several: Sequence[Any]) -> Any:

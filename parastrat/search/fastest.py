@@ -10,6 +10,7 @@ import numpy as np
 
 from parastrat.memory.floors import mesh_floor
 from parastrat.search.bounded import Searched, searched
+from parastrat.search.judged import some_can_run
 from parastrat.search.meshes import meshes_of
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from parastrat.columns import Columns
     from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
+
+#: rows that are judged first where any that fits will do; then so many times as many
+_FIRST, _GROWTH = 16, 8
 
 
 def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
@@ -36,6 +40,22 @@ def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
     if not able.any():
         return None
     return searched(facts, fixed, obeying(facts, fixed, meshes.at(np.flatnonzero(able)), alone=True))
+
+
+def any_fits(space: Searched) -> bool:
+    """Return whether any plan of a space fits, whatever its step takes.
+
+    Rows are judged from the least floor of their memory on: where any fits, one of the first mostly does.
+    """
+    rows = space.with_quick_floors(space.allowed.columns)
+    left = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
+    left, several = left[np.argsort(rows.memory.min(axis=0)[left], kind="stable")], _FIRST
+    while len(left):
+        now, left = left[:several], left[several:]
+        if some_can_run(rows.at(now)):
+            return True
+        several *= _GROWTH
+    return False
 
 
 def fastest_of(space: Searched, within: float = inf) -> Plan | None:

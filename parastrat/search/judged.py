@@ -66,14 +66,9 @@ def judge(rows: Bounded, *, alone: bool = False) -> Judged:
     Those that can are asked for ``alone``, or with those that a floor of their memory leaves out.
     """
     space, asked = rows.space, rows.space.allowed.judged
-    options = reshard_columns(rows.columns.joined({"source": np.arange(len(rows.columns.pp))}))
-    options = options.joined({"option": np.arange(len(options.pp))})
-    floors = rows.memory.take(options.source, axis=1)
+    options, floors = _options(rows)
     may_fit = space.may_fit(floors, roomy=False)
-    if space.limited:
-        columns = _undominated(space, options, may_fit, space.may_fit(floors, roomy=True))
-    else:
-        columns = _fitting(options, space.fixed)
+    columns = _in_memory(space, options, floors)
     able, rejected = attributed(columns, dict(rejection_masks(columns, asked)))
     kept = able.at(np.flatnonzero(_may_win(able, len(options.pp))))
     step = np.zeros(0)
@@ -87,6 +82,27 @@ def judge(rows: Bounded, *, alone: bool = False) -> Judged:
         known = {"memory_total": least, "memory_capacity": columns.memory_capacity}
         _, bounded = attributed(misfits, dict(rejection_masks(misfits.joined(known), asked)))
     return Judged(columns=kept.joined({"step": step}), rejected=rejected, bounded=bounded)
+
+
+def some_can_run(rows: Bounded) -> bool:
+    """Return whether any plan of some rows can run, whatever it takes."""
+    space = rows.space
+    columns = _in_memory(space, *_options(rows))
+    able, _ = attributed(columns, dict(rejection_masks(columns, space.allowed.judged)))
+    return bool(len(able.pp))
+
+
+def _options(rows: Bounded) -> tuple[Columns, Any]:
+    """Return rows with resharding, numbered, and the floors of their memory by recompute policy."""
+    options = reshard_columns(rows.columns.joined({"source": np.arange(len(rows.columns.pp))}))
+    return options.joined({"option": np.arange(len(options.pp))}), rows.memory.take(options.source, axis=1)
+
+
+def _in_memory(space: Searched, options: Columns, floors: Any) -> Columns:
+    """Return the plans that may win of rows with resharding, with their memory, by floors of it."""
+    if not space.limited:
+        return _fitting(options, space.fixed)
+    return _undominated(space, options, *(space.may_fit(floors, roomy=roomy) for roomy in (False, True)))
 
 
 def _may_win(able: Columns, options: int) -> Any:

@@ -31,7 +31,7 @@ from parastrat.search.changes import (
     usual_format,
     within_chunks,
 )
-from parastrat.search.fastest import fastest_of, fastest_plan
+from parastrat.search.fastest import able_space, any_fits, fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
 from parastrat.tables import facts_columns
 
@@ -187,12 +187,13 @@ def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints, times: 
         # beside the first guess the next longer one most likely does not fit
         halfway = shorter - 1 if shorter == times else (longer + shorter) // 2
         now = next(first) if found is None else halfway
-        fit = _fitting(halved(job, model_at, now), fixed)
-        if fit is None:
-            longer = now
+        changed = halved(job, model_at, now)
+        space = able_space(changed.facts, fixed) if _may_fit(changed.facts, fixed) else None
+        if space is not None and any_fits(space):
+            shorter, found = now, space
         else:
-            shorter, found = now, fit
-    return found
+            longer = now
+    return None if found is None else _fitting_of(found, halved(job, model_at, shorter).changes)
 
 
 def _halvings_to_fit(facts: Facts, misfits: Sequence[Case]) -> int:

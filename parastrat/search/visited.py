@@ -111,11 +111,14 @@ class Visited:
     def raised_to_least(self, meshes: Any) -> Bounded:
         """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
         rows = self.space.least_rows(meshes)
-        # they stand mesh after mesh
+        self._raise(rows)
+        return rows
+
+    def _raise(self, rows: Bounded) -> None:
+        """Raise the floors of meshes to those of their rows, which stand mesh after mesh."""
         first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
         own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
         self.memory[:, own] = np.maximum(self.memory[:, own], least)
-        return rows
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
@@ -137,6 +140,7 @@ class Visited:
         chance are told if asked for.
         """
         rows = self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
+        self._raise(rows)
         may_fit, likely = (rows.may_fit(roomy=roomy) for roomy in (False, True))
         fits = may_fit.any(axis=0)
         if not wanted.alone:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: closed forms that are kept, for processes that plan many jobs; what is known of a model's blocks is known
 #: of the same object alone
-_KEPT = 512
+_KEPT = 64
 
 _transformer = lru_cache(maxsize=_KEPT)(transformer)
 

@@ -21,7 +21,7 @@ from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan
 from parastrat.search.best_first import visit
 from parastrat.search.bounded import searched
-from parastrat.search.fastest import fastest_plan
+from parastrat.search.fastest import able_space, any_fits, fastest_plan
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
 from parastrat.search.space import every_plan, policies, recompute_columns, reshard_columns
@@ -106,6 +106,8 @@ def test_the_best_of_rungs_and_strategies_is_that_of_all_plans(job: Any, fixed: 
     able = np.flatnonzero(columns.roomy)
     able = able if len(able) else np.arange(len(plans))
     assert fastest_plan(given, fixed) == (plans[best(columns, able)] if len(able) else None)
+    space = able_space(given, fixed)
+    assert (space is not None and any_fits(space)) == bool(len(able))
 
 
 def test_bounds_leave_most_plans_out() -> None:
@@ -219,7 +221,9 @@ def test_meshes_that_do_not_fit_are_left_out_before_their_rows(
     given = facts(*job)
     device = replace(given.hardware.device, usable_memory_bytes=memory)
     given = replace(given, hardware=replace(given.hardware, device=device))
-    row_by_row = find_plan(given)
+    row_by_row, space = find_plan(given), able_space(given, Constraints())
+    fits = space is not None and any_fits(space)
+    assert fits == (fastest_plan(given, Constraints()) is not None)
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
     monkeypatch.setattr("parastrat.search.misfits._SEVERAL", 8)
     at_once = find_plan(given)
