@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -41,6 +42,18 @@ class Net(nn.Module):
             return {"loss": logits.pow(2).mean()}
         total = functional.cross_entropy(logits, labels, reduction="sum")
         return {"loss": total / (num_items_in_batch or max(1, int((labels != IGNORED).sum())))}
+
+
+class Logits(nn.Module):
+    """Leaves its loss to the script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(Block(), Block())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.net(x)
+        return logits
 
 
 def drawn(seed: int, samples: int = 4) -> dict[str, Any]:
@@ -104,16 +117,53 @@ CASES: dict[str, tuple[Callable[[int, int], dict[str, Any]], bool, str]] = {
 }
 
 
+def mean_of_own(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits, labels)
+
+
+def mean_of_all(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits, labels, reduction="sum") / 3
+
+
+def mean_of_places(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits, labels, reduction="none").mean()
+
+
+def squared(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    has = labels != IGNORED
+    return functional.mse_loss(logits[has], functional.one_hot(labels[has], 8).float())
+
+
+#: losses that a script computes, and whether ranks weigh targets otherwise
+LOSSES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], bool]] = {
+    "mean of own": (mean_of_own, True),
+    "mean of all": (mean_of_all, False),
+    "mean of places": (mean_of_places, False),
+    "squared": (squared, False),
+}
+
+
+def told_of_loss(strategy: str, loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[str]:
+    """Return what five steps of a script's own loss warn of, half of one rank's targets ignored."""
+    torch.manual_seed(0)
+    model = parastrat.auto_parallelize(Logits(), plan=PLANS[strategy], sample_inputs=drawn(0)["x"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(5):
+            given = ignored(step, dist.get_rank())
+            loss_of(model(given["x"]), given["labels"]).backward()
+            model.zero_grad()
+    return [str(each.message) for each in caught if UNEVEN in str(each.message)]
+
+
 def everything() -> dict[str, Any]:
-    return answers(
-        {
-            f"{strategy} {name}": lambda strategy=strategy, batch=batch, plain=plain: told(
-                strategy, batch, plain=plain
-            )
-            for strategy in PLANS
-            for name, (batch, plain, _) in CASES.items()
-        }
-    )
+    tried: dict[str, Callable[[], list[str]]] = {}
+    for strategy in PLANS:
+        for name, (batch, plain, _) in CASES.items():
+            tried[f"{strategy} {name}"] = partial(told, strategy, batch, plain=plain)
+        for name, (loss_of, _) in LOSSES.items():
+            tried[f"{strategy} {name}"] = partial(told_of_loss, strategy, loss_of)
+    return answers(tried)
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +178,14 @@ def test_they_are_told_of_once(ranks: list[dict[str, Any]], strategy: str, case:
     for found in ranks:
         assert len(found[f"{strategy} {case}"]) == (1 if said else 0), found[f"{strategy} {case}"]
         assert all(said in each for each in found[f"{strategy} {case}"])
+
+
+@pytest.mark.parametrize("strategy", PLANS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_targets_of_a_scripts_own_loss_that_weigh_more_are_told_of_once(
+    ranks: list[dict[str, Any]], strategy: str, loss: str
+) -> None:
+    for found in ranks:
+        said = found[f"{strategy} {loss}"]
+        assert len(said) == LOSSES[loss][1], said
+        assert all("a target weighs 2.00 times as much" in each for each in said)

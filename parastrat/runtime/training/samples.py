@@ -15,6 +15,7 @@ import torch
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.training.batches import target_count
 from parastrat.runtime.training.compared import spread, told
+from parastrat.runtime.training.weighed import Weighed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,8 +42,12 @@ class Samples:
         self._given: list[float] = []
         self._earlier: list[float] = []
         self._said: set[str] = set()
+        #: targets of a loss that the script computes
+        self._weighed = Weighed()
         before: Any = torch.compiler.disable(self._began)  # type: ignore[no-untyped-call]
+        after: Any = torch.compiler.disable(self._returned)  # type: ignore[no-untyped-call]
         model.register_forward_pre_hook(before, with_kwargs=True)
+        model.register_forward_hook(after)
 
     def _began(self, _model: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if not (self.is_asked and torch.is_grad_enabled()):
@@ -53,15 +58,19 @@ class Samples:
         targets = 0 if "num_items_in_batch" in keywords else target_count(keywords.get("labels"))
         self._given = [*numbers, float(len(tensors[0]) if tensors else 0), float(targets)]
 
+    def _returned(self, _model: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        if self.is_asked and torch.is_grad_enabled() and not self._wrapping.stepping:
+            self._weighed.note(output)
+
     def compare(self, *, plain: bool) -> None:
         """Compare what the ranks were given last; all of them call it.
 
         Args:
             plain: a loop's own backward weighs what is in the loss.
         """
-        given, self._given = self._given, []
-        (all_have_some, _), *found = spread(
-            [float(bool(given)), *(given or [0.0] * 4)],
+        (given, self._given), weight = (self._given, []), self._weighed.taken() or 0.0
+        (all_have_some, _), weights, *found = spread(
+            [float(bool(given)), weight, *(given or [0.0] * 4)],
             self._wrapping.device,
             self._wrapping.mesh.data_group,
         )
@@ -85,6 +94,19 @@ class Samples:
                     "parastrat.forward_backward weighs each target alike",
                     what,
                 )
+
+        self._compare_weights(*weights)
+
+    def _compare_weights(self, least: float, most: float) -> None:
+        """Tell where targets of the script's own loss weigh more on some ranks; 0 where none knows."""
+        if 0 < least < _EVEN * most and not self._said & {"samples", "targets"}:
+            self._tell(
+                f"a target weighs {most / least:.2f} times as much in the loss of one data rank as of "
+                "another, as where each takes the mean over its own, and a plain loss.backward() weighs "
+                "each rank alike: this is not the gradient of the mean over all; "
+                "parastrat.forward_backward weighs each target alike",
+                "weights",
+            )
 
     def _tell(self, said: str, kind: str) -> None:
         if kind not in self._said:
