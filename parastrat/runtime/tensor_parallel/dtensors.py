@@ -11,6 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication, register_sharding
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from parastrat.runtime.tensor_parallel.own_values import differentiated_once
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -20,13 +22,15 @@ def shares_known(y: torch.Tensor, mesh: DeviceMesh, stretches: int) -> torch.Ten
     shape = (*y.shape[:-1], y.shape[-1] * mesh.size())
     last = y.ndim - 1
     placement = Shard(last) if stretches == 1 else _StridedShard(last, split_factor=stretches)
-    known: torch.Tensor = DTensor.from_local(
-        y,
-        mesh,
-        [placement],
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=torch.empty(shape, device="meta").stride(),
+    known: torch.Tensor = differentiated_once(
+        DTensor.from_local(
+            y,
+            mesh,
+            [placement],
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=torch.empty(shape, device="meta").stride(),
+        )
     )
     return known
 

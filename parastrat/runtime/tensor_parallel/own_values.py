@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from parastrat.errors import WrapError
+
 
 class Leaves:
     """Plain values that stand for one model's parameters while a step runs.
@@ -94,9 +96,26 @@ def own_values(parameter: DTensor) -> torch.Tensor:
     if leaf is not None:
         return leaf
     if not parameter._local_tensor.is_contiguous():  # noqa: SLF001  (what a layout consists of)
-        return parameter.to_local()
+        stored: torch.Tensor = differentiated_once(parameter.to_local())
+        return stored
     values: torch.Tensor = _OwnShare.apply(parameter)  # type: ignore[no-untyped-call]
     return values
+
+
+def differentiated_once(tensor: Any) -> Any:
+    """Return a tensor whose gradient cannot be differentiated again: torch takes it for a constant."""
+    if tensor.requires_grad:
+        tensor.register_hook(_refuse_second)
+    return tensor
+
+
+def _refuse_second(gradient: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and gradient.requires_grad:
+        raise WrapError(
+            "create_graph=True asks for gradients of gradients, and torch's DTensors leave their own out "
+            "of the graph",
+            hint="leave the term out, or plan without tensor parallelism: parastrat recommend --tp 1",
+        )
 
 
 class _OwnShare(torch.autograd.Function):
@@ -112,7 +131,21 @@ class _OwnShare(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> DTensor:
-        return _divided_as(ctx.parameter, gradients[0].contiguous())
+        spec, gradient = ctx.parameter, gradients[0].contiguous()
+        if torch.is_grad_enabled() and gradient.requires_grad:
+            # as a script asks that differentiates it again; ``from_local`` alone lets it
+            known: DTensor = differentiated_once(
+                DTensor.from_local(
+                    gradient,
+                    spec.mesh,
+                    spec.placements,
+                    run_check=False,
+                    shape=spec.shape,
+                    stride=spec.stride,
+                )
+            )
+            return known
+        return _divided_as(spec, gradient)
 
 
 def _divided_as(spec: Any, gradient: torch.Tensor) -> DTensor:

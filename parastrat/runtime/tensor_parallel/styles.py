@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from parastrat.runtime.tensor_parallel.access import Use, use_as
 from parastrat.runtime.tensor_parallel.between import Passage
 from parastrat.runtime.tensor_parallel.by_vocabulary import by_vocabulary
 from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
-from parastrat.runtime.tensor_parallel.flow import Entrance, gather, leave, scatter_sum, take
+from parastrat.runtime.tensor_parallel.flow import (
+    Entrance,
+    gather,
+    gather_parts,
+    leave,
+    ranks_of,
+    scatter_sum,
+    take,
+)
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
-from parastrat.runtime.tensor_parallel.own_values import own_values
+from parastrat.runtime.tensor_parallel.own_values import differentiated_once, own_values
 from parastrat.runtime.tensor_parallel.sums import Place, entered
 
 if TYPE_CHECKING:
@@ -119,7 +127,7 @@ def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> U
     mesh = styling.mesh
     if part is not None and part.role is Role.SUMMED:
         if styling.inside is Inside.DTENSORS:
-            return lambda parameter: parameter.redistribute(placements=[Replicate()])
+            return lambda parameter: differentiated_once(parameter.redistribute(placements=[Replicate()]))
         place = Place(module, name)
         return lambda _parameter: entered(place, mesh)
     if part is not None and part.role in _ROWS and name == "bias":
@@ -127,7 +135,7 @@ def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> U
         return _absent if isinstance(module, nn.Linear) else _zero
     if part is not None and part.segments and part.role in _COLUMNS:
         dim = divided_dim(module, name, part)
-        return lambda parameter: _own_stretches(parameter, part.segments, dim or 0)
+        return lambda parameter: _own_stretches(parameter, part.segments, dim or 0, mesh)
     return own_values
 
 
@@ -139,11 +147,13 @@ def _zero(parameter: DTensor) -> torch.Tensor:
     return torch.zeros_like(parameter.to_local())
 
 
-def _own_stretches(parameter: DTensor, segments: tuple[int, ...], dim: int) -> torch.Tensor:
+def _own_stretches(
+    parameter: DTensor, segments: tuple[int, ...], dim: int, mesh: DeviceMesh
+) -> torch.Tensor:
     """Return this rank's share of each segment; the parameter itself is divided as a whole, as stored."""
-    mesh = parameter.device_mesh
-    rank, size = mesh.get_local_rank("tp") if mesh.ndim > 1 else mesh.get_local_rank(), mesh.size(-1)
-    whole = parameter.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    ranks = ranks_of(mesh)
+    rank, size = ranks.rank, ranks.size
+    whole = gather_parts(own_values(parameter), mesh, dim)
     starts = [sum(segments[:index]) for index in range(len(segments))]
     stretches = [
         (start + rank * (length // size), length // size)
