@@ -30,6 +30,7 @@ from parastrat.runtime.training.gathered import Left
 from parastrat.runtime.training.reached import Reached
 from parastrat.runtime.training.scalars import average_scalars, scalars_in
 from parastrat.runtime.training.seen import refuse_second_gradients, see_outputs
+from parastrat.runtime.training.swapped import refuse_swapped
 from parastrat.runtime.training.writes import refuse_assigned_data, refuse_lost_writes
 from parastrat.runtime.ways import chooses_ways, outside_of
 
@@ -159,6 +160,7 @@ def _guard(units: Sequence[nn.Module], plan: Plan) -> None:
     refuse_second_gradients(units)
     refuse_lost_writes(units[-1])
     refuse_assigned_data(units[-1])
+    refuse_swapped(units[-1])
     # last, so that what it frees before a forward is seen by the others
     Left(units[-1], is_stage=plan.mesh.pp > 1)
 
