@@ -31,6 +31,7 @@ REFUSED: dict[tuple[str, str], str] = {
             "a_hook_in_the_loss",
             "a_penalty_on_weights",
             "adversarial_inputs",
+            "gradients_of_some",
             "gradients_that_are_cached",
             "shadows_of_parameters",
             "steps_by_hand",
@@ -50,6 +51,7 @@ REFUSED: dict[tuple[str, str], str] = {
     ("a_penalty_on_weights", "cp"): _MIXED,
     ("a_penalty_on_weights", "tp"): _MIXED,
     ("a_teacher", "pp"): "every stage needs parameters of its own that are trained",
+    ("gradients_of_some", "ddp"): "the loss did not reach layers.0.norm.weight",
     ("line_search", "pp"): "LBFGS searches along one direction of all weights",
     ("steps_by_hand", "cp"): "appears to not have been used in the graph",
     ("steps_by_hand", "ddp"): "the ranks have trained apart",
@@ -58,6 +60,9 @@ REFUSED: dict[tuple[str, str], str] = {
 #: which go on, told that what is worked out of all weights is a stage's, or of positions a rank's
 TOLD = {
     ("sharpness_aware", "pp"): "weights were changed behind forward_backward",
+    ("two_tasks", "pp"): "gradients were changed between forward_backward and optimizer.step()",
+    ("gradients_of_some", "fsdp2"): "optimizer.step() has no gradient",
+    ("gradients_of_some", "cp"): "optimizer.step() has no gradient",
     ("a_hook_in_the_loss", "cp"): "a hook on layers.2 sees what this rank has of its positions",
 }
 

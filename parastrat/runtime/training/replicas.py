@@ -75,7 +75,8 @@ class Replicas:
         self._buffers = OwnBuffers(model, wrapping) if has_samples else None
         #: of the whole model, all that ended and reduced
         self.backwards = 0
-        #: forwards of it whose gradients the script keeps to each rank
+        #: forwards of it whose gradients are reduced, and those of which the script keeps them to each rank
+        self.forwards = 0
         self.kept = 0
         #: what tells the shapes of other parameters that its optimizers step
         self.beside: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
@@ -103,6 +104,11 @@ class Replicas:
         """Whether DDP holds them, which reduces what its own forward began."""
         plan = self._wrapping.plan
         return plan.mesh.dp > 1 and plan.mesh.tp == 1 and not plan.shards_parameters
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether forwards compute with what FSDP2 gathers, and not with the parameters themselves."""
+        return self._wrapping.plan.shards_parameters and self._wrapping.pipeline is None
 
     def held(self) -> dict[int, str]:
         """Return the names of the model's parameters, by their identity; while none is gathered."""
@@ -154,6 +160,7 @@ class Replicas:
             self.kept += 1
             self._written = self._writes() if self._written is None else self._written
             return
+        self.forwards += 1
         for leaf in tensors_in(output):
             if leaf.requires_grad:
                 leaf.register_hook(self._began)  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
 #: wrapped models whose parameters an optimizer steps
 _models: WeakKeyDictionary[Any, WeakSet[Replicas]] = WeakKeyDictionary()
-#: calls of the whole model that there were at an optimizer's last step, by model
+#: by model, calls of the whole model up to an optimizer's last step; and its forwards and backwards
 _earlier: WeakKeyDictionary[Any, WeakKeyDictionary[Replicas, int]] = WeakKeyDictionary()
+_calls: WeakKeyDictionary[Any, WeakKeyDictionary[Replicas, tuple[int, int]]] = WeakKeyDictionary()
 
 
 def see_step(optimizer: Any) -> list[Replicas]:
@@ -50,6 +52,7 @@ def see_step(optimizer: Any) -> list[Replicas]:
     models = list(_models.get(optimizer, ()))
     for model in models:
         _compare_unreduced(optimizer, model, parameters)
+        _tell_of_no_gradient(optimizer, model, parameters)
     return models
 
 
@@ -97,6 +100,21 @@ def _compare_unreduced(optimizer: Any, model: Replicas, parameters: list[torch.T
         model.steps_without += 1
         if is_compared(model.steps_without):
             model.compare_gradients()
+
+
+def _tell_of_no_gradient(optimizer: Any, model: Replicas, parameters: list[torch.Tensor]) -> None:
+    """Tell of a step that has no gradient, though the model ran for one and FSDP2 heard of no backward."""
+    known = _calls.setdefault(optimizer, WeakKeyDictionary())
+    forwards, backwards = known.get(model, (0, 0))
+    known[model] = model.forwards, model.backwards
+    has_none = model.is_gathered and model.forwards > forwards and model.backwards == backwards
+    if has_none and all(parameter.grad is None for parameter in parameters):
+        warnings.warn(
+            "optimizer.step() has no gradient, though the model ran with gradients: FSDP2 computes with "
+            "what it gathers, so that loss.backward(inputs=parameters) reaches none of them; call "
+            "loss.backward(), and let what is not to be trained have requires_grad_(False)",
+            stacklevel=4,
+        )
 
 
 def averaging(closure: Callable[[], Any], models: list[Replicas]) -> Callable[[], Any]:

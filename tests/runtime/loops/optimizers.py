@@ -131,6 +131,21 @@ def centred_gradients(setting: Setting) -> list[float]:
 
 
 @recipe
+def clipped_by_unit(setting: Setting) -> list[float]:
+    """Gradients at most a share of their rows' weights (arXiv 2102.06171)."""
+    model = setting.model()
+
+    def clip() -> None:
+        for each in [held for held in model.parameters() if held.ndim > 1]:
+            most = 0.01 * each.detach().norm(dim=1, keepdim=True).clamp(min=1e-3)
+            length = each.grad.norm(dim=1, keepdim=True)
+            clipped = each.grad * (most / length.clamp(min=1e-6))
+            each.grad.copy_(torch.where(length > most, clipped, each.grad))
+
+    return setting.trained(model, torch.optim.SGD(model.parameters(), lr=0.05), before=clip)
+
+
+@recipe
 def rows_of_one_length(setting: Setting) -> list[float]:
     model = setting.model()
 

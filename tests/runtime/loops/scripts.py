@@ -66,6 +66,41 @@ def a_hook_in_the_loss(setting: Setting) -> list[float]:
 
 
 @recipe
+def gradients_of_some(setting: Setting) -> list[float]:
+    model = setting.model()
+    some, losses = list(model.parameters())[:4], []
+    optimizer = torch.optim.SGD(some, lr=0.05)
+    for step in range(3):
+        x, y = setting.batch(step)
+        loss = squares(model(x), y)
+        loss.backward(inputs=some)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(setting.mean(loss))
+    return losses
+
+
+@recipe
+def two_tasks(setting: Setting) -> list[float]:
+    """Gradients of two losses, one without what goes against the other (PCGrad, arXiv 2001.06782)."""
+    model, losses = setting.model(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(3):
+        x, y = setting.batch(step)
+        found = []
+        for aim in (y, -y):
+            optimizer.zero_grad()
+            losses.append(setting.mean(setting.backward(model, x, aim)))
+            found.append([each.grad.clone() for each in model.parameters()])
+        both = sum((one * other).sum() for one, other in zip(*found, strict=True))
+        length = sum(each.square().sum() for each in found[1])
+        for parameter, one, other in zip(model.parameters(), *found, strict=True):
+            parameter.grad = one - both / length * other if both < 0 else one
+        optimizer.step()
+    return losses
+
+
+@recipe
 def two_views(setting: Setting) -> list[float]:
     def loss(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         first, second = model(x), model(x + 0.1)
