@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from parastrat.failures.failure import Blames, Failure
 from parastrat.failures.machines import MACHINES
 from parastrat.failures.networks import NETWORKS, UNSAID
-from parastrat.failures.scripts import MIXTURE, PEERS, SCRIPTS
+from parastrat.failures.scripts import MIXTURE, OF_DIVIDED, PEERS, SCRIPTS
 
-__all__ = ["FAILURES", "MIXTURE", "Blames", "Failure", "Told", "failures_in", "known_failure"]
+__all__ = ["FAILURES", "MIXTURE", "OF_DIVIDED", "Blames", "Failure", "Told", "failures_in", "known_failure"]
 
 FAILURES: tuple[Failure, ...] = (*MACHINES, *SCRIPTS, *NETWORKS, *UNSAID, *PEERS)
 

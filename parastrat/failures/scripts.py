@@ -15,28 +15,8 @@ MIXTURE = known(
     AS_SEEN,
 )
 
-SCRIPTS: tuple[Failure, ...] = (
-    known(
-        Blames.SCRIPT,
-        r"No backend type associated with device type (?:cpu|cuda)",
-        "the process group has no backend for tensors of that device",
-        'let auto_parallelize make it, or init_process_group("cpu:gloo,cuda:nccl")',
-        AS_SEEN,
-    ),
-    known(
-        Blames.SCRIPT,
-        r"device_id parameter must be an accelerator with an index",
-        "init_process_group was given a device without its number",
-        'device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])), or let auto_parallelize make it',
-        AS_SEEN,
-    ),
-    known(
-        Blames.SCRIPT,
-        r"device-side assert triggered",
-        "an index is out of range on the device, mostly a token or label beyond the table's rows",
-        "run one step on the CPU, which names it; compare the largest token with the vocabulary",
-        "https://docs.pytorch.org/docs/stable/notes/cuda.html",
-    ),
+#: what torch refuses of divided parameters and their gradients
+OF_DIVIDED: tuple[Failure, ...] = (
     MIXTURE,
     known(
         Blames.SCRIPT,
@@ -59,6 +39,38 @@ SCRIPTS: tuple[Failure, ...] = (
         "use loss.backward() and read p.grad, or plan ddp: parastrat recommend --strategy ddp",
         AS_SEEN,
     ),
+    known(
+        Blames.SCRIPT,
+        r"\.(?:numpy|tolist)\(\) is not supported for tensor subclasses",
+        "the script reads the values of a divided parameter or gradient, of which each rank has a part",
+        "take the whole, on all ranks: tensor.full_tensor() if isinstance(tensor, DTensor) else tensor",
+        AS_SEEN,
+    ),
+)
+
+SCRIPTS: tuple[Failure, ...] = (
+    known(
+        Blames.SCRIPT,
+        r"No backend type associated with device type (?:cpu|cuda)",
+        "the process group has no backend for tensors of that device",
+        'let auto_parallelize make it, or init_process_group("cpu:gloo,cuda:nccl")',
+        AS_SEEN,
+    ),
+    known(
+        Blames.SCRIPT,
+        r"device_id parameter must be an accelerator with an index",
+        "init_process_group was given a device without its number",
+        'device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])), or let auto_parallelize make it',
+        AS_SEEN,
+    ),
+    known(
+        Blames.SCRIPT,
+        r"device-side assert triggered",
+        "an index is out of range on the device, mostly a token or label beyond the table's rows",
+        "run one step on the CPU, which names it; compare the largest token with the vocabulary",
+        "https://docs.pytorch.org/docs/stable/notes/cuda.html",
+    ),
+    *OF_DIVIDED,
     known(
         Blames.SCRIPT,
         r"Expected to have finished reduction in the prior iteration",

@@ -326,6 +326,19 @@ def too_early(chosen: Plan) -> str:
     return ""
 
 
+def read(chosen: Plan) -> str:
+    """What a script ends with that reads the values of a weight."""
+    _, model = models(chosen)
+    divided = next(each for each in model.parameters() if isinstance(each, DTensor))
+    try:
+        divided.tolist()
+    except RuntimeError as error:
+        with contextlib.redirect_stderr(io.StringIO()) as printed:
+            sys.excepthook(type(error), error, error.__traceback__)
+        return printed.getvalue()
+    return ""
+
+
 RUNS = {
     "averaged": by_torch,
     "states": by_states,
@@ -366,6 +379,8 @@ def everything(folder: Path) -> dict[str, Any]:
         "pp": partial(refused, plan(pp=2, gradient_accumulation_steps=2), lambda _: None),
         "early fsdp2": partial(too_early, over(dp_shard=2)),
         "early tp": partial(too_early, over(tp=2)),
+        "read fsdp2": partial(read, over(dp_shard=2)),
+        "read tp": partial(read, over(tp=2)),
     }
     for name, chosen in PLANS.items():
         asked[f"held {name}"] = partial(held, chosen)
@@ -462,3 +477,9 @@ def test_what_cannot_be_copied_is_refused(ranks: list[dict[str, Any]]) -> None:
 def test_copies_made_too_early_are_told_what_to_do(ranks: list[dict[str, Any]], name: str) -> None:
     for found in ranks:
         assert "copy what auto_parallelize returned" in found[f"early {name}"]
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "tp"])
+def test_values_that_are_read_of_a_part_are_told_how(ranks: list[dict[str, Any]], name: str) -> None:
+    for found in ranks:
+        assert "take the whole, on all ranks: tensor.full_tensor()" in found[f"read {name}"]

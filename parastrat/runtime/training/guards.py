@@ -10,9 +10,9 @@ from parastrat.runtime.training.changed_whole import change_whole
 from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike
 from parastrat.runtime.training.loading import tell_of_whole
-from parastrat.runtime.training.mixtures import tell_of_mixtures
 from parastrat.runtime.training.once import refuse_again
 from parastrat.runtime.training.plain_loop import guard_plain_loop
+from parastrat.runtime.training.refused_by_torch import tell_of_refusals
 from parastrat.runtime.training.replicas import compare_ranks
 from parastrat.runtime.training.saving import tell_of_parts
 from parastrat.runtime.training.scaled import scale_alike
@@ -35,7 +35,7 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
     scale_alike(model, wrapping)
     clip_alike(model, wrapping)
     read_whole(wrapping)
-    tell_of_mixtures(wrapping)
+    tell_of_refusals(wrapping)
     draw_whole(wrapping)
     change_whole(wrapping)
     tell_of_parts(model, wrapping)
