@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from math import ceil
 from typing import TYPE_CHECKING
 
 from parastrat.finding import Severity
@@ -13,6 +14,7 @@ from parastrat.report.numbers import duration, percent
 from parastrat.report.otherwise import answers_otherwise
 from parastrat.report.text import Line, Span, Tone, heading, labelled, line, wrapped
 from parastrat.report.wording import plan_name
+from parastrat.result import RungStatus
 from parastrat.rules.backend import decide_backend
 from parastrat.units import counted
 
@@ -88,7 +90,7 @@ def change_lines(result: SearchResult, context: Context, paper: Paper) -> list[L
     if chosen is None:
         return []
     doubts = answers_otherwise(chosen, result)
-    others = [*_faster(result, chosen), *_others(result, chosen)]
+    others = [*_faster(result, chosen), *_simpler(result, chosen), *_others(result, chosen)]
     ties = _tie(result)
     if not (doubts or others or ties):
         return []
@@ -146,6 +148,32 @@ def _faster(result: SearchResult, chosen: Case) -> list[str]:
     more = "as fast" if loss < _ALIKE else f"{percent(loss)} more"
     pace = f"{duration(second.estimate.time.step)}, {more}"
     return [f"the next best rung is {plan_name(second)}: {pace}"]
+
+
+def _simpler(result: SearchResult, chosen: Case) -> list[str]:
+    """Return which lower rung may be as fast, though estimated beyond the tolerance, and what takes it.
+
+    One device of several is taken where it is the fastest alone, whatever the tolerance.
+    """
+    ties = [
+        rung.case
+        for rung in result.rungs
+        if rung.status is RungStatus.SLOWER
+        and rung.case is not None
+        and 0 < rung.rung < chosen.plan.rung
+        and rung.case.estimate.time.may_tie(chosen.estimate.time)
+    ]
+    if not ties:
+        return []
+    other = min(ties, key=lambda case: case.estimate.time.step)
+    behind = other.estimate.time.step / (result.fastest or chosen).estimate.time.step - 1
+    pace = (
+        f"{duration(other.estimate.time.step)}, is simpler and may be as fast: the 80 % intervals overlap"
+    )
+    policy = f"a lower rung is taken within {percent(result.tolerance)} of the fastest"
+    return [
+        f"{plan_name(other)}, {pace}; {policy}, this one with --tolerance {ceil(100 * behind) / 100:.2f}"
+    ]
 
 
 def _tie(result: SearchResult) -> list[str]:

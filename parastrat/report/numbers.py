@@ -30,8 +30,10 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share, such as ``41 %`` or ``2.1 %``; a tenth matters below ten."""
+    """Return a share, such as ``41 %``; a tenth matters below ten, a hundredth below a tenth."""
     value = 100 * share
+    if 0 < abs(value) < 0.095:  # "0.0 %" would say that it is nothing
+        return f"{value:.2f} %" if abs(value) >= 0.005 else "<0.01 %"
     small, nearly_all = 0 < abs(value) < 9.95, 99.5 <= abs(value) < 99.95
     return f"{value:.1f} %" if small or nearly_all else f"{value:,.0f} %"
 

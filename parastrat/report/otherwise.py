@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from parastrat.hardware import Hardware
     from parastrat.result import Applied, Doubt, NetworkDoubt, SearchResult
 
+#: a share of the step below which two are of one pace
+_ALIKE = 0.0005
 _MULTIPLES = {0.5: "half", 2.0: "double"}
 
 #: programs that time collectives on devices
@@ -45,7 +47,8 @@ def _applied(chosen: Case, applied: Applied | None) -> list[str]:
     if other is None:
         return ["of the plans that auto_parallelize applies itself none can run"]
     longer = other.estimate.time.step / chosen.estimate.time.step - 1
-    more = f"{percent(abs(longer))} {'more' if longer >= 0 else 'less'}"
+    alike = abs(longer) < _ALIKE
+    more = "as fast" if alike else f"{percent(abs(longer))} {'more' if longer >= 0 else 'less'}"
     pace = f"{duration(other.estimate.time.step)}, {more}"
     return [f"auto_parallelize itself applies {plan_name(other)}: {pace} (--applied)"]
 

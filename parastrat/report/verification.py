@@ -106,7 +106,7 @@ def verification_text(verification: Verification, paper: Paper) -> str:
     ranks = ", ".join(str(each.rank) for each in verification.found)
     told = (
         f"Dry run of {case.plan.strategy} for {case.model.ref}: rank{'s' * (len(verification.found) > 1)} "
-        f"{ranks} of {mesh.world_size} ({mesh}), one step on "
+        f"{ranks} of {mesh.world_size}{f' ({mesh})' if mesh.world_size > 1 else ''}, one step on "
         f"{'fake tensors' if verification.device is None else f'real tensors of {verification.device}'}"
     )
     rows = wrapped(told, paper, tone=Tone.STRONG)

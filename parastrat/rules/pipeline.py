@@ -357,24 +357,28 @@ def _(case: Case) -> Hit:
 
 @plan_rule(
     "PS713",
-    Severity.WARNING,
+    Severity.INFO,
     source="https://docs.pytorch.org/docs/stable/distributed.pipelining.html",
 )
 def ddp_under_chunks(p: Columns) -> Mask:
-    """Do not put DDP around several stages of one rank.
+    """DDP does not hold several stages of one rank.
 
     DDP rebuilds its buckets in the order of the first backward. With more than one chunk a rank torch 2.13
-    fails there ("rebuilt params size"); FSDP2, or its `replicate`, works under every schedule.
+    fails there ("rebuilt params size"). `auto_parallelize` and what `emit --to python` writes average the
+    gradients of all stages at the end of a step instead; FSDP2, or its `replicate`, works under every
+    schedule, and Megatron has a DDP of its own.
     """
-    return (p.pp > 1) & (p.virtual_stages > 1) & (p.shard == code_of(Shard.NONE)) & (p.dp > 1)
+    chunked = (p.pp > 1) & (p.virtual_stages > 1)
+    return chunked & (p.shard == code_of(Shard.NONE)) & (p.dp > 1) & (p.dtensors == 1)
 
 
 @ddp_under_chunks.message
 def _(case: Case) -> Hit:
     plan = case.plan
     return Hit(
-        message=f"DDP over {plan.mesh.dp} replicas around {plan.virtual_stages} stages a rank",
-        fix="set shard = parameters with a dp_shard axis, or virtual_stages = 1",
+        message=f"{plan.mesh.dp} replicas of {plan.virtual_stages} stages a rank: auto_parallelize "
+        "averages their gradients at the end of a step; torch's DDP around them fails",
+        fix="in a script that wraps its stages itself do the same, or take FSDP2's replicate",
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.case import Case, Unknown
+from parastrat.case import Case, Unknown, stated
 from parastrat.columns import Columns, code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import Compile, ContextMethod, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules import pipeline
 from parastrat.rules.rule import PlanRule, finding, plan_rule
+from parastrat.rules.torchtitan_models import BASELINES
 from parastrat.schedules import schedule_of
 from parastrat.tables import plan_columns
 from parastrat.workload import Precision
@@ -26,6 +27,9 @@ _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _GRADIENTS = code_of(Shard.GRADIENTS)
 _PARAMETERS = code_of(Shard.PARAMETERS)
 _ALL_GATHER = code_of(ContextMethod.ALL_GATHER)
+
+#: of models that torchtitan has not
+_ELSEWHERE = "a framework that has both this model and these axes"
 
 _ZERO_BUBBLE = code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 _ZBV = code_of(PipelineSchedule.ZBV)
@@ -60,10 +64,12 @@ def _(case: Case) -> Hit:
         what = f"cp {mesh.cp} without sharded parameters"
     else:
         what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
+    # which models Megatron-LM has nobody can say: its scripts are told their sizes
+    elsewhere = "torchtitan or Megatron-LM" if stated(case.model, "ref") in BASELINES else _ELSEWHERE
     return Hit(
         message=f"auto_parallelize does not apply {what} yet ({plan.strategy})",
-        fix="run this plan with torchtitan or Megatron-LM, or take what `parastrat recommend --applied` "
-        "finds, the best that auto_parallelize applies",
+        fix=f"run this plan with {elsewhere}, or take what `parastrat recommend --applied` finds, the best "
+        "that auto_parallelize applies",
     )
 
 

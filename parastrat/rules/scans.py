@@ -55,11 +55,20 @@ def scans_do_not_divide_over_context(p: Columns) -> Mask:
 
 @scans_do_not_divide_over_context.message
 def _(case: Case) -> Hit:
-    mesh, scans = case.plan.mesh, _scans(case)
+    mesh, scans, length = case.plan.mesh, _scans(case), case.workload.sequence_length
+    heads, groups = (max(number // mesh.tp, 1) for number in (scans.heads, scans.groups))
+
+    def can_run(cp: int) -> bool:
+        # attention beside scans takes two pieces of every sequence (PS811)
+        whole = cp == 1 or length is None or length % (2 * cp) == 0
+        return whole and (groups % cp == 0 or cp % groups == 0)
+
+    # what another cp leaves of the ranks, or takes more of them, are data axes
+    choices = nearest_divisors(mesh.cp, heads, mesh.dp * mesh.cp, allowed=can_run)
     return Hit(
         message=f"{scans.heads} heads in {scans.groups} groups of scans cannot be split over tp={mesh.tp} "
         f"and cp={mesh.cp}",
-        fix=f"use cp {either(nearest_divisors(mesh.cp, max(scans.groups // mesh.tp, 1)))}",
+        fix=f"use cp {either(choices)}",
     )
 
 

@@ -147,7 +147,8 @@ def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fi
 
 
 def _unbound(fixed: Constraints) -> Constraints:
-    return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop)
+    """Return what the user settled without what settles the plan: who is to run it stays."""
+    return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop, applied=fixed.applied)
 
 
 def _together(space: Searched, model_at: ModelAt | None) -> _Fit | None:

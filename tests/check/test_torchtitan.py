@@ -12,10 +12,10 @@ from parastrat.check import Checked, check_file, config_files, stated_model
 from parastrat.check.known import Given
 from parastrat.check.whole_jobs import stated_source
 from parastrat.config_file import ConfigFile, ConfigFormat
-from parastrat.emit.torchtitan import BASELINES
 from parastrat.finding import Severity
 from parastrat.profiles import load_hardware
 from parastrat.profiles.files import read_format
+from parastrat.rules.torchtitan_models import BASELINES
 from parastrat.sources.presets import TransformerSource
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from parastrat.emit import EMITTERS, EmitError, Target
-from parastrat.emit.torchtitan import BASELINES
 from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.profiles import model_names
+from parastrat.rules.torchtitan_models import BASELINES
 from parastrat.sources import load_source
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision

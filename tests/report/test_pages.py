@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import case
 from report.answers import (
     CONTEXT,
     HEADS,
@@ -29,11 +30,14 @@ from report.answers import (
 )
 
 from parastrat.case import Case
+from parastrat.dry_run import DryRun
 from parastrat.hardware import Host
 from parastrat.report.comparison import comparison_text
 from parastrat.report.estimation import estimate_text
 from parastrat.report.recommendation import recommendation_text
 from parastrat.report.text import Paper
+from parastrat.report.verification import Verification, verification_text
+from parastrat.result import Applied, RungStatus
 
 GOLDEN = Path(__file__).parent / "golden"
 ESCAPE = re.compile(r"\033\[[0-9;]*m")
@@ -193,6 +197,53 @@ def test_a_higher_rung_that_is_less_by_nothing_is_as_fast() -> None:
         assert said in " ".join(page.split())
         # nothing is won by measuring which of two of one pace is faster
         assert ("may be a tie: the 80 %" in " ".join(page.split())) is (times == 0.999)
+
+
+@pytest.mark.parametrize(("times", "needed"), [(1.074, "--tolerance 0.08"), (1.5, None)])
+def test_a_lower_rung_that_may_tie_is_told_with_what_takes_it(times: float, needed: str | None) -> None:
+    """A higher rung for 7 %, where the ladder says "maybe a tie" of a lower one."""
+    fastest, result = pipelined(), taken()
+    time = fsdp2().estimate.time
+    lower = timed(fsdp2(), compute=times * fastest.estimate.time.step - (time.step - time.compute))
+    rungs = tuple(
+        replace(rung, status=RungStatus.TAKEN)
+        if rung.rung == 5
+        else replace(rung, status=RungStatus.SLOWER, case=lower)
+        if rung.rung == 2
+        else rung
+        for rung in result.rungs
+    )
+    answer = replace(result, chosen=fastest, fastest=fastest, rungs=rungs, alternatives=())
+    page = " ".join(recommendation_text(answer, CONTEXT, Paper()).split())
+    assert ("is simpler and may be as fast" in page) is (needed is not None)
+    assert needed is None or f"within 5.0 % of the fastest, this one with {needed}" in page
+
+
+def test_a_plan_that_is_applied_in_the_same_time_is_as_fast() -> None:
+    same = replace(taken(), applied=Applied(case=fsdp2()))
+    page = " ".join(recommendation_text(same, CONTEXT, Paper()).split())
+    assert re.search(r"auto_parallelize itself applies [^:]+: [\d.]+ m?s, as fast \(--applied\)", page)
+
+
+def test_a_dry_run_of_one_rank_names_no_mesh() -> None:
+    def first(made: Case) -> str:
+        ran = DryRun(
+            rank=0,
+            micro_batches=1,
+            parameters=1,
+            after_forward=1,
+            forward_backward=1,
+            optimizer_step=1,
+            reserved=None,
+            traffic=(),
+            caveats=(),
+            seconds=0.0,
+        )
+        found = Verification(case=made, found=(ran,), findings=(), device=None)
+        return " ".join(verification_text(found, Paper()).split())
+
+    assert "rank 0 of 1, one step" in first(case())
+    assert "rank 0 of 2 (dp_replicate 2), one step" in first(case(dp_replicate=2))
 
 
 def test_what_hosts_cannot_hold_is_no_next_best_rung() -> None:

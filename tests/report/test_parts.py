@@ -53,6 +53,12 @@ def test_other_numbers() -> None:
     assert [gib(part * GIB) for part in (1315.3, 79.14, 0.031)] == ["1,315", "79.1", "0.03"]
     assert [size(part) for part in (30 * MIB, 79.1 * GIB)] == ["30 MiB", "79.1 GiB"]
     assert [percent(share) for share in (0.412, 0.021, 0.0, 1.5)] == ["41 %", "2.1 %", "0 %", "150 %"]
+    assert [percent(share) for share in (0.001, 0.0002, -0.0002, 0.00003)] == [
+        "0.1 %",
+        "0.02 %",
+        "-0.02 %",
+        "<0.01 %",
+    ]
     assert [count(number) for number in (70_553_706_496, 124_439_808, 9999)] == ["70.6 B", "124 M", "9,999"]
     assert [rate(number) for number in (8466.2, 43.61, 1.234)] == ["8,466", "43.6", "1.23"]
 

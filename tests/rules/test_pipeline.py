@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 from builders import case, codes, model
 
+from parastrat.finding import Severity
 from parastrat.model import Parameters
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.rules.pipeline import (
+    ddp_under_chunks,
     gathers_for_every_micro_batch,
     stages_are_uneven,
     tied_weights_on_two_stages,
@@ -166,6 +168,12 @@ def test_ddp_under_chunks() -> None:
     assert "PS713" not in piped(dp_shard=2, shard=Shard.PARAMETERS, **chunks)
     assert "PS713" not in piped(dp_replicate=2)
     assert "PS713" not in piped(**chunks)
+    assert "PS713" not in piped(dp_replicate=2, dtensors=False, **chunks)  # Megatron's own DDP takes them
+    # whoever runs the plan by parastrat has nothing to change of it
+    assert ddp_under_chunks.severity is Severity.INFO
+    hit = ddp_under_chunks.hit(case(pp=2, dp_replicate=2, **chunks))
+    assert "auto_parallelize averages their gradients" in hit.message
+    assert "virtual_stages" not in hit.fix
 
 
 def test_tied_weights_on_two_stages() -> None:

@@ -6,7 +6,7 @@ import pytest
 from builders import case, codes
 
 from parastrat.plan import Compile, ContextMethod, Offload, PipelineSchedule, Plan, Recompute, Shard
-from parastrat.rules.runtime_support import refusals_of
+from parastrat.rules.runtime_support import axes_are_planned_only, refusals_of
 from parastrat.workload import Precision
 
 
@@ -19,6 +19,10 @@ def test_axes_are_planned_only() -> None:
     assert "PS290" not in codes(cp=2, shard=Shard.PARAMETERS)
     assert "PS290" not in codes(dp_shard=2, dp_replicate=2, tp=2)
     assert "PS290" not in codes(dp_shard=2, pp=2)
+    # torchtitan is named for what it has
+    for ref, where in (("llama-3.1-8b", "torchtitan or Megatron-LM"), ("t5-3b", "a framework that has")):
+        fix = axes_are_planned_only.hit(case(cp=2, tp=2, ref=ref)).fix
+        assert fix.startswith(f"run this plan with {where}")
 
 
 @pytest.mark.parametrize("schedule", PipelineSchedule)

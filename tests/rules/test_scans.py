@@ -45,3 +45,18 @@ def test_a_fix_names_degrees_that_divide_both() -> None:
     three = {"tp": 3, "pp": 8, "scans": DIVIDED}
     (found,) = (each for each in findings_of(case(**three), columns(**three)) if each.code == "PS226")
     assert found.fix == "use tp 1"
+
+
+def test_a_fix_of_cp_names_degrees_that_the_ranks_have() -> None:
+    def fix(**changes: object) -> str:
+        given = {"scans": DIVIDED} | changes
+        found = findings_of(case(**given), columns(**given))
+        return next(each.fix for each in found if each.code == "PS814")
+
+    # three ranks, of which cp has all or one: two would be more ranks or fewer
+    assert fix(tp=4, cp=3) == "use cp 1"
+    assert fix(tp=4, cp=6) == "use cp 2 or 1"
+    # four parts of 28 heads copy the two groups that tp leaves
+    assert fix(tp=4, cp=6, dp_shard=2) == "use cp 4 or 2"
+    # 1,028 tokens are two pieces for each of two ranks, not for each of four
+    assert fix(tp=4, cp=6, dp_shard=2, sequence_length=1028) == "use cp 2 or 1"

@@ -93,3 +93,11 @@ def test_what_is_not_applied_is_rejected_by_its_rule(long: Facts) -> None:
     others = find_plan(long, APPLIED).alternatives
     assert others
     assert not any(refusals_of(case.plan) for case in others)
+
+
+def test_flags_are_dropped_but_for_who_runs_the_plan(long: Facts) -> None:
+    # without these flags the fastest divides sequences beside layers, which is not applied
+    result = find_plan(long, Constraints(cp=1, tp=1, pp=1, applied=True), tolerance=TOLERANCE)
+    assert result.chosen is None
+    (freed,) = [fit for fit in result.nearest_fit if fit.changes[0].startswith("drop the fixed flags")]
+    assert refusals_of(freed.case.plan) == ()

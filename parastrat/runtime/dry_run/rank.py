@@ -48,11 +48,13 @@ if TYPE_CHECKING:
 #: a step's memory repeats from the second micro-batch on
 _MICRO_BATCHES = 2
 
-#: as on GPUs, where they take all parameters at once; on CPUs torch takes one after the other unless told
+#: as on GPUs, where they take all parameters at once, but for Adafactor, which takes one after the other
+#: there too; on CPUs torch takes one after the other unless told
 OPTIMIZERS: dict[Optimizer, Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer]] = {
     Optimizer.ADAMW: partial(torch.optim.AdamW, foreach=True),
     Optimizer.SGD: partial(torch.optim.SGD, lr=0.1, foreach=True),
     Optimizer.SGD_MOMENTUM: partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True),
+    Optimizer.ADAFACTOR: torch.optim.Adafactor,
 }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.runtime.shares import share_of
 
@@ -34,12 +36,16 @@ class OnShares:
         self._pairs = [(parameter, share_of(parameter).detach()) for parameter in parameters]
         self._optimizer = make([share for _, share in self._pairs])
 
+    def _step(self) -> None:
+        with _AnyNumber():  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+
     def make_states(self) -> None:
         """Make the states of all parameters that are trained, as a step before would have."""
         for parameter, share in self._pairs:
             share.grad = torch.empty_like(share) if parameter.requires_grad else None
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._step()
 
     def forget_unused(self) -> bool:
         """Forget the states of parameters that have no gradient now; return whether there were any."""
@@ -51,10 +57,21 @@ class OnShares:
         """Step, and free the gradients."""
         for parameter, share in self._pairs:
             share.grad = _gradient(parameter)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._step()
         for parameter, _ in self._pairs:
             parameter.grad = None
+
+
+class _AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Tells 1 for a number that is read of a fake tensor: norms of weights scale Adafactor's steps."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        reads = func is torch.ops.aten._local_scalar_dense.default  # noqa: SLF001  (torch's name)
+        if reads and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            return 1.0
+        return func(*args, **(kwargs or {}))
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor | None:

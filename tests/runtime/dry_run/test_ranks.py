@@ -270,6 +270,20 @@ def test_ranks_that_run_together_find_what_each_finds_alone() -> None:
         assert set(found.traffic) == set(alone.traffic)
 
 
+def test_adafactors_states_are_a_row_and_a_column_of_each_weight() -> None:
+    own = plan(mesh=Mesh(dp_replicate=2), shard=Shard.NONE)
+    found, without = (
+        run_on_fakes(f"{HERE}:Chain", own, workload(own, optimizer=optimizer))
+        for optimizer in (Optimizer.ADAFACTOR, Optimizer.SGD)
+    )
+    # beside them each weight's number of steps
+    states = 4 * (2 * (WORDS + WIDTH) + LAYERS * 2 * WIDTH) + 4 * (2 + LAYERS)
+    assert found.forward_backward - without.forward_backward == states
+    # it takes one weight after the other, and holds the last update until the next is made
+    updates = 4 * (WORDS * WIDTH + UNIT)
+    assert found.optimizer_step == pytest.approx(2 * 4 * ALL + states + updates, abs=1000)
+
+
 def test_optimizers_without_torchs_own_are_refused() -> None:
     own = plan()
     with pytest.raises(WrapError, match="do not know the optimizer muon"):
