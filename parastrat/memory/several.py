@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from parastrat.elementwise import chosen
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alike import code_of_plans, unlike
 from parastrat.memory.backward import moving_of, ways_of
@@ -145,9 +146,9 @@ def _backward_parts(plans: Plans, found: Peaks, start: Any, best: Any) -> Sequen
     for place, total in reversed(list(enumerate(found.totals))):
         way[total.take(best) == found.backward] = place
     held = found.held.at(start.ranks)
-    repeats: Any = found.spread.rank.load.repeats
+    repeats = chosen(found.spread.rank.load.repeats, start.ranks)
     moving = found.moving.at(best)
-    lacking = lacking_of(plans, held, repeats[:, start.ranks], start, moving)
+    lacking = lacking_of(plans, held, repeats, start, moving)
     return backward_parts(plans, held, moving.of_way(way), of_way(lacking, way))
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Turning(NamedTuple):
     """Repeats of each kind that are alive, and then that wait, in each of some ways to weigh them.
 
-    Of one pipeline as lists by place; of many plans in arrays with places in the last axis.
+    Of one pipeline lists of ways by place; of many plans ways with an array over places for each kind. None
+    where there are no repeats of a kind.
     """
 
     #: as blocks run, by ``turn`` of a start
@@ -34,13 +35,17 @@ class Turning(NamedTuple):
         """Return the repeats as a block begins to run backward, in each way."""
         if start.rows is None:
             return self.at_starts[start.turn]
-        return self.at_starts.take(self.first_starts.take(start.rows) + start.turn, axis=-1)
+        return _at(self.at_starts, self.first_starts.take(start.rows) + start.turn)
 
     def ended(self, start: Start) -> Any:
         """Return the repeats as the first stage of the block's rank is through, in each way."""
         if start.rows is None:
             return self.at_ends[start.rank]
-        return self.at_ends.take(self.first_ends.take(start.rows) + start.rank, axis=-1)
+        return _at(self.at_ends, self.first_ends.take(start.rows) + start.rank)
+
+
+def _at(ways: Sequence[Sequence[Any]], places: Any) -> Sequence[Sequence[Any]]:
+    return [[None if own is None else own.take(places) for own in way] for way in ways]
 
 
 def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
@@ -51,7 +56,7 @@ def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
         few, split = WAYS[way]
         at_starts, at_ends = _flat(pipelines.turns_of(place, split=split)[few])
         known[place, way] = Turning(
-            np.moveaxis(at_starts, -1, 0).tolist(), np.moveaxis(at_ends, -1, 0).tolist()
+            *([_told(place) for place in np.moveaxis(each, -1, 0)] for each in (at_starts, at_ends))
         )
     turning: Turning = known[place, way]
     return turning
@@ -90,11 +95,29 @@ def _flat(turns: Turns) -> tuple[Any, Any]:
     return at_kinds.reshape(*at_kinds.shape[:2], -1), turns.ending
 
 
-def _behind(several: Sequence[Any]) -> tuple[Any, Any]:
-    """Return arrays behind each other in their last axis, without what waits if nothing does, and where."""
+def _behind(several: Sequence[Any]) -> tuple[Sequence[Sequence[Any]], Any]:
+    """Return arrays behind each other in their last axis as ``Turning`` has them, and where each begins."""
     sizes = np.array([each.shape[-1] for each in several])
-    together = np.concatenate(several, axis=-1)
-    alive = together.shape[1] // 2
-    if not together[:, alive:].any():
-        together = together[:, :alive]
-    return together, np.cumsum(sizes) - sizes
+    ways = _without_less(np.concatenate(several, axis=-1))
+    told = [[own if some else None for own, some in zip(way, way.any(axis=1), strict=True)] for way in ways]
+    return told, np.cumsum(sizes) - sizes
+
+
+def _told(ways: Any) -> list[list[float | None]]:
+    """Return the repeats of each kind at one place as plain numbers."""
+    return [[count or None for count in way.tolist()] for way in _without_less(ways)]
+
+
+def _without_less(ways: Any) -> list[Any]:
+    """Return the ways without those in which nowhere more is alive than in one before, and as much waits.
+
+    What waits may take less than nothing: a backward of inputs may free more than it leaves.
+    """
+    kinds, kept = ways.shape[1] // 2, list[Any]()
+    for way in ways:
+        if not any(
+            (way[:kinds] <= before[:kinds]).all() and (way[kinds:] == before[kinds:]).all()
+            for before in kept
+        ):
+            kept.append(way)
+    return kept
