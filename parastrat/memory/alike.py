@@ -116,11 +116,18 @@ def code_of_plans(c: Columns) -> Numbers:
     """Return a number for each plan that is the same for plans which are alike."""
     sharded, piped, over = c.shard == _SHARDED, c.pp > 1, c.dp_shard * c.cp
     gathers = sharded & (where(c.ep > 1, over * c.tp, over) > 1)
-    flags = piped + 2 * (c.virtual_stages > 1) + 4 * gathers + 8 * (c.dp * c.cp == 1) + 16 * (c.dp == 1)
-    flags = flags + 32 * (piped & (c.gradient_accumulation_steps < 2 * c.pp))
+    # how many ranks have data of their own counts where nothing is sharded and there is no pipeline
+    spread = (c.pp == 1) & (c.shard != _SHARDED)
+    flags = piped + 2 * gathers + spread * (4 * (c.dp * c.cp == 1) + 8 * (c.dp == 1))
+    flags = flags + 16 * (c.virtual_stages > 1) + 32 * (piped & (c.gradient_accumulation_steps < 2 * c.pp))
     # without a pipeline no schedule counts
     choices = c.shard + _SHARDS * (c.offload + _OFFLOADS * (c.pp_schedule + 1) * piped)
     return choices + _SHARDS * _OFFLOADS * _SCHEDULES * flags
+
+
+def roughly(codes: Numbers) -> Numbers:
+    """Return of such numbers what is the same for plans that go most of the way together."""
+    return codes // (_SHARDS * _OFFLOADS * _SCHEDULES) & 3
 
 
 def alike_of(job: JobFlags, code: int) -> Alike:
@@ -143,7 +150,7 @@ def _alike(job: JobFlags, code: int) -> Alike:
     scheduled, shard = divmod(choices, _SHARDS)
     scheduled, offload = divmod(scheduled, _OFFLOADS)
     schedule = scheduled - 1
-    piped, several, gathers, undivided, alone, few = (flags >> place & 1 == 1 for place in range(6))
+    piped, gathers, undivided, alone, several, few = (flags >> place & 1 == 1 for place in range(6))
     shards, whole = shard == _SHARDED, shard != _SHARDED and not job.fused
     one_by_one = whole and shard == _UNSHARDED and (undivided or piped)
     turns, splits = piped and several and schedule in TAKING_TURNS, piped and schedule in _SPLIT_ALWAYS
