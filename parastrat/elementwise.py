@@ -49,10 +49,12 @@ def some(condition: Mask) -> bool:
 
 
 def common(condition: Mask) -> Mask:
-    """Return a condition that holds nowhere or everywhere as a plain value, of which formulas skip the rest."""
+    """Return a condition that holds everywhere or nowhere as a plain value, by which formulas skip steps."""
     if type(condition) is not np.ndarray:
         return condition
-    return bool(condition[0]) if condition.min() == condition.max() else condition
+    if not condition.any():
+        return False
+    return True if condition.all() else condition
 
 
 def taken(column: Numbers, places: Any) -> Numbers:
