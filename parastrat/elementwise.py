@@ -49,7 +49,7 @@ def some(condition: Mask) -> bool:
 
 
 def common(condition: Mask) -> Mask:
-    """Return a condition that holds everywhere or nowhere as a plain value, by which formulas skip steps."""
+    """Return a condition that holds everywhere or nowhere as a plain value: formulas skip parts then."""
     if type(condition) is not np.ndarray:
         return condition
     if not condition.any():
