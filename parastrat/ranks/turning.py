@@ -72,21 +72,51 @@ def turning_of(pipelines: Pipelines, plans: tuple[Any, Any], rows: Any, *, forem
         foremost: of the first ranks alone, as they begin their first backward.
     """
     at, ways = plans
-    chosen = (at * len(WAYS) + ways).take(rows)
-    found = np.flatnonzero(np.bincount(chosen))
-    told, several = (pipelines.firsts_of if foremost else pipelines.turns_of), []
-    for each in found.tolist():
-        place, way = divmod(each, len(WAYS))
-        few, split = WAYS[way]
-        several.append(told(place, split=split)[few])
-    flat = [_flat(each) for each in several]
-    place_of = np.zeros(int(found[-1]) + 1, dtype=np.int64)
-    place_of[found] = np.arange(len(found))
+    codes = (at * len(WAYS) + ways).take(rows)
+    table = _table_with(pipelines, np.flatnonzero(np.bincount(codes)).tolist(), foremost=foremost)
     own = np.zeros(len(at), dtype=np.int64)
-    own[rows] = place_of[chosen]
+    own[rows] = codes
+    return Turning(table.at_starts, table.at_ends, table.first_starts.take(own), table.first_ends.take(own))
+
+
+class TurningTable(NamedTuple):
+    """What some pipelines hold in some ways, each of which has a number, as ``Turning`` has it of plans."""
+
+    codes: frozenset[int]
+    at_starts: Any
+    at_ends: Any
+    #: the first place of each by its number
+    first_starts: Any
+    first_ends: Any
+
+
+def _table_with(pipelines: Pipelines, codes: list[int], *, foremost: bool) -> TurningTable:
+    """Return a table with some pipelines in some ways, which has others as well that were asked for before.
+
+    Where backward is whole nothing waits, of which a table of such ways alone has nothing.
+    """
+    tables, key = (
+        pipelines.turning_tables,
+        (foremost, frozenset(WAYS[code % len(WAYS)][1] for code in codes)),
+    )
+    table: TurningTable | None = tables.get(key)
+    if table is None or not table.codes.issuperset(codes):
+        every = frozenset(codes) if table is None else table.codes.union(codes)
+        table = tables[key] = _table_of(pipelines, every, foremost=foremost)
+    return table
+
+
+def _table_of(pipelines: Pipelines, codes: frozenset[int], *, foremost: bool) -> TurningTable:
+    told, flat = (pipelines.firsts_of if foremost else pipelines.turns_of), []
+    for code in sorted(codes):
+        place, way = divmod(code, len(WAYS))
+        few, split = WAYS[way]
+        flat.append(_flat(told(place, split=split)[few]))
     at_starts, first_starts = _behind([each for each, _ in flat])
     at_ends, first_ends = _behind([each for _, each in flat])
-    return Turning(at_starts, at_ends, first_starts[own], first_ends[own])
+    firsts = np.zeros((2, max(codes) + 1), dtype=np.int64)
+    firsts[:, sorted(codes)] = first_starts, first_ends
+    return TurningTable(codes, at_starts, at_ends, *firsts)
 
 
 def _flat(turns: Turns) -> tuple[Any, Any]:
