@@ -102,11 +102,6 @@ class ByKind:
         return iter(self.every) if type(self.every) is np.ndarray else repeat(self.every)
 
 
-def of_kind(each: Any, kind: int, rows: Any = None) -> Numbers:
-    """Return what there is of a kind, beside some rows of plans if there are several."""
-    return each[kind] if rows is None else each.at(kind, rows)
-
-
 def of_kinds(each: Any, counts: Any, rows: Any = None, found: Numbers = 0.0) -> Numbers:
     """Return so many of each, added up one after another: sums of arrays round by how many rows there are.
 

@@ -120,7 +120,9 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         everything = larger(everything, kept)
         made = everything - kept
     # of a block that runs, at its moments
-    made_at = [shared_bytes(moment.working, shares) for moment in kind.moments]
+    made_at = [shared_bytes(kind.moments[0].working, shares)]
+    if plans.kinds.busy:
+        made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
     running = _running_bytes(plans, kind, made_at, beside)
     unit = root = never = added = 0.0
@@ -176,7 +178,9 @@ def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:
 
     Where gradients come one by one, with those that are there by then and not at all such moments.
     """
-    if not plans.kinds.busy or plans.alike.one_by_one is False:
+    if not plans.kinds.busy:
+        return made_at[0]
+    if plans.alike.one_by_one is False:
         return reduce(larger, made_at)
     alone = plans.alike.one_by_one & (plans.c.gradient_accumulation_steps == 1)
     gradients = plans.job.element.gradient * divided_total(kind.trainable, plans.division)

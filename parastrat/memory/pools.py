@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from parastrat.elementwise import larger, of_kind, where
+from parastrat.elementwise import larger, where
 from parastrat.hardware import DeviceType
 
 if TYPE_CHECKING:
@@ -76,8 +76,10 @@ def _present(each: Any, rank: Rank, places: Iterable[int]) -> Iterator[Numbers]:
     """Yield what a repeat of some kinds of block has, 0 of those that a rank has none of."""
     rows, repeats = rank.rows, rank.load.repeats
     for kind in places:
-        own, count = of_kind(each, kind, rows), repeats[kind]
-        yield (own if count else 0.0) if rows is None else where(count > 0, own, 0.0)
+        if rows is None:
+            yield each[kind] if repeats[kind] else 0.0
+        else:
+            yield where(repeats[kind] > 0, each.at(kind, rows), 0.0)
 
 
 def _largest(several: Iterable[Numbers]) -> Numbers:
