@@ -16,13 +16,15 @@ _SPARSE = 4
 _DENSE = 8
 
 
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 #: columns that number the values which others have together, where a table has them: one is counted sooner
 #: than several. ``sharding`` is for what knows cp as further shards alone, on a fixed number of devices.
 NUMBERED = {
     "share": ("pp", "dp"),
     "width": ("cp", "tp", "ep", "sequence_parallel", "loss_parallel"),
     "layout": ("pp", "cp", "tp", "ep", "sequence_parallel", "loss_parallel", "shard"),
-    "sharding": ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "shard"),
+    "sharding": (*_AXES, "shard"),
+    "mesh": (*_AXES, "dp", "shard", "sequence_parallel", "loss_parallel"),
 }
 #: so few rows are told apart as tuples
 _FEW = 150

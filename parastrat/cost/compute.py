@@ -192,6 +192,6 @@ def _shares(c: Columns) -> Numbers:
         Split.REPLICATED: np.ones_like(c.tp),
         Split.TENSOR: c.tp,
         Split.SEQUENCE: np.where(c.sequence_parallel, c.tp, 1),
-        Split.EXPERT: expert_tp(c),
+        Split.EXPERT: np.broadcast_to(expert_tp(c), np.shape(c.tp)),
     }
     return c.micro_batch_size / (np.stack([divisors[split] for split in SPLITS]) * c.cp)

@@ -15,7 +15,7 @@ from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_assumed
 from parastrat.cost.optimizer import optimizer_s
 from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_spread
-from parastrat.distinct import standing
+from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
@@ -57,6 +57,9 @@ _WEIGHTS_BY = (
     "reshard_after_forward",
     "offload",
 )
+
+#: the weights of so few plans are computed sooner than these are told apart
+_FEW = 1000
 
 #: so many plans at once, of which what is made stays in memory that the process has
 _MOST = 14_000
@@ -177,7 +180,9 @@ def _of_distinct(
     facts: Facts, columns: Columns, loads: Callable[[ModelSpec, Columns], RankLoad]
 ) -> dict[str, Any]:
     """Return the seconds of the weights of every row, computed for those that differ in what decides."""
-    weights, at = standing(columns, _WEIGHTS_BY)
+    if len(columns.pp) <= _FEW:
+        return _weights_s(facts, columns, loads(facts.model, columns))
+    weights, at = distinct(columns, _WEIGHTS_BY)
     seconds = _weights_s(facts, weights, loads(facts.model, weights))
     return {part: each.take(at, axis=-1) for part, each in seconds.items()}
 

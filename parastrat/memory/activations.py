@@ -21,6 +21,8 @@ from parastrat.ranks.division import divided, divided_total, sharded_total
 from parastrat.ranks.load import has_any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.memory.kinds import Kind, Shared
     from parastrat.memory.plans import Plans
     from parastrat.units import Bytes, Numbers
@@ -117,15 +119,18 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         # a policy may keep more than what backward reads
         everything = larger(everything, kept)
         made = everything - kept
-    # of a block that runs
+    # of a block that runs, at its moments
+    made_at = [shared_bytes(kind.moments[0].working, shares)]
+    if plans.kinds.busy:
+        made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
-    running = _running_bytes(plans, kind, beside)
+    running = _running_bytes(plans, kind, made_at, beside)
     unit = root = never = added = 0.0
     if alike.gathers is not False:
         unit = divided_total(kind.unit, division)
         # a model without units has the plain 0, which stands beside no plan
         unit = where(alike.gathers, unit, 0.0) if has_any(unit) else 0.0
-        never = _never_met_bytes(plans, kind, unit, everything)
+        never = _never_met_bytes(plans, kind, made_at, unit, everything)
         if alike.piped is not True or plans.job.rootless:
             root = divided_total(kind.root, division)
     if plans.job.element.copied:
@@ -149,13 +154,13 @@ def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
     return kind.kept[policy] if plans.alone else plans.kinds.kept(plans.alike.variant, policy)
 
 
-def _running_bytes(plans: Plans, kind: Kind, again: Bytes) -> Bytes:
+def _running_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes], again: Bytes) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was computed again.
 
     And the model's output, as long as backward takes, of which Megatron's keeps none (``Saved()`` in its
     blocks).
     """
-    alike, made = plans.alike, _working_bytes(plans, kind) + again
+    alike, made = plans.alike, _working_bytes(plans, kind, made_at) + again
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + where(alike.shards, 0.0, larger(-_freed_bytes(plans, kind), 0.0))
@@ -168,24 +173,20 @@ def _running_bytes(plans: Plans, kind: Kind, again: Bytes) -> Bytes:
     return made if kind.of_loss is None else made + kind.of_loss * plans.loss
 
 
-def _working_bytes(plans: Plans, kind: Kind) -> Bytes:
+def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:
     """Return what exists while one repeat runs, at its moment of most.
 
     Where gradients come one by one, with those that are there by then and not at all such moments.
     """
-    most = shared_bytes(kind.moments[0].working, plans.shares)
     if not plans.kinds.busy:
-        return most
-    first, *others = kind.moments
-    coming: Bytes = 0.0
-    if plans.alike.one_by_one is not False:
-        alone = where(plans.alike.one_by_one & (plans.c.gradient_accumulation_steps == 1), 1.0, 0.0)
-        gradients = plans.job.element.gradient * divided_total(kind.trainable, plans.division)
-        coming = gradients * alone
-    most = most + first.sooner * coming
-    for moment in others:
-        most = larger(most, shared_bytes(moment.working, plans.shares) + moment.sooner * coming)
-    return most
+        return made_at[0]
+    if plans.alike.one_by_one is False:
+        return reduce(larger, made_at)
+    alone = plans.alike.one_by_one & (plans.c.gradient_accumulation_steps == 1)
+    gradients = plans.job.element.gradient * divided_total(kind.trainable, plans.division)
+    coming = where(alone, gradients, 0.0)
+    every = zip(made_at, kind.moments, strict=True)
+    return reduce(larger, (made + moment.sooner * coming for made, moment in every))
 
 
 def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
@@ -209,7 +210,9 @@ def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
     return freed
 
 
-def _never_met_bytes(plans: Plans, kind: Kind, unit: Numbers, everything: Bytes) -> Bytes:
+def _never_met_bytes(
+    plans: Plans, kind: Kind, made_at: Sequence[Bytes], unit: Numbers, everything: Bytes
+) -> Bytes:
     """Return what a unit's gradients and what its backward reads are less than both, where they are most.
 
     The ones come while the other goes. Most is there as it begins to run, halfway, or when all gradients
@@ -224,10 +227,9 @@ def _never_met_bytes(plans: Plans, kind: Kind, unit: Numbers, everything: Bytes)
     if not others:
         return never
     # less than at the moment at which most exists beside what backward reads
-    made = [shared_bytes(moment.working, plans.shares) for moment in kind.moments]
-    most = reduce(larger, made)
-    never = most - made[0] + never
-    for moment, own in zip(others, made[1:], strict=True):
+    most = reduce(larger, made_at)
+    never = most - made_at[0] + never
+    for moment, own in zip(others, made_at[1:], strict=True):
         never = smaller(never, most - own + moment.late * whole)
     return where(whole > 0, never, 0.0)
 

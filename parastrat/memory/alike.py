@@ -25,6 +25,7 @@ _BENT = frozenset(code_of(schedule) for schedule in V_SHAPED)
 _ONE_F_ONE_B = code_of(PipelineSchedule.ONE_F_ONE_B)
 _INTERLEAVED = code_of(PipelineSchedule.INTERLEAVED)
 _AS_RANKS = _BENT | {code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)}
+_HOLDING_FEWER = _AS_RANKS | {_ONE_F_ONE_B, _INTERLEAVED}
 _SHARDS, _OFFLOADS, _SCHEDULES = len(Shard), len(Offload), len(PipelineSchedule) + 1
 
 
@@ -50,11 +51,15 @@ class Alike:
     remade_waits: Mask
     #: the chain of blocks runs down the ranks and up again
     bent: Mask
+    #: a step has too few micro-batches for virtual stages to have their most in flight
+    few: Mask
     #: parameters are sharded, over one rank if that is all; and over several, experts' over those of tp too
     shards: Mask
     gathers: Mask
     #: they are gathered under a pipeline, so that no gradients come before the end of a step
     late: Mask
+    #: and all micro-batches of a step may be in flight: there are few, or its schedule holds all
+    early: Mask
     #: gradients come one by one: torch's, which ``zero_grad`` frees, in no buckets of DDP. Pipelines
     #: average over data ranks at the end of a step, without DDP; Megatron's gradients stand in one buffer
     one_by_one: Mask
@@ -111,10 +116,18 @@ def code_of_plans(c: Columns) -> Numbers:
     """Return a number for each plan that is the same for plans which are alike."""
     sharded, piped, over = c.shard == _SHARDED, c.pp > 1, c.dp_shard * c.cp
     gathers = sharded & (where(c.ep > 1, over * c.tp, over) > 1)
-    flags = piped + 2 * (c.virtual_stages > 1) + 4 * gathers + 8 * (c.dp * c.cp == 1) + 16 * (c.dp == 1)
+    # how many ranks have data of their own counts where nothing is sharded and there is no pipeline
+    spread = (c.pp == 1) & (c.shard != _SHARDED)
+    flags = piped + 2 * gathers + spread * (4 * (c.dp * c.cp == 1) + 8 * (c.dp == 1))
+    flags = flags + 16 * (c.virtual_stages > 1) + 32 * (piped & (c.gradient_accumulation_steps < 2 * c.pp))
     # without a pipeline no schedule counts
     choices = c.shard + _SHARDS * (c.offload + _OFFLOADS * (c.pp_schedule + 1) * piped)
     return choices + _SHARDS * _OFFLOADS * _SCHEDULES * flags
+
+
+def roughly(codes: Numbers) -> Numbers:
+    """Return of such numbers what is the same for plans that go most of the way together."""
+    return codes // (_SHARDS * _OFFLOADS * _SCHEDULES) & 3
 
 
 def alike_of(job: JobFlags, code: int) -> Alike:
@@ -137,10 +150,11 @@ def _alike(job: JobFlags, code: int) -> Alike:
     scheduled, shard = divmod(choices, _SHARDS)
     scheduled, offload = divmod(scheduled, _OFFLOADS)
     schedule = scheduled - 1
-    piped, several, gathers, undivided, alone = (flags >> place & 1 == 1 for place in range(5))
+    piped, gathers, undivided, alone, several, few = (flags >> place & 1 == 1 for place in range(6))
     shards, whole = shard == _SHARDED, shard != _SHARDED and not job.fused
     one_by_one = whole and shard == _UNSHARDED and (undivided or piped)
     turns, splits = piped and several and schedule in TAKING_TURNS, piped and schedule in _SPLIT_ALWAYS
+    holds_all = schedule not in _HOLDING_FEWER
     return Alike(
         shard=shard,
         offload=offload,
@@ -153,9 +167,11 @@ def _alike(job: JobFlags, code: int) -> Alike:
         splits=splits,
         remade_waits=turns and splits,
         bent=schedule in _BENT,
+        few=few,
         shards=shards,
         gathers=gathers,
         late=gathers and piped,
+        early=gathers and piped and (few or holds_all),
         one_by_one=one_by_one,
         adds=whole and (alone or piped),
         sums=whole and not piped,

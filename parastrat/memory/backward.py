@@ -239,8 +239,10 @@ def _in_turn(
 
 def _most(plans: Plans, kinds: KindBytes, counts: Sequence[Sequence[Bytes]], start: Start) -> Bytes:
     """Return the most bytes of so many repeats, in some ways to weigh kinds."""
-    each = (*kinds.kept, *kinds.awaited) if plans.alike.splits is not False else kinds.kept
-    most, *others = (of_kinds(each, way, start.rows) for way in counts)
+    many, rows = len(plans.job.every_kind), start.rows
+    most, *others = (
+        of_kinds(kinds.awaited, way[many:], rows, of_kinds(kinds.kept, way[:many], rows)) for way in counts
+    )
     for other in others:
         most = larger(most, other)
     return most

@@ -62,14 +62,6 @@ def in_flight(alike: Alike, c: Pipes, rank: Numbers) -> Numbers:
     return where(alike.piped, smaller(held, steps), 1)
 
 
-def few_steps(c: Pipes) -> Numbers:
-    """Return the micro-batches of a step that are too few for virtual stages to have their most in flight.
-
-    0 where there are more. Of plans whose virtual stages take turns.
-    """
-    return where(c.gradient_accumulation_steps < 2 * c.pp, c.gradient_accumulation_steps, 0)
-
-
 def way_of_turns(alike: Alike, c: Pipes) -> Any:
     """Return the place of each plan's way among ``ranks.flights.WAYS``."""
     return where(c.gradient_accumulation_steps <= c.pp, 2, 0) + alike.splits

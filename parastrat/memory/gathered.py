@@ -108,16 +108,19 @@ def _under_pipelines(
     plans: Plans, kinds: KindBytes, rank: RankHeld, start: Start, ways: Sequence[When]
 ) -> Sequence[Bytes]:
     """Return what is gathered where gradients are reduced once a step."""
-    element, unit, root = plans.job.element, kinds.unit, rank.root
-    own = unit[start.place]
-    # with resharding; the first block has no unit behind it
-    ahead = 2 * own + unit[start.behind] * start.follows
-    left = rank.everything - root
+    element, root, own = plans.job.element, rank.root, kinds.unit[start.place]
     kept = element.compute * (root + own + root * start.ended) + element.reduce * rank.everything
+    running = every = kept + element.compute * (rank.everything - root)
     # of plans that may reshard or not pipelines keep units gathered
     reshards = False if plans.reshards is None else taken(plans.reshards, start.rows)
-    running = kept + element.compute * where(reshards, ahead, left)
-    return by_way(ways, running, running, kept + element.compute * left)
+    if reshards is not False:
+        running = where(reshards, kept + element.compute * _ahead(kinds.unit, own, start), every)
+    return by_way(ways, running, running, every)
+
+
+def _ahead(unit: Any, own: Numbers, start: Start) -> Numbers:
+    """Return the units that are gathered with resharding; of the first block there is none behind it."""
+    return 2 * own + unit[start.behind] * start.follows
 
 
 def _unit_by_unit(
@@ -128,7 +131,7 @@ def _unit_by_unit(
     compute, reshards = element.compute, taken(plans.reshards, rows)
     # of what is no unit 0
     own = unit[start.place]
-    ahead = 2 * own + unit[start.behind] * start.follows
+    ahead = _ahead(unit, own, start)
     left = rank.everything - root - of_kinds(unit, start.freed, rows)
     # the root is not gathered any more as its gradients are reduced
     kept = compute * (root + own + of_kinds(kinds.root, start.freed, rows) * start.of_unit)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.elementwise import chosen, of_kinds, where
 from parastrat.memory.crossing import crossing_bytes, widths_of
-from parastrat.memory.flying import few_steps, in_flight
+from parastrat.memory.flying import in_flight
 from parastrat.memory.pools import idle_pool
 from parastrat.ranks.division import divided, divided_total
 from parastrat.ranks.load import NO_PARAMETERS
@@ -150,8 +150,8 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         one,
         flying,
         steps,
-        few_steps(c) if alike.turns is not False else 0,
-        alike.late & (steps <= flying),
+        where(alike.few, steps, 0),
+        alike.early & (steps <= flying) if alike.early is not False else False,
         _lacking(alike, steps, flying),
         waiting,
         everything,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.elementwise import where
+from parastrat.elementwise import common, where
 from parastrat.memory.alike import JobFlags
 from parastrat.memory.kinds import Shares, shared_bytes
 from parastrat.memory.pools import pooled
@@ -54,6 +54,9 @@ class Job:
     #: bytes that the allocator takes for each one that is asked for
     share: float
     flags: JobFlags
+    #: the places of the kinds of units, and of all kinds
+    units: tuple[int, ...]
+    every_kind: range
     #: each block outside units is gathered by itself, not as a root's, at least without a pipeline
     rootless: bool
     #: of the job's columns those that are read
@@ -63,7 +66,7 @@ class Job:
 @remembered
 def job_of(facts: Facts) -> Job:
     """Return what is read of a job."""
-    element, stack = element_bytes(facts), facts.stack
+    element, stack, pipelines = element_bytes(facts), facts.stack, pipelines_of(facts.model)
     own = model_columns(facts.model)
     read = {"vocab": own["vocab"], "token_heads": own["token_heads"], **stack_columns(stack)}
     return Job(
@@ -71,11 +74,13 @@ def job_of(facts: Facts) -> Job:
         stack=stack,
         element=element,
         kinds=kinds_held(facts.model, stack),
-        pipelines=pipelines_of(facts.model),
+        pipelines=pipelines,
         context=context_bytes(facts),
         buffers=facts.model.buffers,
         share=1 + stack.fragmentation,
         flags=JobFlags(fused=stack.kernels.fused, pooled=pooled(facts), casts=element.cast > 0),
+        units=tuple(place for place, unit in enumerate(pipelines.kinds.units) if unit),
+        every_kind=range(len(pipelines.kinds.blocks)),
         rootless=stack.gathers_in_graph or stack.ends_apart,
         columns={name: value for name, value in read.items() if value is not None},
     )
@@ -141,7 +146,9 @@ def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policie
     if kinds.losses:
         in_parallel = c.loss_parallel & (d.vocabulary >= c.tp)
         loss = job.stack.parallel_loss_tensors * where(in_parallel, shares.tensor, 0.0)
-    recompute, reshards = (c.recompute, c.reshard_after_forward) if policies is None else (policies, None)
+    recompute, reshards = (
+        (c.recompute, common(c.reshard_after_forward)) if policies is None else (policies, None)
+    )
     several = type(recompute) is np.ndarray
     policy = recompute[..., None, :] if several else recompute
     again = several or recompute != _NOTHING_AGAIN

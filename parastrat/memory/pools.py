@@ -12,7 +12,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from parastrat.elementwise import larger, taken, where
+from parastrat.elementwise import larger, where
 from parastrat.hardware import DeviceType
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     """
     job, pool = plans.job, 0.0
     if job.flags.pooled and gathers is not False:
-        largest = _largest(_present(kinds.unit, rank))
+        largest = _largest(_present(kinds.unit, rank, job.units))
         # two units are on their way at once, the running one's and the prefetched next; the root goes alone
         elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, 2 * largest)
         pool = job.element.compute * elements
@@ -55,7 +55,7 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     if job.element.copied:
         # of the largest gradient, which no tensor of activations is as large as (DeepSpeed
         # runtime/bf16_optimizer.py @56c5223, update_hp_grads)
-        pool = pool + job.element.copied * _largest(_present(kinds.added, rank))
+        pool = pool + job.element.copied * _largest(_present(kinds.added, rank, job.every_kind))
     return pool
 
 
@@ -64,18 +64,22 @@ def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
 
     Those of two blocks that follow each other.
     """
-    units, roots = _present(kinds.unit, rank), _present(kinds.root, rank)
+    every = plans.job.every_kind
+    units, roots = _present(kinds.unit, rank, every), _present(kinds.root, rank, every)
     present = [unit + root for unit, root in zip(units, roots, strict=True)]
     pairs = (present[first] + present[second] for first, second in pairwise(plans.job.pipelines.kinds.of))
     several = (own * (1 + (count > 1)) for own, count in zip(present, rank.load.repeats, strict=True))
     return _largest((*pairs, *several))
 
 
-def _present(each: Any, rank: Rank) -> Iterator[Numbers]:
-    """Yield what a repeat of each kind of block has, 0 of those that a rank has none of."""
-    rows = rank.rows
-    for own, count in zip(each, rank.load.repeats):  # noqa: B905 - what is 0 of all kinds is so without end
-        yield (own if count else 0.0) if rows is None else where(count > 0, taken(own, rows), 0.0)
+def _present(each: Any, rank: Rank, places: Iterable[int]) -> Iterator[Numbers]:
+    """Yield what a repeat of some kinds of block has, 0 of those that a rank has none of."""
+    rows, repeats = rank.rows, rank.load.repeats
+    for kind in places:
+        if rows is None:
+            yield each[kind] if repeats[kind] else 0.0
+        else:
+            yield where(repeats[kind] > 0, each.at(kind, rows), 0.0)
 
 
 def _largest(several: Iterable[Numbers]) -> Numbers:

@@ -59,7 +59,7 @@ def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Byte
     places = np.flatnonzero(np.bincount(at))
     which = np.zeros(len(table.counts), dtype=np.int64)
     which[places] = [rank_of(job, place) for place in places.tolist()]
-    load = load_of(job.pipelines, table.numbers.take((table.firsts + which).take(at), axis=-1))
+    load = load_of(job.pipelines, table.numbers, (table.firsts + which).take(at))
     alike, piped, steps = unlike(job.flags, code_of_plans(c)), c.pp > 1, c.gradient_accumulation_steps
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
     codes = (at * WAYS + ways) * VARIANTS + alike.variant

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from parastrat.elementwise import chosen
 from parastrat.memory.activations import kinds_bytes
-from parastrat.memory.alike import code_of_plans, unlike
+from parastrat.memory.alike import code_of_plans, roughly, unlike
 from parastrat.memory.backward import moving_of, ways_of
 from parastrat.memory.flying import way_of_turns
 from parastrat.memory.gathered import ONCE, of_way
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes
 
 #: blocks that start backward: with more of them in all, plans that are alike are looked at together if
-#: these have so many; others are looked at whatever they are, in more steps than each needs
+#: these have so many, then such as are so roughly; others whatever they are, in more steps than each needs
 _MANY, _ALIKE = 30_000, 5000
 #: so many at once, of which the processor's cache holds what is made
 _MOST = 25_000
@@ -62,14 +63,23 @@ def _together(codes: Any, starts: float) -> Iterator[Any]:
         codes: of the rows, the same of those that are alike.
         starts: how many blocks start backward on the ranks of a plan, about.
     """
+    rest = np.arange(len(codes))
     if len(codes) * starts <= _MANY:
-        yield np.arange(len(codes))
+        yield rest
         return
-    many = np.bincount(codes) * starts > _ALIKE
-    apart = [np.flatnonzero(codes == code) for code in np.flatnonzero(many).tolist()]
-    for rows in (*apart, np.flatnonzero(~many[codes])):
-        if len(rows):
-            yield from np.array_split(rows, -int(-len(rows) * starts // _MOST))
+    for key in (codes, roughly(codes)):
+        own = key[rest]
+        many = np.bincount(own) * starts > _ALIKE
+        for code in np.flatnonzero(many).tolist():
+            yield from _at_once(rest[own == code], starts)
+        rest = rest[~many[own]]
+    if len(rest):
+        yield from _at_once(rest, starts)
+
+
+def _at_once(rows: Any, starts: float) -> list[Any]:
+    """Return rows in parts of which the processor's cache holds what is made."""
+    return np.array_split(rows, -int(-len(rows) * starts // _MOST))
 
 
 class Peaks(NamedTuple):
@@ -145,9 +155,9 @@ def _backward_parts(plans: Plans, found: Peaks, start: Any, best: Any) -> Sequen
     for place, total in reversed(list(enumerate(found.totals))):
         way[total.take(best) == found.backward] = place
     held = found.held.at(start.ranks)
-    repeats: Any = found.spread.rank.load.repeats
+    repeats = chosen(found.spread.rank.load.repeats, start.ranks)
     moving = found.moving.at(best)
-    lacking = lacking_of(plans, held, repeats[:, start.ranks], start, moving)
+    lacking = lacking_of(plans, held, repeats, start, moving)
     return backward_parts(plans, held, moving.of_way(way), of_way(lacking, way))
 
 

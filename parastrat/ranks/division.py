@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from parastrat.columns import derived, derived_with
-from parastrat.elementwise import where
+from parastrat.elementwise import common, where
 from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals, has_any
 
 if TYPE_CHECKING:
@@ -39,19 +39,20 @@ def division_of(c: Columns) -> Division:
     be given the stretch of the sequence that a rank has.
     """
     tp, ep, dense = c.tp, c.ep, c.dp_shard * c.cp
-    vocabulary, width = tp, where((ep > 1) | c.divides_experts, tp, 1)
+    apart = common(ep > 1)
+    vocabulary, width = tp, where(apart | c.divides_experts, tp, 1)
     tokens = width
     if c.has("token_heads"):
         tokens = where(c.sequence_parallel & (c.token_heads % tp == 0), tp, width)
     if c.has("vocab") and c.has("pads_vocabulary"):
-        vocabulary = where(c.pads_vocabulary | (c.vocab % tp == 0), tp, 1)
+        vocabulary = where(common(c.pads_vocabulary | (c.vocab % tp == 0)), tp, 1)
     return Division(
         tp,
         vocabulary,
-        where(ep > 1, ep, width),
+        where(apart, ep, width),
         tokens,
         dense,
-        where(ep > 1, dense * tp / ep, dense),
+        dense if apart is False else where(apart, dense * tp / ep, dense),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import derived_with
+from parastrat.elementwise import taken
 from parastrat.ranks.pipelines import DIVIDED, TOTALS, pipelines_of
 from parastrat.remembered import remembered
 from parastrat.units import Numbers
@@ -104,7 +105,7 @@ def rank_columns(model: ModelSpec, c: Columns) -> RankLoad:
     pipelines = pipelines_of(model)
     table, at = pipelines.table(c)
     deepest = int(table.counts[at].max(initial=1))
-    return load_of(pipelines, table.padded[:, :deepest].take(at, axis=2))
+    return load_of(pipelines, table.padded[:, :deepest], at)
 
 
 def mean_ranks(model: ModelSpec, c: Columns) -> RankLoad:
@@ -122,11 +123,15 @@ def mean_ranks(model: ModelSpec, c: Columns) -> RankLoad:
     )
 
 
-def load_of(pipelines: Pipelines, numbers: Any) -> RankLoad:
-    """Return a rank by its numbers: its place, the repeats of every kind of block, and its totals."""
+def load_of(pipelines: Pipelines, numbers: Any, places: Any = None) -> RankLoad:
+    """Return a rank by its numbers: its place, the repeats of every kind of block, and its totals.
+
+    Or of many ranks those at some places in the last axis.
+    """
     many, width = len(pipelines.kinds.blocks), len(DIVIDED)
-    rank, repeats, totals = numbers[0], numbers[1 : 1 + many], numbers[1 + many :]
-    own = [part if stated else 0 for part, stated in zip(totals, pipelines.stated, strict=True)]
+    rank, *repeats = [taken(each, places) for each in numbers[: 1 + many]]
+    totals = zip(numbers[1 + many :], pipelines.stated, strict=True)
+    own = [taken(each, places) if stated else 0 for each, stated in totals]
     parts = (own[place * width : (place + 1) * width] for place in range(len(TOTALS)))
     found = (ParameterTotals(*part) if any(map(has_any, part)) else NO_PARAMETERS for part in parts)
-    return RankLoad(rank=rank, repeats=repeats, **dict(zip(TOTALS, found, strict=True)))
+    return RankLoad(rank=rank, repeats=tuple(repeats), **dict(zip(TOTALS, found, strict=True)))

@@ -108,6 +108,7 @@ class Pipelines:
     turns: dict[tuple[int, bool], tuple[Turns, ...]] = field(default_factory=dict)
     firsts: dict[tuple[int, bool], tuple[Turns, ...]] = field(default_factory=dict)
     told_turns: dict[tuple[int, int], Any] = field(default_factory=dict)
+    turning_tables: dict[tuple[bool, frozenset[bool]], Any] = field(default_factory=dict)
     told_ranks: dict[Shape, Any] = field(default_factory=dict)
     #: all of these, in the last entry
     tables: list[RankTable] = field(default_factory=list)

@@ -60,7 +60,7 @@ def ranks_spread(pipelines: Pipelines, c: Columns, *, foremost: bool = False) ->
     first_ranks, rows, ranks = _spread(table.firsts, table.counts, at)
     first_starts, of_plans, items = _spread(found.firsts, found.counts, at)
     starts: Any = CellsOf(found, items, of_plans, (len(at), first_ranks))
-    load = load_of(pipelines, table.numbers.take(ranks, axis=-1))
+    load = load_of(pipelines, table.numbers, ranks)
     return Spread(Rank(load, (starts,), rows), at, first_ranks, first_starts)
 
 

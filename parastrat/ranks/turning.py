@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Turning(NamedTuple):
     """Repeats of each kind that are alive, and then that wait, in each of some ways to weigh them.
 
-    Of one pipeline as lists by place; of many plans in arrays with places in the last axis.
+    Of one pipeline lists of ways by place; of many plans ways with an array over places for each kind. None
+    where there are no repeats of a kind.
     """
 
     #: as blocks run, by ``turn`` of a start
@@ -34,13 +35,17 @@ class Turning(NamedTuple):
         """Return the repeats as a block begins to run backward, in each way."""
         if start.rows is None:
             return self.at_starts[start.turn]
-        return self.at_starts.take(self.first_starts.take(start.rows) + start.turn, axis=-1)
+        return _at(self.at_starts, self.first_starts.take(start.rows) + start.turn)
 
     def ended(self, start: Start) -> Any:
         """Return the repeats as the first stage of the block's rank is through, in each way."""
         if start.rows is None:
             return self.at_ends[start.rank]
-        return self.at_ends.take(self.first_ends.take(start.rows) + start.rank, axis=-1)
+        return _at(self.at_ends, self.first_ends.take(start.rows) + start.rank)
+
+
+def _at(ways: Sequence[Sequence[Any]], places: Any) -> Sequence[Sequence[Any]]:
+    return [[None if own is None else own.take(places) for own in way] for way in ways]
 
 
 def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
@@ -51,7 +56,7 @@ def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
         few, split = WAYS[way]
         at_starts, at_ends = _flat(pipelines.turns_of(place, split=split)[few])
         known[place, way] = Turning(
-            np.moveaxis(at_starts, -1, 0).tolist(), np.moveaxis(at_ends, -1, 0).tolist()
+            *([_told(place) for place in np.moveaxis(each, -1, 0)] for each in (at_starts, at_ends))
         )
     turning: Turning = known[place, way]
     return turning
@@ -67,21 +72,51 @@ def turning_of(pipelines: Pipelines, plans: tuple[Any, Any], rows: Any, *, forem
         foremost: of the first ranks alone, as they begin their first backward.
     """
     at, ways = plans
-    chosen = (at * len(WAYS) + ways).take(rows)
-    found = np.flatnonzero(np.bincount(chosen))
-    told, several = (pipelines.firsts_of if foremost else pipelines.turns_of), []
-    for each in found.tolist():
-        place, way = divmod(each, len(WAYS))
-        few, split = WAYS[way]
-        several.append(told(place, split=split)[few])
-    flat = [_flat(each) for each in several]
-    place_of = np.zeros(int(found[-1]) + 1, dtype=np.int64)
-    place_of[found] = np.arange(len(found))
+    codes = (at * len(WAYS) + ways).take(rows)
+    table = _table_with(pipelines, np.flatnonzero(np.bincount(codes)).tolist(), foremost=foremost)
     own = np.zeros(len(at), dtype=np.int64)
-    own[rows] = place_of[chosen]
+    own[rows] = codes
+    return Turning(table.at_starts, table.at_ends, table.first_starts.take(own), table.first_ends.take(own))
+
+
+class TurningTable(NamedTuple):
+    """What some pipelines hold in some ways, each of which has a number, as ``Turning`` has it of plans."""
+
+    codes: frozenset[int]
+    at_starts: Any
+    at_ends: Any
+    #: the first place of each by its number
+    first_starts: Any
+    first_ends: Any
+
+
+def _table_with(pipelines: Pipelines, codes: list[int], *, foremost: bool) -> TurningTable:
+    """Return a table with some pipelines in some ways, which has others as well that were asked for before.
+
+    Where backward is whole nothing waits, of which a table of such ways alone has nothing.
+    """
+    tables, key = (
+        pipelines.turning_tables,
+        (foremost, frozenset(WAYS[code % len(WAYS)][1] for code in codes)),
+    )
+    table: TurningTable | None = tables.get(key)
+    if table is None or not table.codes.issuperset(codes):
+        every = frozenset(codes) if table is None else table.codes.union(codes)
+        table = tables[key] = _table_of(pipelines, every, foremost=foremost)
+    return table
+
+
+def _table_of(pipelines: Pipelines, codes: frozenset[int], *, foremost: bool) -> TurningTable:
+    told, flat = (pipelines.firsts_of if foremost else pipelines.turns_of), []
+    for code in sorted(codes):
+        place, way = divmod(code, len(WAYS))
+        few, split = WAYS[way]
+        flat.append(_flat(told(place, split=split)[few]))
     at_starts, first_starts = _behind([each for each, _ in flat])
     at_ends, first_ends = _behind([each for _, each in flat])
-    return Turning(at_starts, at_ends, first_starts[own], first_ends[own])
+    firsts = np.zeros((2, max(codes) + 1), dtype=np.int64)
+    firsts[:, sorted(codes)] = first_starts, first_ends
+    return TurningTable(codes, at_starts, at_ends, *firsts)
 
 
 def _flat(turns: Turns) -> tuple[Any, Any]:
@@ -90,11 +125,29 @@ def _flat(turns: Turns) -> tuple[Any, Any]:
     return at_kinds.reshape(*at_kinds.shape[:2], -1), turns.ending
 
 
-def _behind(several: Sequence[Any]) -> tuple[Any, Any]:
-    """Return arrays behind each other in their last axis, without what waits if nothing does, and where."""
+def _behind(several: Sequence[Any]) -> tuple[Sequence[Sequence[Any]], Any]:
+    """Return arrays behind each other in their last axis as ``Turning`` has them, and where each begins."""
     sizes = np.array([each.shape[-1] for each in several])
-    together = np.concatenate(several, axis=-1)
-    alive = together.shape[1] // 2
-    if not together[:, alive:].any():
-        together = together[:, :alive]
-    return together, np.cumsum(sizes) - sizes
+    ways = _without_less(np.concatenate(several, axis=-1))
+    told = [[own if some else None for own, some in zip(way, way.any(axis=1), strict=True)] for way in ways]
+    return told, np.cumsum(sizes) - sizes
+
+
+def _told(ways: Any) -> list[list[float | None]]:
+    """Return the repeats of each kind at one place as plain numbers."""
+    return [[count or None for count in way.tolist()] for way in _without_less(ways)]
+
+
+def _without_less(ways: Any) -> list[Any]:
+    """Return the ways without those in which nowhere more is alive than in one before, and as much waits.
+
+    What waits may take less than nothing: a backward of inputs may free more than it leaves.
+    """
+    kinds, kept = ways.shape[1] // 2, list[Any]()
+    for way in ways:
+        if not any(
+            (way[:kinds] <= before[:kinds]).all() and (way[kinds:] == before[kinds:]).all()
+            for before in kept
+        ):
+            kept.append(way)
+    return kept
