@@ -32,6 +32,8 @@ MOST_SAMPLES = 2**30
 MOST_TOKENS = 2**30
 #: of a loss; with more each would have next to no tokens
 MOST_CHUNKS = 4096
+#: of a pipeline on one rank; models have fewer blocks
+MOST_STAGES = 1024
 
 
 def scaled(number: float, factor: float) -> float:

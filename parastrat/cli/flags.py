@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from parastrat.cli.completion import hardware_words, model_words, stack_words
-from parastrat.plan import Offload, Recompute
-from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
+from parastrat.plan import Offload, PipelineSchedule, Recompute
+from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_STAGES, MOST_TOKENS
 from parastrat.workload import Optimizer, Precision
 
 _Degree = typer.Option(min=1, max=MOST_RANKS, metavar="N", show_default=False)
@@ -113,6 +113,14 @@ class FixedFlags:
     ] = None
     recompute: Annotated[
         Recompute | None, typer.Option(help="What backward computes again instead of keeping it.")
+    ] = None
+    schedule: Annotated[
+        PipelineSchedule | None,
+        typer.Option(help="The order in which a pipeline runs micro-batches."),
+    ] = None
+    virtual_stages: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_STAGES, metavar="N", help="Stages of a pipeline that one rank runs."),
     ] = None
     offload: Annotated[
         Offload, typer.Option(help="What stands in host memory instead of on devices.", show_default=False)

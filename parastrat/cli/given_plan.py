@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.assess import assess, assess_all, columns_of
 from parastrat.cli.facts import check_countable
+from parastrat.cli.stages import check_stages
 from parastrat.cli.strategies import SINGLE, given_mesh, strategy_of, unusual_shard
 from parastrat.finding import Severity
 from parastrat.rules import findings_of
@@ -38,6 +39,7 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
     if strategy is not None and strategy.name == SINGLE and facts.hardware.world_size > 1:
         facts = replace(facts, hardware=single_device(facts.hardware))
     mesh = given_mesh(fixed, facts.hardware)
+    check_stages(replace(fixed, pp=mesh.pp), facts)
     check_countable(fixed.micro_batch or 1, facts.workload.sequence_length, "a micro-batch")
     constraints = Constraints(
         pp=mesh.pp,
@@ -48,6 +50,8 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
         ep=mesh.ep,
         micro_batch_size=fixed.micro_batch,
         recompute=fixed.recompute,
+        pp_schedule=fixed.schedule,
+        virtual_stages=fixed.virtual_stages,
         offload=fixed.offload,
     )
     shard = unusual_shard(fixed)

@@ -94,12 +94,14 @@ def constraints_of(fixed: FixedFlags, facts: Facts) -> Constraints:
             that the search leaves out, or a micro-batch of absurd size.
     """
     from parastrat.cli.facts import check_countable
+    from parastrat.cli.stages import check_stages
     from parastrat.cli.strategies import DataStrategy, check_degrees, strategy_of
     from parastrat.search import Constraints
 
     hardware, length = facts.hardware, facts.workload.sequence_length
     strategy = strategy_of(fixed)
     check_degrees(fixed, hardware)
+    check_stages(fixed, facts)
     check_countable(fixed.micro_batch or 1, length, "a micro-batch")
     if strategy is not None and strategy.data in (DataStrategy.ZERO1, DataStrategy.ZERO2):
         raise UsageError(
@@ -115,6 +117,8 @@ def constraints_of(fixed: FixedFlags, facts: Facts) -> Constraints:
         ep=fixed.ep,
         micro_batch_size=fixed.micro_batch,
         recompute=fixed.recompute,
+        pp_schedule=fixed.schedule,
+        virtual_stages=fixed.virtual_stages,
         offload=fixed.offload,
         strategy=None if strategy is None else strategy.name,
     )

@@ -108,10 +108,11 @@ def _choices(facts: Facts, fixed: Constraints) -> _Choices:
             return degrees[:1]
         return degrees if most is None else tuple(degree for degree in degrees if degree <= most)
 
+    stages = chosen("pp", sum(block.repeat for block in model.blocks))
     experts = (1,) if fixed.plain_loop else divisors(model.experts or 1)
     return _Choices(
         devices=facts.hardware.world_size,
-        pp=chosen("pp", sum(block.repeat for block in model.blocks)),
+        pp=tuple(pp for pp in stages if pp > 1) if fixed.has_stages else stages,
         cp=chosen("cp", max(longest, 1)),
         # a model without heads has no tensor-parallel plan, but one whose data flow was followed
         tp=chosen("tp", model.heads or model.divisible or 1),

@@ -120,8 +120,8 @@ def obeying(
         meshes, rejected = _allowed(meshes, on_meshes, every)
     on_batches = dict(_masks_of_batches(batches, on_meshes))
     batches, early = attributed(batches, on_batches)
-    schedules = schedule_columns(batches)
-    kept, late = _interleaved(schedules, on_meshes, len(batches.pp))
+    schedules, plain = schedule_columns(batches, fixed)
+    kept, late = _interleaved(schedules, on_meshes, plain)
     considered = 0
     if not alone:
         rejected += _on(meshes, early, many)
@@ -206,6 +206,8 @@ def _interleaved(
 ) -> tuple[Columns, tuple[Rejected, ...]]:
     """Judge the rows of interleaved schedules, behind so many of the first, by rules that were not."""
     many = len(columns.pp)
+    if many == first:
+        return columns, ()
     later = columns.at(np.arange(first, many)).joined({"source": np.arange(first, many)})
     kept, rejected = attributed(later, dict(_masks_of_batches(later, judged)))
     if not rejected:

@@ -44,6 +44,9 @@ class Constraints:
     ep: int | None = None
     micro_batch_size: int | None = None
     recompute: Recompute | None = None
+    #: plans of these are pipelines
+    pp_schedule: PipelineSchedule | None = None
+    virtual_stages: int | None = None
     #: a plan's ``strategy``, such as ``fsdp2`` or ``hsdp+tp``
     strategy: str | None = None
     offload: Offload = Offload.NONE
@@ -51,6 +54,11 @@ class Constraints:
     plain_loop: bool = False
     #: only what ``auto_parallelize`` applies
     applied: bool = False
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether only pipelines are meant."""
+        return self.pp_schedule is not None or (self.virtual_stages or 1) > 1
 
 
 def shape_columns(table: dict[str, Any]) -> dict[str, Any]:

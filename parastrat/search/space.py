@@ -38,6 +38,8 @@ _SCHEDULES = (
     (PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, 1),
     (PipelineSchedule.ZBV, 2),
 )
+#: those of them that run with any number of virtual stages
+_OF_ANY_STAGES = (PipelineSchedule.INTERLEAVED, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 
 
 def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
@@ -74,27 +76,43 @@ def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
     )
 
 
-def schedule_columns(batches: Columns) -> Columns:
-    """Return the rows joined with pipeline schedules.
+def schedules_of(fixed: Constraints) -> tuple[tuple[PipelineSchedule, int], ...]:
+    """Return the schedules that a search compares, each with the virtual stages of a rank."""
+    asked, several = fixed.pp_schedule, fixed.virtual_stages
+    every = dict.fromkeys(_SCHEDULES)
+    if several is not None and several > 1:
+        every |= dict.fromkeys((schedule, several) for schedule in _OF_ANY_STAGES)
+    return tuple(
+        (schedule, chunks)
+        for schedule, chunks in every
+        if asked in (None, schedule) and several in (None, chunks)
+    )
+
+
+def schedule_columns(batches: Columns, fixed: Constraints) -> tuple[Columns, int]:
+    """Return the rows joined with pipeline schedules, and how many of the first are plain ones.
 
     All but 1F1B need a pipeline, and micro-batches in whole rounds; those that split backward a stack that
     does. ``place`` orders plans as they are told: by their options first, then by micro-batch and mesh.
     """
-    pp = batches.pp
+    pp, compared = batches.pp, schedules_of(fixed)
     whole = np.flatnonzero((pp > 1) & (batches.gradient_accumulation_steps % pp == 0))
     split = whole if batches.splits_backward else whole[:0]
-    rows = [split if schedule in SPLIT else whole for schedule, _ in _SCHEDULES]
-    rows[0] = np.arange(len(pp))
+    rows = [split if schedule in SPLIT else whole for schedule, _ in compared]
+    plain = compared[:1] == _SCHEDULES[:1]
+    if plain:
+        rows[0] = np.arange(len(pp))
     sizes = [len(own) for own in rows]
     together = np.concatenate(rows)
-    schedules = np.repeat([code_of(schedule) for schedule, _ in _SCHEDULES], sizes)
-    return batches.at(together).joined(
+    schedules = np.repeat([code_of(schedule) for schedule, _ in compared], sizes)
+    found = batches.at(together).joined(
         {
             "pp_schedule": np.where(pp[together] > 1, schedules, -1),
-            "virtual_stages": np.repeat([chunks for _, chunks in _SCHEDULES], sizes),
-            "place": np.repeat(np.arange(len(_SCHEDULES)) * _PLACES, sizes) + batches.place[together],
+            "virtual_stages": np.repeat([chunks for _, chunks in compared], sizes),
+            "place": np.repeat(np.arange(len(compared)) * _PLACES, sizes) + batches.place[together],
         }
     )
+    return found, len(pp) if plain else 0
 
 
 def policies(fixed: Constraints) -> tuple[Recompute, ...]:
@@ -145,4 +163,5 @@ def plain_schedule(batches: Columns) -> Columns:
 def every_plan(facts: Facts, fixed: Constraints) -> Columns:
     """Return all plans that the constraints allow, rules or not, one row each."""
     meshes = meshes_of(facts, fixed)
-    return option_columns(fixed, schedule_columns(batch_columns(facts, fixed, meshes)))
+    rows, _ = schedule_columns(batch_columns(facts, fixed, meshes), fixed)
+    return option_columns(fixed, rows)

@@ -15,7 +15,7 @@ from parastrat.cost import time_columns, time_floor
 from parastrat.memory import PARTS, memory_columns, memory_totals
 from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.memory.quick import quick_floor
-from parastrat.plan import Offload, Recompute
+from parastrat.plan import Offload, PipelineSchedule, Recompute
 from parastrat.profiles import load_hardware, load_stack, stack_names
 from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan
@@ -84,7 +84,13 @@ def strategies(columns: Columns) -> dict[str, list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
 @pytest.mark.parametrize(
-    "fixed", [Constraints(), Constraints(recompute=Recompute.FULL, offload=Offload.OPTIMIZER)]
+    "fixed",
+    [
+        Constraints(),
+        Constraints(recompute=Recompute.FULL, offload=Offload.OPTIMIZER),
+        Constraints(pp_schedule=PipelineSchedule.INTERLEAVED),
+        Constraints(virtual_stages=3),
+    ],
 )
 def test_the_best_of_rungs_and_strategies_is_that_of_all_plans(job: Any, fixed: Constraints) -> None:
     given = facts(*job)

@@ -1,0 +1,46 @@
+"""What flags say of a pipeline's stages, held against each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from parastrat.errors import UsageError
+from parastrat.search import Constraints
+from parastrat.search.meshes import meshes_of
+from parastrat.search.space import schedules_of
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.cli.flags import FixedFlags
+
+
+def check_stages(fixed: FixedFlags, facts: Facts) -> None:
+    """Check that a schedule and virtual stages that are fixed go together, and with a pipeline.
+
+    Raises:
+        UsageError: they do not, or the search compares no such schedule.
+    """
+    asked = Constraints(pp=fixed.pp, pp_schedule=fixed.schedule, virtual_stages=fixed.virtual_stages)
+    if not asked.has_stages:
+        return
+    words = " ".join(
+        f"--{name} {value}"
+        for name, value in (("schedule", fixed.schedule), ("virtual-stages", fixed.virtual_stages))
+        if value is not None
+    )
+    if not schedules_of(asked):
+        compared = schedules_of(Constraints(pp_schedule=fixed.schedule))
+        if not compared:
+            names = dict.fromkeys(str(schedule) for schedule, _ in schedules_of(Constraints()))
+            raise UsageError(f"{words} is not searched", hint=f"choose one of {', '.join(names)}")
+        stages = " or ".join(dict.fromkeys(str(chunks) for _, chunks in compared))
+        raise UsageError(
+            f"{words}: no such schedule", hint=f"{fixed.schedule} goes with --virtual-stages {stages}"
+        )
+    if fixed.pp == 1 or not len(meshes_of(facts, asked).pp):
+        raise UsageError(
+            f"{words} is of a pipeline, and none divides {facts.hardware.world_size} devices"
+            if fixed.pp != 1
+            else f"{words} is of a pipeline, and the plan has none",
+            hint="fix --pp, or leave the flag out",
+        )
