@@ -20,7 +20,7 @@ _KINDS = 2
 
 
 def where(condition: Mask, yes: Numbers, no: Numbers) -> Numbers:
-    """Return the one or the other, for each element of a mask."""
+    """Return the one or the other, for each element of a mask; the one is finite where the other is 0."""
     if condition is True:
         return yes
     if condition is False:

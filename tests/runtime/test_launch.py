@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -291,13 +293,28 @@ dist.destroy_process_group()
     assert (code, out) == (0, "attempt 0\nattempt 1\n"), err
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on, and that no connection of another test is given meanwhile."""
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 100):  # noqa: S311 - no secret
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("100 ports are in use")
+
+
 @pytest.mark.slow
 def test_two_agents_are_two_nodes(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    port = free_port()
     agents = [
-        started(tmp_path, ALL_REDUCE, nodes=2, ranks=1, nnodes=2, node_rank=number, rdzv_endpoint=endpoint)
+        started(
+            tmp_path,
+            ALL_REDUCE,
+            nodes=2,
+            ranks=1,
+            nnodes=2,
+            node_rank=number,
+            rdzv_endpoint=f"127.0.0.1:{port}",
+        )
         for number in range(2)
     ]
     results = [ended(agent) for agent in agents]

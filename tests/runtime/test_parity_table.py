@@ -38,7 +38,7 @@ CHEAP = ("sequential", "llama")
 #: optimizer steps; the benchmark takes 20
 STEPS = 3
 #: other cells of the table, a tenth of all; and classes of transformers
-DRAWN, CLASSES = -(-len(SUBJECTS) * len(STRATEGIES) // 10), 10
+DRAWN, CLASSES = -(-len(SUBJECTS) * len(STRATEGIES) // 10), 8
 OFTEN = ("fsdp2", "tp", "pp 1f1b")
 #: strategies under which a rank gets wrong weights
 BROKEN = ("ddp", "fsdp2", "tp", "pp 1f1b", "pp x fsdp2")
