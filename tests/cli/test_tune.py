@@ -260,7 +260,7 @@ def test_what_runs_ends_with_tune(plan: Path, script: Path) -> None:
         stderr=subprocess.DEVNULL,
     )
     # the command itself, the agent and its two ranks
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 180
     while len(started_with(str(script))) < 4 and time.monotonic() < limit:
         time.sleep(0.1)
     assert len(started_with(str(script))) == 4
