@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from parastrat.cli.flags import FixedFlags
+from parastrat.cli.typed import flag_words
 from parastrat.errors import UsageError
 from parastrat.search import Constraints
 from parastrat.search.meshes import meshes_of
 from parastrat.search.space import schedules_of
+from parastrat.units import counted
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
-    from parastrat.cli.flags import FixedFlags
 
 
 def check_stages(fixed: FixedFlags, facts: Facts) -> None:
@@ -23,11 +25,7 @@ def check_stages(fixed: FixedFlags, facts: Facts) -> None:
     asked = Constraints(pp=fixed.pp, pp_schedule=fixed.schedule, virtual_stages=fixed.virtual_stages)
     if not asked.has_stages:
         return
-    words = " ".join(
-        f"--{name} {value}"
-        for name, value in (("schedule", fixed.schedule), ("virtual-stages", fixed.virtual_stages))
-        if value is not None
-    )
+    words = " ".join(flag_words(FixedFlags(schedule=fixed.schedule, virtual_stages=fixed.virtual_stages)))
     if not schedules_of(asked):
         compared = schedules_of(Constraints(pp_schedule=fixed.schedule))
         if not compared:
@@ -37,10 +35,7 @@ def check_stages(fixed: FixedFlags, facts: Facts) -> None:
         raise UsageError(
             f"{words}: no such schedule", hint=f"{fixed.schedule} goes with --virtual-stages {stages}"
         )
-    if fixed.pp == 1 or not len(meshes_of(facts, asked).pp):
-        raise UsageError(
-            f"{words} is of a pipeline, and none divides {facts.hardware.world_size} devices"
-            if fixed.pp != 1
-            else f"{words} is of a pipeline, and the plan has none",
-            hint="fix --pp, or leave the flag out",
-        )
+    if not len(meshes_of(facts, asked).pp):
+        devices = counted(facts.hardware.world_size, "device")
+        lacking = "the plan has none" if fixed.pp == 1 else f"none divides {devices}"
+        raise UsageError(f"{words} is of a pipeline, and {lacking}", hint="fix --pp, or leave the flag out")

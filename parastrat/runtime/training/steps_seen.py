@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 #: wrapped models whose parameters an optimizer steps
 _models: WeakKeyDictionary[Any, WeakSet[Replicas]] = WeakKeyDictionary()
-#: by model, calls of the whole model up to an optimizer's last step; and its forwards and backwards
-_earlier: WeakKeyDictionary[Any, WeakKeyDictionary[Replicas, int]] = WeakKeyDictionary()
+#: by model, its forwards up to an optimizer's last step, and what else was heard of the whole model
 _calls: WeakKeyDictionary[Any, WeakKeyDictionary[Replicas, tuple[int, int]]] = WeakKeyDictionary()
 
 
@@ -51,8 +50,15 @@ def see_step(optimizer: Any) -> list[Replicas]:
         _compare_others(others, found)
     models = list(_models.get(optimizer, ()))
     for model in models:
-        _compare_unreduced(optimizer, model, parameters)
-        _tell_of_no_gradient(optimizer, model, parameters)
+        earlier = _calls.setdefault(optimizer, WeakKeyDictionary())
+        forwards, before = earlier.get(model, (0, 0))
+        # of gradients that a script keeps to each rank it knows
+        heard = model.backwards + model.kept
+        earlier[model] = model.forwards, heard
+        if heard == before:
+            _compare_unreduced(model, parameters)
+            if model.forwards > forwards:
+                _tell_of_no_gradient(model, parameters)
     return models
 
 
@@ -88,13 +94,9 @@ def _compare_others(others: list[torch.Tensor], models: list[Replicas]) -> None:
         )
 
 
-def _compare_unreduced(optimizer: Any, model: Replicas, parameters: list[torch.Tensor]) -> None:
+def _compare_unreduced(model: Replicas, parameters: list[torch.Tensor]) -> None:
     """Refuse gradients of copies that no backward of the whole model reduced."""
-    known = _earlier.setdefault(optimizer, WeakKeyDictionary())
-    # of gradients that a script keeps to each rank it knows
-    heard = model.backwards + model.kept
-    before, known[model] = known.get(model, 0), heard
-    if not model.holds_copies or heard != before:
+    if not model.holds_copies:
         return
     if any(parameter.grad is not None for parameter in parameters):
         model.steps_without += 1
@@ -102,13 +104,9 @@ def _compare_unreduced(optimizer: Any, model: Replicas, parameters: list[torch.T
             model.compare_gradients()
 
 
-def _tell_of_no_gradient(optimizer: Any, model: Replicas, parameters: list[torch.Tensor]) -> None:
+def _tell_of_no_gradient(model: Replicas, parameters: list[torch.Tensor]) -> None:
     """Tell of a step that has no gradient, though the model ran for one and FSDP2 heard of no backward."""
-    known = _calls.setdefault(optimizer, WeakKeyDictionary())
-    forwards, backwards = known.get(model, (0, 0))
-    known[model] = model.forwards, model.backwards
-    has_none = model.is_gathered and model.forwards > forwards and model.backwards == backwards
-    if has_none and all(parameter.grad is None for parameter in parameters):
+    if model.is_gathered and all(parameter.grad is None for parameter in parameters):
         warnings.warn(
             "optimizer.step() has no gradient, though the model ran with gradients: FSDP2 computes with "
             "what it gathers, so that loss.backward(inputs=parameters) reaches none of them; call "

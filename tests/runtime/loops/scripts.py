@@ -11,13 +11,15 @@ from torch import nn
 from torch.nn import functional
 
 
-def _stepped(setting: Setting, model: Any, loss_of: Any, *, steps: int = 3) -> list[float]:
-    """Train on a loss of a model, inputs and aims."""
+def _stepped(
+    setting: Setting, model: Any, loss_of: Any, *, steps: int = 3, inputs: Any = None
+) -> list[float]:
+    """Train on a loss of a model, inputs and aims; of some parameters alone if they are given."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(steps):
         loss = loss_of(model, *setting.batch(step))
-        loss.backward()
+        loss.backward(inputs=inputs)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(setting.mean(loss))
@@ -68,16 +70,8 @@ def a_hook_in_the_loss(setting: Setting) -> list[float]:
 @recipe
 def gradients_of_some(setting: Setting) -> list[float]:
     model = setting.model()
-    some, losses = list(model.parameters())[:4], []
-    optimizer = torch.optim.SGD(some, lr=0.05)
-    for step in range(3):
-        x, y = setting.batch(step)
-        loss = squares(model(x), y)
-        loss.backward(inputs=some)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(setting.mean(loss))
-    return losses
+    some = list(model.parameters())[:4]
+    return _stepped(setting, model, lambda called, x, y: squares(called(x), y), inputs=some)
 
 
 @recipe
