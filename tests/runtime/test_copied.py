@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from runtime.models import Gpt, plan, token_loss, tokens
 from runtime.ranks import answers, on_ranks
 from torch import nn
@@ -359,14 +360,19 @@ OF_FOUR = {
 }
 
 
-def run(plans: dict[str, Plan]) -> dict[str, Any]:
-    return {
-        f"{run} {name}": partial(apart, RUNS[run], chosen) for run in RUNS for name, chosen in plans.items()
-    }
+#: what is done under which plan; how torch averages is seen under each of two ranks
+DRAWN = [("averaged", name) for name in PLANS]
+DRAWN += drawn([(kind, name) for kind in list(RUNS)[1:] for name in PLANS], 10)
+DRAWN_OF_FOUR = drawn([(kind, name) for kind in RUNS for name in OF_FOUR], 6)
+
+
+def run(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    plans = PLANS | OF_FOUR
+    return {f"{kind} {name}": partial(apart, RUNS[kind], plans[name]) for kind, name in pairs}
 
 
 def everything(folder: Path) -> dict[str, Any]:
-    asked = run(PLANS) | {
+    asked = run(DRAWN) | {
         "averaged ddp": partial(apart, by_torch, over(dp_replicate=2)),
         "mixed": partial(left_behind, plan(dp_replicate=2, precision=Precision.BF16_MIXED)),
         "attention": partial(left_behind, plan(dp_replicate=2, recompute=Recompute.ATTENTION)),
@@ -395,7 +401,7 @@ def of_four() -> dict[str, Any]:
         "averaged ddp x tp": partial(apart, by_torch, replicas),
         "optimizer first": partial(apart, of_a_copy, replicas),
     }
-    return answers(run(OF_FOUR) | further)
+    return answers(run(DRAWN_OF_FOUR) | further)
 
 
 @pytest.fixture(scope="module")
@@ -413,15 +419,13 @@ def test_averages_of_weights(ranks: list[dict[str, Any]], name: str) -> None:
     assert all(found[f"averaged {name}"] < TOLERANCE for found in ranks)
 
 
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("kind", list(RUNS)[1:])
+@pytest.mark.parametrize(("kind", "name"), DRAWN[len(PLANS) :])
 def test_copies_answer_as_those_of_one_process(ranks: list[dict[str, Any]], kind: str, name: str) -> None:
     for found in ranks:
         assert found[f"{kind} {name}"] < TOLERANCE
 
 
-@pytest.mark.parametrize("name", OF_FOUR)
-@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(("kind", "name"), DRAWN_OF_FOUR)
 def test_copies_over_two_axes(four: list[dict[str, Any]], kind: str, name: str) -> None:
     for found in four:
         assert found[f"{kind} {name}"] < TOLERANCE
