@@ -18,7 +18,7 @@ from pathlib import Path
 
 from parastrat.cli.facts import Job, compiled_facts, resolved
 from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
-from parastrat.cli.recommend import constraints_of
+from parastrat.cli.recommend import checked_constraints
 from parastrat.cli.typed import report_context
 from parastrat.errors import ParastratError
 from parastrat.plan import Recompute
@@ -96,7 +96,7 @@ def drawn(draw: random.Random) -> Asked:
 def answered(asked: Asked) -> tuple[Job, Constraints, SearchResult, float]:
     """Answer as ``recommend`` does, and write both reports; also return what the search took."""
     job = resolved(asked.job)
-    fixed = replace(constraints_of(asked.fixed, job.facts), applied=asked.applied)
+    fixed = replace(checked_constraints(asked.fixed, job.facts), applied=asked.applied)
     start = time.perf_counter()
     result = find_plan(job.facts, fixed, model_at=job.model_at)
     took = time.perf_counter() - start

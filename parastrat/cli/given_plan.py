@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING
 
 from parastrat.assess import assess, assess_all, columns_of
 from parastrat.cli.facts import check_countable
+from parastrat.cli.fixed import constraints_of
 from parastrat.cli.stages import check_stages
 from parastrat.cli.strategies import SINGLE, given_mesh, strategy_of, unusual_shard
 from parastrat.finding import Severity
 from parastrat.rules import findings_of
-from parastrat.search import Constraints
 from parastrat.search.alone import single_device
 from parastrat.search.fastest import fastest_plan
-from parastrat.search.rows import plan_at
+from parastrat.search.rows import AXES, plan_at
 from parastrat.search.space import every_plan
 
 if TYPE_CHECKING:
     from parastrat.case import Case, Facts
     from parastrat.cli.flags import FixedFlags
-    from parastrat.plan import Plan, Shard
+    from parastrat.plan import Shard
+    from parastrat.search import Constraints
 
 #: memory decides among plans that break no other rule
 _MEMORY_CODES = "PS1"
@@ -41,27 +42,11 @@ def given_case(facts: Facts, fixed: FixedFlags) -> Case:
     mesh = given_mesh(fixed, facts.hardware)
     check_stages(replace(fixed, pp=mesh.pp), facts)
     check_countable(fixed.micro_batch or 1, facts.workload.sequence_length, "a micro-batch")
-    constraints = Constraints(
-        pp=mesh.pp,
-        dp_replicate=mesh.dp_replicate,
-        dp_shard=mesh.dp_shard,
-        cp=mesh.cp,
-        tp=mesh.tp,
-        ep=mesh.ep,
-        micro_batch_size=fixed.micro_batch,
-        recompute=fixed.recompute,
-        pp_schedule=fixed.schedule,
-        virtual_stages=fixed.virtual_stages,
-        offload=fixed.offload,
-    )
+    degrees = {axis: getattr(mesh, axis) for axis in AXES}
+    constraints = constraints_of(replace(fixed, **degrees))
     shard = unusual_shard(fixed)
-    plan = _best(facts, constraints) if shard is None else None
+    plan = fastest_plan(facts, constraints) if shard is None else None
     return _least_bad(facts, constraints, shard) if plan is None else assess(facts, plan)
-
-
-def _best(facts: Facts, constraints: Constraints) -> Plan | None:
-    """Return the plan that the search would take; None when it rejects all."""
-    return fastest_plan(facts, constraints)
 
 
 def _least_bad(facts: Facts, constraints: Constraints, shard: Shard | None) -> Case:

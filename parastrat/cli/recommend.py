@@ -52,7 +52,7 @@ def recommend(
 
     check_tolerance(tolerance)
     found = resolved(job)
-    constraints = replace(constraints_of(fixed, found.facts), applied=applied)
+    constraints = replace(checked_constraints(fixed, found.facts), applied=applied)
     result = find_plan(found.facts, constraints, tolerance=tolerance, model_at=found.model_at)
     compiled = None if result.chosen is None else compiled_facts(found)
     result = with_others(result, constraints, compiled)
@@ -86,7 +86,7 @@ def check_tolerance(tolerance: float) -> None:
         raise UsageError(f"--tolerance {tolerance} is not a share", hint="write 0.05 for 5 %")
 
 
-def constraints_of(fixed: FixedFlags, facts: Facts) -> Constraints:
+def checked_constraints(fixed: FixedFlags, facts: Facts) -> Constraints:
     """Return what the flags fix, for the search.
 
     Raises:
@@ -94,9 +94,9 @@ def constraints_of(fixed: FixedFlags, facts: Facts) -> Constraints:
             that the search leaves out, or a micro-batch of absurd size.
     """
     from parastrat.cli.facts import check_countable
+    from parastrat.cli.fixed import constraints_of
     from parastrat.cli.stages import check_stages
     from parastrat.cli.strategies import DataStrategy, check_degrees, strategy_of
-    from parastrat.search import Constraints
 
     hardware, length = facts.hardware, facts.workload.sequence_length
     strategy = strategy_of(fixed)
@@ -108,17 +108,4 @@ def constraints_of(fixed: FixedFlags, facts: Facts) -> Constraints:
             f"--strategy {fixed.strategy}: {strategy.data} is estimated, never recommended",
             hint="use fsdp2, which shards all that it does and more, or `parastrat estimate`",
         )
-    return Constraints(
-        pp=fixed.pp,
-        dp_replicate=fixed.dp_replicate,
-        dp_shard=fixed.dp_shard,
-        cp=fixed.cp,
-        tp=fixed.tp,
-        ep=fixed.ep,
-        micro_batch_size=fixed.micro_batch,
-        recompute=fixed.recompute,
-        pp_schedule=fixed.schedule,
-        virtual_stages=fixed.virtual_stages,
-        offload=fixed.offload,
-        strategy=None if strategy is None else strategy.name,
-    )
+    return constraints_of(fixed, None if strategy is None else strategy.name)

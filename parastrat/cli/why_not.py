@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from parastrat.cli.flags import FixedFlags, JobFlags, OutputFlags
-from parastrat.cli.recommend import Tolerance, check_tolerance, constraints_of
+from parastrat.cli.recommend import Tolerance, check_tolerance, checked_constraints
 from parastrat.errors import UsageError
 from parastrat.rungs import TOLERANCE
 
@@ -56,7 +56,7 @@ def _asked(job: Job, fixed: FixedFlags, tolerance: float) -> Case:
     from parastrat.cli.given_plan import given_case
     from parastrat.search import recommendation
 
-    constraints = constraints_of(fixed, job.facts)
+    constraints = checked_constraints(fixed, job.facts)
     # the strategy is part of the question, not a choice to be held against the free one
     chosen = recommendation(job.facts, constraints, tolerance=tolerance)
     if chosen is not None:

@@ -23,8 +23,7 @@ from parastrat.errors import WrapError
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.origin import Origin
 from parastrat.runtime.placing import placed
-from parastrat.runtime.precision import local_tensor
-from parastrat.runtime.shares import as_share
+from parastrat.runtime.shares import as_share, share_of
 from parastrat.runtime.slots import left_behind, slots_of
 from parastrat.runtime.starting import Start
 from parastrat.runtime.training.gathered import free_for_copy
@@ -157,7 +156,7 @@ class _Values:
             return known
         if not source.is_parameter:
             return copy.deepcopy(source.tensor, self._memo)  # buffers may share memory
-        own = local_tensor(source.tensor.detach()).clone()
+        own = share_of(source.tensor.detach()).clone()
         return slot.standing_for(as_share(own, slot.tensor))
 
     def are_in(self, made: nn.Module) -> None:

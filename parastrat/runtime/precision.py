@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 
+from parastrat.runtime.shares import share_of
 from parastrat.runtime.training.buffers import norms_with_statistics
 from parastrat.workload import Precision
 
@@ -89,7 +89,7 @@ class LossScale:
         """Multiply gradients that are there already by the scale, as ``unscale_`` will divide them too."""
         for parameter in model.parameters():
             if parameter.grad is not None:
-                local_tensor(parameter.grad).mul_(self.scale)
+                share_of(parameter.grad).mul_(self.scale)
 
     def unscale_(self, model: nn.Module) -> bool:
         """Divide all gradients by the scale and adapt it; return whether the step counts.
@@ -97,7 +97,7 @@ class LossScale:
         If any rank's gradient is infinite or not a number, all ranks drop their gradients (the optimizer
         skips parameters without one) and the scale halves.
         """
-        gradients = [local_tensor(p.grad) for p in model.parameters() if p.grad is not None]
+        gradients = [share_of(p.grad) for p in model.parameters() if p.grad is not None]
         if not gradients and not dist.is_initialized():
             return True
         found = torch.zeros((), device=next(model.parameters()).device)
@@ -121,8 +121,3 @@ class LossScale:
         if self._good_steps == GROWTH_INTERVAL:
             self.scale *= GROWTH
             self._good_steps = 0
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import parastrat
 from parastrat.errors import ParastratError
 from parastrat.plan import Recompute
-from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.shares import share_of
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.workload import Precision
 
@@ -43,7 +43,7 @@ def wrapped(fields: dict[str, Any], model: Any = Gpt, seed: int = 0, **keywords:
     return parastrat.auto_parallelize(model, plan=chosen, **keywords)
 
 
-def share_of(batch: Any) -> Any:
+def of_rank(batch: Any) -> Any:
     start = SHARE * (dist.get_rank() if dist.is_initialized() else 0)
     return tuple(side[start : start + SHARE] for side in batch)
 
@@ -53,7 +53,7 @@ def trained(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range, sa
     for step in steps:
         x, y = tokens(step, samples)
         if samples > SHARE:
-            x, y = share_of((x, y))
+            x, y = of_rank((x, y))
         losses.append(parastrat.forward_backward(model, x, y, loss_fn=token_loss).item())
         parastrat.clip_grad_norm_(model, 1.0)
         optimizer.step()
@@ -189,7 +189,7 @@ def overflow(fields: dict[str, Any]) -> tuple[bool, bool, float]:
     scale = wrapping_of(model).loss_scale
     assert scale is not None
     scale.scale = 2.0**40
-    x, y = share_of(tokens(0, 2 * SHARE))
+    x, y = of_rank(tokens(0, 2 * SHARE))
     parastrat.forward_backward(model, x, y, loss_fn=token_loss)
     dropped = all(parameter.grad is None for parameter in model.parameters())
     optimizer.step()
@@ -203,11 +203,11 @@ def added_up(fields: dict[str, Any], model: Any = Gpt) -> float:
     held = [parameter for parameter in module.parameters() if parameter.requires_grad]
     x, y = tokens(0, 2 * SHARE)
     if "pp" not in fields:
-        x, y = share_of((x, y))
+        x, y = of_rank((x, y))
     found = []
     for _ in range(2):
         parastrat.forward_backward(module, x, y, loss_fn=token_loss)
-        found.append([local_tensor(parameter.grad).clone() for parameter in held])
+        found.append([share_of(parameter.grad).clone() for parameter in held])
     return max(
         float((twice - 2 * once).norm() / once.norm().clamp(min=1e-6))
         for once, twice in zip(*found, strict=True)

@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import parastrat
 from parastrat.plan import Plan, Recompute
-from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.shares import share_of
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.wrapping import is_wrapped, latest_wrapping, wrapping_of
 from parastrat.workload import Precision
@@ -188,7 +188,7 @@ def held(chosen: Plan) -> bool:
         return True
     other = copy.deepcopy(model)
     pairs = list(zip(slots_of(model), slots_of(other), strict=True))
-    parts = [(local_tensor(first.tensor), local_tensor(second.tensor)) for first, second in pairs]
+    parts = [(share_of(first.tensor), share_of(second.tensor)) for first, second in pairs]
     return all(
         first.names == second.names
         and torch.equal(*part)

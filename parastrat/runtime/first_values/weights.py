@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from parastrat.errors import WrapError
 from parastrat.runtime.first_values.adapters import adapted
 from parastrat.runtime.first_values.safe_tensors import SafeTensors, files_of
-from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.shares import share_of
 from parastrat.runtime.slots import Slot, clean_name, slots_of
 from parastrat.runtime.training.checkpoints import quiet_alone
 
@@ -202,7 +202,7 @@ def _from_tensors(state: Mapping[str, torch.Tensor], chosen: _Pairs) -> None:
     with torch.no_grad():
         for slot, name in chosen:  # one tensor at a time leaves the file: it is mapped, not read
             held, given = slot.current(), slot.placed(state[name].to(slot.tensor.dtype))
-            local_tensor(held).copy_(local_tensor(given))
+            share_of(held).copy_(share_of(given))
 
 
 def _from_folder(path: Path, chosen: _Pairs) -> None:

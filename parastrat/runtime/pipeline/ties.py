@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.shares import share_of
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.training.messages import average_gradients
 
@@ -58,9 +58,9 @@ def tied(
 def equalise(ties: list[Tie]) -> None:
     """Give all ranks the first one's values."""
     for tie in ties:
-        values = local_tensor(tie.parameter.detach()).contiguous()
+        values = share_of(tie.parameter.detach()).contiguous()
         dist.broadcast(values, group_src=0, group=tie.group)
-        local_tensor(tie.parameter.detach()).copy_(values)
+        share_of(tie.parameter.detach()).copy_(values)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def gradients_added(ties: list[Tie]) -> Iterator[None]:
     yield
     for tie, before in zip(trained, earlier, strict=True):
         new = torch.zeros_like(tie.parameter) if tie.parameter.grad is None else tie.parameter.grad
-        dist.all_reduce(local_tensor(new), group=tie.group)
+        dist.all_reduce(share_of(new), group=tie.group)
         tie.parameter.grad = new if before is None else before.add_(new)
 
 

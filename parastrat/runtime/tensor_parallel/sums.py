@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from parastrat.runtime.precision import local_tensor
+from parastrat.runtime.shares import share_of
 from parastrat.runtime.tensor_parallel.flow import enter, ranks_of
 from parastrat.runtime.tensor_parallel.own_values import own_values
 from parastrat.runtime.training.messages import in_messages
@@ -81,7 +81,7 @@ class Sums:
             Sums.running = None
         self._reshard()
         weights = [place.weight for place in self._places]
-        new = [local_tensor(weight.grad) for weight in weights if weight.grad is not None]
+        new = [share_of(weight.grad) for weight in weights if weight.grad is not None]
         in_messages(new, lambda message: dist.all_reduce(message, group=ranks_of(self._mesh).group))
         for before, weight in zip(earlier, weights, strict=True):
             if before is not None:
