@@ -108,13 +108,7 @@ class Visited:
         """Return under which policies some meshes may fit by their floors."""
         return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
 
-    def raised_to_least(self, meshes: Any) -> Bounded:
-        """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
-        rows = self.space.least_rows(meshes)
-        self._raise(rows)
-        return rows
-
-    def _raise(self, rows: Bounded) -> None:
+    def raised(self, rows: Bounded) -> None:
         """Raise the floors of meshes to those of their rows, which stand mesh after mesh."""
         first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
         own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
@@ -140,7 +134,7 @@ class Visited:
         chance are told if asked for.
         """
         rows = self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
-        self._raise(rows)
+        self.raised(rows)
         may_fit, likely = (rows.may_fit(roomy=roomy) for roomy in (False, True))
         fits = may_fit.any(axis=0)
         if not wanted.alone:
