@@ -29,6 +29,8 @@ _MANY = 12_000
 _MOST_OF_EACH = 80
 #: rows of a group that are judged first, at most
 _ROWS_OF_EACH = 80
+#: rows that are judged in any order
+_HANDFUL = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,11 @@ class Visited:
             judged = self._judge(rows.at(some), wanted)
             return judged.least_steps(len(some), roomy=wanted.roomy)
 
-        floors, groups = self.space.steps(rows.columns, first), wanted.groups[rows.columns.mesh]
+        # a few are judged sooner than put in order, and mostly none of them fits; who asks what was judged
+        # is told of no more than may matter
+        few = wanted.alone and len(first) <= _HANDFUL
+        floors = np.zeros(len(first)) if few else self.space.steps(rows.columns, first)
+        groups = wanted.groups[rows.columns.mesh]
         visit(floors, groups, of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
 
     def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Bounded, Any]:
