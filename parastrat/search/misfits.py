@@ -109,9 +109,10 @@ class _Nearest:
         """
         floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
         # where nothing is known of a rung a few tell which of the others are worth higher floors
-        order = np.argsort(floors, kind="stable")
-        few = order[np.isinf(least[groups[order]]) & (place_in_group(groups[order]) < _FIRST_OF_EACH)]
+        few = np.flatnonzero(np.isinf(least[groups]))
         if len(few):
+            few = few[np.argsort(floors[few], kind="stable")]
+            few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
             np.minimum.at(least, groups[few], self._judged(rows, few))
         near = np.flatnonzero(rows.memory.min(axis=0) <= least[rows.columns.rung])
         if len(near) > _HANDFUL:

@@ -31,7 +31,7 @@ from parastrat.search.changes import (
     usual_format,
     within_chunks,
 )
-from parastrat.search.fastest import able_space, any_fits, fastest_of, fastest_plan
+from parastrat.search.fastest import able_part, able_space, any_fits, fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
 from parastrat.tables import facts_columns
 
@@ -242,7 +242,7 @@ def _fitting(job: Changed, fixed: Constraints) -> _Fit | None:
 
 def _fitting_of(space: Searched, changes: tuple[str, ...]) -> _Fit | None:
     """Return the fastest plan of a space that fits, with its margin where one does."""
-    plan = fastest_of(space) if _may_fit(space.facts, space.fixed) else None
+    plan = fastest_of(able_part(space)) if _may_fit(space.facts, space.fixed) else None
     return _Fit(changes=changes, facts=space.facts, plan=plan) if plan is not None else None
 
 
