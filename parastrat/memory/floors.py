@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.columns import code_of
+from parastrat.distinct import NUMBERED, distinct
 from parastrat.memory.gathered import shards_parameters
 from parastrat.memory.plans import job_of
 from parastrat.memory.several import peaks_of, told_apart
@@ -46,11 +47,13 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
     That is of the rank with the mean load what steps and, under a pipeline, what backward leaves gathered
     and unreduced: both are linear in what a rank holds, so that some rank needs as much.
     """
-    job, load = job_of(facts), mean_ranks(facts.model, columns)
-    states = state_bytes(load, division(columns), columns.shard, of_elements(columns.offload, job.element))
-    everything = local_total(load.trainable, columns) + local_total(load.frozen, columns)
+    c, at = distinct(columns, NUMBERED["sharding"])
+    job, load = job_of(facts), mean_ranks(facts.model, c)
+    states = state_bytes(load, division(c), c.shard, of_elements(c.offload, job.element))
+    everything = local_total(load.trainable, c) + local_total(load.frozen, c)
     gathered = job.share * (job.element.compute + job.element.reduce) * everything
-    piped = (columns.pp > 1) & shards_parameters(columns)
+    piped = (c.pp > 1) & shards_parameters(c)
     kept = states.parameters + states.optimizer + job.flags.pooled * states.gradients
     backward = np.where(piped, kept + gathered, 0.0)
-    return np.maximum(states.kept + states.stepping, backward) + job.context + job.buffers
+    least = np.maximum(states.kept + states.stepping, backward) + job.context + job.buffers
+    return least.take(at)

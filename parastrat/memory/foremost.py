@@ -19,7 +19,7 @@ from parastrat.ranks.pipelines import DIVIDED, FOREMOST
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
-    from parastrat.memory.plans import Job
+    from parastrat.memory.variants import KindsOf
 
 #: in how many ways a rank may have micro-batches in flight: one, and behind it those in which its virtual
 #: stages take turns; and in how many variants blocks are
@@ -41,6 +41,8 @@ class Blocks:
     #: what exists at the moments of each kind: variants before moments before parts
     working: Any
     kind_of: tuple[int, ...]
+    #: what exists at most as each kind runs if all is computed again
+    runs: Any
     #: what a head makes that the root gathers: variants before parts; nothing where a unit is the last
     head: Any
     #: which kinds are units
@@ -53,19 +55,21 @@ class Blocks:
 
 
 @remembered
-def blocks_of(job: Job) -> Blocks:
-    """Return what the blocks of a job's model hold."""
-    variants, last = job.kinds.columns, job.pipelines.kinds.of[-1]
-    kinds = len(job.pipelines.kinds.blocks)
-    kept = [[_parts(own.kept[code_of(policy)], kinds) for policy in Recompute] for own in variants]
+def blocks_of(kinds: KindsOf) -> Blocks:
+    """Return what the blocks of a model hold, whatever its devices, batch and optimizer."""
+    variants, last = kinds.columns, kinds.pipelines.kinds.of[-1]
+    many = len(kinds.pipelines.kinds.blocks)
+    kept = np.array([[_parts(own.kept[code_of(policy)], many) for policy in Recompute] for own in variants])
     # moments before kinds
-    working = np.array([[_parts(each.working, kinds) for each in own.moments] for own in variants])
+    working = np.array([[_parts(each.working, many) for each in own.moments] for own in variants])
     units = tuple(np.ravel(variants[0].of_unit).astype(bool).tolist())
-    head = working[:, 0, last] + _parts(job.kinds.output, 1)
+    head = working[:, 0, last] + _parts(kinds.output, 1)
+    made = kept[0, 0] - kept[0, code_of(Recompute.FULL)]
     return Blocks(
-        kept=np.array(kept),
+        kept=kept,
         working=working.reshape(len(variants), -1, working.shape[-1]),
-        kind_of=tuple(range(kinds)) * working.shape[1],
+        runs=working[0].sum(axis=-1).max(axis=0) + made.sum(axis=-1),
+        kind_of=tuple(range(many)) * working.shape[1],
         head=head * (not units[last]),
         units=units,
     )
@@ -80,17 +84,17 @@ def _parts(shared: Shared | None, kinds: int) -> Any:
     return parts
 
 
-def told_of(job: Job, code: int) -> Any:
+def told_of(kinds: KindsOf, code: int) -> Any:
     """Return what is told of a rank for one sample: before policies before parts."""
-    blocks = blocks_of(job)
+    blocks = blocks_of(kinds)
     if code not in blocks.told:
         (place, way), variant = divmod(code // VARIANTS, WAYS), code % VARIANTS
         kept, working = blocks.kept[variant], blocks.working[variant]
-        counts, freed = _turning(job, place, way) if way else _in_order(job, place)
+        counts, freed = _turning(kinds, place, way) if way else _in_order(kinds, place)
         splits = way and flights.WAYS[way - 1][1]
         found = np.zeros((AT_UNITS + len(working), *kept[:, 0].shape))
         found[KEPT] = np.einsum("k,pks->ps", counts, kept)
-        if job.pipelines.known.get(_ALONE) == place:
+        if kinds.pipelines.known.get(_ALONE) == place:
             found[AT_HEAD] = blocks.head[variant]
         of_units = [
             # what waits for the gradients of weights may be what was made again
@@ -108,41 +112,38 @@ def told_of(job: Job, code: int) -> Any:
     return blocks.told[code]
 
 
-def rank_of(job: Job, place: int) -> int:
+def rank_of(kinds: KindsOf, place: int) -> int:
     """Return which of the foremost distinct ranks of a pipeline is told."""
-    blocks = blocks_of(job)
+    blocks = blocks_of(kinds)
     if place not in blocks.ranks:
-        made = blocks.kept[0, 0] - blocks.kept[0, code_of(Recompute.FULL)]
-        most = np.zeros(len(made))
-        np.maximum.at(most, list(blocks.kind_of), blocks.working[0].sum(axis=-1))
-        ranks, many = job.pipelines.cuts[place].rows[:FOREMOST], len(job.pipelines.kinds.of)
-        has = (ranks[:, 1 : 1 + many] @ job.pipelines.of_kind > 0) & blocks.units
-        runs = (has * (most + made.sum(axis=-1))).max(axis=1)
+        ranks, many = kinds.pipelines.cuts[place].rows[:FOREMOST], len(kinds.pipelines.kinds.of)
+        has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.of_kind > 0) & blocks.units
+        runs = (has * blocks.runs).max(axis=1)
         trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1)
         behind = len(ranks) > 1 and (runs[1] > _FAR_MORE * runs[0] or trained[1] > _MORE * trained[0])
         blocks.ranks[place] = int(behind)
     return blocks.ranks[place]
 
 
-def _in_order(job: Job, place: int) -> tuple[Any, list[Any]]:
+def _in_order(kinds: KindsOf, place: int) -> tuple[Any, list[Any]]:
     """Return the repeats of each kind on a rank, and of those behind the foremost of each."""
-    cut, kinds = job.pipelines.cuts[place], job.pipelines.kinds
-    held = cut.held[0, int(cut.rows[rank_of(job, place), 0])]
-    ran = np.zeros(len(kinds.blocks))
-    freed: list[Any] = [None] * len(kinds.blocks)
+    cut, of = kinds.pipelines.cuts[place], kinds.pipelines.kinds.of
+    held = cut.held[0, int(cut.rows[rank_of(kinds, place), 0])]
+    ran = np.zeros(len(kinds.pipelines.kinds.blocks))
+    freed: list[Any] = [None] * len(ran)
     for block in reversed(range(len(held))):
-        kind = kinds.of[block]
+        kind = of[block]
         if held[block] and freed[kind] is None:
             freed[kind] = ran.copy()
         ran[kind] += held[block]
     return ran, freed
 
 
-def _turning(job: Job, place: int, way: int) -> tuple[Any, list[Any]]:
+def _turning(kinds: KindsOf, place: int, way: int) -> tuple[Any, list[Any]]:
     """Return what ``_in_order`` does of all that is in flight, where virtual stages take turns."""
     few, split = flights.WAYS[way - 1]
-    many = len(job.pipelines.kinds.blocks)
-    held = job.pipelines.firsts_of(place, split=split)[few].at_kinds[0, :, :many, rank_of(job, place)]
+    many = len(kinds.pipelines.kinds.blocks)
+    held = kinds.pipelines.firsts_of(place, split=split)[few].at_kinds[0, :, :many, rank_of(kinds, place)]
     # nothing ran before the block behind all others
     counts = held.max(axis=0)
     return counts, [counts - alive if alive.any() else None for alive in held]

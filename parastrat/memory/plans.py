@@ -15,7 +15,6 @@ from parastrat.memory.pools import pooled
 from parastrat.memory.variants import kinds_held
 from parastrat.plan import Recompute
 from parastrat.ranks.division import division_of
-from parastrat.ranks.pipelines import pipelines_of
 from parastrat.ranks.states import context_bytes, element_bytes
 from parastrat.remembered import remembered
 from parastrat.tables import model_columns, stack_columns
@@ -66,14 +65,15 @@ class Job:
 @remembered
 def job_of(facts: Facts) -> Job:
     """Return what is read of a job."""
-    element, stack, pipelines = element_bytes(facts), facts.stack, pipelines_of(facts.model)
+    element, stack, kinds = element_bytes(facts), facts.stack, kinds_held(facts.model, facts.stack)
+    pipelines = kinds.pipelines
     own = model_columns(facts.model)
     read = {"vocab": own["vocab"], "token_heads": own["token_heads"], **stack_columns(stack)}
     return Job(
         model=facts.model,
         stack=stack,
         element=element,
-        kinds=kinds_held(facts.model, stack),
+        kinds=kinds,
         pipelines=pipelines,
         context=context_bytes(facts),
         buffers=facts.model.buffers,

@@ -58,7 +58,7 @@ def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Byte
     (widths, width), (table, at) = distinct(c, NUMBERED["width"]), job.pipelines.table(c)
     places = np.flatnonzero(np.bincount(at))
     which = np.zeros(len(table.counts), dtype=np.int64)
-    which[places] = [rank_of(job, place) for place in places.tolist()]
+    which[places] = [rank_of(job.kinds, place) for place in places.tolist()]
     load = load_of(job.pipelines, table.numbers, (table.firsts + which).take(at))
     alike, piped, steps = unlike(job.flags, code_of_plans(c)), c.pp > 1, c.gradient_accumulation_steps
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
@@ -96,7 +96,7 @@ def _activations(
     place[found] = np.arange(len(found))
     code, own = place.take(codes), [code_of(policy) for policy in policies]
     # codes before moments before policies before parts
-    held = np.array([told_of(job, each)[:, own] for each in found.tolist()])
+    held = np.array([told_of(job.kinds, each)[:, own] for each in found.tolist()])
     one = widths.joined({"micro_batch_size": 1})
     shares = np.array(np.broadcast_arrays(*shares_of(one, division_of(one))), dtype=float)
     of_samples, fixed = held[..., :-1] @ shares, held[..., -1]
@@ -155,7 +155,7 @@ def _gathered(job: Job, widths: Columns) -> tuple[Bytes, Bytes, Bytes]:
     root, largest = nothing + divided_total(whole.root, d), np.maximum.reduce(units)
     pool = element.compute * np.maximum(root, 2 * largest) if job.flags.pooled else nothing
     every = sum(unit * count for unit, count in zip(units, whole.repeats, strict=True))
-    own = [unit for unit, is_unit in zip(units, blocks_of(job).units, strict=True) if is_unit]
+    own = [unit for unit, is_unit in zip(units, blocks_of(job.kinds).units, strict=True) if is_unit]
     ahead = np.minimum(2 * np.minimum.reduce(own), every) if own else nothing
     return pool, element.compute * root, element.compute * (root + ahead)
 

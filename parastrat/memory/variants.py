@@ -11,7 +11,7 @@ import numpy as np
 from parastrat.memory.kinds import Kind, Shared, Way, is_tied, kind_of, shared_of
 from parastrat.plan import Recompute
 from parastrat.ranks import ParameterTotals, block_kinds
-from parastrat.ranks.pipelines import DIVIDED
+from parastrat.ranks.pipelines import DIVIDED, pipelines_of
 from parastrat.remembered import remembered
 from parastrat.saved import Saved
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.model import ModelSpec
+    from parastrat.ranks.pipelines import Pipelines
     from parastrat.stack import Stack
 
 
@@ -27,6 +28,8 @@ class KindsOf:
     """What the kinds of a model's blocks hold: in each variant one by one, and as columns of all kinds."""
 
     each: tuple[tuple[Kind, ...], ...]
+    #: of the model, whose ranks have these kinds
+    pipelines: Pipelines
     #: of all kinds together, of the model's output
     output: Shared | None
     #: whether any has a loss that may be in parallel
@@ -119,6 +122,7 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
     several = [kind.moments for kinds in each for kind in kinds]
     return KindsOf(
         each=each,
+        pipelines=pipelines_of(model),
         output=shared_of(sum((block.output for block in blocks), Saved())),
         losses=any(block.loss_parallel_bytes for block in blocks),
         busy=any(len(moments) > 1 or moments[0].sooner for moments in several),

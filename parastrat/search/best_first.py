@@ -50,7 +50,7 @@ def visit(
     of_each = int(np.clip(_FIRST // present, _LEAST_OF_EACH, most))
     while len(left):
         at_once = len(left) <= min(_FEW, _TIMES * most)
-        now = np.ones(len(left), dtype=bool) if at_once else _place_in_group(groups[left]) < of_each
+        now = np.ones(len(left), dtype=bool) if at_once else place_in_group(groups[left]) < of_each
         rows, left = left[now], left[~now]
         np.minimum.at(least, groups[rows], judge(rows))
         left = left[mattering(floors[left], groups[left], limits(least))]
@@ -62,7 +62,7 @@ def mattering(floors: Any, groups: Any, limits: Any) -> Any:
     return np.flatnonzero((floors < np.inf) & (floors <= limits[groups] * _ROUNDING))
 
 
-def _place_in_group(groups: Any) -> Any:
+def place_in_group(groups: Any) -> Any:
     """Return how many earlier entries are of the same group."""
     count = int(groups.max(initial=-1)) + 1
     # few groups: short integers are sorted by their digits

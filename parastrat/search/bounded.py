@@ -121,8 +121,8 @@ class Searched:
         return np.where(never, NEVER, memory)
 
     def least_rows(self, chosen: Any) -> Bounded:
-        """Return rows of chosen meshes of which one needs the least of its mesh."""
-        return self.with_floors(self.allowed.batches.least().of(self.allowed.meshes, chosen))
+        """Return rows of chosen meshes of which one needs the least of its mesh, with quick floors."""
+        return self.with_quick_floors(self.allowed.batches.least().of(self.allowed.meshes, chosen))
 
     def misfits(self, chosen: Any, memory: Any) -> tuple[Rejected, ...]:
         """Return which of chosen meshes rules reject by floors of their memory, each with all its plans."""
@@ -168,3 +168,9 @@ class Bounded:
     def at(self, places: Any) -> Bounded:
         """Return some of the rows."""
         return replace(self, columns=self.columns.at(places), memory=self.memory.take(places, axis=1))
+
+    def raised(self, places: Any) -> Bounded:
+        """Return the rows, of which some have the floors that take longer to find than quick ones."""
+        memory = self.memory.copy()
+        memory[:, places] = self.space.with_floors(self.columns.at(places)).memory
+        return replace(self, memory=memory)

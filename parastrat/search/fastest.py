@@ -35,11 +35,21 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
 
 def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
     """Return the space of a job's meshes that may fit by their floors; None where none may."""
-    meshes = meshes_of(facts, fixed)
-    able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
-    if not able.any():
+    meshes = _able(facts, meshes_of(facts, fixed))
+    if not len(meshes.pp):
         return None
-    return searched(facts, fixed, obeying(facts, fixed, meshes.at(np.flatnonzero(able)), alone=True))
+    return searched(facts, fixed, obeying(facts, fixed, meshes, alone=True))
+
+
+def able_part(space: Searched) -> Searched:
+    """Return of a space the meshes that may fit by their floors; their blocks take what they do there."""
+    return replace(space, allowed=replace(space.allowed, meshes=_able(space.facts, space.allowed.meshes)))
+
+
+def _able(facts: Facts, meshes: Columns) -> Columns:
+    """Return the meshes that may fit by their floors."""
+    able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
+    return meshes.at(np.flatnonzero(able))
 
 
 def any_fits(space: Searched) -> bool:

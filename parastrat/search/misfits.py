@@ -10,7 +10,7 @@ import numpy as np
 from parastrat.rules import rejection_masks
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.rules.memory import does_not_fit
-from parastrat.search.best_first import visit
+from parastrat.search.best_first import place_in_group, visit
 from parastrat.search.judged import with_memory
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import plan_at
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from parastrat.search.bounded import Bounded
     from parastrat.search.visited import Visited
 
-#: meshes of a rung that are visited first, and plans, which are judged at once sooner than one by one
+#: meshes of a rung that are visited first, and plans of a rung of which nothing is known
 _MESHES_OF_EACH = 48
-_MOST_OF_EACH = 5
+_FIRST_OF_EACH = 5
 
 #: of more rows those that need least are visited first
 _SEVERAL = 300
 
-#: rows that are judged without floors
+#: rows that are judged without floors, or by quick ones
 _HANDFUL = 40
 
 #: the rules that tell that a plan does not fit
@@ -52,33 +52,18 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     rungs, least = space.allowed.meshes.rung, np.full(len(empty), np.inf)
     for rung, (bytes_, _) in plans.needs.items():
         least[rung] = bytes_
-
-    def of_rows(rows: Bounded) -> None:
-        groups = rows.columns.rung
-        several = np.tile(np.arange(len(groups)), len(rows.memory))
-
-        def of_policies(few: Any) -> Any:
-            judged = with_memory(space.facts, _plans(rows, few))
-            _, rejected = attributed(judged, dict(rejection_masks(judged, space.allowed.judged)))
-            for entry in rejected:
-                plans.keep(entry)
-            return plans.least(groups[several[few]])
-
-        floors = rows.memory.ravel()
-        visit(floors, groups[several], of_policies, _itself, least=least, most=_MOST_OF_EACH)
-
     left = np.flatnonzero(empty[rungs])
 
     def of_meshes(some: Any) -> Any:
         chosen = left[some]
         if space.allowed.counts[chosen].sum() > _SEVERAL:
             # mostly one of these is the nearest, and no other row has a floor below
-            of_rows(found.raised_to_least(chosen))
+            found.raised(plans.visited(space.least_rows(chosen), least))
             chosen = chosen[found.needs(chosen) <= least[rungs[chosen]]]
         columns = space.allowed.rows(chosen)
         # floors of a handful would take longer than what they spare
-        bound = space.without_floors if len(columns.mesh) <= _HANDFUL else space.with_floors
-        of_rows(bound(columns))
+        bound = space.without_floors if len(columns.mesh) <= _HANDFUL else space.with_quick_floors
+        plans.visited(bound(columns), least)
         return np.full(len(some), np.inf)
 
     visit(found.needs(left), rungs[left], of_meshes, _itself, least=least, most=_MESHES_OF_EACH)
@@ -115,8 +100,35 @@ class _Nearest:
     #: its bytes (``_needs``), and its place, by which equal ones are told apart
     needs: dict[int, tuple[float, int]] = field(default_factory=dict)
 
-    def least(self, rungs: Any) -> Any:
-        """Return what the nearest plans of some rungs need."""
+    def visited(self, rows: Bounded, least: Any) -> Bounded:
+        """Keep the nearest plans of some rows, and return the rows, some with higher floors.
+
+        Args:
+            rows: with quick floors.
+            least: what the nearest plan of every rung needs, which is kept.
+        """
+        floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
+        # where nothing is known of a rung a few tell which of the others are worth higher floors
+        few = np.flatnonzero(np.isinf(least[groups]))
+        if len(few):
+            few = few[np.argsort(floors[few], kind="stable")]
+            few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
+            np.minimum.at(least, groups[few], self._judged(rows, few))
+        near = np.flatnonzero(rows.memory.min(axis=0) <= least[rows.columns.rung])
+        if len(near) > _HANDFUL:
+            rows = rows.raised(near)
+        left = rows.memory.ravel().copy()
+        left[few] = np.inf
+        visit(left, groups, lambda some: self._judged(rows, some), _itself, least=least)
+        return rows
+
+    def _judged(self, rows: Bounded, chosen: Any) -> Any:
+        """Keep the nearest of some plans, and return what the nearest of their rungs need."""
+        judged = with_memory(rows.space.facts, _plans(rows, chosen))
+        _, rejected = attributed(judged, dict(rejection_masks(judged, rows.space.allowed.judged)))
+        for entry in rejected:
+            self.keep(entry)
+        rungs = rows.columns.rung[chosen % len(rows.columns.mesh)]
         return np.array([self.needs.get(rung, (np.inf, 0))[0] for rung in rungs.tolist()])
 
     def keep(self, entry: Rejected) -> None:

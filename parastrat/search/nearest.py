@@ -31,7 +31,7 @@ from parastrat.search.changes import (
     usual_format,
     within_chunks,
 )
-from parastrat.search.fastest import able_space, any_fits, fastest_of, fastest_plan
+from parastrat.search.fastest import able_part, able_space, any_fits, fastest_of, fastest_plan
 from parastrat.search.obeying import offloading
 from parastrat.tables import facts_columns
 
@@ -72,10 +72,9 @@ def nearest_fits(
         model_at: the model at another sequence length, in another number format.
         misfits: plans that come near to fitting. How far they are from it tells which lengths to try first.
     """
-    times = _halvings_to_fit(space.facts, misfits)
-    fits = [fit for fit in _ways(space, model_at, times) if fit is not None]
+    fits = [fit for fit in _ways(space, model_at, misfits) if fit is not None]
     if not fits:
-        fits = [fit for fit in (_together(space, model_at),) if fit is not None]
+        fits = [fit for fit in (_together(space, model_at, misfits),) if fit is not None]
     aside = _memory_aside(space) if fits else None
     cases = dict(_assessed(fits if aside is None else [*fits, aside]))
     held_against = None if aside is None else cases[aside.changes]
@@ -115,7 +114,7 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
             yield fit.changes, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
-def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fit | None]:
+def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> Iterator[_Fit | None]:
     facts, fixed = space.facts, space.fixed
     more = {Offload.NONE: (Offload.OPTIMIZER, Offload.PARAMETERS), Offload.OPTIMIZER: (Offload.PARAMETERS,)}
     for offload in more.get(fixed.offload, ()):
@@ -142,7 +141,7 @@ def _ways(space: Searched, model_at: ModelAt | None, times: int) -> Iterator[_Fi
         usual = None if model_at is None else usual_format(asked, model_at)
         yield None if usual is None else _fitting(usual, fixed)
     # states do not hang on sequences
-    yield _longest(asked, model_at, fixed, times) if _may_fit(facts, fixed) else None
+    yield _longest(asked, model_at, fixed, misfits) if _may_fit(facts, fixed) else None
     yield _fewest_nodes(asked, fixed)
 
 
@@ -151,13 +150,13 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop, applied=fixed.applied)
 
 
-def _together(space: Searched, model_at: ModelAt | None) -> _Fit | None:
+def _together(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> _Fit | None:
     """Return a plan that fits after several changes, with more nodes where nothing else helps."""
     fixed, asked = space.fixed, Changed(changes=(), facts=space.facts)
     if model_at is not None and not len(space.allowed.meshes.pp):
         asked = usual_format(asked, model_at) or asked
     smaller = smaller_states(asked) or asked
-    longest = _longest(smaller, model_at, fixed)
+    longest = _longest(smaller, model_at, fixed, misfits)
     if longest is not None:
         return longest
     times = halvings(smaller, model_at)
@@ -165,7 +164,9 @@ def _together(space: Searched, model_at: ModelAt | None) -> _Fit | None:
     return _fewest_nodes(shortest, fixed) or _fewest_nodes(asked, fixed, None)
 
 
-def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints, times: int = 1) -> _Fit | None:
+def _longest(
+    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfits: Sequence[Case]
+) -> _Fit | None:
     """Return the fastest plan at the longest of the halves of a sequence that one fits.
 
     What fits a sequence fits its half: there is the same plan, with the same micro-batch of shorter
@@ -175,13 +176,14 @@ def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints, times: 
         job: what is changed.
         model_at: the model at another length.
         fixed: what the user settled.
-        times: how often the sequence is halved that is tried first.
+        misfits: plans that come near to fitting before the change. They tell which length is tried first.
     """
     most = halvings(job, model_at)
     if model_at is None or not most:
         return None
     # what is longer is known not to fit, and what is shorter to fit
     longer, shorter, found = 0, most + 1, None
+    times = _halvings_to_fit(job.facts, fixed, misfits)
     # where the shortest does not fit, none does
     first = iter((min(times, most), times + 1, most))
     while shorter - longer > 1:
@@ -197,17 +199,22 @@ def _longest(job: Changed, model_at: ModelAt | None, fixed: Constraints, times: 
     return None if found is None else _fitting_of(found, halved(job, model_at, shorter).changes)
 
 
-def _halvings_to_fit(facts: Facts, misfits: Sequence[Case]) -> int:
-    """Return how often to halve a sequence until one of some plans fits, if all but its states halved.
+def _halvings_to_fit(facts: Facts, fixed: Constraints, misfits: Sequence[Case]) -> int:
+    """Return how often to halve a sequence until one of some plans may fit, by a rough guess.
 
-    Once where there are no plans; and often where their states alone do not fit.
+    That is if activations and what is transient halve, and states grow or shrink with an even share of
+    them. Once where there are no plans on as many devices; and often where the rest alone does not fit.
     """
-    capacity = facts.hardware.device.usable_memory_bytes
+    share, capacity = least_bytes(facts, fixed.offload), facts.hardware.device.usable_memory_bytes
     times = []
-    for memory in (case.estimate.memory for case in misfits):
+    for case in misfits:
+        if case.plan.mesh.world_size != facts.hardware.world_size:
+            continue
+        memory = case.estimate.memory
         states = memory.parameters + memory.gradients + memory.optimizer
-        room = capacity - memory.margin - states
-        times.append(ceil(log2(max((memory.total - states) / room, 2))) if room > 0 else _OFTEN)
+        stays = states * share / least_bytes(case.facts, fixed.offload) + memory.overhead
+        halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
+        times.append(ceil(log2(max(halves / room, 2))) if room > 0 else _OFTEN)
     return min(times, default=1)
 
 
@@ -235,7 +242,7 @@ def _fitting(job: Changed, fixed: Constraints) -> _Fit | None:
 
 def _fitting_of(space: Searched, changes: tuple[str, ...]) -> _Fit | None:
     """Return the fastest plan of a space that fits, with its margin where one does."""
-    plan = fastest_of(space) if _may_fit(space.facts, space.fixed) else None
+    plan = fastest_of(able_part(space)) if _may_fit(space.facts, space.fixed) else None
     return _Fit(changes=changes, facts=space.facts, plan=plan) if plan is not None else None
 
 

@@ -29,6 +29,8 @@ _MANY = 12_000
 _MOST_OF_EACH = 80
 #: rows of a group that are judged first, at most
 _ROWS_OF_EACH = 80
+#: rows that are judged in any order
+_HANDFUL = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,13 +110,7 @@ class Visited:
         """Return under which policies some meshes may fit by their floors."""
         return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
 
-    def raised_to_least(self, meshes: Any) -> Bounded:
-        """Raise the floors of some meshes to those of their rows that need least, and return these rows."""
-        rows = self.space.least_rows(meshes)
-        self._raise(rows)
-        return rows
-
-    def _raise(self, rows: Bounded) -> None:
+    def raised(self, rows: Bounded) -> None:
         """Raise the floors of meshes to those of their rows, which stand mesh after mesh."""
         first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
         own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
@@ -130,7 +126,11 @@ class Visited:
             judged = self._judge(rows.at(some), wanted)
             return judged.least_steps(len(some), roomy=wanted.roomy)
 
-        floors, groups = self.space.steps(rows.columns, first), wanted.groups[rows.columns.mesh]
+        # a few are judged sooner than put in order, and mostly none of them fits; who asks what was judged
+        # is told of no more than may matter
+        few = wanted.alone and len(first) <= _HANDFUL
+        floors = np.zeros(len(first)) if few else self.space.steps(rows.columns, first)
+        groups = wanted.groups[rows.columns.mesh]
         visit(floors, groups, of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
 
     def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Bounded, Any]:
@@ -140,7 +140,7 @@ class Visited:
         chance are told if asked for.
         """
         rows = self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
-        self._raise(rows)
+        self.raised(rows)
         may_fit, likely = (rows.may_fit(roomy=roomy) for roomy in (False, True))
         fits = may_fit.any(axis=0)
         if not wanted.alone:

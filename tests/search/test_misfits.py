@@ -1,0 +1,50 @@
+"""Of plans that do not fit the nearest to it, against every plan of a space."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from search.test_find_plan import facts
+
+from parastrat.rules import rejection_masks
+from parastrat.rules.host_memory import host_memory_is_too_small
+from parastrat.rules.memory import does_not_fit
+from parastrat.search import Constraints
+from parastrat.search.judged import with_memory
+from parastrat.search.misfits import nearest_of
+from parastrat.search.obeying import attributed
+from parastrat.search.space import every_plan
+from parastrat.search.survey import survey
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.plan import Plan
+
+OF_MEMORY = (does_not_fit, host_memory_is_too_small)
+JOBS = [
+    ("nemotron-h-56b", "8x-rtx-4090:6", 192, 4096),
+    ("mixtral-8x22b", "dgx-1v:4", 64, 4096),
+    ("llama-3.1-405b", "8x-rtx-4090:8", 128, 8192),
+    ("deepseek-v3", "dgx-a100-40:4", 64, 2048),
+]
+
+
+def nearest_of_all(job: Facts) -> dict[int, Plan]:
+    """Return of each rung the plan that needs the least, of every plan of a space."""
+    plans = with_memory(job, every_plan(job, Constraints()))
+    allowed = np.ones(len(plans.pp), dtype=bool)
+    for rule, mask in rejection_masks(plans):
+        allowed &= np.logical_not(mask) | (rule in OF_MEMORY)
+    plans = plans.at(np.flatnonzero(allowed))
+    return nearest_of(attributed(plans, dict(rejection_masks(plans)))[1])
+
+
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
+def test_the_nearest_of_each_rung_is_that_of_all_plans(job: Any) -> None:
+    given = facts(*job)
+    found = survey(given, Constraints())
+    assert not found.space.few
+    assert not len(found.columns.pp)
+    assert found.nearest == nearest_of_all(given)
