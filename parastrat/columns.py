@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import wraps
+from itertools import pairwise
+from math import ceil
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from parastrat.errors import UnknownFactError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from enum import StrEnum
 
     from parastrat.units import Numbers
@@ -164,6 +166,21 @@ class Columns:
         columns.__dict__.update(_tables=tables, _derived={})
         return columns
 
+    def parts(self, order: Any, ends: Sequence[int], names: Iterable[str]) -> Iterator[tuple[Any, Columns]]:
+        """Yield parts of the rows in an order, each with which rows these are.
+
+        Args:
+            order: the rows.
+            ends: where each part ends in it, the last one at its end.
+            names: columns that are taken once, of which parts have no copies.
+        """
+        read = {name: getattr(self, name) for name in names if self.has(name)}
+        arrays = {name: value.take(order) for name, value in read.items() if getattr(value, "shape", ())}
+        every = self.at(order)
+        for begin, end in pairwise([0, *ends]):
+            own = slice(begin, end)
+            yield order[own], every.at(own).joined({name: value[own] for name, value in arrays.items()})
+
     def has(self, name: str) -> bool:
         """Return whether a column is known."""
         return name in self.__dict__ or any(table.get(name) is not None for table, _ in self._tables)
@@ -190,6 +207,16 @@ class Columns:
         for table, _ in reversed(self._tables):
             named.update((name, value) for name, value in table.items() if value is not None)
         return named
+
+
+def ends_of(groups: Sequence[int], most: float) -> list[int]:
+    """Return where parts end of groups that stand behind each other: none has more rows than the most."""
+    ends, begin = list[int](), 0
+    for many in groups:
+        parts = ceil(many / most)
+        ends += [begin + many * part // parts for part in range(1, parts + 1)]
+        begin += many
+    return ends
 
 
 def derived(make: Callable[[Columns], Made]) -> Callable[[Columns], Made]:

@@ -42,6 +42,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "cost/offload": ("cost/test_offload.py",),
     "cost/optimizer": ("cost/test_step.py", "cost/test_offload.py"),
     "cost/products": ("cost/test_compute.py", "cost/test_convolutions.py"),
+    "cost/sends": ("cost/test_step.py",),
     "cost/step": ("cost/test_step.py", "cost/test_offload.py", "search/test_bounds.py"),
     "assess": ("test_assess.py",),
     "ranks/stages": ("ranks/test_stages.py",),

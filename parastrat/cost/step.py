@@ -6,19 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, derived_with
+from parastrat.columns import code_of, derived_with, ends_of
 from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_s, whole_s
 from parastrat.cost.bubble import bubble_s
-from parastrat.cost.communication import Group, fabric_of, ring_s, send_s
+from parastrat.cost.communication import fabric_of
 from parastrat.cost.data_parallel import UnitSeconds, copied_s, data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_assumed
 from parastrat.cost.optimizer import optimizer_s
+from parastrat.cost.sends import pipeline_sends_s
 from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_spread
 from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
+from parastrat.ranks.pipelines import pipelines_of
 from parastrat.ranks.states import unit_totals
 
 if TYPE_CHECKING:
@@ -58,6 +60,9 @@ _WEIGHTS_BY = (
     "offload",
 )
 
+#: what is read of plans beside
+_READ = (*_WEIGHTS_BY, "mesh", "dp", "micro_batch_size", "gradient_accumulation_steps", "recompute")
+
 #: the weights of so few plans are computed sooner than these are told apart
 _FEW = 1000
 
@@ -91,9 +96,22 @@ def step_s(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -
     if many <= _MOST:
         slowest: Seconds = _of_ranks(facts, columns, blocks)["step"].max(axis=0)
         return slowest
-    blocks = blocks or block_seconds(facts, columns)
-    several = np.array_split(np.arange(many), -(-many // _MOST))
-    return np.concatenate([step_s(facts, columns.at(rows), blocks.rows(rows)) for rows in several])
+    blocks, steps = blocks or block_seconds(facts, columns), np.empty(many)
+    for rows, own in columns.parts(*_by_ranks(facts.model, columns), _READ):
+        steps[rows] = step_s(facts, own, blocks.rows(rows))
+    return steps
+
+
+def _by_ranks(model: ModelSpec, columns: Columns) -> tuple[Any, list[int]]:
+    """Return rows in the order in which they are looked at, and where those end that are so together.
+
+    These have as many distinct ranks: seconds are computed for the most that any of them has. Of one
+    pipeline they stand behind each other, so that fewer differ in their weights.
+    """
+    table, at = pipelines_of(model).table(columns)
+    number = table.counts.argsort(kind="stable").argsort().astype(np.int16)
+    ends = ends_of(np.bincount(table.counts.take(at)).tolist(), _MOST)
+    return number.take(at).argsort(kind="stable"), ends
 
 
 def _of_ranks(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> dict[str, Any]:
@@ -224,7 +242,7 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
         **{part: steps * one[part] for part in EXPOSED},
         "dp_exposed": zero,
         "pp_bubble": bubble_s(c, one, one["of_all"]),
-        "pp_exposed": _pipeline_sends(facts, c, _fabric(facts)),
+        "pp_exposed": pipeline_sends_s(facts, c, _fabric(facts)),
         "optimizer": one["optimizer"],
     }
     if "sums" in one:
@@ -267,34 +285,3 @@ def _exposed_s(one: dict[str, Any], gathered: Numbers, micro_batches: Numbers, b
     total = one["each"] * gathered + one["again"] * micro_batches + one["once"]
     hidden_in_part = np.maximum(total - beside, (1 - one["overlap"]) * total)
     return one["alone"] * gathered + hidden_in_part
-
-
-def _pipeline_sends(facts: Facts, c: Columns, fabric: Fabric | None) -> Seconds:
-    """Return the exposed activations' and gradients' transfers of one rank over a step.
-
-    Every one counts. If they travelled freely beside compute, a step would wait for those on its longest
-    path alone, under interleaved schedules a few (``timeline.pipeline``). Published runs of Megatron-Core
-    are further from that: dense rows of dgxc, left out, were off by 4.7 instead of 3.3 % at the median.
-    """
-    if fabric is None:
-        return np.zeros(len(c.pp))
-    count = 2 * c.gradient_accumulation_steps * c.virtual_stages
-    return np.where(c.pp > 1, count * exposed_send_s(facts, c, fabric), 0.0)
-
-
-def exposed_send_s(facts: Facts, c: Columns, fabric: Fabric) -> Seconds:
-    """Return what compute does not hide of one transfer from a stage to the next.
-
-    Of a pipeline with several stages in a domain that of a message inside, also for those at a border. If
-    half of theirs counted as between domains, published GB200 runs of Megatron-Core, left out, were off by
-    6.3 instead of 5.8 % in the mean, and dgxc's by 4.6 instead of 4.9 %.
-    """
-    boundary = max(block.boundary_bytes for block in facts.model.blocks)
-    whole = boundary * c.micro_batch_size / c.cp
-    scattered = facts.stack.scatters_sends
-    payload = whole / np.where(c.sequence_parallel | scattered, c.tp, 1)
-    one = send_s(payload, c.dp * c.cp * c.tp, fabric)
-    if scattered:
-        gathered = ring_s(whole, Group(ranks=c.tp, stride=1), fabric)
-        one = one + np.where(c.sequence_parallel, 0.0, gathered)
-    return (1 - facts.stack.pp_overlap) * one

@@ -11,7 +11,7 @@ from parastrat.memory.backward import moving_of, ways_of
 from parastrat.memory.flying import way_of_turns
 from parastrat.memory.held import rank_held, ranks_read
 from parastrat.memory.parts import backward_parts, lacking_of, step_parts
-from parastrat.memory.plans import plans_of
+from parastrat.memory.plans import READ, plans_of
 from parastrat.ranks.spread import ranks_alone
 from parastrat.ranks.turning import turning_alone
 from parastrat.schedules import V_SHAPED
@@ -30,26 +30,6 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes
 
 _BENT = frozenset(code_of(schedule) for schedule in V_SHAPED)
-
-#: columns that formulas of memory read
-READ = (
-    "pp",
-    "dp",
-    "dp_shard",
-    "cp",
-    "tp",
-    "ep",
-    "micro_batch_size",
-    "gradient_accumulation_steps",
-    "virtual_stages",
-    "shard",
-    "reshard_after_forward",
-    "sequence_parallel",
-    "loss_parallel",
-    "recompute",
-    "offload",
-    "pp_schedule",
-)
 
 
 class Fullest(NamedTuple):

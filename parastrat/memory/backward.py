@@ -119,13 +119,16 @@ def moving_of(
         ways: the repeats that are looked at.
     """
     alike, kept = rank.alike, kinds.kept[start.place]
-    first = of_kinds(kinds.kept, start.freed, start.rows)
-    at_end = rank.one - kept
+    once = ways is ONCE
+    # where all take turns what was freed counts with few micro-batches alone
+    counts = turning is None or alike.turns is not True or some(rank.few > 0)
+    first = of_kinds(kinds.kept, start.freed, start.rows) if counts else 0.0
+    at_end = 0.0 if once else rank.one - kept
     if turning is not None:
         at = turning, first, at_end
         turn = _in_turn if alike.turns is True else _some_in_turn
-        first, at_end = turn(plans, kinds, rank, start, at, ends=ways is not ONCE)
-    freed = by_way(ways, first, first + kept, at_end)
+        first, at_end = turn(plans, kinds, rank, start, at, ends=not once)
+    freed = (first,) if once else by_way(ways, first, first + kept, at_end)
     running, adding = kinds.running[start.place], 0.0
     if alike.casts is not False or alike.adds is not False:
         running, adding = _running_bytes(kinds, rank, start)

@@ -36,6 +36,26 @@ if TYPE_CHECKING:
 
 _NOTHING_AGAIN = code_of(Recompute.NONE)
 
+#: columns that formulas of memory read
+READ = (
+    "pp",
+    "dp",
+    "dp_shard",
+    "cp",
+    "tp",
+    "ep",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "virtual_stages",
+    "shard",
+    "reshard_after_forward",
+    "sequence_parallel",
+    "loss_parallel",
+    "recompute",
+    "offload",
+    "pp_schedule",
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

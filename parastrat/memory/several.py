@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from parastrat.columns import ends_of
 from parastrat.elementwise import chosen
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alike import code_of_plans, roughly, unlike
@@ -14,7 +15,7 @@ from parastrat.memory.flying import way_of_turns
 from parastrat.memory.gathered import ONCE, of_way
 from parastrat.memory.held import rank_held, ranks_read
 from parastrat.memory.parts import backward_parts, lacking_of, step_parts
-from parastrat.memory.plans import plans_of
+from parastrat.memory.plans import READ, plans_of
 from parastrat.ranks.spread import ranks_spread
 from parastrat.ranks.turning import turning_of
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 _MANY, _ALIKE = 30_000, 5000
 #: so many at once, of which the processor's cache holds what is made
 _MOST = 25_000
+#: the most of so few plans' values is found by numpy at once sooner than by the place of each
+_SEVERAL = 500
 
 
 def told_apart(job: Job, columns: Columns, policies: Any = None) -> Iterator[tuple[Any, Plans]]:
@@ -47,39 +50,34 @@ def told_apart(job: Job, columns: Columns, policies: Any = None) -> Iterator[tup
     """
     if not len(columns.pp):
         return
-    codes = code_of_plans(columns)
-    for rows in _together(codes, job.pipelines.starts_of_plan):
-        if len(rows) == len(codes):
-            yield rows, plans_of(job, unlike(job.flags, codes), columns, policies=policies)
-        else:
-            own = unlike(job.flags, codes[rows])
-            yield rows, plans_of(job, own, columns.at(rows), policies=policies)
+    codes, starts = code_of_plans(columns), job.pipelines.starts_of_plan
+    if len(codes) * starts <= _MANY:
+        alike = unlike(job.flags, codes)
+        yield np.arange(len(codes)), plans_of(job, alike, columns, policies=policies)
+        return
+    for rows, c in columns.parts(*_together(codes, starts), READ):
+        yield rows, plans_of(job, unlike(job.flags, codes.take(rows)), c, policies=policies)
 
 
-def _together(codes: Any, starts: float) -> Iterator[Any]:
-    """Yield rows that are looked at together: many that are alike, or others whatever they are.
+def _together(codes: Any, starts: float) -> tuple[Any, list[int]]:
+    """Return rows in the order in which they are looked at, and where those end that are so together.
+
+    These are many that are alike, or so roughly, or others whatever they are; no more of them than of which
+    the processor's cache holds what is made.
 
     Args:
         codes: of the rows, the same of those that are alike.
         starts: how many blocks start backward on the ranks of a plan, about.
     """
-    rest = np.arange(len(codes))
-    if len(codes) * starts <= _MANY:
-        yield rest
-        return
-    for key in (codes, roughly(codes)):
-        own = key[rest]
-        many = np.bincount(own) * starts > _ALIKE
-        for code in np.flatnonzero(many).tolist():
-            yield from _at_once(rest[own == code], starts)
-        rest = rest[~many[own]]
-    if len(rest):
-        yield from _at_once(rest, starts)
-
-
-def _at_once(rows: Any, starts: float) -> list[Any]:
-    """Return rows in parts of which the processor's cache holds what is made."""
-    return np.array_split(rows, -int(-len(rows) * starts // _MOST))
+    counts = np.bincount(codes)
+    own, rough = counts * starts > _ALIKE, roughly(np.arange(len(counts)))
+    few = np.bincount(rough, weights=counts * ~own) * starts
+    # a number for each code of many, behind those of the roughly alike and of all others
+    number = np.where(few.take(rough) > _ALIKE, 1 + rough, 0)
+    number[own] = len(few) + 1 + np.arange(own.sum())
+    # that of few bits numpy sorts in one pass over each byte
+    numbers = number.astype(np.int16).take(codes)
+    return numbers.argsort(kind="stable"), ends_of(np.bincount(numbers).tolist(), _MOST / starts)
 
 
 class Peaks(NamedTuple):
@@ -119,9 +117,21 @@ def peaks_of(plans: Plans) -> Peaks:
         moving,
         totals,
         most,
-        np.maximum.reduceat(most, spread.first_starts, axis=-1),
-        np.maximum.reduceat(held.stepping, spread.first_ranks),
+        _most_of_plans(most, spread.first_starts),
+        _most_of_plans(held.stepping, spread.first_ranks),
     )
+
+
+def _most_of_plans(values: Any, first: Any) -> Any:
+    """Return the most of each plan's values, of which it has a few, by the places of its first ones."""
+    if values.ndim > 1 or len(first) <= _SEVERAL:
+        return np.maximum.reduceat(values, first, axis=-1)
+    # for each plan ``reduceat`` takes as long as to look at fifty values
+    behind = np.append(first[1:], len(values)) - first - 1
+    most = values.take(first)
+    for place in range(1, int(behind.max()) + 1):
+        most = np.maximum(most, values.take(first + np.minimum(behind, place)))
+    return most
 
 
 def _turning(plans: Plans, spread: Spread) -> Turning | None:

@@ -17,7 +17,7 @@ from parastrat.cost.data_parallel import (
     gather_and_reduce_s,
     gathered_element_bytes,
 )
-from parastrat.cost.step import exposed_send_s
+from parastrat.cost.sends import exposed_send_s
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds, whole_model
 from parastrat.ranks.division import local_total

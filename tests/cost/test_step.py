@@ -645,3 +645,12 @@ def test_plans_together_are_the_plans_one_by_one() -> None:
     for one, other in zip(together, [assess(facts, each).estimate.time for each in plans], strict=True):
         assert one.parts == pytest.approx(other.parts)
         assert (one.step_low, one.step_high) == pytest.approx((other.step_low, other.step_high))
+
+
+def test_steps_of_many_plans_at_once_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = full_model()
+    columns = Columns(facts_columns(facts) | plans_table([plan(**fields) for fields in PLANS]))
+    together = step_s(facts, columns).tolist()
+    for most in (1, 3):
+        monkeypatch.setattr("parastrat.cost.step._MOST", most)
+        assert step_s(facts, columns).tolist() == together

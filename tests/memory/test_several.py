@@ -8,7 +8,7 @@ import pytest
 from parastrat.case import Facts
 from parastrat.columns import Columns
 from parastrat.memory import PARTS, memory_columns, memory_estimate, memory_totals, plan_memory
-from parastrat.memory.alone import READ
+from parastrat.memory.plans import READ
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
