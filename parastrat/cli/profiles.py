@@ -101,7 +101,10 @@ def _named(name: str, kinds: tuple[ProfileKind, ...]) -> Entry:
 
     found = next((entry for kind in kinds if (entry := entry_of(kind, name)) is not None), None)
     if found is None:
-        near = nearest(name, (*all_names(kinds), *(ProfileKind if len(kinds) > 1 else ())))
+        of_any = len(kinds) > 1
+        near = nearest(name, (*all_names(kinds), *(ProfileKind if of_any else ())))
         hint = f"did you mean {', '.join(near)}?" if near else "`parastrat profiles` lists all names"
+        if of_any:
+            hint += f" (kinds: {', '.join(ProfileKind)})"
         raise UsageError(f"there is no profile {name!r}", hint=hint)
     return found

@@ -141,7 +141,7 @@ def test_every_page_can_be_written_and_holds_every_source(typed: Typed, kind: Pr
         (("node",), "no profile 'node'", "nodes"),
         (("devices", "dgx-h100"), "no profile 'dgx-h100'", "h100"),
         (("stack", "torch"), "'stack' is no kind", "nodes, devices, models, stacks"),
-        (("zzzzzz",), "no profile 'zzzzzz'", "lists all names"),
+        (("zzzzzz",), "no profile 'zzzzzz'", "lists all names (kinds: nodes, devices, models, stacks)"),
         (("aliases",), "no profile 'aliases'", ""),
         (("../README",), "no profile '../README'", ""),
         (("",), "no profile ''", "lists all names"),
