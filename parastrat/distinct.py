@@ -65,12 +65,14 @@ def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
             continue
         code = column - low
         if many > rows // _DENSE:
-            code, many = _counted(code.astype(np.int64, copy=False))
+            found, code = places_of(code.astype(np.int64, copy=False))
+            many = len(found)
         if size * many > _SPARSE * rows:
-            key, size = _counted(key)
+            found, key = places_of(key)
+            size = len(found)
         key, size = key * many + code, size * many
-    where, size = _counted(key)
-    first = np.empty(size, dtype=np.int64)
+    found, where = places_of(key)
+    first = np.empty(len(found), dtype=np.int64)
     # of repeated places the last write stays
     first[where[::-1]] = np.arange(rows - 1, -1, -1)
     return columns.at(first), where
@@ -101,12 +103,12 @@ def _shortened(names: tuple[str, ...]) -> tuple[tuple[str, tuple[str, ...]], ...
     return tuple((code, (code, *others)) for code, members in NUMBERED.items() if of_mesh.issubset(members))
 
 
-def _counted(key: Any) -> tuple[Any, int]:
-    """Return keys as positions among the keys that occur, and how many those are."""
-    marks = np.zeros(int(key.max()) + 1, dtype=bool)
-    marks[key] = True
+def places_of(codes: Any) -> tuple[Any, Any]:
+    """Return the codes that occur, from 0 on and the least first, and the place of each among them."""
+    marks = np.zeros(int(codes.max(initial=-1)) + 1, dtype=bool)
+    marks[codes] = True
     found = marks.nonzero()[0]
-    # where keys are sparse most of the table is never touched
+    # where codes are sparse most of the table is never touched
     places = np.empty(len(marks), dtype=np.int64)
     places[found] = np.arange(len(found))
-    return places.take(key), len(found)
+    return found, places.take(codes)

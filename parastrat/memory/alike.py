@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
+from parastrat.distinct import places_of
 from parastrat.elementwise import where
 from parastrat.memory.flying import TAKING_TURNS
 from parastrat.plan import Offload, PipelineSchedule, Shard
@@ -183,12 +184,10 @@ def _alike(job: JobFlags, code: int) -> Alike:
 
 def unlike(job: JobFlags, codes: Any) -> Alike:
     """Return what plans with these numbers differ in."""
-    found = np.flatnonzero(np.bincount(codes))
+    found, which = places_of(codes)
     if len(found) == 1:
         return alike_of(job, int(found[0]))
-    which = np.zeros(int(found[-1]) + 1, dtype=np.int64)
-    which[found] = np.arange(len(found))
-    made: Any = Unlike(_columns_of(job, tuple(found.tolist())), which[codes])
+    made: Any = Unlike(_columns_of(job, tuple(found.tolist())), which)
     alike: Alike = made
     return alike
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.distinct import NUMBERED, distinct
+from parastrat.distinct import NUMBERED, distinct, places_of
 from parastrat.elementwise import smaller, where
 from parastrat.memory.alike import code_of_plans, unlike
 from parastrat.memory.crossing import formats_of
@@ -91,10 +91,8 @@ def _activations(
         policies: that are looked at.
     """
     codes, widths, width = kinds
-    found = np.flatnonzero(np.bincount(codes))
-    place = np.zeros(int(found[-1]) + 1, dtype=np.int64)
-    place[found] = np.arange(len(found))
-    code, own = place.take(codes), [code_of(policy) for policy in policies]
+    found, code = places_of(codes)
+    own = [code_of(policy) for policy in policies]
     # codes before moments before policies before parts
     held = np.array([told_of(job.kinds, each)[:, own] for each in found.tolist()])
     one = widths.joined({"micro_batch_size": 1})

@@ -58,7 +58,7 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         chosen = left[some]
         if space.allowed.counts[chosen].sum() > _SEVERAL:
             # mostly one of these is the nearest, and no other row has a floor below
-            found.raised(plans.visited(space.least_rows(chosen), least))
+            found.raise_to(plans.visited(space.least_rows(chosen), least))
             chosen = chosen[found.needs(chosen) <= least[rungs[chosen]]]
         columns = space.allowed.rows(chosen)
         # floors of a handful would take longer than what they spare

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.choices import is_any_of
+from parastrat.distinct import places_of
 from parastrat.rungs import NEAR
 from parastrat.schedules import SPLITS
 from parastrat.search.bounded import Searched, searched
@@ -79,7 +80,7 @@ def survey(facts: Facts, fixed: Constraints) -> Survey:
     """Return the best plans of every rung and strategy that the constraints allow."""
     space = searched(facts, fixed, obeying(facts, fixed))
     meshes, found = space.allowed.meshes, nothing_of(space)
-    strategies, rungs = _numbered(meshes.strategy), meshes.rung
+    (_, strategies), rungs = places_of(meshes.strategy), meshes.rung
     limits = limits_of_strategies(strategies, rungs)
     found.visit(np.arange(len(rungs)), Wanted(groups=strategies, limits=limits))
     # plans without the margin count where a rung has no other
@@ -129,11 +130,6 @@ def limits_of_strategies(strategies: Any, rungs: Any) -> Callable[[Any], Any]:
         return NEAR * np.minimum(least, np.maximum(of_rungs[own], NEAR * shown))
 
     return limits
-
-
-def _numbered(codes: Any) -> Any:
-    """Return codes as numbers from 0, in their order."""
-    return (np.cumsum(np.bincount(codes) > 0) - 1)[codes]
 
 
 def in_order(parts: Sequence[Columns], rows: Columns) -> Columns:

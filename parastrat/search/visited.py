@@ -110,7 +110,7 @@ class Visited:
         """Return under which policies some meshes may fit by their floors."""
         return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
 
-    def raised(self, rows: Bounded) -> None:
+    def raise_to(self, rows: Bounded) -> None:
         """Raise the floors of meshes to those of their rows, which stand mesh after mesh."""
         first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
         own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
@@ -140,7 +140,7 @@ class Visited:
         chance are told if asked for.
         """
         rows = self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
-        self.raised(rows)
+        self.raise_to(rows)
         may_fit, likely = (rows.may_fit(roomy=roomy) for roomy in (False, True))
         fits = may_fit.any(axis=0)
         if not wanted.alone:
