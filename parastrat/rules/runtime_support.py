@@ -42,13 +42,13 @@ _DUAL_PIPE_V = code_of(PipelineSchedule.DUAL_PIPE_V)
     source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
 )
 def axes_are_planned_only(p: Columns) -> Mask:
-    """Expert parallelism, and context parallelism beside tp or pp, are planned, not applied.
+    """Expert parallelism, and context parallelism beside pp, are planned, not applied.
 
     `auto_parallelize` applies data, tensor and pipeline parallelism, and context parallelism that gathers
     keys and values, over ranks that shard parameters by FSDP2. Other plans with cp or ep are searched,
     estimated and written all the same, for they may be the right answer; another framework must run them.
     """
-    beside = (p.tp > 1) | (p.pp > 1) | (p.shard != _PARAMETERS) | (p.cp_method != _ALL_GATHER)
+    beside = (p.pp > 1) | (p.shard != _PARAMETERS) | (p.cp_method != _ALL_GATHER)
     return (p.ep > 1) | ((p.cp > 1) & beside)
 
 
@@ -57,9 +57,8 @@ def _(case: Case) -> Hit:
     plan, mesh = case.plan, case.plan.mesh
     if mesh.ep > 1:
         what = f"ep {mesh.ep}"
-    elif mesh.tp > 1 or mesh.pp > 1:
-        axis = "tp" if mesh.tp > 1 else "pp"
-        what = f"cp {mesh.cp} beside {axis} {getattr(mesh, axis)}"
+    elif mesh.pp > 1:
+        what = f"cp {mesh.cp} beside pp {mesh.pp}"
     elif plan.shard is not Shard.PARAMETERS:
         what = f"cp {mesh.cp} without sharded parameters"
     else:

@@ -47,17 +47,16 @@ def mesh_of_dtensors(
         return init_device_mesh(device_type, shape, mesh_dim_names=names, backend_override=own)
 
 
-def flat_group(part: DeviceMesh) -> dist.ProcessGroup:
-    """Return one group over all axes of a part of a mesh; all ranks call it.
+def flat(part: DeviceMesh) -> DeviceMesh:
+    """Return a mesh of one axis over all axes of a part of a mesh; all ranks call it.
 
-    DTensors that are divided along all of them are gathered over it too.
+    DTensors that are divided along all of them are gathered over its group too.
     """
     if part.ndim == 1:
-        return part.get_group()
+        return part
     name = "_".join(part.mesh_dim_names or ())
     with one_gloo_thread():
-        flat = part._flatten(name, backend_override=_own_backend(part.device_type))  # noqa: SLF001  (as torchtitan does: there is no public way)
-    return flat.get_group()
+        return part._flatten(name, backend_override=_own_backend(part.device_type))  # noqa: SLF001  (as torchtitan does: there is no public way)
 
 
 def overlapping_group(whole: DeviceMesh, axis: str) -> dist.ProcessGroup | None:

@@ -41,7 +41,7 @@ def in_step(action: Callable[[], T], mesh: DeviceMesh) -> T:
         ParastratError: this rank's own failure.
         MismatchError: on the other ranks of the job, naming the first that failed and why.
     """
-    axis = (mesh.mesh_dim_names or ("tp",))[-1]
+    axes = (mesh.mesh_dim_names or ("tp",))[-1].split("_")  # of both, as torch joins them
 
     def watched() -> T:
         try:
@@ -53,8 +53,9 @@ def in_step(action: Callable[[], T], mesh: DeviceMesh) -> T:
             if isinstance(error, ParastratError):
                 raise
             raise WrapError(
-                f"what a division by {axis} is proven on raised {described(error)}",
-                hint=f"plan without {axis}: parastrat recommend --{axis} 1, such as fsdp2 over all ranks",
+                f"what a division by {' and '.join(axes)} is proven on raised {described(error)}",
+                hint=f"plan without {axes[0]}: parastrat recommend --{axes[0]} 1, such as fsdp2 over all "
+                "ranks",
             ) from error
         meet("the end", mesh)
         return result

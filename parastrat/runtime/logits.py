@@ -97,8 +97,16 @@ def cross_entropies_computed() -> int:
 
 
 def logits(own: torch.Tensor, whole: Whole) -> torch.Tensor:
-    """Return the logits of which this rank has its share: gathered, or to be gathered."""
+    """Return the logits of which this rank has its share: gathered, or to be gathered.
+
+    The share may be divided itself: that of some positions by vocabulary.
+    """
     return _divided(own, whole) if _kept.running else whole.gathered(own)
+
+
+def in_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what is no share: the whole of one, or the tensor itself."""
+    return _gathered(tensor) if isinstance(tensor, Logits) else tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +129,8 @@ class Whole(ABC):
     shape: tuple[int, ...]
     #: once gathered
     values: list[torch.Tensor] = field(default_factory=list)
+    #: how a rank's share is divided further; None: it is not
+    further: Whole | None = None
 
     @abstractmethod
     def gathered(self, own: torch.Tensor) -> torch.Tensor:
@@ -181,11 +191,21 @@ def _is_logits(leaf: Any) -> bool:
 
 
 def _own(share: Logits) -> torch.Tensor:
+    """Return what this rank has of the whole, which may be to be gathered itself."""
+    further = share.whole.further
     with _as_tensor():
-        return share.as_subclass(torch.Tensor)
+        own = share.as_subclass(torch.Tensor)
+    return own if further is None else _share(own, further)
 
 
 def _divided(own: torch.Tensor, whole: Whole) -> Logits:
+    if not isinstance(own, Logits):
+        return _share(own, replace(whole, further=None))
+    with _as_tensor():
+        return _share(own.as_subclass(torch.Tensor), replace(whole, further=own.whole))
+
+
+def _share(own: torch.Tensor, whole: Whole) -> Logits:
     share = own.as_subclass(Logits)
     share.whole = whole
     return share
@@ -195,7 +215,7 @@ def _gathered(share: Logits) -> torch.Tensor:
     whole = share.whole
     if whole.values:
         return whole.values[0]
-    values = whole.gathered(_own(share))
+    values = whole.gathered(in_whole(_own(share)))
     if torch.is_grad_enabled():  # without, it would cut later uses off from backward
         whole.values.append(values)
     return values

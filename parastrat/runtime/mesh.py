@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from parastrat.runtime.gloo import flat_group, mesh_of_dtensors, overlapping_group
+from parastrat.runtime.gloo import flat, mesh_of_dtensors, overlapping_group
 from parastrat.runtime.tensor_parallel.flow import exchange_over
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class RankMesh:
     #: of the ranks that have the positions of one sample
     cp: DeviceMesh | None = None
     tp: DeviceMesh | None = None
+    #: of the ranks that compute one sample together, along one axis: those of cp, of tp, or of both
+    sample: DeviceMesh | None = None
     pp: DeviceMesh | None = None
 
     @property
@@ -75,7 +77,13 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
     axes = tuple(axis for axis in _DATA_AXES if axis in used)
     within = tuple(axis for axis in names if axis != "pp")
     gradient_group = _group(whole, axes)
-    samples, cp = _context(plan, device, calls) if plan.mesh.cp > 1 else (gradient_group, None)
+    tp = _tp_part(whole) if "tp" in used else None
+    samples, cp, sample = gradient_group, None, tp
+    if plan.mesh.cp > 1:
+        context = _context(plan, device, calls)
+        parts = context.mesh_dim_names or ()
+        samples = context["data"].get_group() if "data" in parts else None
+        cp, sample = context["cp"], flat(context["cp", "tp"] if tp is not None else context["cp"])
     return RankMesh(
         whole=whole,
         data=_part(whole, axes),
@@ -83,7 +91,8 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         data_group=samples,
         stage_group=_group(whole, within),
         cp=cp,
-        tp=_tp_part(whole) if "tp" in used else None,
+        tp=tp,
+        sample=sample,
         pp=whole["pp"] if "pp" in used else None,
     )
 
@@ -100,21 +109,17 @@ def _axes(mesh: Mesh) -> dict[str, int]:
     return {axis: degree for axis, degree in degrees.items() if degree > 1}
 
 
-def _context(
-    plan: Plan, device: torch.device, calls: list[str]
-) -> tuple[dist.ProcessGroup | None, DeviceMesh]:
-    """Return the group of ranks with different samples, and the mesh of those with one's positions.
+def _context(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
+    """Return the mesh of ranks with different samples, with one's positions, and with one's layers.
 
-    Both are of a mesh of their own: parameters are sharded over all of these ranks as if each had other
+    It is one of its own: parameters are sharded over the ranks of the first two as if each had other
     samples.
     """
-    used = {axis: degree for axis, degree in (("data", plan.mesh.dp), ("cp", plan.mesh.cp)) if degree > 1}
+    degrees = {"data": plan.mesh.dp, "cp": plan.mesh.cp, "tp": plan.mesh.tp}
+    used = {axis: degree for axis, degree in degrees.items() if degree > 1}
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"context = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
-    context = mesh_of_dtensors(device.type, shape, names, ())
-    if "data" not in used:
-        return None, context
-    return context["data"].get_group(), context["cp"]
+    return mesh_of_dtensors(device.type, shape, names, ())
 
 
 def _tp_part(whole: DeviceMesh) -> DeviceMesh:
@@ -136,4 +141,4 @@ def _group(whole: DeviceMesh, axes: tuple[str, ...]) -> dist.ProcessGroup | None
     part = _part(whole, axes)
     if part is None or part is whole:
         return None if part is None else dist.group.WORLD
-    return flat_group(part)
+    return flat(part).get_group()

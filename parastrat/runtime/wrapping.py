@@ -65,7 +65,7 @@ class Wrapping:
     mixing: Mixing | None = None
     #: with other ranks only: what is the same on them
     replicas: Replicas | None = None
-    #: with tp or cp only: what its ranks take, draw and return
+    #: with tp or cp only: what the ranks of a sample take, draw and return
     alike: Alike | None = None
     #: fp16 only
     loss_scale: LossScale | None = None

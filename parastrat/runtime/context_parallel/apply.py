@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from parastrat.plan import Recompute
 from parastrat.runtime.agreement import alike
+from parastrat.runtime.context_parallel.beside_layers import Both, further_ranks, proven_together
 from parastrat.runtime.context_parallel.choice import blocks_of, chosen_division, stream_of
 from parastrat.runtime.tensor_parallel.apply import agreed_seed, own_draws
 from parastrat.runtime.tensor_parallel.copies import Source
@@ -24,6 +26,8 @@ def choose_division(
 ) -> None:
     """Note how the whole module's positions will be divided over the plan's cp ranks; all ranks call it.
 
+    With tp as well, how its layers are: less of both may hold together than did of each alone.
+
     Raises:
         WrapError: if they cannot be, or a small copy cannot be made to prove it.
         MismatchError: if the ranks did not find the same.
@@ -35,7 +39,12 @@ def choose_division(
         module=module, sample_inputs=sample_inputs, record=record, device=wrapping.device, axis="cp"
     )
     with own_draws(wrapping.device):
-        wrapping.division = chosen_division(source, mesh)
+        division, layout = chosen_division(source, mesh), wrapping.layout
+        if layout is not None:
+            alone, source = Both(layout=layout, division=division), replace(source, axis="cp and tp")
+            both = proven_together(source, alone, wrapping.mesh)
+            division, wrapping.layout = both.division, both.layout
+    wrapping.division = division
     alike(str(wrapping.division), "divide the model's positions differently")
 
 
@@ -48,12 +57,18 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
     if mesh is None or division is None:
         return None
     seed = agreed_seed(wrapping)
-    stream = stream_of(division, mesh, gathers_again=wrapping.plan.recompute is Recompute.NONE)
+    stream = stream_of(
+        division,
+        mesh,
+        gathers_again=wrapping.plan.recompute is Recompute.NONE,
+        further=further_ranks(wrapping.layout, wrapping.mesh),
+    )
     if drops(module):
-        regions = Regions(
-            wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=wrapping.mesh.dp_rank
-        )
-        regions.around(module)
+        if wrapping.mesh.tp is None:  # else its own are around the module
+            regions = Regions(
+                wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=wrapping.mesh.dp_rank
+            )
+            regions.around(module)
         stream.draws = drawing_apart(wrapping.device, mesh.get_local_rank())
         wrapping.calls.append("# a training forward draws alike on all cp ranks, but in the blocks")
     blocks = blocks_of(module, division.container)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.nn import functional
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 POSITIONS = -2
 #: of sequences whose masks are remembered
 _LENGTHS = 64
+#: the dimension of heads
+_HEADS = 1
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -57,6 +60,8 @@ class Attention:
             WrapError: for queries or keys that are not this rank's positions.
         """
         call = arguments(args, kwargs)
+        if isinstance(call["query"], DTensor):
+            return self._of_heads(own, call)
         query, key, value = (call.pop(name) for name in _NAMES[:3])
         if {tensor.shape[POSITIONS] for tensor in (query, key, value)} != {own}:
             raise WrapError(
@@ -65,6 +70,18 @@ class Attention:
                 hint="plan without cp: parastrat recommend --cp 1",
             )
         return _attended(_Call(query, key, value, call), self.positions, again=self.gathers_again)
+
+    def _of_heads(self, own: int, call: dict[str, Any]) -> torch.Tensor:
+        """Attend with this rank's heads, where code between tp's layers works on DTensors."""
+        query = call["query"]
+        divided = {name: given for name, given in call.items() if isinstance(given, DTensor)}
+        if any(given.placements not in ((Shard(_HEADS),), (Replicate(),)) for given in divided.values()):
+            raise WrapError(
+                "attention of DTensors goes over heads divided otherwise than by tp alone",
+                hint="plan without cp: parastrat recommend --cp 1",
+            )
+        found = self.of_call(own, **(call | {name: given.to_local() for name, given in divided.items()}))
+        return DTensor.from_local(found, query.device_mesh, query.placements, run_check=False)
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

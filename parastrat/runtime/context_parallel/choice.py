@@ -78,7 +78,7 @@ def _with_head(bench: Bench, division: Division) -> Division:
             break
     else:
         return division
-    task = replace(task_of_loss(bench.copy, bench.task.inputs, head), averages=True)
+    task = replace(task_of_loss(bench.copy, bench.task.inputs, head), averages=bench.mesh)
     loss = replace(further, loss=True)
 
     def verdict(expected: Results) -> Verdict:
@@ -95,7 +95,7 @@ def _head_of(module: nn.Module, inputs: Any) -> str:
 
 
 def _holds(bench: Bench, division: Division) -> Verdict:
-    task = replace(bench.task, averages=True)
+    task = replace(bench.task, averages=bench.mesh)
     return tried(bench.copy, bench.expected, task, bench.mesh, partial(_divided, division, bench.mesh))
 
 
@@ -107,17 +107,30 @@ def _refused(module: nn.Module, ranks: int, reason: str) -> WrapError:
 
 
 def _divided(division: Division, mesh: DeviceMesh, module: nn.Module) -> None:
-    stream, blocks = stream_of(division, mesh), [*blocks_of(module, division.container).values()]
+    divide(module, [*blocks_of(module, division.container).values()], stream_of(division, mesh))
+
+
+def divide(module: nn.Module, blocks: list[nn.Module], stream: Stream) -> None:
+    """Divide the positions of a small copy in place, whose blocks nothing recomputes."""
     stream.work_on_shares(blocks)
     stream.give_shares(blocks)
     stream.end(module)
 
 
-def stream_of(division: Division, mesh: DeviceMesh, *, gathers_again: bool = True) -> Stream:
-    """Return the stream of a division over a mesh."""
+def stream_of(
+    division: Division, mesh: DeviceMesh, *, gathers_again: bool = True, further: int = 1
+) -> Stream:
+    """Return the stream of a division over a mesh.
+
+    Args:
+        division: that was chosen.
+        mesh: of the ranks that have the positions of one sample.
+        gathers_again: backward gathers keys and values.
+        further: ranks of tp that divide the positions of each.
+    """
     positions = Positions(mesh=mesh, balanced=division.balanced)
     attention = Attention(positions=positions, gathers_again=gathers_again)
-    return Stream(positions=positions, attention=attention, division=division)
+    return Stream(positions=positions, attention=attention, division=division, further=further)
 
 
 def blocks_of(module: nn.Module, container: str) -> dict[str, nn.Module]:

@@ -12,6 +12,7 @@ Before and behind, all is as in one process, on each of the ranks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -57,16 +58,22 @@ class Positions:
         """Number of pieces that a sequence is cut into."""
         return self.ranks * (_PIECES if self.balanced else 1)
 
-    def check(self, length: int) -> None:
+    def check(self, length: int, further: int = 1) -> None:
         """Refuse a sequence that does not divide.
+
+        Args:
+            length: of the sequence.
+            further: number of ranks that divide the share of each.
 
         Raises:
             WrapError: naming the length that a multiple of would.
         """
-        if length % self.pieces:
+        least = math.lcm(self.pieces, self.ranks * further)
+        if length % least:
+            beside = f" and tp {further}" if further > 1 else ""
             raise WrapError(
-                f"{length} positions do not divide by {self.pieces}, for cp {self.ranks}",
-                hint=f"pad sequences to a multiple of {self.pieces}, or plan without cp: "
+                f"{length} positions do not divide by {least}, for cp {self.ranks}{beside}",
+                hint=f"pad sequences to a multiple of {least}, or plan without cp: "
                 "parastrat recommend --cp 1",
             )
 

@@ -27,6 +27,7 @@ from parastrat.runtime.context_parallel.positions import (
     taken,
     used,
 )
+from parastrat.runtime.logits import in_whole
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, first_changed
 from parastrat.runtime.training.gathered import in_backward
 
@@ -99,6 +100,8 @@ class Stream:
     positions: Positions
     attention: Attention
     division: Division
+    #: ranks of tp that divide the positions of each, from inside the first block on to the end of the last
+    further: int = 1
     #: around what a block draws at random
     draws: Callable[[nn.Module], AbstractContextManager[None]] = lambda _: nullcontext()
     #: positions of the sequence that passes, or passed last
@@ -112,12 +115,14 @@ class Stream:
         Inside of a checkpoint, which computes it again.
         """
         for block in blocks:
-            forward = block.forward
-            block.forward = wraps(forward)(partial(self._on_shares, block, forward))
+            forward, further = block.forward, 1 if block is blocks[0] else self.further
+            block.forward = wraps(forward)(partial(self._on_shares, block, forward, further))
 
-    def _on_shares(self, block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        length = next(leaf for leaf in tree_leaves((args, kwargs)) if _is_stream(leaf)).shape[SEQUENCE]
-        with self.draws(block), Inside(self.attention, self.division.counts, length):
+    def _on_shares(
+        self, block: nn.Module, forward: Callable[..., Any], further: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        given = next(leaf for leaf in tree_leaves((args, kwargs)) if _is_stream(leaf)).shape[SEQUENCE]
+        with self.draws(block), Inside(self.attention, self.division.counts, given * further):
             return forward(*args, **kwargs)
 
     def give_shares(self, blocks: list[nn.Module]) -> None:
@@ -163,7 +168,7 @@ class Stream:
         return taken(x, self.positions, SEQUENCE)
 
     def _of_head(self, own: torch.Tensor) -> torch.Tensor:
-        return by_positions(own, self.positions) if self.division.loss else self._whole(own)
+        return by_positions(own, self.positions) if self.division.loss else self._whole(in_whole(own))
 
     def _checked(self, x: torch.Tensor) -> torch.Tensor:
         """Return the head's input; of some positions only each rank would have taken its own."""
@@ -189,9 +194,9 @@ class Stream:
                 "a block gets no activations of samples, positions and features, which cp divides",
                 hint="plan without cp: parastrat recommend --cp 1",
             )
-        whole = stream.shape[SEQUENCE] * (1 if is_first else self.positions.ranks)
+        whole = stream.shape[SEQUENCE] * (1 if is_first else self.positions.ranks * self.further)
         if is_first:
-            self.positions.check(whole)
+            self.positions.check(whole, self.further)
             self._length = whole
         own = [
             leaf

@@ -85,10 +85,10 @@ class _Shapes:
         #: with the results, which must not be lost: another could have their place
         self._seen: dict[int, tuple[Any, list[int]]] = {}
 
-    def results(self, model: Any, task: Any, *known: Any) -> Any:
+    def results(self, model: Any, task: Any, *known: Any, **averaged: Any) -> Any:
         with _Queries() as queries:
-            found = self._results(model, task, *known)
-        if not task.averages:  # where positions are divided themselves, they tell nothing
+            found = self._results(model, task, *known, **averaged)
+        if task.averages is None:  # where positions are divided themselves, they tell nothing
             self._seen[id(found)] = found, queries.positions
         return found
 

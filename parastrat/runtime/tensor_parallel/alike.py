@@ -1,4 +1,4 @@
-"""Ranks of one tp or cp group compute one forward together: they must take, draw and return the same.
+"""Ranks of cp and tp compute one sample's forward together: they must take, draw and return the same.
 
 Other samples on each, as from a sampler over all ranks, or other draws, would be mixed in the first sum
 over ranks, and what comes of it be trained without a word.
@@ -30,21 +30,23 @@ _ROUNDING = 1e-2
 
 
 class Alike:
-    """Compares the forwards 1, 2, 4, 8 and so on of a model over the ranks of its tp or cp group.
+    """Compares the forwards 1, 2, 4, 8 and so on of a model over the ranks that compute one sample.
 
     Args:
         model: divided; all its forwards are run by all ranks of the group.
         wrapping: of it.
-        axis: along which it is divided, tp or cp.
+        mesh: of the ranks.
     """
 
-    def __init__(self, model: nn.Module, wrapping: Wrapping, axis: str) -> None:
-        self._wrapping = wrapping
-        self._mesh: DeviceMesh = getattr(wrapping.mesh, axis)
-        self._among = f"between the ranks of one {axis} group"
+    def __init__(self, model: nn.Module, wrapping: Wrapping, mesh: DeviceMesh) -> None:
+        self._wrapping, self._mesh = wrapping, mesh
+        axes = [axis for axis in ("cp", "tp") if getattr(wrapping.plan.mesh, axis) > 1]
+        group = f"{' and '.join(axes)} group"
+        self._among = f"between the ranks of one {group}"
+        numbers = axes[0] if len(axes) == 1 else f"({' * '.join(axes)})"
         self._hint = (
-            f"give all ranks of a {axis} group the same samples, as parastrat.shard_dataloader does, and "
-            f"the same seed; rank // {axis} numbers those that see different ones"
+            f"give all ranks of a {group} the same samples, as parastrat.shard_dataloader does, and "
+            f"the same seed; rank // {numbers} numbers those that see different ones"
         )
         self._looked_at = LookedAt(inner(model), wrapping)
         self._forwards = 0

@@ -48,6 +48,7 @@ def choose_layout(
         sequence=wrapping.plan.sequence_parallel,
         loss=wrapping.plan.loss_parallel,
         stages=wrapping.plan.mesh.pp > 1,
+        positions=wrapping.plan.mesh.cp > 1,
     )
     with own_draws(wrapping.device):
         wrapping.layout = chosen_layout(source, mesh)

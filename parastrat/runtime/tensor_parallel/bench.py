@@ -36,7 +36,10 @@ class Bench:
     copy: nn.Module
     task: Task
     expected: Results
+    #: of the ranks that prove how it is divided
     mesh: DeviceMesh
+    #: number of ranks that divide its layers
+    degree: int
     #: by where something is divided, the steps of the forward on it that were proven
     steps: dict[str, set[Step]] = field(default_factory=dict)
 
@@ -51,20 +54,23 @@ class Bench:
         return verdict
 
     def settled(self, groups: Groups) -> Groups:
-        return settled(Layout(groups=groups), self.copy, self.mesh.size()).groups
+        return settled(Layout(groups=groups), self.copy, self.degree).groups
 
 
 class _CopyError(WrapError):
     """A small copy cannot be made, or not called."""
 
 
-def bench_of(source: Source, mesh: DeviceMesh, degree: int | None = None) -> Bench:
+def bench_of(
+    source: Source, mesh: DeviceMesh, *, degree: int | None = None, positions: int | None = None
+) -> Bench:
     """Return a small copy of the model, and what it computes alone.
 
     Args:
         source: the model.
         mesh: the ranks that prove how it is divided.
-        degree: what sizes and positions of the copy divide by; None: the number of ranks.
+        degree: what sizes of the copy divide by; None: the number of ranks.
+        positions: what its positions divide by; None: as the sizes.
 
     Raises:
         WrapError: if none can be made, or its forward raises.
@@ -76,14 +82,14 @@ def bench_of(source: Source, mesh: DeviceMesh, degree: int | None = None) -> Ben
             for batch in (batch_for, whole_batch_for)[: 1 if source.sample_inputs is None else 2]:
                 try:
                     with _failing(source):
-                        return _bench(few, batch(source, few, degree), mesh)
+                        return _bench(few, batch(source, few, positions or degree), mesh, degree)
                 except _CopyError as failure:  # other inputs, or the model's own sizes, may do
                     failures.append(failure)
     last = failures[-1]
     raise WrapError(last.message, hint=last.hint) from last.__cause__
 
 
-def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
+def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh, degree: int) -> Bench:
     if not any(parameter.requires_grad for parameter in few.parameters()):
         # a teacher, say: gradients would tell no other way of dividing it, and tell more than outputs alone
         for parameter in few.parameters():
@@ -93,7 +99,7 @@ def _bench(few: nn.Module, inputs: Any, mesh: DeviceMesh) -> Bench:
     expected = results(copy.deepcopy(few), task)
     if not expected.is_finite:
         raise ValueError("outputs or gradients are not finite")
-    return Bench(copy=few, task=task, expected=expected, mesh=mesh)
+    return Bench(copy=few, task=task, expected=expected, mesh=mesh, degree=degree)
 
 
 @contextmanager

@@ -101,7 +101,8 @@ def _with_sequence(source: Source, bench: Bench, layout: Layout) -> Layout:
         except NoStreamError as error:
             reason = str(error)
         else:
-            further = () if source.stages else suggested_ends(bench.copy, bench.task.inputs, small)
+            is_cut = source.stages or source.positions  # at the first block and the last
+            further = () if is_cut else suggested_ends(bench.copy, bench.task.inputs, small)
             for ends in (*further, Ends()):
                 verdict = bench.holds(extended(small, ends))
                 if verdict and source.stages:  # a stage may begin and end with any block

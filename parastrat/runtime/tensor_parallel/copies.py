@@ -45,6 +45,8 @@ class Source:
     loss: bool = False
     #: the blocks will be cut into pipeline stages
     stages: bool = False
+    #: ranks of another axis have other positions, from the first block to the last
+    positions: bool = False
 
 
 def small_copies(source: Source, degree: int) -> Iterator[nn.Module]:

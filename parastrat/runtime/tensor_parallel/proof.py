@@ -42,8 +42,8 @@ class Task:
     classes: int = 0
     #: and its outputs in evaluation mode, which may be computed otherwise
     evaluates: bool = False
-    #: gradients are averaged over the ranks, as those of copies
-    averages: bool = False
+    #: over whose ranks gradients are averaged, as those of copies; None: over nobody's
+    averages: DeviceMesh | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +108,6 @@ def proven(
 ) -> Verdict:
     """Compare a copy of ``plain`` under the layout with what ``plain`` gave; all ranks call it.
 
-    What may differ by rounding alone is computed again in fp64, where it is not seen: the gradient of a
-    bias before a batch norm is zero, but for rounding that grows with the samples.
-
     Raises:
         OutOfStepError: if another rank has failed since the last trial, or tries another layout.
     """
@@ -119,8 +116,31 @@ def proven(
     def divide(copied: nn.Module) -> None:
         apply_layout(copied, layout, mesh, extent, noted)
 
-    meet(str(layout), mesh)
-    verdict = replace(tried(plain, expected, task, mesh, divide), steps=noted)
+    return replace(judged(plain, expected, task, Trial(str(layout), mesh, divide)), steps=noted)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One way of dividing a model, as ranks try it together."""
+
+    #: what is tried, which all must agree on
+    said: str
+    mesh: DeviceMesh
+    #: divides a copy in place
+    divide: Callable[[nn.Module], object]
+
+
+def judged(plain: nn.Module, expected: Results, task: Task, trial: Trial) -> Verdict:
+    """Compare a divided copy of ``plain`` with what ``plain`` gave; all ranks call it.
+
+    What may differ by rounding alone is computed again in fp64, where it is not seen: the gradient of a
+    bias before a batch norm is zero, but for rounding that grows with the samples.
+
+    Raises:
+        OutOfStepError: if another rank has failed since the last trial, or tries something else.
+    """
+    meet(trial.said, trial.mesh)
+    verdict = tried(plain, expected, task, trial.mesh, trial.divide)
     if not verdict.near:
         return verdict
     try:
@@ -128,8 +148,8 @@ def proven(
         exact = results(copy.deepcopy(precise), wide)
     except Exception:  # noqa: BLE001  (the module's code may raise anything; not all of it runs in fp64)
         return verdict
-    meet(f"{layout} in fp64", mesh)
-    return replace(tried(precise, exact, wide, mesh, divide), steps=noted)
+    meet(f"{trial.said} in fp64", trial.mesh)
+    return tried(precise, exact, wide, trial.mesh, trial.divide)
 
 
 def tried(
@@ -150,7 +170,7 @@ def tried(
         with silenced(FAKE_TENSORS), steps(mesh):
             parallel = copy.deepcopy(plain)
             divide(parallel)
-            got = results(parallel, task, expected.kept, mesh)
+            got = results(parallel, task, expected.kept, averaged_over=task.averages)
             differences = compared(expected, got)
             near = not differences or not compared(expected, got, floor=TOLERANCE)
     except OutOfStepError as error:
@@ -181,7 +201,10 @@ def _said(failures: dict[int, str], ranks: int) -> str:
 
 
 def results(
-    model: nn.Module, task: Task, known: Collection[str] | None = None, mesh: DeviceMesh | None = None
+    model: nn.Module,
+    task: Task,
+    known: Collection[str] | None = None,
+    averaged_over: DeviceMesh | None = None,
 ) -> Results:
     """Run forward and backward from fixed random gradients of what a loss may read; return whole tensors.
 
@@ -205,8 +228,8 @@ def results(
         for leaf in (*outputs, *kept.values())
     ]
     torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
-    if task.averages and mesh is not None:
-        average_gradients(model.parameters(), mesh.get_group())
+    if averaged_over is not None:
+        average_gradients(model.parameters(), averaged_over.get_group())
     gradients = {
         name: whole(parameter.grad).detach()
         for name, parameter in model.named_parameters()

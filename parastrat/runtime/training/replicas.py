@@ -260,9 +260,8 @@ def compare_ranks(model: nn.Module, wrapping: Wrapping) -> None:
     if wrapping.mesh.stage_group is not None and dist.get_backend() != "fake":
         wrapping.replicas = Replicas(model, wrapping)
         gather_alike(model, wrapping)
-        axis = next((axis for axis in ("tp", "cp") if getattr(wrapping.plan.mesh, axis) > 1), None)
-        if axis is not None:
-            wrapping.alike = Alike(model, wrapping, axis)
+        if wrapping.mesh.sample is not None:
+            wrapping.alike = Alike(model, wrapping, wrapping.mesh.sample)
 
 
 def _accumulates(held: Iterator[tuple[str, Any]]) -> bool:

@@ -246,5 +246,7 @@ def four_ranks() -> dict[str, Any]:
             "fsdp2+cp": {"dp_shard": 2},
             "hsdp+cp": {"dp_replicate": 2},
             "cp 4": {"cp": 4},
+            "cp+tp": {"tp": 2, "sequence_parallel": True, "loss_parallel": True},
+            "cp+tp, whole activations": {"tp": 2},
         }.items()
     }

@@ -42,7 +42,7 @@ def test_recomputed_blocks_train_the_same(policy: str, two: list[dict[str, Any]]
     check([rank[f"recompute: {policy}"] for rank in two], alone(CAUSAL))
 
 
-@pytest.mark.parametrize("name", ["fsdp2+cp", "hsdp+cp", "cp 4"])
+@pytest.mark.parametrize("name", ["fsdp2+cp", "hsdp+cp", "cp 4", "cp+tp", "cp+tp, whole activations"])
 def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[name] for rank in four], alone(CAUSAL))
 
