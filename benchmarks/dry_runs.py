@@ -3,8 +3,8 @@
 Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT] [--until HH:MM] [--write]
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
-all, on the model cut to four blocks; one of every model with context parallelism; ten at full depth; and 28
-whose loss comes in chunks. Compared are bytes of tensors: the estimate without its overhead, and the most
+all, on the model cut to four blocks; one of every model with context parallelism, and of every second with
+tensor parallelism beside it; ten at full depth; and 28 whose loss comes in chunks. Compared are bytes of tensors: the estimate without its overhead, and the most
 that lives in a step, on the rank that needs most. The state keeps what dry runs found, one line each: a run
 that ended early goes on there, and none begins after ``--until``.
 ``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
@@ -18,7 +18,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -125,6 +125,15 @@ OF_CONTEXT = {
     },
     "hsdp x cp 4": {"mesh": Mesh(dp_replicate=4, dp_shard=4, cp=4)},
 }
+#: with context parallelism beside tensor parallelism
+OF_BOTH = {
+    "fsdp2 x cp 2 x tp 4, sp, loss": {
+        "mesh": Mesh(dp_shard=8, cp=2, tp=4),
+        "sequence_parallel": True,
+        "loss_parallel": True,
+    },
+    "fsdp2 x cp 4 x tp 2": {"mesh": Mesh(dp_shard=8, cp=4, tp=2)},
+}
 SIZES = (1, 2)
 #: combinations of a model and a way at full depth
 WHOLE = (
@@ -177,7 +186,7 @@ class Combination:
     """What is compared."""
 
     model: str
-    #: of ``WAYS`` or ``OF_CONTEXT``
+    #: of ``WAYS``, ``OF_CONTEXT`` or ``OF_BOTH``
     way: str
     recompute: Recompute
     #: samples of a micro-batch
@@ -207,7 +216,7 @@ class Combination:
         fields = {
             "gradient_accumulation_steps": 1,
             "shard": Shard.PARAMETERS,
-            **(WAYS | OF_CONTEXT)[self.way],
+            **(WAYS | OF_CONTEXT | OF_BOTH)[self.way],
         }
         return Plan(
             micro_batch_size=self.size,
@@ -313,14 +322,16 @@ def combinations(each: int = 3) -> tuple[Combination, ...]:
         Combination(model=model, way=way, recompute=recompute, size=size, chunks=USUAL_CHUNKS)
         for model, way, recompute, size in CHUNKED
     )
-    return (*drawn.sample(found, len(found)), *whole, *chunked, *_of_context())
+    context = _in_turn(decoders(), list(OF_CONTEXT), seed=1)
+    both = _in_turn(decoders()[::2], list(OF_BOTH), seed=2)
+    return (*drawn.sample(found, len(found)), *whole, *chunked, *context, *both)
 
 
-def _of_context() -> Iterator[Combination]:
-    """Yield a combination of each model whose positions are divided, each way in turn."""
-    drawn = random.Random(1)  # noqa: S311  (as above)
-    for place, model in enumerate(decoders()):
-        way = list(OF_CONTEXT)[place % len(OF_CONTEXT)]
+def _in_turn(models: Sequence[str], ways: list[str], seed: int) -> Iterator[Combination]:
+    """Yield a combination of each model, each way in turn."""
+    drawn = random.Random(seed)  # noqa: S311  (as above)
+    for place, model in enumerate(models):
+        way = ways[place % len(ways)]
         every = (
             Combination(model=model, way=way, recompute=recompute, size=size)
             for recompute, size in product(Recompute, SIZES)

@@ -12,16 +12,16 @@ from parastrat.workload import Precision
 
 def test_axes_are_planned_only() -> None:
     assert "PS290" in codes(ep=2)
-    assert "PS290" in codes(cp=2, tp=2)
     assert "PS290" in codes(cp=2, pp=2)
     assert "PS290" in codes(cp=2, shard=Shard.NONE)
     assert "PS290" in codes(cp=2, cp_method=ContextMethod.RING)
     assert "PS290" not in codes(cp=2, shard=Shard.PARAMETERS)
+    assert "PS290" not in codes(cp=2, tp=2, shard=Shard.PARAMETERS)
     assert "PS290" not in codes(dp_shard=2, dp_replicate=2, tp=2)
     assert "PS290" not in codes(dp_shard=2, pp=2)
     # torchtitan is named for what it has
     for ref, where in (("llama-3.1-8b", "torchtitan or Megatron-LM"), ("t5-3b", "a framework that has")):
-        fix = axes_are_planned_only.hit(case(cp=2, tp=2, ref=ref)).fix
+        fix = axes_are_planned_only.hit(case(cp=2, pp=2, ref=ref)).fix
         assert fix.startswith(f"run this plan with {where}")
 
 

@@ -21,8 +21,8 @@ APPLIED = Constraints(applied=True)
 
 @pytest.fixture(scope="module")
 def long() -> Facts:
-    """A job of which the recommendation divides sequences, beside layers."""
-    return facts("llama-3.1-405b", "dgx-h100:128", 16, 131_072)
+    """A job of which the recommendation divides experts, beside sequences and layers."""
+    return facts("qwen3-235b-a22b", "dgx-h100:32", 64, 131_072)
 
 
 def test_it_is_told_where_the_recommendation_is_not_applied(long: Facts) -> None:
@@ -47,11 +47,11 @@ def test_what_is_settled_holds_but_for_axes_that_are_not_applied() -> None:
 
 
 def test_cp_is_given_up_where_no_plan_with_it_is_applied(long: Facts) -> None:
-    fixed = Constraints(cp=32, micro_batch_size=1)  # beside tp alone
+    fixed = Constraints(cp=2, micro_batch_size=1)  # beside ep alone
     applied = applied_instead(long, fixed, find_plan(long, fixed).chosen, TOLERANCE)
     assert applied is not None
     assert applied.case is not None
-    assert applied.case.plan.mesh.cp != 32
+    assert applied.case.plan.mesh.cp != 2
     assert applied.case.plan.micro_batch_size == 1
 
 
@@ -96,7 +96,7 @@ def test_what_is_not_applied_is_rejected_by_its_rule(long: Facts) -> None:
 
 
 def test_flags_are_dropped_but_for_who_runs_the_plan(long: Facts) -> None:
-    # without these flags the fastest divides sequences beside layers, which is not applied
+    # without these flags the fastest divides experts, which is not applied
     result = find_plan(long, Constraints(cp=1, tp=1, pp=1, applied=True), tolerance=TOLERANCE)
     assert result.chosen is None
     (freed,) = [fit for fit in result.nearest_fit if fit.changes[0].startswith("drop the fixed flags")]

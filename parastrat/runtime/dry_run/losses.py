@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -33,15 +33,13 @@ _SHAPED = (torch.Tensor.view, torch.Tensor.reshape)
 @contextmanager
 def losses_of_shares(wrapping: Wrapping) -> Iterator[None]:
     """Let heads hand out plain shares where logits are divided, and cross entropy take them."""
-    if wrapping.layout is not None and wrapping.layout.loss:
-        by_columns = _OfShares()
-        with patch.object(styles, "by_vocabulary", by_columns.handed_out), by_columns:
-            yield
-    elif wrapping.division is not None and wrapping.division.loss:
-        by_rows = _OfRows()
-        with patch.object(stream, "by_positions", by_rows.handed_out), by_rows:
-            yield
-    else:
+    with ExitStack() as stack:
+        if wrapping.layout is not None and wrapping.layout.loss:
+            by_columns = stack.enter_context(_OfShares())
+            stack.enter_context(patch.object(styles, "by_vocabulary", by_columns.handed_out))
+        if wrapping.division is not None and wrapping.division.loss:  # asked first, for its own rows alone
+            by_rows = stack.enter_context(_OfRows())
+            stack.enter_context(patch.object(stream, "by_positions", by_rows.handed_out))
         yield
 
 
