@@ -54,18 +54,11 @@ class _Proof:
     mesh: RankMesh
     averages: Task
 
-    def holds(self, both: Both, expected: Results, task: Task) -> tuple[Verdict, Both]:
-        """Return the verdict on both, and both with the steps that a forward took on what is divided."""
+    def holds(self, both: Both, task: Task, expected: Results) -> Verdict:
+        """Return the verdict on both, with the steps that a forward took on what is divided."""
         noted: dict[str, set[Step]] = {}
-        divided = partial(self._divide, both, noted)
-        trial = Trial(str(both), self.bench.mesh, divided)
-        verdict = judged(self.bench.copy, expected, task, trial)
-        known = both.layout.steps
-        steps = {
-            where: frozenset(noted.get(where, ())) | known.get(where, frozenset())
-            for where in (*known, *noted)
-        }
-        return verdict, replace(both, layout=replace(both.layout, steps=steps))
+        trial = Trial(str(both), self.bench.mesh, partial(self._divide, both, noted))
+        return replace(judged(self.bench.copy, expected, task, trial), steps=noted)
 
     def _divide(self, both: Both, noted: dict[str, set[Step]], copied: nn.Module) -> None:
         small = replace(on_copy(self.bench, both.layout), loss=both.layout.loss)
@@ -103,9 +96,10 @@ def _proven(source: Source, both: Both, proof: _Proof) -> Both:
         raise _refused(source, str(error)) from None
     reason = ""
     for fewer in _ways(both):
-        verdict, proven = proof.holds(fewer, bench.expected, proof.averages)
+        verdict = proof.holds(fewer, proof.averages, bench.expected)
         if verdict:
-            return _with_loss(both, proven, proof)
+            layout = fewer.layout.also(verdict.steps)
+            return _with_loss(both, replace(fewer, layout=layout), proof)
         reason = reason or f"not proven: {verdict}"
     raise _refused(source, reason)
 
@@ -141,16 +135,9 @@ def _with_loss(wanted: Both, proven: Both, proof: _Proof) -> Both:
             division=replace(proven.division, loss=by_positions),
         )
         task = replace(task_of_loss(bench.copy, bench.task.inputs, head), averages=proof.mesh.cp)
-        found: list[Both] = []
-
-        def verdict(expected: Results, asked: Task = task, tried: Both = further) -> Verdict:
-            said, known = proof.holds(tried, expected, asked)
-            found.append(known)
-            return said
-
-        why = unproven(bench.copy, task, bench.mesh, verdict)
+        why = unproven(bench.copy, task, bench.mesh, partial(proof.holds, further, task))
         if not why:
-            return found[-1]
+            return further
         reason = reason or why
     if not wanted.layout.loss:
         return proven

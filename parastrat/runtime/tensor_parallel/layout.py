@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -123,6 +123,12 @@ class Layout:
     @property
     def parts(self) -> dict[str, Part]:
         return {name: part for group in self.groups for name, part in group.parts.items()}
+
+    def also(self, proven: Mapping[str, Collection[Step]]) -> Layout:
+        """Return the layout with more steps of the forward that a proof took."""
+        places = (*self.steps, *proven)
+        steps = {where: self.steps.get(where, frozenset()).union(proven.get(where, ())) for where in places}
+        return replace(self, steps=steps)
 
 
 def divided_between(group: Group) -> frozenset[str]:

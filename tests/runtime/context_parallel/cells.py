@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from runtime.cells import Weights, whole
-from runtime.context_parallel.models import DIVIDED, REFUSED, VOCABULARY, Block, Chunked, Net
+from runtime.context_parallel.models import DIVIDED, REFUSED, VOCABULARY, Block, Chunked, Local, Net
 from runtime.models import plan, token_loss, tokens
 from runtime.ranks import answers
 from torch import nn
@@ -25,6 +25,14 @@ from parastrat.runtime.wrapping import wrapping_of
 BATCH, LENGTH = 4, 16
 STEPS = 3
 CP: dict[str, Any] = {"cp": 2, "shard": Shard.PARAMETERS}
+#: beside cp
+TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+
+
+def local() -> nn.Module:
+    """A model whose heads, stream and logits tp divides too."""
+    return Net(Local)
+
 
 Trained = tuple[list[float], Weights]
 
@@ -84,9 +92,9 @@ def trained(build: Callable[[], nn.Module], tail: int = 0, **fields: Any) -> Tra
     return losses, whole(model)
 
 
-def by_hand(build: Callable[[], nn.Module]) -> Trained:
+def by_hand(build: Callable[[], nn.Module], **fields: Any) -> Trained:
     """A loop as for one process: logits are whole, and so is the loss."""
-    model = wrapped(build, micro_batch_size=BATCH, gradient_accumulation_steps=1)
+    model = wrapped(build, micro_batch_size=BATCH, gradient_accumulation_steps=1, **fields)
     optimizer, losses = adam(model), []
     for step in range(STEPS):
         x, y = share(model, step)
@@ -119,8 +127,8 @@ def in_chunks(alone: bool) -> Trained:
     return losses, dict(model.state_dict()) if alone else whole(model)
 
 
-def calls_of(build: Callable[[], nn.Module]) -> str:
-    return "\n".join(wrapping_of(wrapped(build)).calls)
+def calls_of(model: nn.Module) -> str:
+    return "\n".join(wrapping_of(model).calls)
 
 
 def evaluated(build: Callable[[], nn.Module]) -> tuple[float, float]:
@@ -139,50 +147,45 @@ def evaluated(build: Callable[[], nn.Module]) -> tuple[float, float]:
     return found, sum(mean * count for mean, count in each) / sum(count for _, count in each)
 
 
-def saved(build: Callable[[], nn.Module], folder: Path) -> float:
+def saved(model: nn.Module, folder: Path, other: nn.Module) -> float:
     """How far weights are from those that were saved, in a model that began with others."""
-    model = wrapped(build)
     parastrat.save_checkpoint(model, None, folder)
     before = whole(model)
-    other = wrapped(lambda: build().apply(_spoiled))
     parastrat.load_checkpoint(other, None, folder)
     after = whole(other)
     return max(float((after[name] - value).abs().max()) for name, value in before.items())
 
 
-def _spoiled(module: nn.Module) -> None:
+def spoiled(module: nn.Module) -> None:
     for parameter in module.parameters(recurse=False):
         nn.init.constant_(parameter, 0.5)
 
 
-def with_other_batches() -> str:
-    """What is said where each rank of a sequence is given another."""
-    model = wrapped(DIVIDED["causal"])
-    x, y = share(model, dist.get_rank())
+def with_other_batches(model: nn.Module, odd: int) -> str:
+    """What is said where rank ``odd`` of a sequence is given another."""
+    x, y = share(model, int(dist.get_rank() == odd))
     return str(answers({"": lambda: parastrat.forward_backward(model, x, y, loss_fn=token_loss)})[""])
 
 
-def of_odd_length() -> str:
-    model = wrapped(DIVIDED["causal"])
-    x, y = share(model, 0)
-    return str(
-        answers({"": lambda: parastrat.forward_backward(model, x[:, :6], y[:, :6], loss_fn=token_loss)})[""]
-    )
+def of_length(model: nn.Module, length: int) -> str:
+    """What is said of sequences that are so long."""
+    x, y = (part[:, :length] for part in share(model, 0))
+    return str(answers({"": lambda: parastrat.forward_backward(model, x, y, loss_fn=token_loss)})[""])
 
 
-def dropped() -> tuple[bool, bool, float]:
-    """Whether ranks draw apart in blocks and alike behind, and the loss of a step."""
-    model = wrapped(lambda: Net(lambda: Block(rate=0.5)))
+def dropped(**fields: Any) -> tuple[list[list[float]], bool, float]:
+    """What each rank drops in the first block, whether draws behind go on as before, and a step's loss."""
+    model = wrapped(lambda: Net(lambda: Block(rate=0.5)), **fields)
     drawn: list[torch.Tensor] = []
     block: Any = model.get_submodule("blocks.0")
     block.drop.register_forward_hook(lambda *given: drawn.append((given[-1] == 0).float().flatten()))
+    torch.manual_seed(7)
     loss = parastrat.forward_backward(model, *share(model, 0), loss_fn=token_loss)
-    own = torch.rand(1)
-    both = [torch.empty_like(drawn[0]) for _ in range(2)]
-    dist.all_gather(both, drawn[0].contiguous())
-    after = [torch.empty(1) for _ in range(2)]
-    dist.all_gather(after, own)
-    return not torch.equal(*both), torch.equal(*after), loss.item()
+    behind, generator = torch.rand(1), torch.Generator().manual_seed(7)
+    every = [torch.empty_like(drawn[0]) for _ in range(dist.get_world_size())]
+    dist.all_gather(every, drawn[0].contiguous())
+    goes_on = torch.equal(behind, torch.rand(1, generator=generator))
+    return [each.tolist() for each in every], goes_on, loss.item()
 
 
 def copied() -> tuple[list[int], float]:
@@ -217,6 +220,17 @@ def with_a_penalty_on_gradients() -> str:
     return str(answers({"": backward})[""])
 
 
+def _of_two_models(folder: str, **fields: Any) -> dict[str, Any]:
+    """What is told of one, saved of it in another, and said of each at last: none goes on from there."""
+    one, other = wrapped(local, **fields), wrapped(lambda: local().apply(spoiled), **fields)
+    return {
+        "calls": calls_of(one),
+        "saved": saved(one, Path(folder), other),
+        "other batches": with_other_batches(one, odd=dist.get_world_size() - 1),
+        "odd length": of_length(other, 6),
+    }
+
+
 def two_ranks(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"model: {name}": trained(build, tail=3 if name == "last positions" else 0)
@@ -226,12 +240,9 @@ def two_ranks(folder: str) -> dict[str, Any]:
         found[f"recompute: {policy.value}"] = trained(DIVIDED["causal"], recompute=policy)
     found["by hand"] = by_hand(DIVIDED["causal"])
     found["in chunks"] = in_chunks(alone=False)
-    found["calls"] = calls_of(DIVIDED["causal"])
-    found["other calls"] = calls_of(DIVIDED["counted behind the blocks"])
+    found["other calls"] = calls_of(wrapped(DIVIDED["counted behind the blocks"]))
     found["evaluated"] = evaluated(DIVIDED["causal"])
-    found["saved"] = saved(DIVIDED["causal"], Path(folder))
-    found["other batches"] = with_other_batches()
-    found["odd length"] = of_odd_length()
+    found |= _of_two_models(folder)
     found["dropped"] = dropped()
     found["copied"] = copied()
     found["penalty on gradients"] = with_a_penalty_on_gradients()
@@ -246,7 +257,18 @@ def four_ranks() -> dict[str, Any]:
             "fsdp2+cp": {"dp_shard": 2},
             "hsdp+cp": {"dp_replicate": 2},
             "cp 4": {"cp": 4},
-            "cp+tp": {"tp": 2, "sequence_parallel": True, "loss_parallel": True},
-            "cp+tp, whole activations": {"tp": 2},
         }.items()
+    }
+
+
+def beside_layers(folder: str) -> dict[str, Any]:
+    """What four ranks give, of which pairs divide positions, and pairs layers."""
+    return {
+        "all": trained(local, recompute=Recompute.FULL, **TP),
+        # whose heads are DTensors, as their number is written
+        "whole activations": trained(DIVIDED["mask given"], tp=2),
+        "by hand": by_hand(local, **TP),
+        **_of_two_models(folder, **TP),
+        "dropped": dropped(tp=2),
+        "refused": str(answers({"": lambda: wrapped(REFUSED["products"][0], tp=2)})[""]),
     }

@@ -40,6 +40,38 @@ class Block(nn.Module):
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+class Attention(nn.Module):
+    """Has as many heads as its products give it features for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.register_buffer("table", torch.linspace(0, 6, LONGEST)[:, None] * torch.ones(WIDTH // HEADS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        samples, length, _ = x.shape
+        q, k, v = (
+            part(x).view(samples, length, -1, WIDTH // HEADS).transpose(1, 2)
+            for part in (self.q, self.k, self.v)
+        )
+        angles = self.table[:length].cos()
+        mixed = functional.scaled_dot_product_attention(q * angles, k * angles, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Local(nn.Module):
+    """Has its attention in a module, so that tp divides the stream between that and the products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention, self.middle = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm(x))
+        return x + self.down(functional.silu(self.up(self.middle(x))))
+
+
 class Masked(Block):
     """Is given a mask of all queries and keys."""
 

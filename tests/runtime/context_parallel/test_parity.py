@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.context_parallel.cells import LENGTH, Trained, alone, four_ranks, in_chunks, two_ranks
+from runtime.context_parallel.cells import (
+    LENGTH,
+    Trained,
+    alone,
+    beside_layers,
+    four_ranks,
+    in_chunks,
+    local,
+    two_ranks,
+)
 from runtime.context_parallel.models import DIVIDED, REFUSED
 from runtime.ranks import on_ranks
 
@@ -22,6 +31,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def four() -> list[dict[str, Any]]:
     return on_ranks(4, four_ranks)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return on_ranks(4, beside_layers, str(tmp_path_factory.mktemp("saved")))
 
 
 def check(every_rank: list[Trained], expected: Trained) -> None:
@@ -42,7 +56,7 @@ def test_recomputed_blocks_train_the_same(policy: str, two: list[dict[str, Any]]
     check([rank[f"recompute: {policy}"] for rank in two], alone(CAUSAL))
 
 
-@pytest.mark.parametrize("name", ["fsdp2+cp", "hsdp+cp", "cp 4", "cp+tp", "cp+tp, whole activations"])
+@pytest.mark.parametrize("name", ["fsdp2+cp", "hsdp+cp", "cp 4"])
 def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[name] for rank in four], alone(CAUSAL))
 
@@ -91,9 +105,9 @@ def test_sequences_divide(two: list[dict[str, Any]]) -> None:
 
 def test_ranks_drop_apart_in_blocks_alone(two: list[dict[str, Any]]) -> None:
     for rank in two:
-        apart, alike_behind, loss = rank["dropped"]
-        assert apart
-        assert alike_behind
+        (first, second), goes_on, loss = rank["dropped"]
+        assert first != second
+        assert goes_on
         assert loss == two[0]["dropped"][2]
 
 
@@ -114,3 +128,51 @@ def test_others_are_refused(name: str, two: list[dict[str, Any]]) -> None:
     for rank in two:
         assert "cannot be divided by cp 2" in rank[f"refused: {name}"]
         assert REFUSED[name][1] in rank[f"refused: {name}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "build"),
+    [
+        ("all", local),
+        ("by hand", local),
+        ("whole activations", DIVIDED["mask given"]),
+    ],
+)
+def test_layers_are_divided_beside(name: str, build: Any, both: list[dict[str, Any]]) -> None:
+    check([rank[name] for rank in both], alone(build))
+
+
+def test_all_of_both_is_divided(both: list[dict[str, Any]]) -> None:
+    calls = both[0]["calls"]
+    assert "context = init_device_mesh('cpu', (2, 2), mesh_dim_names=('cp', 'tp'))" in calls
+    assert "column: blocks.*.attention.q, blocks.*.attention.k, blocks.*.attention.v, blocks.*.up" in calls
+    assert "along the sequence, from the first block to the end of the last" in calls
+    assert "a piece from either end of every sequence in Net's 3 blocks" in calls
+    assert "keeps logits divided up to cross entropy" in calls
+    assert "whole on every tp rank" not in calls
+    assert [rank["saved"] for rank in both] == [0.0] * 4
+
+
+def test_all_ranks_of_a_sample_take_the_same(both: list[dict[str, Any]]) -> None:
+    for rank in both:
+        said = "what a forward takes differs between the ranks of one cp and tp group"
+        assert said in rank["other batches"]
+
+
+def test_sequences_divide_over_both(both: list[dict[str, Any]]) -> None:
+    for rank in both:
+        assert rank["odd length"] == "6 positions do not divide by 4, for cp 2 and tp 2"
+
+
+def test_ranks_of_other_positions_alone_drop_apart(both: list[dict[str, Any]]) -> None:
+    for rank in both:
+        dropped, goes_on, loss = rank["dropped"]
+        # ranks 0 and 1 divide the layers of the first positions
+        assert dropped[0] == dropped[1] != dropped[2] == dropped[3]
+        assert goes_on
+        assert loss == both[0]["dropped"][2]
+
+
+def test_what_cannot_be_divided_is_refused_beside_layers(both: list[dict[str, Any]]) -> None:
+    for rank in both:
+        assert "cannot be divided by cp 2" in rank["refused"]
