@@ -68,6 +68,8 @@ STRATEGIES: dict[str, Strategy] = {
     "hsdp": Strategy(mesh=Mesh(dp_replicate=2, dp_shard=2)),
     "cp": Strategy(mesh=Mesh(cp=2)),
     "fsdp2 x cp": Strategy(mesh=Mesh(dp_shard=2, cp=2)),
+    "cp x tp": Strategy(mesh=Mesh(cp=2, tp=2)),
+    "cp x tp+sp": Strategy(mesh=Mesh(cp=2, tp=2), options=_SP),
     "tp": Strategy(mesh=Mesh(tp=2)),
     "tp+sp": Strategy(mesh=Mesh(tp=2), options=_SP),
     "pp gpipe": _pipelined(PipelineSchedule.GPIPE),
