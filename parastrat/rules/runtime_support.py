@@ -42,25 +42,28 @@ _DUAL_PIPE_V = code_of(PipelineSchedule.DUAL_PIPE_V)
     source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
 )
 def axes_are_planned_only(p: Columns) -> Mask:
-    """Expert parallelism, and context parallelism beside pp, are planned, not applied.
+    """Expert parallelism beside tp or pp, and context parallelism beside pp, are planned, not applied.
 
-    `auto_parallelize` applies data, tensor and pipeline parallelism, and context parallelism that gathers
-    keys and values, over ranks that shard parameters by FSDP2. Other plans with cp or ep are searched,
-    estimated and written all the same, for they may be the right answer; another framework must run them.
+    `auto_parallelize` applies data, tensor and pipeline parallelism; and over ranks that shard parameters
+    by FSDP2, context parallelism that gathers keys and values, and expert parallelism. Other plans with cp
+    or ep are searched, estimated and written all the same, for they may be the right answer; another
+    framework must run them.
     """
-    beside = (p.pp > 1) | (p.shard != _PARAMETERS) | (p.cp_method != _ALL_GATHER)
-    return (p.ep > 1) | ((p.cp > 1) & beside)
+    beside = (p.pp > 1) | (p.shard != _PARAMETERS)
+    of_experts = (p.ep > 1) & (beside | (p.tp > 1))
+    return of_experts | ((p.cp > 1) & (beside | (p.cp_method != _ALL_GATHER)))
 
 
 @axes_are_planned_only.message
 def _(case: Case) -> Hit:
     plan, mesh = case.plan, case.plan.mesh
-    if mesh.ep > 1:
-        what = f"ep {mesh.ep}"
-    elif mesh.pp > 1:
-        what = f"cp {mesh.cp} beside pp {mesh.pp}"
+    axis = f"ep {mesh.ep}" if mesh.ep > 1 else f"cp {mesh.cp}"
+    if mesh.pp > 1:
+        what = f"{axis} beside pp {mesh.pp}"
     elif plan.shard is not Shard.PARAMETERS:
-        what = f"cp {mesh.cp} without sharded parameters"
+        what = f"{axis} without sharded parameters"
+    elif mesh.ep > 1 and mesh.tp > 1:
+        what = f"{axis} beside tp {mesh.tp}"
     else:
         what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
     # which models Megatron-LM has nobody can say: its scripts are told their sizes
@@ -154,17 +157,17 @@ def _(case: Case) -> Hit:
 
 @plan_rule("PS296", Severity.INFO, source="https://docs.pytorch.org/docs/stable/torch.compiler.html")
 def compiled_model_axes(p: Columns) -> Mask:
-    """Compiled blocks are not applied with tensor, context or pipeline parallelism.
+    """Compiled blocks are not applied with tensor, context, expert or pipeline parallelism.
 
     All hook into the calls of layers and blocks, at which a compiled graph would break.
     """
-    return (p.compile == code_of(Compile.BLOCK)) & ((p.tp > 1) | (p.cp > 1) | (p.pp > 1))
+    return (p.compile == code_of(Compile.BLOCK)) & ((p.tp > 1) | (p.cp > 1) | (p.ep > 1) | (p.pp > 1))
 
 
 @compiled_model_axes.message
 def _(case: Case) -> Hit:
     mesh = case.plan.mesh
-    axes = [axis for axis in ("tp", "cp", "pp") if getattr(mesh, axis) > 1]
+    axes = [axis for axis in ("tp", "cp", "ep", "pp") if getattr(mesh, axis) > 1]
     return Hit(
         message=f"auto_parallelize does not apply compile = block with {' and '.join(axes)}",
         fix="use compile = none (--stack torch)",

@@ -18,6 +18,7 @@ from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.context_parallel.apply import choose_division
 from parastrat.runtime.copying import let_copy, origin_of
+from parastrat.runtime.expert_parallel.apply import choose_experts
 from parastrat.runtime.first_values.on_meta import build_on_meta, give_attributes
 from parastrat.runtime.launching.world import (
     backend_string,
@@ -171,6 +172,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
     # a layout is proven on a copy of the whole, which no stage holds
     choose_layout(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     choose_division(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
+    choose_experts(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     if wrapping.mesh.pp is not None:
         wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start)
     wrapping.origin = origin_of(module, plan)

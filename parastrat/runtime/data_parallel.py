@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -106,10 +107,21 @@ def replicate_divided(module: nn.Module, wrapping: Wrapping, units: Mapping[str,
     return module
 
 
-def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module]) -> nn.Module:
+def shard(
+    module: nn.Module,
+    wrapping: Wrapping,
+    units: Mapping[str, nn.Module],
+    experts: Mapping[str, nn.Module] | None = None,
+) -> nn.Module:
     """Shard in place with FSDP2: each unit alone, the rest (tied weights among it) in the root unit.
 
     Meta parameters stay meta. Real ones become those of rank 0, one unit on the device at a time.
+
+    Args:
+        module: in which FSDP2 is mixed.
+        wrapping: of the model.
+        units: parts that are gathered one by one, by name.
+        experts: parts inside of them of which this rank holds some experts, by name.
     """
     plan = wrapping.plan
     check_calls(module, units.values())
@@ -127,6 +139,7 @@ def shard(module: nn.Module, wrapping: Wrapping, units: Mapping[str, nn.Module])
     if alone := scalars_in(module):
         keywords["ignored_params"] = alone
     own = _without_shared(module, units)
+    _shard_experts(experts or {}, wrapping, reshard=reshard)
     if plan.precision in COMPUTE:
         norms = _shard_norms(module, wrapping, alone)
         own = {name: unit for name, unit in own.items() if unit not in norms}
@@ -253,6 +266,27 @@ def _shard_norms(module: nn.Module, wrapping: Wrapping, alone: set[nn.Parameter]
             "    fully_shard(norm, mesh=mesh, reshard_after_forward=False)"
         )
     return norms
+
+
+def _shard_experts(experts: Mapping[str, nn.Module], wrapping: Wrapping, *, reshard: bool) -> None:
+    """Shard each part of which a rank holds some experts over the ranks that hold the same.
+
+    What it is called with keeps its format: weights of choices are often in fp32.
+    """
+    mesh = wrapping.mesh.expert_data
+    if mesh is None:
+        return
+    rule = replace(policy(wrapping.plan.precision), cast_forward_inputs=False)
+    by_columns = _columns_over(wrapping.plan.mesh.dp_shard * wrapping.plan.mesh.cp // wrapping.plan.mesh.ep)
+    for part in experts.values():
+        fully_shard(
+            part, mesh=mesh, mp_policy=rule, reshard_after_forward=reshard, shard_placement_fn=by_columns
+        )
+    wrapping.calls.append(
+        f"for name in {tuple(experts)}:\n"
+        f"    fully_shard(model.get_submodule(name), reshard_after_forward={reshard}, "
+        f"mesh=experts['dp_shard_mod_ep'], mp_policy={_policy_text(wrapping.plan)})"
+    )
 
 
 def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:

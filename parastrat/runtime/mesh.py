@@ -43,6 +43,10 @@ class RankMesh:
     #: of the ranks that compute one sample together, along one axis: those of cp, of tp, or of both
     sample: DeviceMesh | None = None
     pp: DeviceMesh | None = None
+    #: of the ranks that hold one set of experts together
+    ep: DeviceMesh | None = None
+    #: over the axes along which gradients of the same experts are averaged
+    expert_data: DeviceMesh | None = None
 
     @property
     def dp_rank(self) -> int:
@@ -84,6 +88,7 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         parts = context.mesh_dim_names or ()
         samples = context["data"].get_group() if "data" in parts else None
         cp, sample = context["cp"], flat(context["cp", "tp"] if tp is not None else context["cp"])
+    experts = _experts(plan, device, calls) if plan.mesh.ep > 1 else None
     return RankMesh(
         whole=whole,
         data=_part(whole, axes),
@@ -94,6 +99,8 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         tp=tp,
         sample=sample,
         pp=whole["pp"] if "pp" in used else None,
+        ep=None if experts is None else experts["ep"],
+        expert_data=None if experts is None else experts[(experts.mesh_dim_names or ())[:-1]],
     )
 
 
@@ -120,6 +127,19 @@ def _context(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"context = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
     return mesh_of_dtensors(device.type, shape, names, ())
+
+
+def _experts(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
+    """Return the mesh of experts: ranks that share one set of them are neighbours.
+
+    It is one of its own. What one of a set holds is sharded over those that hold the same.
+    """
+    mesh = plan.mesh
+    replicas = {"dp_replicate": mesh.dp_replicate} if mesh.dp_replicate > 1 else {}
+    used = {**replicas, "dp_shard_mod_ep": mesh.dp_shard * mesh.cp // mesh.ep, "ep": mesh.ep}
+    shape, names = tuple(used.values()), tuple(used)
+    calls.append(f"experts = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
+    return mesh_of_dtensors(device.type, shape, names, names[-2:])
 
 
 def _tp_part(whole: DeviceMesh) -> DeviceMesh:

@@ -10,6 +10,7 @@ from parastrat.plan import Compile, Recompute
 from parastrat.runtime.blocks import called_units
 from parastrat.runtime.context_parallel.apply import context_parallel, give_positions
 from parastrat.runtime.data_parallel import replicate, replicate_divided, shard
+from parastrat.runtime.expert_parallel.apply import expert_parallel
 from parastrat.runtime.first_values.filled import fill
 from parastrat.runtime.first_values.first_rank import hold_alike, to_device_from_first_rank
 from parastrat.runtime.launching.world import release_at_exit
@@ -36,11 +37,12 @@ def placed(module: nn.Module, wrapping: Wrapping, start: Start) -> nn.Module:
         start: where its values come from.
     """
     tensor_parallel(module, wrapping)
+    experts = expert_parallel(module, wrapping)
     stream = context_parallel(module, wrapping)
     units = _units(module, wrapping)
     if stream is not None:
         give_positions(stream, units)
-    model = _placed(module, wrapping, units, start)
+    model = _placed(module, wrapping, units, experts, start)
     if wrapping.plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
     guard(model, wrapping)
@@ -48,12 +50,18 @@ def placed(module: nn.Module, wrapping: Wrapping, start: Start) -> nn.Module:
     return model
 
 
-def _placed(module: nn.Module, wrapping: Wrapping, units: dict[str, nn.Module], start: Start) -> nn.Module:
+def _placed(
+    module: nn.Module,
+    wrapping: Wrapping,
+    units: dict[str, nn.Module],
+    experts: dict[str, nn.Module],
+    start: Start,
+) -> nn.Module:
     """Shard or replicate, with first weights, on the device."""
     if wrapping.pipeline is not None:
         return _in_stages(module, wrapping.pipeline, units, start)
     if wrapping.plan.shards_parameters:
-        model = shard(module, wrapping, units)
+        model = shard(module, wrapping, units, experts)
         fill(module, wrapping, start)
         return model
     fill(module, wrapping, start)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.runtime.blocks import Blocks
     from parastrat.runtime.context_parallel.stream import Division
+    from parastrat.runtime.expert_parallel.choice import Experts
     from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.origin import Origin
     from parastrat.runtime.pipeline.mixing import Mixing
@@ -47,6 +48,8 @@ class Wrapping:
     layout: Layout | None = None
     #: with cp only: how positions are divided
     division: Division | None = None
+    #: with ep only: which experts are divided
+    experts: Experts | None = None
     #: with tp or cp only: what draws in its forwards begin with; None: the ranks agree on it
     seed: int | None = None
     #: with tp only, and no data axis: gradients that a step adds up at its end

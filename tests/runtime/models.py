@@ -9,11 +9,11 @@ from torch.nn import functional
 from parastrat.plan import Backend, Mesh, Plan, Shard
 from parastrat.workload import Precision
 
+_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+
 
 def plan(**fields: object) -> Plan:
-    axes = {
-        name: fields.pop(name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if name in fields
-    }
+    axes = {name: fields.pop(name) for name in _AXES if name in fields}
     sharded = axes.get("dp_shard", 1) != 1
     defaults: dict[str, object] = {
         "micro_batch_size": 2,

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_unflatten
 
 from parastrat.errors import WrapError
+from parastrat.runtime.backward import in_backward
 from parastrat.runtime.context_parallel.by_positions import by_positions
 from parastrat.runtime.context_parallel.inside import Inside
 from parastrat.runtime.context_parallel.positions import (
@@ -29,7 +30,6 @@ from parastrat.runtime.context_parallel.positions import (
 )
 from parastrat.runtime.logits import in_whole
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, first_changed
-from parastrat.runtime.training.gathered import in_backward
 
 if TYPE_CHECKING:
     from parastrat.runtime.context_parallel.attention import Attention

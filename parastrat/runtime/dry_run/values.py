@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from parastrat.runtime.backward import in_backward
 from parastrat.runtime.tracing import fakes
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
             made = [leaf for leaf in tree_leaves(func(*args, **keywords)) if isinstance(leaf, torch.Tensor)]
         # modes of functions, which see where tensors are made, are off inside of backward
-        backward = torch._C._current_graph_task_id() >= 0  # noqa: SLF001  (no public accessor)
+        backward = in_backward()
 
         def most(leaf: torch.Tensor) -> int:
             on_device = self.making_on_device or (backward and is_real(leaf.dtype))

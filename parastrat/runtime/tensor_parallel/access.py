@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from parastrat.runtime.backward import in_backward
+
 #: makes of a parameter what the module's code computes with
 Use = Callable[[DTensor], torch.Tensor | None]
 
@@ -66,19 +68,13 @@ def _with_properties(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.M
     return type(base.__name__, (base,), members)
 
 
-def _in_backward() -> bool:
-    """Return whether backward runs, where a checkpoint of any code's own runs its forward again."""
-    task: int = torch._C._current_graph_task_id()  # noqa: SLF001  (torch says it nowhere else)
-    return task != -1
-
-
 def _property(name: str) -> property:
     def used(module: nn.Module) -> torch.Tensor | None:
         held = module._parameters  # noqa: SLF001  (the property hides it)
         if name not in held:  # of another pipeline stage: zeros stand in
             return vars(module)[name]  # type: ignore[no-any-return]
         parameter: torch.Tensor | None = held[name]
-        if not isinstance(parameter, DTensor) or not (_Forwards.running or _in_backward()):
+        if not isinstance(parameter, DTensor) or not (_Forwards.running or in_backward()):
             return parameter
         use: Use = module.__dict__[_USES][name]
         return use(parameter)

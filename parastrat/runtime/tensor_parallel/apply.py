@@ -78,7 +78,7 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
         _divide_dropout(module, layout, regions, extent)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
     summed = apply_layout(module, layout, mesh, extent)
-    if wrapping.plan.mesh.dp == 1:
+    if wrapping.plan.mesh.dp == 1 and not wrapping.plan.shards_parameters:
         refuse_assigned_data(module)
     # DDP reduces gradients in backward, and stages add up those of tied weights before the end
     if (wrapping.plan.mesh.dp == 1 or wrapping.plan.shards_parameters) and wrapping.pipeline is None:

@@ -229,7 +229,9 @@ def results(
     ]
     torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
     if averaged_over is not None:
-        average_gradients(model.parameters(), averaged_over.get_group())
+        # of what these ranks divide each has another part
+        alike = (each for each in model.parameters() if not _is_divided(each, averaged_over))
+        average_gradients(alike, averaged_over.get_group())
     gradients = {
         name: whole(parameter.grad).detach()
         for name, parameter in model.named_parameters()
@@ -255,6 +257,10 @@ def evaluated(model: nn.Module, inputs: Any) -> tuple[torch.Tensor, ...]:
         for part, training in modes.items():
             part.training = training
     return tuple(whole(leaf) for leaf in outputs)
+
+
+def _is_divided(parameter: torch.Tensor, mesh: DeviceMesh) -> bool:
+    return isinstance(parameter, DTensor) and parameter.device_mesh == mesh
 
 
 def _loss(output: torch.Tensor, classes: int) -> torch.Tensor:

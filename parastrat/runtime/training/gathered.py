@@ -14,6 +14,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from parastrat.errors import WrapError
+from parastrat.runtime.backward import in_backward
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.shares import memory_of
 from parastrat.runtime.training.unused import at, held_by
@@ -207,9 +208,3 @@ def free_for_copy(model: nn.Module) -> None:
     for root in _roots:
         if root.is_of(model):
             root.free_for_copy()
-
-
-def in_backward() -> bool:
-    """Return whether a backward is running: what is called in it is computed again."""
-    running: int = torch._C._current_graph_task_id()  # noqa: SLF001  (there is no public way)
-    return running != -1

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from parastrat.errors import MismatchError
+from parastrat.runtime.backward import in_backward
 from parastrat.runtime.gloo import group_apart
 from parastrat.runtime.training import messages
 from parastrat.runtime.training.compared import is_compared
-from parastrat.runtime.training.gathered import in_backward
 from parastrat.runtime.training.writes import apart
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
+from parastrat.runtime.backward import in_backward
 from parastrat.runtime.shares import memory_of, share_of
 from parastrat.runtime.training.unused import at, held_by
 
@@ -100,6 +101,10 @@ class _Writes:
         unit.register_forward_hook(apart(self._ended), prepend=True)
 
     def _began(self, _unit: nn.Module, _args: tuple[Any, ...]) -> None:
+        if (
+            in_backward()
+        ):  # a block around it is computed again, where each operator is held to the first time
+            return
         self._forwards += 1
         for place in self._places:
             _count_writes_to_data(at(place))

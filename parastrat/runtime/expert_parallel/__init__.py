@@ -1,0 +1,1 @@
+"""Expert parallelism: one layer's experts over several devices, to which tokens travel."""

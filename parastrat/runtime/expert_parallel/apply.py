@@ -1,0 +1,54 @@
+"""A module whose experts are divided over the expert-parallel ranks, as the plan says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from parastrat.runtime.agreement import alike
+from parastrat.runtime.expert_parallel.choice import chosen_experts, divide
+from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
+from parastrat.runtime.tensor_parallel.apply import own_draws
+from parastrat.runtime.tensor_parallel.copies import Source
+
+if TYPE_CHECKING:
+    from parastrat.runtime.first_values.replay import Record
+    from parastrat.runtime.wrapping import Wrapping
+
+
+def choose_experts(
+    module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
+) -> None:
+    """Note which experts will be divided over the plan's ep ranks; all ranks call it.
+
+    Raises:
+        WrapError: if they cannot be, or a small copy cannot be made to prove it.
+        MismatchError: if the ranks did not find the same.
+    """
+    mesh = wrapping.mesh.ep
+    if mesh is None:
+        return
+    source = Source(
+        module=module, sample_inputs=sample_inputs, record=record, device=wrapping.device, axis="ep"
+    )
+    with own_draws(wrapping.device):
+        wrapping.experts = chosen_experts(source, mesh)
+    alike(str(wrapping.experts), "divide the model's experts differently")
+
+
+def expert_parallel(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
+    """Divide the module's experts in place, as was chosen; return the parts that hold them, by name."""
+    mesh, experts = wrapping.mesh.ep, wrapping.experts
+    if mesh is None or experts is None:
+        return {}
+    parts = experts.of(module)
+    for part in parts.values():
+        own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        to_device_from_first_rank(own, wrapping)
+    divide(module, experts, mesh)
+    wrapping.calls.append(
+        f"# each rank of experts['ep'] holds its share of the experts in {', '.join(experts.kinds)}; "
+        "tokens travel there and back"
+    )
+    return parts

@@ -1,0 +1,152 @@
+"""Which of a model's parts hold experts that ranks divide: found, and proven on a small copy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from parastrat.errors import WrapError
+from parastrat.runtime.agreement import together
+from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.expert_parallel.exchange import chosen_in, over_ranks
+from parastrat.runtime.in_step import in_step
+from parastrat.runtime.tensor_parallel.access import local_inside, use_as
+from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
+from parastrat.runtime.tensor_parallel.layout import kind_of
+from parastrat.runtime.tensor_parallel.own_values import own_values
+from parastrat.runtime.tensor_parallel.proof import results, tried
+from parastrat.runtime.tensor_parallel.styles import distributed
+from parastrat.runtime.training.batches import called
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from parastrat.runtime.tensor_parallel.copies import Source
+
+#: of a stack of all experts' weights: one matrix each, or one row
+_STACKED = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The parts of a model that hold experts which ranks divide."""
+
+    #: of their names, with ``*`` for the number of a layer
+    kinds: tuple[str, ...]
+
+    def of(self, module: nn.Module) -> dict[str, nn.Module]:
+        """Return them by name."""
+        return {name: part for name, part in module.named_modules() if kind_of(name) in self.kinds}
+
+
+def stacked_in(part: nn.Module) -> int:
+    """Return how many experts a part's own parameters are stacks of; 0 where they are no stacks."""
+    own = [*part.parameters(recurse=False)]
+    counts = {each.shape[0] for each in own if each.ndim >= _STACKED}
+    is_stack = len(counts) == 1 and all(each.ndim >= _STACKED for each in own)
+    return counts.pop() if is_stack and "experts" in type(part).__name__.lower() else 0
+
+
+def chosen_experts(source: Source, mesh: DeviceMesh) -> Experts:
+    """Return which experts are divided, as was proven; all ranks of the job call it.
+
+    Raises:
+        WrapError: if none can be.
+        MismatchError: if another rank failed, naming it, or tried something else.
+    """
+    bench = together(lambda: bench_of(source, mesh))
+    return in_step(lambda: _proven(source, bench), mesh)
+
+
+def _proven(source: Source, bench: Bench) -> Experts:
+    stacks = {name: count for name, part in source.module.named_modules() if (count := stacked_in(part))}
+    if not stacks:
+        raise _refused(source.module, bench.mesh, "no part of it holds the stacked weights of experts")
+    for name, count in stacks.items():
+        if count % bench.mesh.size():
+            raise _refused(source.module, bench.mesh, f"{name} has {count} experts")
+    kinds = tuple(dict.fromkeys(map(kind_of, stacks)))
+    other = _called_otherwise(bench, Experts(kinds=kinds))
+    if other:
+        raise _refused(
+            source.module,
+            bench.mesh,
+            f"{other} is called with something else than tokens, their choices, and a weight for each",
+        )
+    experts = Experts(kinds=kinds)
+    own = replace(bench.task, inputs=_rolled(bench.task.inputs, bench.mesh.get_local_rank()))
+    expected = results(copy.deepcopy(bench.copy), own)
+    for gradient in expected.gradients.values():
+        dist.all_reduce(gradient, dist.ReduceOp.AVG, group=bench.mesh.get_group())
+    task = replace(own, averages=bench.mesh)
+    verdict = tried(
+        bench.copy, expected, task, bench.mesh, partial(divide, experts=experts, mesh=bench.mesh)
+    )
+    if not verdict:
+        raise _refused(source.module, bench.mesh, f"not proven: {verdict}")
+    return experts
+
+
+def _called_otherwise(bench: Bench, experts: Experts) -> str:
+    """Return the first part that is called with something else than experts are; "" where none is."""
+    trial, found = copy.deepcopy(bench.copy), list[str]()
+
+    def noted(name: str) -> Callable[..., None]:
+        return lambda _, args, kwargs: None if chosen_in(args, kwargs) else found.append(name)
+
+    for name, part in experts.of(trial).items():
+        part.register_forward_pre_hook(noted(name), with_kwargs=True)
+    with torch.no_grad():
+        called(trial, bench.task.inputs)
+    return next(iter(found), "")
+
+
+def _rolled(inputs: Any, places: int) -> Any:
+    """Return a batch whose positions are moved: ranks have other samples, so that lost tokens show."""
+
+    def moved(leaf: Any) -> Any:
+        return leaf.roll(places, 1) if isinstance(leaf, torch.Tensor) and leaf.ndim > 1 else leaf
+
+    return tree_map(moved, inputs)
+
+
+def _refused(module: nn.Module, mesh: DeviceMesh, reason: str) -> WrapError:
+    return WrapError(
+        f"the experts of this {type(module).__name__} cannot be divided by ep {mesh.size()} ({reason})",
+        hint="plan without ep: parastrat recommend --ep 1",
+    )
+
+
+def divide(module: nn.Module, experts: Experts, mesh: DeviceMesh) -> None:
+    """Let each rank hold its share of the experts, in place; their parameters become DTensors."""
+    for part in experts.of(module).values():
+        _divide(part, mesh)
+    for part in (module, *repeated_blocks(module).modules):
+        local_inside(part)
+
+
+def _divide(part: nn.Module, mesh: DeviceMesh) -> None:
+    count = stacked_in(part)
+    held = count // mesh.size()
+    own = dict(part.named_parameters(recurse=False))
+    for name, parameter in own.items():
+        part._parameters[name] = distributed(parameter, mesh, 0)  # noqa: SLF001  (nn.Module's setattr has side effects)
+    use_as(part, dict.fromkeys(own, own_values))
+    for name, value in list(vars(part).items()):
+        if "expert" in name and type(value) is int and value == count:
+            setattr(part, name, held)
+    forward = part.forward
+
+    @wraps(forward)
+    def of_all(*args: Any, **kwargs: Any) -> Any:
+        return over_ranks(forward, held, mesh, args, kwargs)
+
+    part.forward = of_all
