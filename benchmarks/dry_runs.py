@@ -135,6 +135,11 @@ OF_BOTH = {
     },
     "fsdp2 x cp 4 x tp 2": {"mesh": Mesh(dp_shard=8, cp=4, tp=2)},
 }
+#: with expert parallelism
+OF_EXPERTS = {
+    "fsdp2 x ep 8": {"mesh": Mesh(dp_shard=64, ep=8)},
+    "fsdp2 x cp 2 x ep 4": {"mesh": Mesh(dp_shard=32, cp=2, ep=4)},
+}
 SIZES = (1, 2)
 #: combinations of a model and a way at full depth
 WHOLE = (
@@ -187,7 +192,7 @@ class Combination:
     """What is compared."""
 
     model: str
-    #: of ``WAYS``, ``OF_CONTEXT`` or ``OF_BOTH``
+    #: of ``WAYS``, ``OF_CONTEXT``, ``OF_BOTH`` or ``OF_EXPERTS``
     way: str
     recompute: Recompute
     #: samples of a micro-batch
@@ -217,7 +222,7 @@ class Combination:
         fields = {
             "gradient_accumulation_steps": 1,
             "shard": Shard.PARAMETERS,
-            **(WAYS | OF_CONTEXT | OF_BOTH)[self.way],
+            **(WAYS | OF_CONTEXT | OF_BOTH | OF_EXPERTS)[self.way],
         }
         return Plan(
             micro_batch_size=self.size,

@@ -13,12 +13,15 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from parastrat.runtime import agreement
+from parastrat.runtime.expert_parallel import exchange
 from parastrat.runtime.pipeline import keeping, pipelined
 from parastrat.runtime.tensor_parallel import bench, dropout, proof
 from parastrat.runtime.training import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def pretend(rank: int, ranks: int) -> None:
@@ -48,6 +51,7 @@ def others_agree() -> Iterator[None]:
         stack.enter_context(patch.object(keeping, "is_lost", lambda _: True))  # what failed here is raised
         stack.enter_context(patch.object(pipelined, "own_draws", nullcontext))
         stack.enter_context(patch.object(dropout, "drawn", lambda: 0))
+        stack.enter_context(patch.object(exchange, "counts_of", _evenly))
         stack.enter_context(patch.object(messages, "true_on_any", _true_here))
         stack.enter_context(patch.object(messages, "one_each", lambda own, *_: [own]))
         # once in a training, neighbours tell each other whether they know their shapes; torch 2.13 began it
@@ -96,6 +100,14 @@ class _Shapes:
         """Return nothing where attention goes over the same positions, as far as both were seen."""
         seen = [self._seen[id(found)][1] for found in (expected, got) if id(found) in self._seen]
         return {} if all(each == seen[0] for each in seen) else {"attention": 1.0}
+
+
+def _evenly(owner: torch.Tensor, mesh: DeviceMesh) -> tuple[list[int], list[int]]:
+    """Return as many choices for each rank, and from each: which they are tells no value."""
+    ranks = mesh.size()
+    sent = torch.empty(ranks, dtype=torch.int64, device=owner.device)
+    dist.all_to_all_single(torch.empty_like(sent), sent, group=mesh.get_group())
+    return [owner.numel() // ranks] * ranks, [owner.numel() // ranks] * ranks
 
 
 def _all_the_same(values: list[Any], own: object, *_args: Any, **_kwargs: Any) -> None:

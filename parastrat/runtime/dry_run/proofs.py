@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map
 
 from parastrat.runtime import apply
 from parastrat.runtime.context_parallel.apply import choose_division
+from parastrat.runtime.expert_parallel.apply import choose_experts
 from parastrat.runtime.pipeline import build, pipelined, staged
 from parastrat.runtime.pipeline.build import cut_of
 from parastrat.runtime.pipeline.route import route_of
@@ -76,6 +77,7 @@ def proofs_apart() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(apply, "choose_layout", partial(chosen, choose_layout)))
         stack.enter_context(patch.object(apply, "choose_division", partial(chosen, choose_division)))
+        stack.enter_context(patch.object(apply, "choose_experts", partial(chosen, choose_experts)))
         stack.enter_context(patch.object(build, "cut_of", cut_apart))
         stack.enter_context(patch.object(pipelined, "route_of", followed))
         # what stages return here has no values
