@@ -110,6 +110,7 @@ def _wrapping_like(wrapping: Wrapping, module: nn.Module) -> Wrapping:
         loss_fn=wrapping.loss_fn,
         layout=wrapping.layout,
         division=wrapping.division,
+        experts=wrapping.experts,
         seed=seed,
         cast=wrapping.cast,
         tried=set(wrapping.tried),
