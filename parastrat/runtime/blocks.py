@@ -87,7 +87,7 @@ def called_units(blocks: Blocks) -> dict[str, nn.Module]:
     while waiting:
         name, part = waiting.pop()
         if getattr(part.forward, "__func__", None) is nn.Module.forward:
-            if not _holds_experts(name, part):
+            if not holds_experts(name, part):
                 waiting += [(f"{name}.{key}", child) for key, child in part.named_children()][::-1]
         else:
             found[name] = part
@@ -173,7 +173,7 @@ def _stacks(
             continue
         if any(_overlap(path, stack.container) for stack in known):
             continue
-        if _holds_experts(path, container):
+        if holds_experts(path, container):
             routed.append(path)
         taken = [*routed, *(name for stack in stacks for name in stack.names)]
         if any(path.startswith(f"{name}.") or path == name for name in taken):
@@ -197,7 +197,7 @@ def has_routed_parts(module: nn.Module) -> bool:
     LongCat-Flash has them, no token of a batch may choose any.
     """
     stacked = (
-        any(True for _ in part.parameters(recurse=False)) and _holds_experts(path, part)
+        any(True for _ in part.parameters(recurse=False)) and holds_experts(path, part)
         for path, part in module.named_modules()
     )
     return has_lists_of_experts(module) or any(stacked)
@@ -206,12 +206,12 @@ def has_routed_parts(module: nn.Module) -> bool:
 def has_lists_of_experts(module: nn.Module) -> bool:
     """Return whether experts are modules of their own, of which some see no token of a small batch."""
     return any(
-        isinstance(container, _CONTAINERS) and len(container) > 1 and _holds_experts(path, container)
+        isinstance(container, _CONTAINERS) and len(container) > 1 and holds_experts(path, container)
         for path, container in module.named_modules()
     )
 
 
-def _holds_experts(path: str, container: nn.Module) -> bool:
+def holds_experts(path: str, container: nn.Module) -> bool:
     """Return whether tokens choose which of a container's modules run.
 
     Ranks with other tokens run others: gathered one by one, they would wait for each other for ever.

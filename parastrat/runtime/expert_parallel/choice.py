@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 
 from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
-from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.blocks import holds_experts, repeated_blocks
 from parastrat.runtime.expert_parallel.exchange import chosen_in, over_ranks
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.access import local_inside, use_as
@@ -52,7 +52,7 @@ def stacked_in(part: nn.Module) -> int:
     own = [*part.parameters(recurse=False)]
     counts = {each.shape[0] for each in own if each.ndim >= _STACKED}
     is_stack = len(counts) == 1 and all(each.ndim >= _STACKED for each in own)
-    return counts.pop() if is_stack and "experts" in type(part).__name__.lower() else 0
+    return counts.pop() if is_stack else 0
 
 
 def chosen_experts(source: Source, mesh: DeviceMesh) -> Experts:
@@ -67,7 +67,11 @@ def chosen_experts(source: Source, mesh: DeviceMesh) -> Experts:
 
 
 def _proven(source: Source, bench: Bench) -> Experts:
-    stacks = {name: count for name, part in source.module.named_modules() if (count := stacked_in(part))}
+    stacks = {
+        name: count
+        for name, part in source.module.named_modules()
+        if holds_experts(name, part) and (count := stacked_in(part))
+    }
     if not stacks:
         raise _refused(source.module, bench.mesh, "no part of it holds the stacked weights of experts")
     for name, count in stacks.items():

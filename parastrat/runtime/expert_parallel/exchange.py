@@ -93,7 +93,7 @@ def over_ranks(
     rows = ways.there(tokens[of_token])
     weights = ways.there(chosen.weights.flatten()[order])
     own = ways.moved(numbers[order] % held, sent, received)
-    made = ways.back(_of_own(experts, chosen, (rows, own, weights), args, kwargs))
+    made = ways.back(_of_own(experts, chosen, (rows, weights, own), args, kwargs))
     found = made.new_zeros(tokens.shape[0], made.shape[-1]).index_add(0, of_token, made)
     # no view where none is needed: code behind may write to it
     return found if chosen.tokens.ndim == _ROWS else found.view(*chosen.tokens.shape[:-1], -1)
@@ -107,11 +107,12 @@ def _of_own(
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
     """Return what this rank's experts make of the tokens that came, of one choice each."""
-    rows, numbers, weights = own
+    rows, weights, numbers = own
     count = rows.shape[0]
-    if not count:  # their weights have gradients all the same: zeros
-        rows, weights = rows.new_zeros(1, rows.shape[1]), weights.new_zeros(1)
-        numbers = numbers.new_zeros(1)
+    if not count:
+        # their weights have gradients all the same, zeros; joined, so that backward comes to where the rows
+        # would have come from, as on the other ranks
+        rows, weights, numbers = (torch.cat((each, each.new_zeros(1, *each.shape[1:]))) for each in own)
     instead = {
         id(chosen.tokens): rows,
         id(chosen.choices): numbers.unsqueeze(-1),

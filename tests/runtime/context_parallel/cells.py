@@ -10,101 +10,30 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runtime.cells import Weights, whole
-from runtime.context_parallel.models import DIVIDED, REFUSED, VOCABULARY, Block, Chunked, Local, Net
-from runtime.models import plan, token_loss, tokens
+from runtime import token_models
+from runtime.cells import whole
+from runtime.context_parallel.models import DIVIDED, REFUSED, Block, Chunked, Local, Net
+from runtime.models import token_loss
 from runtime.ranks import answers
+from runtime.token_models import BATCH, STEPS, Trained, adam, batch, calls_of, saved, share, spoiled
 from torch import nn
 from torch.nn import functional
 
 import parastrat
-from parastrat.plan import Recompute, Shard
-from parastrat.runtime.wrapping import wrapping_of
+from parastrat.plan import Recompute
 
-#: samples of one step, over all ranks, and their positions
-BATCH, LENGTH = 4, 16
-STEPS = 3
-CP: dict[str, Any] = {"cp": 2, "shard": Shard.PARAMETERS}
 #: beside cp
 TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+
+
+by_hand, trained, wrapped = (
+    partial(each, cp=2) for each in (token_models.by_hand, token_models.trained, token_models.wrapped)
+)
 
 
 def local() -> nn.Module:
     """A model whose heads, stream and logits tp divides too."""
     return Net(Local)
-
-
-Trained = tuple[list[float], Weights]
-
-
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and targets, of which the samples have different numbers that count."""
-    x, y = tokens(step, BATCH, vocab=VOCABULARY)
-    y = y.clone()
-    for sample in range(BATCH):
-        y[sample, : 3 * sample] = -100
-    return x[:, :LENGTH], y[:, :LENGTH]
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
-
-
-def alone(build: Callable[[], nn.Module], tail: int = 0) -> Trained:
-    """Train in one process in plain torch."""
-    torch.manual_seed(3)
-    model = build()
-    optimizer, losses = adam(model), []
-    for step in range(STEPS):
-        x, y = batch(step)
-        loss = token_loss(model(x), y[:, -tail:] if tail else y)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def wrapped(build: Callable[[], nn.Module], sample_inputs: Any = None, **fields: Any) -> nn.Module:
-    ranks = fields.get("dp_replicate", 1) * fields.get("dp_shard", 1)
-    torch.manual_seed(3)
-    chosen = plan(**{"gradient_accumulation_steps": BATCH // 2 // ranks, **CP, **fields})
-    return parastrat.auto_parallelize(build(), plan=chosen, sample_inputs=sample_inputs)
-
-
-def share(model: nn.Module, step: int, tail: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    mesh = wrapping_of(model).plan.mesh
-    own, rank = BATCH // mesh.dp, wrapping_of(model).mesh.dp_rank
-    x, y = batch(step)
-    return x[own * rank :][:own], (y[:, -tail:] if tail else y)[own * rank :][:own]
-
-
-def trained(build: Callable[[], nn.Module], tail: int = 0, **fields: Any) -> Trained:
-    model = wrapped(build, **fields)
-    optimizer, losses = adam(model), []
-    for step in range(STEPS):
-        loss = parastrat.forward_backward(model, *share(model, step, tail), loss_fn=token_loss)
-        parastrat.clip_grad_norm_(model, 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, whole(model)
-
-
-def by_hand(build: Callable[[], nn.Module], **fields: Any) -> Trained:
-    """A loop as for one process: logits are whole, and so is the loss."""
-    model = wrapped(build, micro_batch_size=BATCH, gradient_accumulation_steps=1, **fields)
-    optimizer, losses = adam(model), []
-    for step in range(STEPS):
-        x, y = share(model, step)
-        loss = token_loss(model(x), y)
-        loss.backward()
-        parastrat.clip_grad_norm_(model, 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, whole(model)
 
 
 def in_chunks(alone: bool) -> Trained:
@@ -127,10 +56,6 @@ def in_chunks(alone: bool) -> Trained:
     return losses, dict(model.state_dict()) if alone else whole(model)
 
 
-def calls_of(model: nn.Module) -> str:
-    return "\n".join(wrapping_of(model).calls)
-
-
 def evaluated(build: Callable[[], nn.Module]) -> tuple[float, float]:
     """The mean of a metric over a loader, and of the plain model's."""
     torch.manual_seed(3)
@@ -145,20 +70,6 @@ def evaluated(build: Callable[[], nn.Module]) -> tuple[float, float]:
     with torch.no_grad():
         each = [(metric(plain(x), y).item(), y.numel()) for x, y in counted]
     return found, sum(mean * count for mean, count in each) / sum(count for _, count in each)
-
-
-def saved(model: nn.Module, folder: Path, other: nn.Module) -> float:
-    """How far weights are from those that were saved, in a model that began with others."""
-    parastrat.save_checkpoint(model, None, folder)
-    before = whole(model)
-    parastrat.load_checkpoint(other, None, folder)
-    after = whole(other)
-    return max(float((after[name] - value).abs().max()) for name, value in before.items())
-
-
-def spoiled(module: nn.Module) -> None:
-    for parameter in module.parameters(recurse=False):
-        nn.init.constant_(parameter, 0.5)
 
 
 def with_other_batches(model: nn.Module, odd: int) -> str:

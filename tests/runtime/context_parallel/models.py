@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from runtime.token_models import VOCABULARY
 from torch import nn
 from torch.nn import functional
 
 from parastrat import chunked_cross_entropy
 
-WIDTH, HEADS, VOCABULARY, LONGEST = 32, 4, 64, 32
+WIDTH, HEADS, LONGEST = 32, 4, 32
 
 
 class Block(nn.Module):

@@ -5,18 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.context_parallel.cells import (
-    LENGTH,
-    Trained,
-    alone,
-    beside_layers,
-    four_ranks,
-    in_chunks,
-    local,
-    two_ranks,
-)
+from runtime.context_parallel.cells import beside_layers, four_ranks, in_chunks, local, two_ranks
 from runtime.context_parallel.models import DIVIDED, REFUSED
 from runtime.ranks import on_ranks
+from runtime.token_models import LENGTH, alone, check
 
 pytestmark = pytest.mark.slow
 
@@ -36,13 +28,6 @@ def four() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(4, beside_layers, str(tmp_path_factory.mktemp("saved")))
-
-
-def check(every_rank: list[Trained], expected: Trained) -> None:
-    for losses, weights in every_rank:
-        assert losses == pytest.approx(expected[0], abs=1e-5)
-        for name, value in expected[1].items():
-            assert (weights[name].float() - value.float()).abs().max() <= 1e-5, name
 
 
 @pytest.mark.parametrize("name", DIVIDED)
