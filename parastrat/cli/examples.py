@@ -56,6 +56,7 @@ _DEGREES: tuple[dict[str, int], ...] = (
     {"dp_replicate": 2},
     {"dp_replicate": 4},
     {"pp": 2, "tp": 2},
+    {"pp": 2, "cp": 2},
     {"cp": 12},
 )
 #: plans whose settings are changed one by one

@@ -99,10 +99,11 @@ def check_plan(plan: Plan) -> None:
         raise EmitError(
             f"no plain torch for this plan: {finding.message} ({finding.code})", hint=finding.fix
         )
-    if plan.mesh.cp > 1:
+    if plan.mesh.cp > 1 or plan.mesh.ep > 1:
+        what = "blocks work on a rank's positions" if plan.mesh.cp > 1 else "tokens travel to experts"
         raise EmitError(
-            f"no plain torch for this plan: it is {plan.strategy}, and how blocks work on a rank's "
-            "positions is found and proven as a model is wrapped",
+            f"no plain torch for this plan: it is {plan.strategy}, and how {what} is found and proven as a "
+            "model is wrapped",
             hint="emit for a launcher (--to torchrun, --to slurm, ...), whose script calls "
             "auto_parallelize, or --to torchtitan",
         )

@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
 from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
+from parastrat.runtime.own_units import columns_over, policy_text, shard_experts, shard_norms, tensors_of
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
 from parastrat.runtime.replicated import Replicated
-from parastrat.runtime.shares import share_of
 from parastrat.runtime.training.buffers import (
     follow_first_rank,
     has_changing_buffers,
-    norms_with_statistics,
 )
 from parastrat.runtime.training.gathered import Left
 from parastrat.runtime.training.reached import Reached
@@ -36,12 +33,7 @@ from parastrat.runtime.training.writes import refuse_assigned_data, refuse_lost_
 from parastrat.runtime.ways import chooses_ways, outside_of
 
 if TYPE_CHECKING:
-    import torch
-
     from parastrat.runtime.wrapping import Wrapping
-
-#: dimensions of a stack of matrices, such as those of all experts
-_STACKED = 3
 
 
 def replicate(module: nn.Module, wrapping: Wrapping) -> DistributedDataParallel:
@@ -131,7 +123,7 @@ def shard(
     # schedules find no gradients for those that were freed after the forward
     reshard = plan.reshard_after_forward and plan.mesh.pp == 1
     keywords: dict[str, Any] = {"mesh": wrapping.mesh.data, "mp_policy": policy(plan.precision)}
-    by_columns = _columns_over(plan.mesh.dp_shard * plan.mesh.cp)
+    by_columns = columns_over(plan.mesh.dp_shard * plan.mesh.cp)
     stacks = [name for name, parameter in module.named_parameters() if by_columns(parameter)]
     if stacks:
         keywords["shard_placement_fn"] = by_columns
@@ -139,18 +131,18 @@ def shard(
     if alone := scalars_in(module):
         keywords["ignored_params"] = alone
     own = _without_shared(module, units)
-    _shard_experts(experts or {}, wrapping, reshard=reshard)
+    shard_experts(experts or {}, wrapping, reshard=reshard)
     if plan.precision in COMPUTE:
-        norms = _shard_norms(module, wrapping, alone)
+        norms = shard_norms(module, wrapping, alone)
         own = {name: unit for name, unit in own.items() if unit not in norms}
     for unit in own.values():
-        to_device_from_first_rank(_tensors(unit), wrapping)
+        to_device_from_first_rank(tensors_of(unit), wrapping)
         fully_shard(unit, reshard_after_forward=reshard, **keywords)
-    to_device_from_first_rank(_tensors(module), wrapping)
+    to_device_from_first_rank(tensors_of(module), wrapping)
     # backward begins with the root unit: once freed, it would be gathered again at once
     fully_shard(module, reshard_after_forward=False, **keywords)
     _guard((*own.values(), module), wrapping.plan)
-    said = f"mesh=mesh, mp_policy={_policy_text(plan)}"
+    said = f"mesh=mesh, mp_policy={policy_text(plan)}"
     if stacks:
         said += f", shard_placement_fn=<rows or columns of {len(stacks)} stacks such as {stacks[0]}>"
     if alone:
@@ -176,22 +168,6 @@ def _guard(units: Sequence[nn.Module], plan: Plan) -> None:
     refuse_swapped(units[-1])
     # last, so that what it frees before a forward is seen by the others
     Left(units[-1], is_stage=plan.mesh.pp > 1)
-
-
-def _columns_over(ranks: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Return which stacks of matrices FSDP2 shards along rows or columns, where experts do not divide.
-
-    Along the first dimension it would pad them: 8 experts over 64 ranks take the room of 64, all of it in
-    what is gathered, and an eighth of the experts on each of the first ranks. Torchtitan does alike.
-    """
-
-    def placement(parameter: nn.Parameter) -> Shard | None:
-        own: Any = share_of(parameter)
-        if own.ndim != _STACKED or own.shape[0] % ranks == 0:
-            return None
-        return next((Shard(dim) for dim in (1, 2) if own.shape[dim] % ranks == 0), None)
-
-    return placement
 
 
 def _without_gradients_of_nothing(module: nn.Module, wrapping: Wrapping) -> None:
@@ -250,45 +226,6 @@ def _reduce_unused(module: nn.Module, wrapping: Wrapping) -> None:
     wrapping.reduce_unused.append(module)
 
 
-def _shard_norms(module: nn.Module, wrapping: Wrapping, alone: set[nn.Parameter]) -> list[nn.Module]:
-    """Shard each norm that keeps statistics as a unit in fp32: its kernels take no short weights with them.
-
-    Source: https://github.com/pytorch/torchtitan/issues/674 (the remedy of FSDP2's author).
-    """
-    inside = [norm for norm in norms_with_statistics(module) if norm is not module]
-    norms = [norm for norm in inside if any(True for _ in norm.parameters())]
-    for norm in norms:
-        to_device_from_first_rank(_tensors(norm), wrapping)
-        fully_shard(norm, mesh=wrapping.mesh.data, reshard_after_forward=False, ignored_params=alone)
-    if norms:
-        wrapping.calls.append(
-            "for norm in [part for part in model.modules() if hasattr(part, 'running_mean')]:\n"
-            "    fully_shard(norm, mesh=mesh, reshard_after_forward=False)"
-        )
-    return norms
-
-
-def _shard_experts(experts: Mapping[str, nn.Module], wrapping: Wrapping, *, reshard: bool) -> None:
-    """Shard each part of which a rank holds some experts over the ranks that hold the same.
-
-    What it is called with keeps its format: weights of choices are often in fp32.
-    """
-    mesh = wrapping.mesh.expert_data
-    if mesh is None:
-        return
-    rule = replace(policy(wrapping.plan.precision), cast_forward_inputs=False)
-    by_columns = _columns_over(wrapping.plan.mesh.dp_shard * wrapping.plan.mesh.cp // wrapping.plan.mesh.ep)
-    for part in experts.values():
-        fully_shard(
-            part, mesh=mesh, mp_policy=rule, reshard_after_forward=reshard, shard_placement_fn=by_columns
-        )
-    wrapping.calls.append(
-        f"for name in {tuple(experts)}:\n"
-        f"    fully_shard(model.get_submodule(name), reshard_after_forward={reshard}, "
-        f"mesh=experts['dp_shard_mod_ep'], mp_policy={_policy_text(wrapping.plan)})"
-    )
-
-
 def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Leave out units without parameters, and those that share one with a part outside of them.
 
@@ -309,14 +246,3 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
         for name, unit in units.items()
         if (held := list(unit.parameters())) and all(len(owners[parameter]) == 1 for parameter in held)
     }
-
-
-def _tensors(unit: nn.Module) -> list[torch.Tensor]:
-    return [*unit.parameters(), *unit.buffers()]
-
-
-def _policy_text(plan: Plan) -> str:
-    rule = policy(plan.precision)
-    if rule.param_dtype is None and rule.reduce_dtype is None:
-        return "MixedPrecisionPolicy()"
-    return f"MixedPrecisionPolicy(param_dtype={rule.param_dtype}, reduce_dtype={rule.reduce_dtype})"

@@ -11,7 +11,10 @@ from parastrat.workload import Precision
 
 
 def test_axes_are_planned_only() -> None:
-    assert "PS290" in codes(ep=2)
+    assert "PS290" in codes(dp_shard=2, ep=2)
+    assert "PS290" not in codes(dp_shard=2, ep=2, shard=Shard.PARAMETERS)
+    assert "PS290" in codes(dp_shard=2, tp=2, ep=2, shard=Shard.PARAMETERS)
+    assert "PS290" in codes(dp_shard=2, pp=2, ep=2, shard=Shard.PARAMETERS)
     assert "PS290" in codes(cp=2, pp=2)
     assert "PS290" in codes(cp=2, shard=Shard.NONE)
     assert "PS290" in codes(cp=2, cp_method=ContextMethod.RING)
@@ -34,7 +37,7 @@ def test_selective_recompute_of_split_backwards(schedule: PipelineSchedule) -> N
     assert "PS299" not in codes(recompute=Recompute.SELECTIVE, pp_schedule=schedule)
 
 
-@pytest.mark.parametrize("axis", ["tp", "cp", "pp"])
+@pytest.mark.parametrize("axis", ["tp", "cp", "ep", "pp"])
 def test_compiled_model_axes(axis: str) -> None:
     assert "PS296" in codes(compile=Compile.BLOCK, **{axis: 2})
     assert "PS296" not in codes(**{axis: 2})

@@ -37,13 +37,14 @@ def test_it_is_told_where_the_recommendation_is_not_applied(long: Facts) -> None
 
 
 def test_what_is_settled_holds_but_for_axes_that_are_not_applied() -> None:
-    fixed = Constraints(cp=2, ep=4, micro_batch_size=1)
-    experts = facts("mixtral-8x7b", "dgx-h100:4", 64, 32_768)
-    applied = applied_instead(experts, fixed, find_plan(experts, fixed).chosen, TOLERANCE)
-    assert applied is not None
-    assert applied.case is not None
-    assert applied.case.plan.mesh.ep == 1
-    assert (applied.case.plan.mesh.cp, applied.case.plan.micro_batch_size) == (2, 1)
+    for fixed, ep in ((Constraints(cp=8, ep=4), 4), (Constraints(cp=8, tp=2, ep=2), 1)):
+        experts = facts("qwen3-235b-a22b", "dgx-h100:32", 64, 131_072)
+        settled = replace(fixed, micro_batch_size=1)
+        applied = applied_instead(experts, settled, find_plan(experts, settled).chosen, TOLERANCE)
+        assert applied is not None
+        assert applied.case is not None
+        plan = applied.case.plan
+        assert (plan.mesh.cp, plan.mesh.ep, plan.micro_batch_size) == (8, ep, 1)
 
 
 def test_cp_is_given_up_where_no_plan_with_it_is_applied(long: Facts) -> None:
@@ -64,8 +65,8 @@ def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
 
 
 def test_where_none_can_run_that_is_told() -> None:
-    # its experts fit where they are divided alone
-    job = facts("deepseek-v3", "dgx-h100:64", 15_360, 4096)
+    # its experts fit where its layers are divided beside them
+    job = facts("kimi-k2", "dgx-h100:32", 960, 32_768)
     chosen = find_plan(job).chosen
     assert chosen is not None
     applied = applied_instead(job, Constraints(), chosen, TOLERANCE)

@@ -20,8 +20,8 @@ def applied_instead(
 ) -> Applied | None:
     """Return the recommendation among plans that ``auto_parallelize`` applies; None if it applies that one.
 
-    What was settled holds there too, but not ep, a strategy, or what is offloaded, which it does not apply;
-    nor cp, where it applies no plan with that.
+    What was settled holds there too, but not a strategy, or what is offloaded, which it does not apply; nor
+    ep, and then cp, where it applies no plan with them.
 
     Args:
         facts: the job.
@@ -31,9 +31,9 @@ def applied_instead(
     """
     if chosen is None or not refusals_of(chosen.plan):
         return None
-    instead = replace(fixed, applied=True, ep=None, strategy=None, offload=Offload.NONE)
-    for cp in dict.fromkeys((fixed.cp, None)):
-        case = recommendation(facts, replace(instead, cp=cp), tolerance=tolerance)
+    instead = replace(fixed, applied=True, strategy=None, offload=Offload.NONE)
+    for cp, ep in dict.fromkeys(((fixed.cp, fixed.ep), (fixed.cp, None), (None, None))):
+        case = recommendation(facts, replace(instead, cp=cp, ep=ep), tolerance=tolerance)
         if case is not None:
             break
     return Applied(case=case)
