@@ -4,10 +4,10 @@ Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
 all, on the model cut to four blocks; one of every model with context parallelism, and of every second with
-tensor parallelism beside it; ten at full depth; and 28 whose loss comes in chunks. Compared are bytes of
-tensors: the estimate without its overhead, and the most that lives in a step, on the rank that needs most.
-The state keeps what dry runs found, one line each: a run that ended early goes on there, and none begins
-after ``--until``.
+tensor parallelism beside it; two of every mixture with expert parallelism; ten at full depth; and 28 whose
+loss comes in chunks. Compared are bytes of tensors: the estimate without its overhead, and the most that
+lives in a step, on the rank that needs most. The state keeps what dry runs found, one line each: a run
+that ended early goes on there, and none begins after ``--until``.
 ``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
 benchmarks/data/dry_runs.toml.
 """
@@ -330,7 +330,9 @@ def combinations(each: int = 3) -> tuple[Combination, ...]:
     )
     context = _in_turn(decoders(), list(OF_CONTEXT), seed=1)
     both = _in_turn(decoders()[::2], list(OF_BOTH), seed=2)
-    return (*drawn.sample(found, len(found)), *whole, *chunked, *context, *both)
+    mixtures = [model for model in decoders() if cut(model).architecture.experts is not None]
+    experts = (each for way in OF_EXPERTS for each in _in_turn(mixtures, [way], seed=3))
+    return (*drawn.sample(found, len(found)), *whole, *chunked, *context, *both, *experts)
 
 
 def _in_turn(models: Sequence[str], ways: list[str], seed: int) -> Iterator[Combination]:
