@@ -15,32 +15,39 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.columns import Columns
 from parastrat.memory import memory_columns, plan_memory
-from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute
+from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
 from parastrat.tables import facts_columns, plan_columns
 from parastrat.workload import Optimizer, Precision, Workload
 
-_CALLS = 100
-_MIXED = {"micro_batch_size": 1, "precision": Precision.BF16_MIXED, "backend": Backend.NCCL}
-CASES: dict[str, tuple[str, str, Plan]] = {
-    "fsdp2": (
+_CALLS = 1000
+_SHARDED = {
+    "micro_batch_size": 1,
+    "precision": Precision.BF16_MIXED,
+    "backend": Backend.NCCL,
+    "shard": Shard.PARAMETERS,
+}
+#: the model, what it is trained on, and the plan
+CASES: tuple[tuple[str, str, Plan], ...] = (
+    (
         "llama-3.1-8b",
         "dgx-h100:1",
-        Plan(mesh=Mesh(dp_shard=8), gradient_accumulation_steps=1, **_MIXED),
+        Plan(mesh=Mesh(dp_shard=8), gradient_accumulation_steps=1, **_SHARDED),
     ),
-    "fsdp2+tp+pp": (
+    (
         "llama-3.1-70b",
         "dgx-h100:64",
         Plan(
             mesh=Mesh(pp=4, dp_shard=16, tp=8),
             gradient_accumulation_steps=8,
+            sequence_parallel=True,
             recompute=Recompute.FULL,
             pp_schedule=PipelineSchedule.ONE_F_ONE_B,
-            **_MIXED,
+            **_SHARDED,
         ),
     ),
-}
+)
 
 
 def microseconds(call: Callable[[], object]) -> float:
@@ -54,7 +61,7 @@ def microseconds(call: Callable[[], object]) -> float:
 
 def main() -> None:
     """Print a line for each plan."""
-    for name, (model, on, plan) in CASES.items():
+    for model, on, plan in CASES:
         source, stack = load_source(model), load_stack("torch")
         if source is None:
             raise LookupError(model)
@@ -75,8 +82,8 @@ def main() -> None:
         row = microseconds(partial(memory_columns, facts, columns))
         whole = microseconds(partial(assess, facts, plan))
         print(
-            f"{model} {name}: memory {memory:,.0f} microseconds, of a table's only row {row:,.0f}; "
-            f"assessed {whole:,.0f}"
+            f"{model}, {plan.strategy}: memory {memory:,.0f} microseconds, "
+            f"of a table's only row {row:,.0f}; assessed {whole:,.0f}"
         )
 
 

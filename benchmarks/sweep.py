@@ -3,9 +3,10 @@
 Usage: python benchmarks/sweep.py [JOBS | PART/PARTS]
 
 Prints how many were answered, what each fault was, and how long an answer took, by the clock and of the
-processor, which other processes disturb less. ``JOBS``: so many drawn at
-random; ``PART/PARTS``: one of so many equal parts of all, counted from 1; without it all, which takes ten
-minutes. For every fifty answers, one whose space is small is compared with every plan of that space.
+processor, which other processes disturb less; on stderr what is told so far, once in a thousand jobs.
+``JOBS``: so many drawn at random; ``PART/PARTS``: one of so many equal parts of all, counted from 1;
+without it all 29,000, which take an hour to two. For every fifty answers, one whose space is small is
+compared with every plan of that space: seconds each, longer than the fifty answers take.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import runpy
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from parastrat.assess import columns_of
@@ -35,6 +35,8 @@ from parastrat.search import Constraints, find_plan, recommendation
 NODES = (1, 8, 128)
 #: for so many answers one is held against every plan of its space
 _EVERY = 50
+#: after so many it is told how far it is
+_TELLS = 1000
 #: what an answer may take
 _LIMIT_S = 0.05
 #: plans that brute force can assess in a few seconds
@@ -157,30 +159,50 @@ def chosen_jobs(wanted: str) -> list[tuple[str, str]]:
     return every
 
 
+@dataclass(slots=True)
+class Tally:
+    """What came of the jobs so far; of answers their times alone, which are all that is told of them.
+
+    Thousands of results would slow down whatever collects garbage.
+    """
+
+    #: seconds and the job
+    clock: list[tuple[float, str]] = field(default_factory=list)
+    processor: list[tuple[float, str]] = field(default_factory=list)
+    planned: int = 0
+    compared: int = 0
+    faults: int = 0
+
+    def add(self, answer: Answer, faults: int) -> None:
+        """Count an answer, and what was wrong with it."""
+        name = f"{answer.model} on {answer.on}"
+        self.clock.append((answer.seconds, name))
+        self.processor.append((answer.processor_s, name))
+        self.planned += answer.result.chosen is not None
+        self.faults += faults
+
+    def __str__(self) -> str:
+        counts = f"{len(self.clock)} jobs, {self.planned} with a plan"
+        faults = f"{self.compared} compared with brute force, {self.faults} faults"
+        times = spread("by the clock", self.clock), spread("processor", self.processor)
+        return "\n".join((f"{counts}, {faults}", *times))
+
+
 def main() -> None:
-    """Print the counts, every fault, and the times."""
-    chosen = chosen_jobs("".join(sys.argv[1:]))
-    # of answers their times alone: thousands of results would slow down whatever collects garbage
-    clock, processor = [], []
-    faults, compared, planned = Counter[str](), 0, 0
+    """Print every fault, then the counts and the times."""
+    chosen, tally = chosen_jobs("".join(sys.argv[1:])), Tally()
     for number, (model, on) in enumerate(chosen):
+        if number and number % _TELLS == 0:
+            print(f"of {len(chosen)}: {tally}", file=sys.stderr, flush=True)
         answer = answered(model, on)
-        wrong = list(answer.faults)
-        if compared * _EVERY <= number and is_small(answer):
-            compared += 1
-            wrong += beaten(answer)
-        for fault in wrong:
-            faults[fault] += 1
-            print(f"{model} on {on}: {fault}")
-        clock.append((answer.seconds, f"{model} on {on}"))
-        processor.append((answer.processor_s, f"{model} on {on}"))
-        planned += answer.result.chosen is not None
-    print(
-        f"{len(clock)} jobs, {planned} with a plan, {compared} compared with brute force, "
-        f"{faults.total()} faults"
-    )
-    print(spread("by the clock", clock))
-    print(spread("processor", processor))
+        faults = list(answer.faults)
+        if tally.compared * _EVERY <= number and is_small(answer):
+            tally.compared += 1
+            faults += beaten(answer)
+        for fault in faults:
+            print(f"{model} on {on}: {fault}", flush=True)
+        tally.add(answer, len(faults))
+    print(tally)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_ass
 from parastrat.cost.optimizer import optimizer_s
 from parastrat.cost.sends import pipeline_sends_s
 from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_spread
-from parastrat.distinct import distinct
+from parastrat.distinct import NUMBERED, distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
@@ -59,6 +59,10 @@ _WEIGHTS_BY = (
     "reshard_after_forward",
     "offload",
 )
+
+#: of meshes over all devices of a job, and of a rank with the mean load: cp is further shards there, what
+#: is left of the ranks are replicas, and tp divides sequences wherever it is
+_MEAN_WEIGHTS_BY = (*NUMBERED["sharding"], "offload")
 
 #: what is read of plans beside
 _READ = (*_WEIGHTS_BY, "mesh", "dp", "micro_batch_size", "gradient_accumulation_steps", "recompute")
@@ -162,10 +166,11 @@ def micro_batch_s(columns: Columns, blocks: BlockSeconds) -> tuple[Seconds, Seco
 def mean_weights_s(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the seconds of the weights of plans on a rank with the mean load, without resharding.
 
-    They hang on meshes, and on where states are.
+    They hang on meshes, and on where states are. Of mixtures' many meshes a fifth differs in what decides.
     """
-    plain = columns.joined({"reshard_after_forward": False})
-    return _weights_s(facts, plain, mean_ranks(facts.model, plain))
+    plain, at = distinct(columns.joined({"reshard_after_forward": False}), _MEAN_WEIGHTS_BY)
+    seconds = _weights_s(facts, plain, mean_ranks(facts.model, plain))
+    return {part: np.broadcast_to(each, len(plain.pp)).take(at) for part, each in seconds.items()}
 
 
 def weights_floor(

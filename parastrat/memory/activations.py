@@ -127,10 +127,11 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     running = _running_bytes(plans, kind, made_at, beside)
     unit = root = never = added = 0.0
     if alike.gathers is not False:
-        unit = divided_total(kind.unit, division)
-        # a model without units has the plain 0, which stands beside no plan
-        unit = where(alike.gathers, unit, 0.0) if has_any(unit) else 0.0
-        never = _never_met_bytes(plans, kind, made_at, unit, everything)
+        whole = divided_total(kind.unit, division)
+        # what is no unit, and a model without units, has the plain 0, which stands beside no plan
+        if has_any(whole):
+            unit = where(alike.gathers, whole, 0.0)
+            never = _never_met_bytes(plans, kind, made_at, unit, everything)
         if alike.piped is not True or plans.job.rootless:
             root = divided_total(kind.root, division)
     if plans.job.element.copied:
@@ -218,8 +219,6 @@ def _never_met_bytes(
     The ones come while the other goes. Most is there as it begins to run, halfway, or when all gradients
     are. They count in the compute format, and all of them in what is gathered.
     """
-    if not has_any(unit):
-        return 0.0
     whole, freed = plans.job.element.compute * unit, _freed_bytes(plans, kind)
     first, *others = kind.moments
     late, later = first.late * whole, kind.later * whole

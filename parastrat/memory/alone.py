@@ -98,5 +98,6 @@ def parts_alone(plans: Plans) -> Sequence[Bytes]:
     _, rank, held, start, moving, way = fullest(plans)
     if start is None or moving is None:
         return step_parts(plans, held)
+    moving = moving.in_way(way)
     lacking = lacking_of(plans, held, rank.load.repeats, start, moving)
-    return backward_parts(plans, held, moving, lacking, way)
+    return backward_parts(plans, held, moving, lacking)

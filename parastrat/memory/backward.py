@@ -69,6 +69,12 @@ class Moving:
         every = (getattr(self, name) for name in Moving.__slots__[1:])
         return Moving(self.ways, *(chosen(each, places) for each in every))
 
+    def in_way(self, place: int) -> Moving:
+        """Return what is there in one of the ways alone."""
+        several = self.freed, self.gathered, self.waiting, self.lacking, self.not_yet
+        one: Any = [None if each is None else (each[place],) for each in several]
+        return Moving((self.ways[place],), self.running, self.adding, self.never, *one)
+
     def of_way(self, way: Any) -> Moving:
         """Return what is there in one way for each block, by its place."""
         every: Any = (of_way(getattr(self, name), way) for name in _IN_WAYS)
@@ -141,7 +147,8 @@ def moving_of(
             gathered = [where(alike.gathers, each, 0.0) for each in gathered]
         if some(rank.early):
             not_yet = early_bytes(plans, rank, start, ways)
-    if alike.waits is not False:
+    # of one plan it is known whether anything waits
+    if alike.waits is not False and (type(rank.waiting) is not float or rank.waiting):
         waiting = by_way(ways, _waiting_bytes(rank, start), 0.0, 0.0)
     if some(rank.lacks):
         unmade: Sequence[Bytes] = (0.0,) * len(ways)

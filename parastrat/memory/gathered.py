@@ -131,18 +131,21 @@ def _unit_by_unit(
     compute, reshards = element.compute, taken(plans.reshards, rows)
     # of what is no unit 0
     own = unit[start.place]
-    ahead = _ahead(unit, own, start)
-    left = rank.everything - root - of_kinds(unit, start.freed, rows)
+    first = copied = end = ahead = _ahead(unit, own, start)
+    if reshards is not True:
+        left = rank.everything - root - of_kinds(unit, start.freed, rows)
+        first, copied = _left(reshards, ahead, left), _left(reshards, ahead, left - own)
+        # the last two units
+        end = _left(reshards, ahead, smaller(left, 2 * own))
     # the root is not gathered any more as its gradients are reduced
     kept = compute * (root + own + of_kinds(kinds.root, start.freed, rows) * start.of_unit)
     gradients = element.reduce * (own + root * start.ended)
     return by_way(
         ways,
         # the first unit of all finds no gradients of another
-        kept + compute * _left(reshards, ahead, left) + gradients * start.finds,
-        kept + compute * _left(reshards, ahead, left - own) + gradients,
-        # at the end the last two units
-        kept + compute * _left(reshards, ahead, smaller(left, 2 * own)) + gradients,
+        kept + compute * first + gradients * start.finds,
+        kept + compute * copied + gradients,
+        kept + compute * end + gradients,
     )
 
 

@@ -32,24 +32,23 @@ def step_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
 
 
 def backward_parts(
-    plans: Plans, held: RankHeld, moving: Moving, lacking: Sequence[Bytes] | None, way: int = 0
+    plans: Plans, held: RankHeld, moving: Moving, lacking: Sequence[Bytes] | None
 ) -> Sequence[Bytes]:
-    """Return ``PARTS`` of what a rank holds as a block runs backward in one of some ways, bytes.
+    """Return ``PARTS`` of what a rank holds as a block runs backward, bytes.
 
     Args:
         plans: the plans.
         held: what the rank holds whatever runs.
-        moving: what is there beside.
+        moving: what is there beside, in the first of its ways.
         lacking: what ``lacking_of`` tells of it.
-        way: the place among its ways.
     """
     job, states, gathers = plans.job, held.states, held.alike.gathers
-    gathered = 0.0 if moving.gathered is None else moving.gathered[way]
-    waiting = 0.0 if moving.waiting is None else moving.waiting[way]
-    lacks = 0.0 if lacking is None else lacking[way]
-    not_yet = 0.0 if moving.not_yet is None else moving.not_yet[way]
+    gathered = 0.0 if moving.gathered is None else moving.gathered[0]
+    waiting = 0.0 if moving.waiting is None else moving.waiting[0]
+    lacks = 0.0 if lacking is None else lacking[0]
+    not_yet = 0.0 if moving.not_yet is None else moving.not_yet[0]
     unmade = larger(lacks - job.share * moving.adding, 0.0)
-    activations = held.held - moving.freed[way]
+    activations = held.held - moving.freed[0]
     coming = gathered + moving.running + waiting + held.buffers
     transient = coming - moving.never - (lacks - unmade) / job.share - not_yet
     overhead = job.context + held.pool

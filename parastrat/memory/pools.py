@@ -45,7 +45,7 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     """
     job, pool = plans.job, 0.0
     if job.flags.pooled and gathers is not False:
-        largest = _largest(_present(kinds.unit, rank, job.units))
+        largest = _largest_present(kinds.unit, rank, job.units)
         # two units are on their way at once, the running one's and the prefetched next; the root goes alone
         elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, 2 * largest)
         pool = job.element.compute * elements
@@ -55,7 +55,7 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     if job.element.copied:
         # of the largest gradient, which no tensor of activations is as large as (DeepSpeed
         # runtime/bf16_optimizer.py @56c5223, update_hp_grads)
-        pool = pool + job.element.copied * _largest(_present(kinds.added, rank, job.every_kind))
+        pool = pool + job.element.copied * _largest_present(kinds.added, rank, job.every_kind)
     return pool
 
 
@@ -70,6 +70,15 @@ def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
     pairs = (present[first] + present[second] for first, second in pairwise(plans.job.pipelines.kinds.of))
     several = (own * (1 + (count > 1)) for own, count in zip(present, rank.load.repeats, strict=True))
     return _largest((*pairs, *several))
+
+
+def _largest_present(each: Any, rank: Rank, places: Iterable[int]) -> Numbers:
+    """Return the most that a repeat has of any of some kinds of block that a rank has."""
+    if rank.rows is None:
+        repeats = rank.load.repeats
+        most: Numbers = max([each[kind] for kind in places if repeats[kind]], default=0.0)
+        return most
+    return _largest(_present(each, rank, places))
 
 
 def _present(each: Any, rank: Rank, places: Iterable[int]) -> Iterator[Numbers]:

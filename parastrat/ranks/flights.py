@@ -64,7 +64,8 @@ def looped(pp: int, chunks: int, *, split: bool, few: bool = False) -> Flights:
     rank = np.arange(pp)[:, None]
     hop = 1 if split else 2
     ends = (-1 - hop * (pp - 1 - rank)) % pp
-    turns = [np.zeros_like(rank), ends, rank if split else ends]
+    # weights have rounds of their own where backward is split
+    turns = [np.zeros_like(rank), ends, *[rank] * split]
     offsets = np.concatenate([*turns, *((turn - 1) % pp for turn in turns)], axis=1)
     rounds = np.arange(2 * chunks) % (chunks if few else 2 * chunks)
     place = (offsets[:, None, :] + pp * rounds[None, :, None]).reshape(pp, -1)
@@ -178,16 +179,13 @@ def turns(
     ranks = np.tile(np.arange(pp), len(STEPS))[:, None]
     waiting = counts[ranks[:, 0]] * waits[..., None]
     running = np.arange(len(ranks))[:, None], flown.running
-    every = np.concatenate(
-        [
-            flown.alive @ counts[ranks[:, 0]],
-            flown.awaited @ waiting + waiting[running],
-        ],
-        axis=-1,
-    )
+    alive = flown.alive @ counts[ranks[:, 0]]
+    awaited = flown.awaited @ waiting + waiting[running] if split else np.zeros_like(alive)
+    every = np.concatenate([alive, awaited], axis=-1)
     worth = every @ weights.T
-    less = (behind @ weights[:, :kinds].T)[ranks, flown.running]
-    score = np.where(has[ranks, flown.running][..., None], worth[:, :, None] - less, -np.inf)
+    # a moment is none of a kind that its stage has not
+    less = np.where(has[..., None], behind @ weights[:, :kinds].T, np.inf)
+    score = worth[:, :, None] - less[ranks, flown.running]
     told = _groups_of(groups, pp)
     rank, moment, found = _best(score, told)
     at_kinds = every[rank, moment]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from parastrat.columns import Columns
-from parastrat.distinct import NUMBERED, distinct
+from parastrat.distinct import places_of
 from parastrat.rules.divisors import divisors
 from parastrat.search.rows import rungs_of, settled_columns, shape_columns, strategies_of
 from parastrat.tables import facts_columns
@@ -47,51 +47,53 @@ def _told_apart(choices: _Choices) -> dict[str, Any]:
 
     Changed jobs mostly have those of the job itself.
     """
-    table = _every(choices)
+    table, places = _every(choices)
     table |= shape_columns(table)
     meshes = Columns(table)
-    shards = meshes.joined({"dp_shard": meshes.dp_shard * meshes.cp})
+    stages, width = places["pp"], _numbered(places["cp"], places["tp"], places["ep"])
     table |= {
         "strategy": strategies_of(meshes),
         "rung": rungs_of(meshes),
-        "width": distinct(meshes, NUMBERED["width"])[1],
-        "layout": distinct(meshes, NUMBERED["layout"])[1],
+        "width": width,
+        "layout": _numbered(stages, width, meshes.shard),
         # replicas follow from the others
-        "sharding": distinct(shards, ("pp", "dp_shard", "tp", "ep"))[1],
+        "sharding": _numbered(stages, _numbered(meshes.dp_shard * meshes.cp), places["tp"], places["ep"]),
     }
     for column in table.values():
         column.flags.writeable = False
     return table
 
 
-def _every(choices: _Choices) -> dict[str, Any]:
-    """Return the degrees of every mesh."""
-    rows = np.ones((1, 0), dtype=np.int64)
-    for degrees in (choices.pp, choices.cp, choices.tp, choices.dp_shard):
-        left = np.repeat(rows, len(degrees), axis=0)
-        rows = np.column_stack([left, np.tile(np.array(degrees, dtype=np.int64), len(rows))])
-        rows = rows[choices.devices % np.prod(rows, axis=1) == 0]
-    pp, cp, tp, dp_shard = rows.T
-    table = {
-        "pp": pp,
-        "cp": cp,
-        "tp": tp,
-        "dp_shard": dp_shard,
-        "dp_replicate": choices.devices // np.prod(rows, axis=1),
+def _numbered(*columns: Any) -> Any:
+    """Return a number for each row, counted from 0, that is the same where all columns are."""
+    key: Any = 0
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + column
+    return places_of(key)[1]
+
+
+def _every(choices: _Choices) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the degrees of every mesh, and their places among those that each axis may have."""
+    left, places = np.array([choices.devices]), dict[str, Any]()
+    # an axis may have none, as stages of one device
+    degrees = {
+        axis: np.array(getattr(choices, axis), dtype=np.int64)
+        for axis in ("pp", "cp", "tp", "dp_shard", "ep")
     }
+    for axis in ("pp", "cp", "tp", "dp_shard"):
+        rows, place = np.nonzero(left[:, None] % degrees[axis] == 0)
+        places = {other: own.take(rows) for other, own in places.items()} | {axis: place}
+        left = left.take(rows) // degrees[axis].take(place)
+    table = {axis: degrees[axis].take(place) for axis, place in places.items()}
+    # experts spread over ranks of the other axes
+    inner = table["dp_shard"] * table["cp"] * table["tp"]
+    divides = (inner % degrees["ep"][:, None] == 0) | choices.asks_ep
     if choices.dp_replicate is not None:
-        kept = table["dp_replicate"] == choices.dp_replicate
-        table = {name: column[kept] for name, column in table.items()}
-    return _with_experts(choices, table)
-
-
-def _with_experts(choices: _Choices, table: dict[str, Any]) -> dict[str, Any]:
-    count = len(table["pp"])
-    widened = {name: np.tile(column, len(choices.ep)) for name, column in table.items()}
-    widened["ep"] = np.repeat(np.array(choices.ep, dtype=np.int64), count)
-    inner = widened["dp_shard"] * widened["cp"] * widened["tp"]
-    kept = (inner % widened["ep"] == 0) | choices.asks_ep
-    return {name: column[kept] for name, column in widened.items()}
+        divides &= left == choices.dp_replicate
+    places["ep"], rows = np.nonzero(divides)
+    table = {axis: column.take(rows) for axis, column in (table | {"dp_replicate": left}).items()}
+    places = {axis: place if axis == "ep" else place.take(rows) for axis, place in places.items()}
+    return table | {"ep": degrees["ep"].take(places["ep"])}, places
 
 
 def _choices(facts: Facts, fixed: Constraints) -> _Choices:

@@ -1,0 +1,101 @@
+"""Every mesh of a space stands there once, and what numbers them tells apart what it says."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parastrat.case import Facts
+from parastrat.columns import Columns
+from parastrat.cost import mean_weights_s
+from parastrat.distinct import NUMBERED
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.search.meshes import meshes_of
+from parastrat.search.rows import AXES, Constraints
+from parastrat.sources import load_source
+from parastrat.workload import Optimizer, Precision, Workload
+
+SPACES = [
+    ("mixtral-8x7b", "summit:4", Constraints()),
+    ("mixtral-8x7b", "summit:4", Constraints(ep=3)),
+    ("gpt-oss-20b", "dgx-h100:3", Constraints(dp_replicate=2)),
+    ("llama-3.1-8b", "dgx-h100:2", Constraints(tp=4)),
+    ("llama-3.1-8b", "dgx-h100:1", Constraints(plain_loop=True)),
+]
+
+
+NUMBERS = ("width", "layout", "sharding")
+
+
+def facts(model: str, on: str) -> Facts:
+    source, stack = load_source(model), load_stack("torch")
+    assert source is not None
+    return Facts(
+        model=source.at(2048, Precision.BF16_MIXED, stack.kernels),
+        hardware=load_hardware(on),
+        workload=Workload(
+            global_batch_size=64,
+            sequence_length=2048,
+            optimizer=Optimizer.ADAMW,
+            precision=Precision.BF16_MIXED,
+        ),
+        stack=stack,
+    )
+
+
+def rows_of(columns: Columns, names: Any) -> list[tuple[int, ...]]:
+    read = [np.broadcast_to(getattr(columns, name), len(columns.pp)).tolist() for name in names]
+    return list(zip(*read, strict=True))
+
+
+@pytest.mark.parametrize(("model", "on", "fixed"), SPACES)
+def test_a_space_has_every_mesh_over_all_devices_once(model: str, on: str, fixed: Constraints) -> None:
+    given = facts(model, on)
+    meshes, devices = meshes_of(given, fixed), given.hardware.world_size
+    found = rows_of(meshes, AXES)
+    assert len(found) == len(set(found))
+    assert {pp * replicas * shards * cp * tp for pp, replicas, shards, cp, tp, _ in found} == {devices}
+    each = (sorted(set(degrees)) for degrees in zip(*found, strict=True))
+    possible = {
+        (pp, replicas, shards, cp, tp, ep)
+        for pp, replicas, shards, cp, tp, ep in product(*each)
+        if pp * replicas * shards * cp * tp == devices
+        and (fixed.ep is not None or (shards * cp * tp) % ep == 0)
+    }
+    assert set(found) == possible
+
+
+@pytest.mark.parametrize(("model", "on", "fixed"), SPACES)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_meshes_have_a_number_in_common_where_they_have_what_it_counts(
+    model: str, on: str, fixed: Constraints, number: str
+) -> None:
+    meshes = meshes_of(facts(model, on), fixed)
+    named = meshes
+    if number == "sharding":
+        # which knows cp as further shards alone
+        named = meshes.joined({"dp_shard": meshes.dp_shard * meshes.cp, "cp": 1})
+    own, values = getattr(meshes, number).tolist(), rows_of(named, NUMBERED[number])
+    assert len(set(zip(own, values, strict=True))) == len(set(own)) == len(set(values))
+
+
+@pytest.mark.parametrize("model", ["gpt-oss-20b", "llama-3.1-8b"])
+def test_the_weights_of_meshes_take_what_they_do_alone(model: str) -> None:
+    given = facts(model, "dgx-h100:8")
+    meshes = meshes_of(given, Constraints())
+    together = mean_weights_s(given, meshes)
+    assert len(set(meshes.sharding.tolist())) < len(meshes.pp)
+    for row in range(0, len(meshes.pp), 17):
+        alone = mean_weights_s(given, meshes.at(np.array([row])))
+        assert {part: each[row] for part, each in together.items()} == {
+            part: each[0] for part, each in alone.items()
+        }
+
+
+def test_stages_of_one_device_leave_no_mesh() -> None:
+    meshes = meshes_of(facts("llama-3.1-8b", "h100-sxm5x1:1"), Constraints(virtual_stages=2))
+    assert {len(getattr(meshes, name)) for name in (*AXES, *NUMBERS)} == {0}
+    assert {getattr(meshes, name).dtype for name in (*AXES, *NUMBERS)} == {np.dtype(np.int64)}
