@@ -70,6 +70,7 @@ STRATEGIES: dict[str, Strategy] = {
     "fsdp2 x cp": Strategy(mesh=Mesh(dp_shard=2, cp=2)),
     "cp x tp": Strategy(mesh=Mesh(cp=2, tp=2)),
     "cp x tp+sp": Strategy(mesh=Mesh(cp=2, tp=2), options=_SP),
+    "ep": Strategy(mesh=Mesh(dp_shard=2, ep=2)),
     "tp": Strategy(mesh=Mesh(tp=2)),
     "tp+sp": Strategy(mesh=Mesh(tp=2), options=_SP),
     "pp gpipe": _pipelined(PipelineSchedule.GPIPE),
