@@ -1,7 +1,7 @@
 """Small models under every strategy against one device: losses of 20 steps, gradients of the first.
 
 Usage: python benchmarks/parity.py [--state FILE] [--minutes N] [--only TEXT] [--broken] [--write]
-                                  [--transformers [--own]] [--draw N [--seed TEXT]]
+                                  [--transformers [--own | --experts]] [--draw N [--seed TEXT]]
 
 Results are kept in FILE (parity.jsonl), and cells in it are not run again. ``--only`` takes cells whose
 name ("llama, pp 1f1b") has the text. ``--broken`` gives the last rank wrong weights: every cell that is
@@ -9,7 +9,8 @@ not refused must come out wrong. ``--write`` writes docs/parity.md from all of F
 takes model classes of the installed transformers instead, one of each family and then the others, built
 from shrunk configs, under FSDP2, TP and 1F1B; what no recipe that is tried builds so small, or calls, is
 counted as untried. ``--own`` gives them the vocabularies of their own and up to 120 million parameters,
-under TP and 1F1B: what is proven on a smaller copy. ``--draw`` takes N cells, or classes, that TEXT (a
+under TP and 1F1B: what is proven on a smaller copy. ``--experts`` takes those whose modules have experts,
+under EP. ``--draw`` takes N cells, or classes, that TEXT (a
 commit's hash) draws.
 """
 
@@ -28,8 +29,8 @@ from typing import Any
 from parity_cells import VERDICTS, Cell, outcomes
 from parity_models import SUBJECTS
 from parity_page import page
-from parity_ranks import STRATEGIES, Job
-from parity_transformers import OWN
+from parity_ranks import OFTEN_OF_EXPERTS, STRATEGIES, Job
+from parity_transformers import OWN, names_with_experts
 from parity_transformers import names as names_in_transformers
 
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--own", action="store_true")
+    parser.add_argument("--experts", action="store_true")
     parser.add_argument("--draw", type=int)
     parser.add_argument("--seed", default="0")
     given = parser.parse_args()
@@ -70,6 +72,8 @@ def _named(given: Any) -> list[tuple[str, str]]:
 
     if not given.transformers:
         return drawn([(model, strategy) for strategy in STRATEGIES for model in SUBJECTS])
+    if given.experts:
+        return [(model, strategy) for model in drawn(names_with_experts()) for strategy in OFTEN_OF_EXPERTS]
     behind, often = (OWN, OFTEN_OF_OWN) if given.own else ("", OFTEN)
     return [(model + behind, strategy) for model in drawn(names_in_transformers()) for strategy in often]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from parity_cells import GRADIENT_TOLERANCE, LOSS_TOLERANCE, VERDICTS, Cell
 from parity_models import SUBJECTS
-from parity_ranks import STRATEGIES
+from parity_ranks import OFTEN_OF_EXPERTS, STRATEGIES
 from parity_transformers import OWN
 
 _HEAD = f"""\
@@ -33,6 +33,11 @@ names of fields have in common; two layers; as it is) gives at most 30 million p
 samples within 3 s, and a model that takes tokens, boxes, images, sound or a series, without drawing (in
 evaluation mode where it draws in training), and that the last bit of its weights does not move by more
 than is allowed.
+"""
+_OF_EXPERTS = """\
+## Classes of transformers with experts
+
+Those in whose modules there are experts, under EP on two ranks; built, trained and compared as above.
 """
 _OF_OWN = """\
 ## Classes of transformers in sizes of their own
@@ -66,7 +71,8 @@ def page(cells: list[Cell], classes: int) -> str:
     """
     chosen = [cell for cell in cells if cell.model in SUBJECTS]
     own = [cell for cell in cells if cell.model.endswith(OWN)]
-    found = [cell for cell in cells if cell.model not in SUBJECTS and cell not in own]
+    experts = [cell for cell in cells if cell.model not in SUBJECTS and cell.strategy in OFTEN_OF_EXPERTS]
+    found = [cell for cell in cells if cell.model not in SUBJECTS and cell not in (*own, *experts)]
     lines = [_HEAD, *_table(chosen), *_reasons(chosen, "Refused or crashed, and why")]
     lines += _furthest(chosen)
     if found:
@@ -85,7 +91,17 @@ def page(cells: list[Cell], classes: int) -> str:
             *_reasons(own, "Refused or crashed of these, and why"),
         ]
         lines += _furthest(own)
+    if experts:
+        lines += ["", *of_experts(experts)]
     return "\n".join(lines) + "\n"
+
+
+def of_experts(cells: list[Cell]) -> Iterator[str]:
+    """Yield the lines on classes with experts."""
+    yield _OF_EXPERTS
+    yield from _breadth(cells, len(cells))
+    yield from _reasons(cells, "Refused or crashed of those, and why")
+    yield from _furthest(cells)
 
 
 def _counts(cells: Iterable[Cell]) -> str:

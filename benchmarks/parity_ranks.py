@@ -88,6 +88,8 @@ STRATEGIES: dict[str, Strategy] = {
     "pp x tp": _pipelined(_1F1B, tp=2),
     "3d": _pipelined(_1F1B, dp_shard=2, tp=2),
 }
+#: those of classes of transformers with experts
+OFTEN_OF_EXPERTS = ("ep",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

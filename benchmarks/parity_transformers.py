@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import random
 import re
 from collections.abc import Iterable
@@ -43,6 +44,21 @@ def names() -> list[str]:
     shuffled.shuffle(firsts)
     shuffled.shuffle(others)
     return list(dict.fromkeys([*firsts, *others]))
+
+
+def names_with_experts() -> list[str]:
+    """Return the classes in whose modules there are experts, in the same order."""
+    return [name for name in names() if _has_experts(name)]
+
+
+def _has_experts(name: str) -> bool:
+    import transformers  # noqa: PLC0415 - only where it is asked for
+
+    module = inspect.getmodule(getattr(transformers, name, None))
+    return (
+        module is not None
+        and re.search(r"^class \w*Experts\b", inspect.getsource(module), re.MULTILINE) is not None
+    )
 
 
 @functools.cache

@@ -42,11 +42,12 @@ def expert_parallel(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Modul
     mesh, experts = wrapping.mesh.ep, wrapping.experts
     if mesh is None or experts is None:
         return {}
-    parts = experts.of(module)
-    for part in parts.values():
+
+    def from_first(part: nn.Module) -> None:
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         to_device_from_first_rank(own, wrapping)
-    divide(module, experts, mesh)
+
+    parts = divide(module, experts, mesh, from_first)
     wrapping.calls.append(
         f"# each rank of experts['ep'] holds its share of the experts in {', '.join(experts.kinds)}; "
         "tokens travel there and back"

@@ -9,7 +9,6 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_map
 
@@ -17,7 +16,7 @@ from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import holds_experts, repeated_blocks
 from parastrat.runtime.expert_parallel.exchange import chosen_in, over_ranks
-from parastrat.runtime.in_step import in_step
+from parastrat.runtime.in_step import in_step, steps
 from parastrat.runtime.tensor_parallel.access import local_inside, use_as
 from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
 from parastrat.runtime.tensor_parallel.layout import kind_of
@@ -87,9 +86,8 @@ def _proven(source: Source, bench: Bench) -> Experts:
         )
     experts = Experts(kinds=kinds)
     own = replace(bench.task, inputs=_rolled(bench.task.inputs, bench.mesh.get_local_rank()))
-    expected = results(copy.deepcopy(bench.copy), own)
-    for gradient in expected.gradients.values():
-        dist.all_reduce(gradient, dist.ReduceOp.AVG, group=bench.mesh.get_group())
+    with steps(bench.mesh):
+        expected = results(copy.deepcopy(bench.copy), own, averaged_over=bench.mesh)
     task = replace(own, averages=bench.mesh)
     verdict = tried(
         bench.copy, expected, task, bench.mesh, partial(divide, experts=experts, mesh=bench.mesh)
@@ -129,12 +127,30 @@ def _refused(module: nn.Module, mesh: DeviceMesh, reason: str) -> WrapError:
     )
 
 
-def divide(module: nn.Module, experts: Experts, mesh: DeviceMesh) -> None:
-    """Let each rank hold its share of the experts, in place; their parameters become DTensors."""
-    for part in experts.of(module).values():
+def divide(
+    module: nn.Module,
+    experts: Experts,
+    mesh: DeviceMesh,
+    prepare: Callable[[nn.Module], None] = lambda _part: None,
+) -> dict[str, nn.Module]:
+    """Let each rank hold its share of the experts, in place; their parameters become DTensors.
+
+    Args:
+        module: with all of them.
+        experts: that were chosen.
+        mesh: of the ranks that hold one set together.
+        prepare: called with each part before it is divided, one after the other: all may be too large.
+
+    Returns:
+        The parts that hold experts, by name.
+    """
+    parts = experts.of(module)
+    for part in parts.values():
+        prepare(part)
         _divide(part, mesh)
     for part in (module, *repeated_blocks(module).modules):
         local_inside(part)
+    return parts
 
 
 def _divide(part: nn.Module, mesh: DeviceMesh) -> None:
