@@ -178,7 +178,6 @@ def beside_layers(folder: str) -> dict[str, Any]:
         "all": trained(local, recompute=Recompute.FULL, **TP),
         # whose heads are DTensors, as their number is written
         "whole activations": trained(DIVIDED["mask given"], tp=2),
-        "by hand": by_hand(local, **TP),
         **_of_two_models(folder, **TP),
         "dropped": dropped(tp=2),
         "refused": str(answers({"": lambda: wrapped(REFUSED["products"][0], tp=2)})[""]),

@@ -119,7 +119,6 @@ def test_others_are_refused(name: str, two: list[dict[str, Any]]) -> None:
     ("name", "build"),
     [
         ("all", local),
-        ("by hand", local),
         ("whole activations", DIVIDED["mask given"]),
     ],
 )
