@@ -73,17 +73,19 @@ def _proven(source: Source, bench: Bench) -> Experts:
     }
     if not stacks:
         raise _refused(source.module, bench.mesh, "no part of it holds the stacked weights of experts")
-    for name, count in stacks.items():
-        if count % bench.mesh.size():
-            raise _refused(source.module, bench.mesh, f"{name} has {count} experts")
     kinds = tuple(dict.fromkeys(map(kind_of, stacks)))
-    other = _called_otherwise(bench, Experts(kinds=kinds))
-    if other:
+    called_so, otherwise = _calls(bench, Experts(kinds=kinds))
+    # others, as those that see all tokens, stay whole
+    kinds = tuple(kind for kind in kinds if kind in called_so and kind not in otherwise)
+    if not kinds:
         raise _refused(
             source.module,
             bench.mesh,
-            f"{other} is called with something else than tokens, their choices, and a weight for each",
+            f"{next(iter(stacks))} is not called with tokens, their choices, and a weight for each",
         )
+    for name, count in stacks.items():
+        if kind_of(name) in kinds and count % bench.mesh.size():
+            raise _refused(source.module, bench.mesh, f"{name} has {count} experts")
     experts = Experts(kinds=kinds)
     own = replace(bench.task, inputs=_rolled(bench.task.inputs, bench.mesh.get_local_rank()))
     with steps(bench.mesh):
@@ -97,18 +99,18 @@ def _proven(source: Source, bench: Bench) -> Experts:
     return experts
 
 
-def _called_otherwise(bench: Bench, experts: Experts) -> str:
-    """Return the first part that is called with something else than experts are; "" where none is."""
-    trial, found = copy.deepcopy(bench.copy), list[str]()
+def _calls(bench: Bench, experts: Experts) -> tuple[set[str], set[str]]:
+    """Return the kinds of parts that are called with tokens, choices and weights, and otherwise."""
+    trial, so, otherwise = copy.deepcopy(bench.copy), set[str](), set[str]()
 
-    def noted(name: str) -> Callable[..., None]:
-        return lambda _, args, kwargs: None if chosen_in(args, kwargs) else found.append(name)
+    def noted(kind: str) -> Callable[..., None]:
+        return lambda _, args, kwargs: (so if chosen_in(args, kwargs) else otherwise).add(kind)
 
     for name, part in experts.of(trial).items():
-        part.register_forward_pre_hook(noted(name), with_kwargs=True)
+        part.register_forward_pre_hook(noted(kind_of(name)), with_kwargs=True)
     with torch.no_grad():
         called(trial, bench.task.inputs)
-    return next(iter(found), "")
+    return so, otherwise
 
 
 def _rolled(inputs: Any, places: int) -> Any:

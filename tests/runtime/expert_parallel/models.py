@@ -142,15 +142,36 @@ class Net(nn.Module):
         return made
 
 
+class Shared(Block):
+    """All tokens see further experts, which stay whole."""
+
+    def __init__(self) -> None:
+        super().__init__(Experts)
+        self.shared_experts = SharedExperts(2)
+
+    def of_experts(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.shared_experts(tokens)
+        return made + super().of_experts(tokens, scores)
+
+
+class SharedExperts(Experts):
+    """Works on every token."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        every = torch.arange(self.num_experts, device=x.device).expand(len(x), -1)
+        return super().forward(x, every, x.new_ones(every.shape))
+
+
 #: what is divided
 DIVIDED: dict[str, Callable[[], Any]] = {
     "stacks": lambda: Net(lambda: Block(Experts)),
     "crowded": lambda: Net(lambda: Crowded(Named)),
+    "shared": lambda: Net(Shared),
 }
 #: what is refused, with the reason
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "modules": (lambda: Net(lambda: Block(ExpertsApart)), "holds the stacked weights"),
     "three": (lambda: Net(lambda: Block(lambda: Experts(3))), "blocks.0.experts has 3 experts"),
-    "scores": (lambda: Net(lambda: ByScores(Scored)), "blocks.0.experts is called with something else"),
+    "scores": (lambda: Net(lambda: ByScores(Scored)), "blocks.0.experts is not called with tokens"),
     "crowds": (lambda: Net(lambda: Block(Mixing)), "not proven"),
 }
