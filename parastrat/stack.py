@@ -112,6 +112,9 @@ class Unstated:
     #: whether what sequence parallelism divides crosses between pipeline stages as it is; None: as the
     #: stack's
     crosses_divided: bool | None = None
+    #: whether experts of the runs' models are gathered at another time than what is around them; None: as
+    #: the stack's
+    experts_apart: bool | None = None
     #: of the runs' parallel loss; None: as the stack's
     parallel_loss_tensors: int | None = None
     #: of the runs' gradients under mixed precision; None: as the stack's
@@ -226,6 +229,9 @@ class Stack:
     copies_gradients: bool = False
     #: whether embedding and head are FSDP2 units of their own, and nothing is the root's
     ends_apart: bool = False
+    #: whether the experts of a block, where ep divides them, are an FSDP2 unit of their own inside of the
+    #: block's, which is gathered, prefetched and reduced by itself; nothing else prefetches it
+    experts_apart: bool = False
     #: whether a stream of its own casts a unit's gradients to the format of their reduction, as of FSDP1
     casts_gradients_aside: bool = False
     #: tensors of the logits' size that a loss makes more where tp ranks compute it together

@@ -109,8 +109,9 @@ def whole_case(
     workload = Workload(**workload_fields, precision=plan.precision)
     if file.format is ConfigFormat.TORCHTITAN:
         stack = load_stack("torch-compile" if plan.compile is Compile.BLOCK else "torch")
-        # without expert parallelism tensor parallelism divides them (apply_moe_ep_tp)
-        stack = replace(stack, divides_experts=True)
+        # without expert parallelism tensor parallelism divides them (apply_moe_ep_tp); with it a block's
+        # units are prefetched together (apply_fsdp)
+        stack = replace(stack, divides_experts=True, experts_apart=False)
     else:
         stack = load_stack("megatron-core")
     try:

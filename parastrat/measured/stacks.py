@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from parastrat.stack import Stack, Unstated
 
 #: what the runs of a stack may do otherwise than ours, which plans of ours have
-_UNLIKE_OURS = ("parallel_loss_tensors", "mixed_gradient_bytes", "crosses_divided")
+_UNLIKE_OURS = ("parallel_loss_tensors", "mixed_gradient_bytes", "crosses_divided", "experts_apart")
 #: how the names of published files say the month that they tell of
 _MONTH = re.compile(r"_(20\d\d)(\d\d)[_.]")
 #: runs as fp8 does, its products at the rate of four bits

@@ -12,27 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.elementwise import ByKind, larger, smaller, some, where
+from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
 from parastrat.ranks.division import divided, divided_total, sharded_total
-from parastrat.ranks.load import has_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.memory.kinds import Kind, Shared
     from parastrat.memory.plans import Plans
-    from parastrat.units import Bytes, Numbers
+    from parastrat.units import Bytes
 
 _AWAY = code_of(Offload.PARAMETERS)
 _NOTHING_AGAIN, _ATTENTION_AGAIN = code_of(Recompute.NONE), code_of(Recompute.ATTENTION)
 #: axes of kinds beside plans; policies come before these
 _KINDS = 2
-#: of a weight that tp ranks gather along its columns, or of its gradient: as it comes, and put together
-_GATHERED_COPIES = 2
 
 
 @dataclass(slots=True)
@@ -54,8 +52,12 @@ class KindBytes:
     ended: Any
     #: by how much less a unit's gradients and what its backward reads are than both
     never: Any
-    #: parameters on a rank: of a unit, of another block, and of the largest weight if gradients are copied
+    #: of that what is so only beside gradients of a unit before
+    beside_others: Any
+    #: parameters on a rank: of a unit, of these its experts' that are another one, of a block outside, and
+    #: of the largest weight if gradients are copied
     unit: Any
+    experts: Any
     root: Any
     added: Any
 
@@ -125,13 +127,10 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
     running = _running_bytes(plans, kind, made_at, beside)
-    unit = root = never = added = 0.0
+    of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
+    root = added = 0.0
     if alike.gathers is not False:
-        whole = divided_total(kind.unit, division)
-        # what is no unit, and a model without units, has the plain 0, which stands beside no plan
-        if has_any(whole):
-            unit = where(alike.gathers, whole, 0.0)
-            never = _never_met_bytes(plans, kind, made_at, unit, everything)
+        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made))
         if alike.piped is not True or plans.job.rootless:
             root = divided_total(kind.root, division)
     if plans.job.element.copied:
@@ -143,8 +142,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         adding_bytes(plans, kind, new=1) + beside if alike.adds is not False else 0.0,
         casts,
         _ended_bytes(plans, kind, running) if alike.casts is not False else 0.0,
-        never,
-        unit,
+        *of_unit,
         root,
         added,
     )
@@ -164,7 +162,7 @@ def _running_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes], again: By
     alike, made = plans.alike, _working_bytes(plans, kind, made_at) + again
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
-        made = made + where(alike.shards, 0.0, larger(-_freed_bytes(plans, kind), 0.0))
+        made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind), 0.0))
     if alike.sums is not False and some(kind.tied):
         sums = adding_bytes(plans, kind, new=0) + again
         made = where(alike.sums & kind.tied, larger(made, sums), made)
@@ -188,49 +186,6 @@ def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:
     coming = where(alone, gradients, 0.0)
     every = zip(made_at, kind.moments, strict=True)
     return reduce(larger, (made + moment.sooner * coming for made, moment in every))
-
-
-def _freed_bytes(plans: Plans, kind: Kind) -> Bytes:
-    """Return what is gone halfway through the backward of one repeat.
-
-    Less what tp ranks gather then, of weights that are stored across the stretches that each of them takes;
-    and less the sum of their gradients of the largest weight of experts, if each has them whole for its own
-    tokens, under a pipeline: without one these are added up when a step ends.
-    """
-    freed, element, d = shared_bytes(kind.freed, plans.shares), plans.job.element, plans.division
-    sums = plans.alike.piped is not False and plans.c.has("token_heads")
-    if kind.regathered is None and not sums:
-        return freed
-    of_weight = where(plans.alike.shards, element.compute, element.parameter)
-    if kind.regathered is not None:
-        # beside a gradient's copies comes the rank's own share, which elsewhere is among all gradients
-        copies = _GATHERED_COPIES + where(plans.alike.shards, 1 / plans.c.tp, 0.0)
-        freed = freed - where(plans.c.tp > 1, copies * of_weight * kind.regathered, 0.0)
-    if sums and has_any(kind.added.expert):
-        freed = freed - where(plans.alike.piped & d.sums_experts, of_weight * kind.added.expert, 0.0)
-    return freed
-
-
-def _never_met_bytes(
-    plans: Plans, kind: Kind, made_at: Sequence[Bytes], unit: Numbers, everything: Bytes
-) -> Bytes:
-    """Return what a unit's gradients and what its backward reads are less than both, where they are most.
-
-    The ones come while the other goes. Most is there as it begins to run, halfway, or when all gradients
-    are. They count in the compute format, and all of them in what is gathered.
-    """
-    whole, freed = plans.job.element.compute * unit, _freed_bytes(plans, kind)
-    first, *others = kind.moments
-    late, later = first.late * whole, kind.later * whole
-    never = where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
-    if not others:
-        return never
-    # less than at the moment at which most exists beside what backward reads
-    most = reduce(larger, made_at)
-    never = most - made_at[0] + never
-    for moment, own in zip(others, made_at[1:], strict=True):
-        never = smaller(never, most - own + moment.late * whole)
-    return where(whole > 0, never, 0.0)
 
 
 def _ended_bytes(plans: Plans, kind: Kind, running: Bytes) -> Bytes:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.elementwise import where
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.unmet import experts_apart
 from parastrat.ranks.division import divided_total
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ def meeting_bytes(plans: Plans, kind: Kind) -> Bytes:
     """
     element, division = plans.job.element, plans.division
     met = (3 * element.compute - element.reduce) * divided_total(kind.added, division)
-    return met + element.reduce * divided_total(kind.before, division)
+    # the last that a block reduces is not its experts
+    before = divided_total(kind.before, division) - experts_apart(plans, kind.before)
+    return met + element.reduce * before
 
 
 def gradients_meet(plans: Plans) -> Mask:

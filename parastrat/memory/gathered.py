@@ -79,9 +79,11 @@ def gathered_bytes(
     The root unit stays gathered from forward until it reduces. With resharding two other units are
     gathered, the running one and the prefetched next; without, all that have not run yet. The running one's
     gradients exist in the compute format, and those of the unit before, copied, in the reduction's until
-    the running one's are copied too. Those of the root's blocks stay until they are reduced at the end,
-    when the first block has run and what it made is gone; at the loss there are none yet. Under a pipeline
-    torch reduces once a step: gradients stay unsharded, and units stay gathered from their backward on
+    the running one's are copied too. Experts that are units of their own run backward inside of their
+    block's: the unit prefetched next, and that before, are the rest of another block (``memory.unmet``).
+    Gradients of the root's blocks stay until they are reduced at the end, when the first block has run and
+    what it made is gone; at the loss there are none yet. Under a pipeline torch reduces once a step:
+    gradients stay unsharded, and units stay gathered from their backward on
     (``torch.distributed.pipelining.stage``); with resharding each forward ends that, so that all are
     gathered only at the end of a micro-batch's backward.
 
@@ -114,13 +116,14 @@ def _under_pipelines(
     # of plans that may reshard or not pipelines keep units gathered
     reshards = False if plans.reshards is None else taken(plans.reshards, start.rows)
     if reshards is not False:
-        running = where(reshards, kept + element.compute * _ahead(kinds.unit, own, start), every)
+        running = where(reshards, kept + element.compute * _ahead(kinds, own, start), every)
     return by_way(ways, running, running, every)
 
 
-def _ahead(unit: Any, own: Numbers, start: Start) -> Numbers:
+def _ahead(kinds: KindBytes, own: Numbers, start: Start, experts: Numbers = 0.0) -> Numbers:
     """Return the units that are gathered with resharding; of the first block there is none behind it."""
-    return 2 * own + unit[start.behind] * start.follows
+    behind = kinds.unit[start.behind] - kinds.experts[start.behind]
+    return 2 * own - experts + behind * start.follows
 
 
 def _unit_by_unit(
@@ -130,8 +133,8 @@ def _unit_by_unit(
     element, unit, root, rows = plans.job.element, kinds.unit, rank.root, start.rows
     compute, reshards = element.compute, taken(plans.reshards, rows)
     # of what is no unit 0
-    own = unit[start.place]
-    first = copied = end = ahead = _ahead(unit, own, start)
+    own, experts = unit[start.place], kinds.experts[start.place]
+    first = copied = end = ahead = _ahead(kinds, own, start, experts)
     if reshards is not True:
         left = rank.everything - root - of_kinds(unit, start.freed, rows)
         first, copied = _left(reshards, ahead, left), _left(reshards, ahead, left - own)
@@ -139,11 +142,11 @@ def _unit_by_unit(
         end = _left(reshards, ahead, smaller(left, 2 * own))
     # the root is not gathered any more as its gradients are reduced
     kept = compute * (root + own + of_kinds(kinds.root, start.freed, rows) * start.of_unit)
-    gradients = element.reduce * (own + root * start.ended)
+    gradients = element.reduce * (own - experts + root * start.ended)
     return by_way(
         ways,
         # the first unit of all finds no gradients of another
-        kept + compute * first + gradients * start.finds,
+        kept + compute * first + _found(plans, kinds, gradients, start),
         kept + compute * copied + gradients,
         kept + compute * end + gradients,
     )
@@ -161,13 +164,14 @@ def _one_by_one(
     element, unit, piped, rows = plans.job.element, kinds.unit, rank.alike.piped, start.rows
     # of what is no unit 0, and of what is one
     own, outside = unit[start.place], kinds.root[start.place]
-    ahead = 2 * own
+    experts = kinds.experts[start.place]
+    ahead = 2 * own - experts
     left = rank.everything - rank.root - of_kinds(unit, start.freed, rows)
     made = own + where(start.first, 0.0, outside)
     stays = 0.0 if plans.job.stack.gathers_in_graph else outside
-    kept, gradients = element.compute * (made + stays), element.reduce * made
+    kept, gradients = element.compute * (made + stays), element.reduce * (made - experts)
     # the first unit of all finds no gradients of another
-    found = gradients * start.finds
+    found = _found(plans, kinds, gradients, start)
     if plans.reshards is None:
         # a pipeline keeps units gathered, as it does from their backward on
         return (kept + element.compute * where(piped, left, smaller(ahead, left)) + found,)
@@ -180,6 +184,14 @@ def _one_by_one(
         kept + element.compute * where(reshards, ahead, ran) + gradients,
         kept + element.compute * where(reshards, resharded, last) + gradients,
     )
+
+
+def _found(plans: Plans, kinds: KindBytes, gradients: Bytes, start: Start) -> Bytes:
+    """Return the gradients of the unit before, beside which a block begins to run, if there are any."""
+    found = gradients * start.finds
+    if plans.apart is False:
+        return found
+    return found + where(start.finds, 0.0, kinds.beside_others[start.place])
 
 
 def _left(reshards: Mask | None, ahead: Numbers, left: Numbers) -> Numbers:

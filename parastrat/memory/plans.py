@@ -123,6 +123,8 @@ class Plans:
     #: of each byte for one sample that tp divides; tables that tp does not divide have a whole loss
     output: Bytes
     loss: Numbers
+    #: where the experts of blocks are FSDP2 units of their own
+    apart: Mask
     #: whether units reshard; None: one or the other
     reshards: Mask | None
     #: the code of a policy, or of each plan's; of several beside kinds and plans, with policies first
@@ -172,4 +174,28 @@ def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policie
     several = type(recompute) is np.ndarray
     policy = recompute[..., None, :] if several else recompute
     again = several or recompute != _NOTHING_AGAIN
-    return Plans(job, alike, c, kinds, shares, d, output, loss, reshards, recompute, policy, alone, again)
+    return Plans(
+        job,
+        alike,
+        c,
+        kinds,
+        shares,
+        d,
+        output,
+        loss,
+        _apart(job, alike, c),
+        reshards,
+        recompute,
+        policy,
+        alone,
+        again,
+    )
+
+
+def _apart(job: Job, alike: Alike, c: Columns) -> Mask:
+    """Return where the experts of blocks are FSDP2 units of their own; a pipeline keeps all gathered."""
+    if not job.stack.experts_apart or job.stack.gathers_in_graph:
+        return False
+    if alike.gathers is False or alike.piped is True:
+        return False
+    return common(alike.gathers & (alike.piped == 0) & (c.ep > 1))

@@ -47,7 +47,8 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     if job.flags.pooled and gathers is not False:
         largest = _largest_present(kinds.unit, rank, job.units)
         # two units are on their way at once, the running one's and the prefetched next; the root goes alone
-        elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, 2 * largest)
+        two = _most_of_two(plans, kinds, rank, largest)
+        elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, two)
         pool = job.element.compute * elements
         if job.stack.casts_gradients_aside:
             pool = pool + job.element.reduce * larger(root, largest)
@@ -59,16 +60,33 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     return pool
 
 
+def _most_of_two(plans: Plans, kinds: KindBytes, rank: Rank, largest: Numbers) -> Numbers:
+    """Return the elements of two units that follow each other: a block's own two, where it has two."""
+    if plans.apart is False:
+        return 2 * largest
+    units, experts = (_present(each, rank, plans.job.units) for each in (kinds.unit, kinds.experts))
+    every = zip(units, experts, strict=True)
+    return _largest(where(apart > 0, own, 2 * own) for own, apart in every)
+
+
 def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
     """Return the elements that are on their way at once where no block belongs to a root.
 
-    Those of two blocks that follow each other.
+    Those of two blocks that follow each other; of one with experts of their own its two units, or the
+    larger beside another block's.
     """
     every = plans.job.every_kind
-    units, roots = _present(kinds.unit, rank, every), _present(kinds.root, rank, every)
+    units, roots, experts = (
+        _present(each, rank, every) for each in (kinds.unit, kinds.root, kinds.experts)
+    )
     present = [unit + root for unit, root in zip(units, roots, strict=True)]
-    pairs = (present[first] + present[second] for first, second in pairwise(plans.job.pipelines.kinds.of))
-    several = (own * (1 + (count > 1)) for own, count in zip(present, rank.load.repeats, strict=True))
+    largest, counts = present, rank.load.repeats
+    several = [own * (1 + (count > 1)) for own, count in zip(present, counts, strict=True)]
+    if plans.apart is not False:
+        apart = list(experts)
+        largest = [larger(own - of, of) for own, of in zip(present, apart, strict=True)]
+        several = [where(of > 0, own, both) for of, own, both in zip(apart, present, several, strict=True)]
+    pairs = (largest[first] + largest[second] for first, second in pairwise(plans.job.pipelines.kinds.of))
     return _largest((*pairs, *several))
 
 

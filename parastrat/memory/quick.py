@@ -150,12 +150,23 @@ def _gathered(job: Job, widths: Columns) -> tuple[Bytes, Bytes, Bytes]:
     whole = whole_model(job.model)
     kinds: Sequence[Kind] = job.kinds.each[0]
     units = [nothing + divided_total(kind.unit, d) for kind in kinds]
-    root, largest = nothing + divided_total(whole.root, d), np.maximum.reduce(units)
-    pool = element.compute * np.maximum(root, 2 * largest) if job.flags.pooled else nothing
+    root = nothing + divided_total(whole.root, d)
+    apart = [_experts_apart(job, kind, widths) for kind in kinds]
+    # of a block with experts of their own there are two
+    two = [np.where(own > 0, unit, 2 * unit) for unit, own in zip(units, apart, strict=True)]
+    pool = element.compute * np.maximum(root, np.maximum.reduce(two)) if job.flags.pooled else nothing
     every = sum(unit * count for unit, count in zip(units, whole.repeats, strict=True))
-    own = [unit for unit, is_unit in zip(units, blocks_of(job.kinds).units, strict=True) if is_unit]
-    ahead = np.minimum(2 * np.minimum.reduce(own), every) if own else nothing
+    told = zip(units, apart, blocks_of(job.kinds).units, strict=True)
+    own = [2 * unit - experts for unit, experts, is_unit in told if is_unit]
+    ahead = np.minimum(np.minimum.reduce(own), every) if own else nothing
     return pool, element.compute * root, element.compute * (root + ahead)
+
+
+def _experts_apart(job: Job, kind: Kind, widths: Columns) -> Numbers:
+    """Return the parameters of experts that are a unit of their own, as ``memory.unmet`` does of plans."""
+    if not job.stack.experts_apart:
+        return 0.0
+    return np.where(widths.ep > 1, divided(kind.unit, division_of(widths))[1], 0.0)
 
 
 def _loss_in_parallel(job: Job, widths: Columns) -> Bytes:

@@ -145,6 +145,12 @@ def test_ends_are_units_since_a_day(stated: dict[str, Any], apart: bool) -> None
     assert job_of(run(**stated)).facts.stack.ends_apart is apart
 
 
+@pytest.mark.parametrize("stack", ["torch", "torch-compile"])
+def test_runs_prefetch_experts_with_their_block(stack: str) -> None:
+    assert load_stack(stack).experts_apart
+    assert not job_of(run(stack=stack)).facts.stack.experts_apart
+
+
 @pytest.mark.parametrize(
     ("stated", "casts"),
     [

@@ -1,0 +1,190 @@
+"""Experts that are FSDP2 units of their own, by hand: what is gathered of them, and what of them waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from jobs import block, job, plan
+
+from parastrat.assess import assess
+from parastrat.case import Facts
+from parastrat.columns import Columns
+from parastrat.estimate import MemoryEstimate
+from parastrat.memory import PARTS, memory_columns, plan_memory
+from parastrat.memory.floors import memory_floor
+from parastrat.memory.quick import quick_floor
+from parastrat.model import Halfway, Parameters, Split
+from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.saved import Activations, Saved
+from parastrat.sources import load_source
+from parastrat.tables import facts_columns, plan_columns
+from parastrat.workload import Optimizer, Precision, Workload
+
+APART = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0, "experts_apart": True}
+#: parameters of the table and the head, which are the root's; of a block without its experts; of all of
+#: its experts, and of those that a rank holds
+TABLE, HEAD, REST, EXPERTS, EP = 100, 200, 600, 8000, 4
+ROOT, OWN = TABLE + HEAD, EXPERTS // EP
+DIVIDED = {"dp_shard": 8, "ep": EP, "shard": Shard.PARAMETERS}
+#: bytes that decide what moment holds most
+MUCH = 10**6
+
+
+def facts(kept: float = 0, working: float = 0, **changes: Any) -> Facts:
+    """Return a job of three blocks with experts, whose tensors all belong to these."""
+    stack = APART | changes.pop("stack", {})
+    saved = Saved(expert=kept)
+    layer: dict[str, Any] = {
+        "repeat": 3,
+        "parameters": (Parameters(trainable=REST), Parameters(trainable=EXPERTS, split=Split.EXPERT)),
+        "activations": Activations(none=saved, attention=saved, selective=saved, full=saved),
+        "working": Saved(expert=working),
+        # no gradients are there as most is
+        "meanwhile": 0.0,
+    }
+    table, head = (
+        block(parameters=(Parameters(trainable=count),), unit=False, name=name)
+        for name, count in (("table", TABLE), ("head", HEAD))
+    )
+    return job(
+        table,
+        block(**(layer | changes)),
+        head,
+        optimizer=Optimizer.SGD,
+        precision=Precision.BF16_MIXED,
+        stack=stack,
+    )
+
+
+def memory(given: Facts, **fields: Any) -> MemoryEstimate:
+    return assess(given, plan(**DIVIDED, **fields)).estimate.memory
+
+
+def moved(reduced: int, gathered: int) -> int:
+    """Return bytes of gradients as they are reduced, and of what is in the format of products."""
+    return 4 * reduced + 2 * gathered
+
+
+def test_while_experts_run_only_the_rest_of_the_block_behind_is_gathered() -> None:
+    found = memory(facts(working=MUCH))
+    # and gradients of the head, and copied ones of the rest of the block before
+    assert found.transient - MUCH == moved(REST, ROOT + HEAD + 2 * REST + OWN)
+
+
+def test_without_resharding_all_that_has_not_run_is_gathered() -> None:
+    found = memory(facts(working=MUCH), reshard_after_forward=False)
+    # as the first block runs
+    assert found.transient - MUCH == moved(0, ROOT + HEAD + 3 * (REST + OWN))
+
+
+def test_gradients_of_experts_are_copied_when_these_are_gathered_no_more() -> None:
+    # what the rest has made by then is not known
+    copied = moved(OWN, ROOT + HEAD + 2 * REST + OWN)
+    assert memory(facts()).transient == copied
+    # what experts keep is gone
+    assert memory(facts(kept=100)).transient == copied - 100
+    # a share of all gradients comes behind them
+    halfway = Halfway(meanwhile=1 - 300 / (REST + EXPERTS), freed=Saved())
+    assert memory(facts(halfway=halfway)).transient == copied + 2 * (REST - 300)
+
+
+def test_a_copy_of_few_experts_is_less_than_what_it_takes_the_place_of() -> None:
+    few = {"parameters": (Parameters(trainable=REST), Parameters(trainable=EP * 10, split=Split.EXPERT))}
+    halfway = Halfway(meanwhile=1.0, freed=Saved())
+    # beside the copied gradients of the block before, with all of its own
+    assert memory(facts(halfway=halfway, **few)).transient == moved(REST, ROOT + HEAD + 3 * REST + 2 * 10)
+
+
+def test_experts_are_there_twice_as_they_are_copied_out_of_what_was_gathered() -> None:
+    # beside all that the block keeps for them, and before the block behind is gathered
+    found = memory(facts(kept=MUCH))
+    assert (found.activations, found.transient) == (3 * MUCH, moved(0, ROOT + HEAD + REST + 2 * OWN))
+    whole = memory(facts(kept=MUCH), reshard_after_forward=False)
+    assert whole.transient == moved(0, ROOT + HEAD + 3 * (REST + OWN))
+
+
+@pytest.mark.parametrize(
+    ("stack", "fields"),
+    [
+        ({"experts_apart": False}, {}),
+        ({}, {"ep": 1}),
+        ({}, {"pp": 3, "pp_schedule": PipelineSchedule.GPIPE, "gradient_accumulation_steps": 8}),
+        ({"gathers_in_graph": True}, {}),
+    ],
+)
+def test_elsewhere_a_block_is_one_unit(stack: dict[str, Any], fields: dict[str, Any]) -> None:
+    together = facts(working=MUCH, stack=stack | {"experts_apart": False})
+    given = plan(**(DIVIDED | fields))
+    found = assess(facts(working=MUCH, stack=stack), given).estimate.memory
+    assert found == assess(together, given).estimate.memory
+
+
+@pytest.mark.parametrize(
+    ("ends", "largest"),
+    [
+        ({}, REST + OWN),
+        # the head and the block's rest, or its two units
+        ({"ends_apart": True}, REST + OWN),
+    ],
+)
+def test_the_two_units_of_a_block_are_on_their_way(ends: dict[str, Any], largest: int) -> None:
+    # all gradients are there in a second micro-batch
+    found = memory(facts(working=MUCH, stack=ends), gradient_accumulation_steps=2)
+    assert found.overhead == 2 * largest
+
+
+def test_of_ends_that_are_units_no_root_stays() -> None:
+    found = memory(facts(working=MUCH, stack={"ends_apart": True}))
+    assert found.transient - MUCH == moved(REST, 2 * REST + OWN)
+
+
+@pytest.mark.parametrize("model", ["deepseek-v2-lite", "mixtral-8x7b"])
+def test_experts_of_many_plans_are_as_of_each_and_floors_are_no_more(model: str) -> None:
+    source, stack = load_source(model), load_stack("torch")
+    assert source is not None
+    fields = {"precision": Precision.BF16_MIXED, "backend": Backend.NCCL}
+    given = [
+        Plan(
+            mesh=Mesh(dp_shard=16 // cp, cp=cp, ep=ep),
+            shard=Shard.PARAMETERS,
+            micro_batch_size=size,
+            gradient_accumulation_steps=1,
+            reshard_after_forward=reshard,
+            recompute=policy,
+            **fields,
+        )
+        for cp in (1, 4)
+        for ep in (1, 2, 8)
+        for size in (1, 4)
+        for reshard in (True, False)
+        for policy in Recompute
+    ]
+    workload = Workload(
+        global_batch_size=64, sequence_length=4096, optimizer=Optimizer.ADAMW, precision=fields["precision"]
+    )
+    own = Facts(
+        model=source.at(4096, fields["precision"], stack.kernels),
+        hardware=load_hardware("dgx-h100:2"),
+        workload=workload,
+        stack=stack,
+    )
+    rows = [plan_columns(each) for each in given]
+    table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    columns = Columns({**facts_columns(own), **table})
+    together = memory_columns(own, columns)
+    for row, each in enumerate(given):
+        alone = plan_memory(own, each)
+        assert [int(together[part][row]) for part in PARTS] == [getattr(alone, part) for part in PARTS]
+    floor, sooner = (least(own, columns, tuple(Recompute)) for least in (memory_floor, quick_floor))
+    policy = np.array([list(Recompute).index(each.recompute) for each in given])
+    assert (floor[policy, np.arange(len(given))] <= together["total"]).all()
+    assert (sooner <= floor * (1 + 1e-12)).all()
+    # where a block is one unit more is gathered
+    one = memory_columns(replace(own, stack=replace(stack, experts_apart=False)), columns)["total"]
+    divided = np.array([each.mesh.ep > 1 for each in given])
+    assert (one[~divided] == together["total"][~divided]).all()
+    assert (one[divided] > together["total"][divided]).mean() > 0.5
