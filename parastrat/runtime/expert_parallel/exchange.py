@@ -94,9 +94,18 @@ def over_ranks(
     weights = ways.there(chosen.weights.flatten()[order])
     own = ways.moved(numbers[order] % held, sent, received)
     made = ways.back(_of_own(experts, chosen, (rows, weights, own), args, kwargs))
-    found = made.new_zeros(tokens.shape[0], made.shape[-1]).index_add(0, of_token, made)
+    found = _added_up(made, of_token, tokens.shape[0])
     # no view where none is needed: code behind may write to it
     return found if chosen.tokens.ndim == _ROWS else found.view(*chosen.tokens.shape[:-1], -1)
+
+
+def _added_up(rows: torch.Tensor, of_token: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Return the sum of each token's rows; torch's own keeps them for its backward, to know their number."""
+    return exchanged(
+        rows,
+        lambda made: made.new_zeros(tokens, made.shape[-1]).index_add(0, of_token, made),
+        lambda gradient: gradient[of_token],
+    )
 
 
 def _of_own(
