@@ -100,7 +100,7 @@ def over_ranks(
 
 
 def _added_up(rows: torch.Tensor, of_token: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Return the sum of each token's rows; torch's own keeps them for its backward, to know their number."""
+    """Return the sum of each token's rows, and keep none of them for backward, as torch's own does."""
     return exchanged(
         rows,
         lambda made: made.new_zeros(tokens, made.shape[-1]).index_add(0, of_token, made),
