@@ -132,5 +132,5 @@ def unusual() -> tuple[str, float]:
 def test_an_infinite_norm_is_an_error_on_all_stages_where_asked() -> None:
     found = on_ranks(2, unusual)
     for message, _ in found:
-        assert message.startswith("the norm of order 2.0 of the gradients of all stages is inf")
+        assert message.startswith("the norm of order 2.0 of the gradients of all ranks is inf")
     assert found[0][1] == pytest.approx(18**0.5)
