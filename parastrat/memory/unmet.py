@@ -43,9 +43,12 @@ class Reads(NamedTuple):
 
 
 def experts_apart(plans: Plans, totals: ParameterTotals) -> Numbers:
-    """Return those of a unit's parameters on a rank that are experts', where these are another unit."""
+    """Return those of a unit's parameters on a rank that are experts', where these are another unit.
+
+    The plain 0 where no plan has any.
+    """
     if plans.apart is False or not has_any(totals.expert):
-        return 0.0
+        return 0
     return where(plans.apart, divided(totals, plans.division)[1], 0.0)
 
 
