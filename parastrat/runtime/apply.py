@@ -16,9 +16,8 @@ from parastrat.plan import Plan
 from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.caches import without_caches
-from parastrat.runtime.context_parallel.apply import choose_division
+from parastrat.runtime.choosing import choose_divisions
 from parastrat.runtime.copying import let_copy, origin_of
-from parastrat.runtime.expert_parallel.apply import choose_experts
 from parastrat.runtime.first_values.on_meta import build_on_meta, give_attributes
 from parastrat.runtime.launching.world import (
     backend_string,
@@ -42,7 +41,6 @@ from parastrat.runtime.refusals import (
 )
 from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
-from parastrat.runtime.tensor_parallel.apply import choose_layout
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.timed import time_steps
 from parastrat.runtime.training.told import Told
@@ -170,9 +168,7 @@ def wrap(module: nn.Module, plan: Plan, device: torch.device, start: Start) -> n
             f"# {len(changed)} parameters cast to the plan's {plan.precision}, such as {changed[0]}"
         )
     # a layout is proven on a copy of the whole, which no stage holds
-    choose_layout(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
-    choose_division(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
-    choose_experts(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
+    choose_divisions(module, wrapping, sample_inputs=start.sample_inputs, record=start.record)
     if wrapping.mesh.pp is not None:
         wrapping.pipeline = cut_module(module, wrapping, wrapping.mesh.pp, start)
     wrapping.origin = origin_of(module, plan)

@@ -68,7 +68,7 @@ def shard_experts(experts: Mapping[str, nn.Module], wrapping: Wrapping, *, resha
     if mesh is None:
         return
     rule = replace(policy(wrapping.plan.precision), cast_forward_inputs=False)
-    by_columns = columns_over(wrapping.plan.mesh.dp_shard * wrapping.plan.mesh.cp // wrapping.plan.mesh.ep)
+    by_columns, axes = columns_over(mesh.shape[-1]), mesh.mesh_dim_names or ()
     for part in experts.values():
         fully_shard(
             part, mesh=mesh, mp_policy=rule, reshard_after_forward=reshard, shard_placement_fn=by_columns
@@ -76,7 +76,7 @@ def shard_experts(experts: Mapping[str, nn.Module], wrapping: Wrapping, *, resha
     wrapping.calls.append(
         f"for name in {tuple(experts)}:\n"
         f"    fully_shard(model.get_submodule(name), reshard_after_forward={reshard}, "
-        f"mesh=experts['dp_shard_mod_ep'], mp_policy={policy_text(wrapping.plan)})"
+        f"mesh=experts[{axes}], mp_policy={policy_text(wrapping.plan)})"
     )
 
 

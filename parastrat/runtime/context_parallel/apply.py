@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -11,19 +11,18 @@ from parastrat.plan import Recompute
 from parastrat.runtime.agreement import alike
 from parastrat.runtime.context_parallel.beside_layers import Both, further_ranks, proven_together
 from parastrat.runtime.context_parallel.choice import blocks_of, chosen_division, stream_of
-from parastrat.runtime.tensor_parallel.apply import agreed_seed, own_draws
+from parastrat.runtime.tensor_parallel.apply import agreed_seed, check_alike
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drawing_apart, drops
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from parastrat.runtime.context_parallel.stream import Stream
-    from parastrat.runtime.first_values.replay import Record
     from parastrat.runtime.wrapping import Wrapping
 
 
-def choose_division(
-    module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
-) -> None:
+def choose_division(source: Source, wrapping: Wrapping, mesh: DeviceMesh) -> None:
     """Note how the whole module's positions will be divided over the plan's cp ranks; all ranks call it.
 
     With tp as well, how its layers are: less of both may hold together than did of each alone.
@@ -32,20 +31,14 @@ def choose_division(
         WrapError: if they cannot be, or a small copy cannot be made to prove it.
         MismatchError: if the ranks did not find the same.
     """
-    mesh = wrapping.mesh.cp
-    if mesh is None:
-        return
-    source = Source(
-        module=module, sample_inputs=sample_inputs, record=record, device=wrapping.device, axis="cp"
-    )
-    with own_draws(wrapping.device):
-        division, layout = chosen_division(source, mesh), wrapping.layout
-        if layout is not None:
-            alone, source = Both(layout=layout, division=division), replace(source, axis="cp and tp")
-            both = proven_together(source, alone, wrapping.mesh)
-            division, wrapping.layout = both.division, both.layout
+    division, layout = chosen_division(replace(source, axis="cp"), mesh), wrapping.layout
+    if layout is not None:
+        alone = Both(layout=layout, division=division)
+        both = proven_together(replace(source, axis="cp and tp"), alone, wrapping.mesh)
+        division, wrapping.layout = both.division, both.layout
+        check_alike(both.layout)
     wrapping.division = division
-    alike(str(wrapping.division), "divide the model's positions differently")
+    alike(str(division), "divide the model's positions differently")
 
 
 def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:

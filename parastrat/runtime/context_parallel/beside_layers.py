@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
+from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.context_parallel.choice import blocks_of, divide, stream_of
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
@@ -52,7 +53,6 @@ class _Proof:
 
     bench: Bench
     mesh: RankMesh
-    averages: Task
 
     def holds(self, both: Both, task: Task, expected: Results) -> Verdict:
         """Return the verdict on both, with the steps that a forward took on what is divided."""
@@ -83,8 +83,8 @@ def proven_together(source: Source, both: Both, mesh: RankMesh) -> Both:
     ranks: Any = mesh.sample
     degree = mesh.tp.size() if mesh.tp is not None else 1
     bench = together(lambda: bench_of(source, ranks, degree=degree, positions=_PIECES * ranks.size()))
-    averages = replace(bench.task, averages=mesh.cp)
-    return in_step(lambda: _proven(source, both, _Proof(bench=bench, mesh=mesh, averages=averages)), ranks)
+    bench = replace(bench, task=replace(bench.task, averages=mesh.cp))
+    return in_step(lambda: _proven(source, both, _Proof(bench=bench, mesh=mesh)), ranks)
 
 
 def _proven(source: Source, both: Both, proof: _Proof) -> Both:
@@ -96,7 +96,7 @@ def _proven(source: Source, both: Both, proof: _Proof) -> Both:
         raise _refused(source, str(error)) from None
     reason = ""
     for fewer in _ways(both):
-        verdict = proof.holds(fewer, proof.averages, bench.expected)
+        verdict = proof.holds(fewer, bench.task, bench.expected)
         if verdict:
             layout = fewer.layout.also(verdict.steps)
             return _with_loss(both, replace(fewer, layout=layout), proof)
@@ -119,14 +119,13 @@ def _ways(both: Both) -> Iterator[Both]:
 
 def _with_loss(wanted: Both, proven: Both, proof: _Proof) -> Both:
     """Return both with logits divided up to the loss, as far as each was alone and holds together."""
-    bench, reason = proof.bench, ""
-    head = next(iter(heads(proven.layout, ())), "") or proven.division.head
-    flags = (
-        (wanted.layout.loss, wanted.division.loss and bool(proven.division.head)),
-        (False, wanted.division.loss and bool(proven.division.head)),
-        # else it is positions that the head's output is gathered for
-        (wanted.layout.loss and not proven.division.head, False),
-    )
+    bench, reason, columns = proof.bench, "", wanted.layout.loss
+    rows = wanted.division.loss and bool(proven.division.head)
+    names = repeated_blocks(bench.copy).names
+    head = next(iter(heads(proven.layout, names)), proven.division.head)
+    task = replace(task_of_loss(bench.copy, bench.task.inputs, head), averages=proof.mesh.cp)
+    # with a head of positions its output is whole for them alone, or for both
+    flags = ((columns, rows), (False, rows), (columns and not proven.division.head, False))
     for by_vocabulary, by_positions in dict.fromkeys(flags):
         if not (by_vocabulary or by_positions):
             continue
@@ -134,7 +133,6 @@ def _with_loss(wanted: Both, proven: Both, proof: _Proof) -> Both:
             layout=replace(proven.layout, loss=by_vocabulary),
             division=replace(proven.division, loss=by_positions),
         )
-        task = replace(task_of_loss(bench.copy, bench.task.inputs, head), averages=proof.mesh.cp)
         why = unproven(bench.copy, task, bench.mesh, partial(proof.holds, further, task))
         if not why:
             return further

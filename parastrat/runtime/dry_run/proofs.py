@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -15,16 +14,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from parastrat.runtime import apply
-from parastrat.runtime.context_parallel.apply import choose_division
-from parastrat.runtime.expert_parallel.apply import choose_experts
+from parastrat.runtime.choosing import choose_divisions
 from parastrat.runtime.pipeline import build, pipelined, staged
 from parastrat.runtime.pipeline.build import cut_of
 from parastrat.runtime.pipeline.route import route_of
 from parastrat.runtime.slots import without_data
-from parastrat.runtime.tensor_parallel.apply import choose_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from parastrat.runtime.first_values.replay import Record
     from parastrat.runtime.pipeline.build import Example
@@ -52,7 +49,6 @@ def proofs_apart() -> Iterator[None]:
             yield
 
     def chosen(
-        choose: Callable[..., None],
         module: nn.Module,
         wrapping: Wrapping,
         *,
@@ -62,7 +58,8 @@ def proofs_apart() -> Iterator[None]:
         device, wrapping.device = wrapping.device, _HOST
         try:
             with apart():
-                choose(without_data(module), wrapping, sample_inputs=_real(sample_inputs), record=record)
+                real = _real(sample_inputs)
+                choose_divisions(without_data(module), wrapping, sample_inputs=real, record=record)
         finally:
             wrapping.device = device
 
@@ -75,9 +72,7 @@ def proofs_apart() -> Iterator[None]:
             return route_of(module, _real(inputs), setting)
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(apply, "choose_layout", partial(chosen, choose_layout)))
-        stack.enter_context(patch.object(apply, "choose_division", partial(chosen, choose_division)))
-        stack.enter_context(patch.object(apply, "choose_experts", partial(chosen, choose_experts)))
+        stack.enter_context(patch.object(apply, "choose_divisions", chosen))
         stack.enter_context(patch.object(build, "cut_of", cut_apart))
         stack.enter_context(patch.object(pipelined, "route_of", followed))
         # what stages return here has no values

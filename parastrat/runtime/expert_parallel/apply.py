@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from parastrat.runtime.agreement import alike
 from parastrat.runtime.expert_parallel.choice import chosen_experts, divide
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
-from parastrat.runtime.tensor_parallel.apply import own_draws
 from parastrat.runtime.tensor_parallel.copies import Source
 
 if TYPE_CHECKING:
-    from parastrat.runtime.first_values.replay import Record
+    from torch.distributed.device_mesh import DeviceMesh
+
     from parastrat.runtime.wrapping import Wrapping
 
 
-def choose_experts(
-    module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
-) -> None:
+def choose_experts(source: Source, wrapping: Wrapping, mesh: DeviceMesh) -> None:
     """Note which experts will be divided over the plan's ep ranks; all ranks call it.
 
     Raises:
         WrapError: if they cannot be, or a small copy cannot be made to prove it.
         MismatchError: if the ranks did not find the same.
     """
-    mesh = wrapping.mesh.ep
-    if mesh is None:
-        return
-    source = Source(
-        module=module, sample_inputs=sample_inputs, record=record, device=wrapping.device, axis="ep"
-    )
-    with own_draws(wrapping.device):
-        wrapping.experts = chosen_experts(source, mesh)
+    wrapping.experts = chosen_experts(replace(source, axis="ep"), mesh)
     alike(str(wrapping.experts), "divide the model's experts differently")
 
 

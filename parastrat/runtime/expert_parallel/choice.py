@@ -48,10 +48,8 @@ class Experts:
 
 def stacked_in(part: nn.Module) -> int:
     """Return how many experts a part's own parameters are stacks of; 0 where they are no stacks."""
-    own = [*part.parameters(recurse=False)]
-    counts = {each.shape[0] for each in own if each.ndim >= _STACKED}
-    is_stack = len(counts) == 1 and all(each.ndim >= _STACKED for each in own)
-    return counts.pop() if is_stack else 0
+    counts = {each.shape[0] if each.ndim >= _STACKED else 0 for each in part.parameters(recurse=False)}
+    return counts.pop() if len(counts) == 1 else 0
 
 
 def chosen_experts(source: Source, mesh: DeviceMesh) -> Experts:

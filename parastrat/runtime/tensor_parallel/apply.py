@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -24,36 +24,37 @@ from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.writes import refuse_assigned_data
 
 if TYPE_CHECKING:
-    from parastrat.runtime.first_values.replay import Record
+    from torch.distributed.device_mesh import DeviceMesh
+
     from parastrat.runtime.wrapping import Wrapping
 
 
-def choose_layout(
-    module: nn.Module, wrapping: Wrapping, *, sample_inputs: Any = None, record: Record | None = None
-) -> None:
+def choose_layout(source: Source, wrapping: Wrapping, mesh: DeviceMesh) -> None:
     """Note how the whole module will be divided over the plan's tp ranks; all ranks call it.
 
     Raises:
         WrapError: if nothing of it can be divided, or a small copy cannot be made to prove it.
         MismatchError: if the tensor-parallel groups did not find the same.
     """
-    mesh = wrapping.mesh.tp
-    if mesh is None:
-        return
-    source = Source(
-        module=module,
-        sample_inputs=sample_inputs,
-        record=record,
-        device=wrapping.device,
+    source = replace(
+        source,
         sequence=wrapping.plan.sequence_parallel,
         loss=wrapping.plan.loss_parallel,
         stages=wrapping.plan.mesh.pp > 1,
         positions=wrapping.plan.mesh.cp > 1,
     )
-    with own_draws(wrapping.device):
-        wrapping.layout = chosen_layout(source, mesh)
+    wrapping.layout = chosen_layout(source, mesh)
+    check_alike(wrapping.layout)
+
+
+def check_alike(layout: Layout) -> None:
+    """Check that all ranks divide layers alike.
+
+    Raises:
+        MismatchError: naming those that do not.
+    """
     # reasons may have figures, which other machines round otherwise
-    alike(str(replace(wrapping.layout, left=())), "divide the model's layers differently")
+    alike(str(replace(layout, left=())), "divide the model's layers differently")
 
 
 def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:

@@ -125,9 +125,7 @@ def _over_stages(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: 
     if pipeline.wrapping.mixing is not None:
         pipeline.wrapping.mixing.clipped()
     elsewhere = {id(each.grad) for each in pipeline.counted_elsewhere if each.grad is not None}
-    norm = _norm([each for each in gradients if id(each) not in elsewhere], norm_type)
-    if isinstance(norm, DTensor):
-        norm = norm.full_tensor()
+    norm = _over_meshes([each for each in gradients if id(each) not in elsewhere], norm_type)
     norm = norm.to(pipeline.wrapping.device)
     if math.isinf(norm_type):
         dist.all_reduce(norm, op=dist.ReduceOp.MAX, group=pipeline.group)
