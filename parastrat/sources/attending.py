@@ -35,8 +35,10 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     weights = a.hidden * (q + 2 * kv) + q * a.hidden
     inner_bias = (q + (2 if a.key_bias else 1) * kv) if a.qkv_bias else 0
     sinks = a.heads if a.sinks else 0
-    groups = [Parameters(trainable=weights + inner_bias + sinks, split=Split.TENSOR)]
-    replicated = (a.hidden if a.output_bias else 0) + _qk_norm_parameters(a)
+    norms = _qk_norm_parameters(a)
+    divided, whole = (norms, 0) if a.qk_norm is QkNorm.WIDTH else (0, norms)
+    groups = [Parameters(trainable=weights + inner_bias + sinks + divided, split=Split.TENSOR)]
+    replicated = (a.hidden if a.output_bias else 0) + whole
     if replicated:
         groups.append(Parameters(trainable=replicated))
     flash = not keeps_scores(setting)
@@ -78,7 +80,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         products=Saved(tensor=b * (q * tokens + 2 * kv * keys), sequence=b * a.hidden * tokens),
     )
     every = own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
-    return undivided(every, weights=a.sinks) if attends_whole(setting) else every
+    return undivided(every) if attends_whole(setting) else every
 
 
 def _masked(setting: Setting, tokens: int) -> float:
@@ -127,13 +129,11 @@ def _turned(setting: Setting, rotary: float, sizes: tuple[int, int]) -> float:
 
 
 def attends_whole(setting: Setting) -> bool:
-    """Return whether each tp rank attends with all heads.
+    """Return whether each tp rank attends with all heads, and has their projections whole.
 
-    Auto_parallelize lets it where a parameter stands beside the projections, which are whole then too, or a
-    norm is over all heads, whose projections are divided and gathered (OLMo 2).
+    Auto_parallelize lets it where a parameter stands beside the projections.
     """
-    a = setting.architecture
-    return not setting.kernels.fused and (a.sinks or a.qk_norm is QkNorm.WIDTH)
+    return not setting.kernels.fused and setting.architecture.sinks
 
 
 def _scores(setting: Setting, count: float) -> Part:

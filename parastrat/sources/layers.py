@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Activations, Saved
-from parastrat.sources.architecture import Norm, QkNorm
+from parastrat.sources.architecture import Norm
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -180,21 +180,16 @@ def dropout_masks(setting: Setting) -> Part:
     return Part(saved=Saved(sequence=2 * setting.architecture.hidden * setting.tokens))
 
 
-def undivided(part: Part, *, weights: bool) -> Part:
-    """Return a part that every tp rank computes whole, of whose ``weights`` each has all or its share."""
+def undivided(part: Part) -> Part:
+    """Return a part that every tp rank has and computes whole."""
 
     def whole(saved: Saved) -> Saved:
         return replace(saved, tensor=0, replicated=saved.replicated + saved.tensor)
 
     return replace(
         part,
-        parameters=tuple(
-            replace(group, split=Split.REPLICATED) if weights else group for group in part.parameters
-        ),
-        operators=tuple(
-            replace(each, split=Split.REPLICATED, split_side="") if weights or not each.n else each
-            for each in part.operators
-        ),
+        parameters=tuple(replace(group, split=Split.REPLICATED) for group in part.parameters),
+        operators=tuple(replace(each, split=Split.REPLICATED, split_side="") for each in part.operators),
         saved=whole(part.saved),
         selective=whole(part.selective),
         core=whole(part.core),
@@ -225,9 +220,7 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
             sizes[divided] += setting.element * each.m * each.n * each.count
     a = setting.architecture
     if a.qk_norm is not None:
-        whole = a.qk_norm is QkNorm.WIDTH and not setting.kernels.fused
-        of_norms = setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
-        sizes[Split.REPLICATED if whole else Split.TENSOR] += of_norms
+        sizes[Split.TENSOR] += setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
     if a.sinks and not setting.kernels.fused:
         # each head's sink stands beside its scores
         of_scores = FP32_BYTES if setting.autocast else setting.element

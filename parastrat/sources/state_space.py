@@ -45,7 +45,7 @@ def state_space(setting: Setting) -> Part:
             products=Saved(tensor=b * s.projected * tokens),
         ),
     )
-    return part if divides_scans(setting) else undivided(part, weights=True)
+    return part if divides_scans(setting) else undivided(part)
 
 
 def divides_scans(setting: Setting) -> bool:

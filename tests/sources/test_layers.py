@@ -140,7 +140,7 @@ def test_attentions_parameters() -> None:
         Parameters(trainable=8 + 2 * 3),
     )
     wide = attention(setting(qk_norm=QkNorm.WIDTH), causal=True)
-    assert wide.parameters[1] == Parameters(trainable=Q + KV)
+    assert wide.parameters == (Parameters(trainable=weights + Q + KV, split=Split.TENSOR),)
     normed = attention(setting(qk_norm=QkNorm.HEAD), causal=True)
     assert normed.parameters[1] == Parameters(trainable=2 * 3)
     # queries and values have biases, keys have none; each head has a sink

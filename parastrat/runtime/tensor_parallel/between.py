@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,11 @@ def features_of(kind: str) -> Divided:
     return Divided(
         where=f"between the columns and rows of {kind}", what="features", dim=-1, without=without
     )
+
+
+def norms_of(kind: str) -> Divided:
+    """Return what is divided inside of the norms of groups of a kind."""
+    return replace(features_of(kind), where=f"inside of the norms of {kind}")
 
 
 @dataclass(slots=True)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
-from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, Groups, bench_of
-from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, fitted, vocabulary_groups
+from parastrat.runtime.tensor_parallel.carrying import carried, expanded, fitted
+from parastrat.runtime.tensor_parallel.derived import derived_layout, vocabulary_groups
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
 from parastrat.runtime.tensor_parallel.ends import suggested_ends
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.tensor_parallel.layout import Ends, Group, Inside, Layout, Left, Role, kind_of
+from parastrat.runtime.tensor_parallel.layout import Ends, Inside, Layout, Left
 from parastrat.runtime.tensor_parallel.loss import unproven_loss
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.sequence import (
@@ -33,8 +33,6 @@ from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.tensor_parallel.copies import Source
@@ -53,7 +51,8 @@ def chosen_layout(source: Source, mesh: DeviceMesh) -> Layout:
 def layout_on(source: Source, bench: Bench) -> Layout:
     """Return a layout that was proven on this bench; all ranks of the job call it.
 
-    The model's own plan comes first, then what its data flow suggests for the rest.
+    The model's own plan comes first, then what its data flow suggests for the rest; last what the plan
+    gathers again at once, so that the work in between is every rank's.
 
     Raises:
         WrapError: if nothing of the model can be divided.
@@ -66,10 +65,10 @@ def _layout_on(source: Source, bench: Bench) -> Layout:
     known, mesh = plain_tensors_known(), bench.mesh
     good: Groups = ()
     left: list[Left] = []
-    for suggest in (_own, _derived):
+    for suggest in (planned, partial(_derived, bench=bench), gathered):
         if covered(source.module, good):
             break
-        layout = suggest(source, bench)
+        layout = suggest(source.module)
         fitting = settled(Layout(groups=(*good, *beside(good, layout.groups))), source.module, mesh.size())
         good, refused = _proven(bench, good, fitting.groups[len(good) :])
         left += [*layout.left, *fitting.left, *refused]
@@ -130,57 +129,28 @@ def on_copy(bench: Bench, layout: Layout) -> Layout:
     return extended(streamed(bench.copy, small), layout.ends) if layout.sequence else small
 
 
-def _own(source: Source, _bench: Bench) -> Layout:
+def planned(module: nn.Module) -> Layout:
     """Return the model's own plan, with the embedding and head that it leaves out, as GPT-NeoX's does."""
-    layout = own_layout(source.module)
+    layout = own_layout(module)
     if layout is None:
         return Layout(groups=())
-    return replace(layout, groups=(*layout.groups, *vocabulary_groups(source.module, set(layout.parts))))
+    groups = tuple(group for group in layout.groups if not group.gathers)
+    return replace(layout, groups=(*groups, *vocabulary_groups(module, set(layout.parts))))
 
 
-def _derived(source: Source, bench: Bench) -> Layout:
+def gathered(module: nn.Module) -> Layout:
+    """Return what the model's own plan divides and gathers again."""
+    layout = own_layout(module)
+    groups = () if layout is None else layout.groups
+    return Layout(groups=tuple(group for group in groups if group.gathers))
+
+
+def _derived(module: nn.Module, bench: Bench) -> Layout:
     try:
         layout = derived_layout(bench.copy, bench.task.inputs, bench.mesh.size())
     except NotFollowedError as error:
         return Layout(groups=(), left=(Left(kind="the rest", reason=str(error)),))
-    return expanded(carried(layout, bench.copy, source.module), source.module)
-
-
-def carried(layout: Layout, few: nn.Module, module: nn.Module) -> Layout:
-    """Leave out groups that divide what passes from block to block, and do not carry over to all blocks.
-
-    Blocks that the copy lacks would be given that without a role, as where all read the first one's values.
-    """
-    kept = repeated_blocks(few).names
-    stuck = tuple(
-        group for group in layout.groups if _spans(group, kept) and not _carries_over(group, module)
-    )
-    reason = "it divides what passes from block to block"
-    return replace(
-        layout,
-        groups=tuple(group for group in layout.groups if group not in stuck),
-        left=(*layout.left, *(Left(kind=group.kind, reason=reason) for group in stuck)),
-    )
-
-
-def _carries_over(group: Group, module: nn.Module) -> bool:
-    """Return whether all modules of a group's kinds have a role in the whole model."""
-    kinds = {kind_of(name) for name in group.parts}
-    known = expanded(Layout(groups=(group,)), module).parts
-    return all(name in known for name, _ in module.named_modules() if kind_of(name) in kinds)
-
-
-def _spans(group: Group, blocks: Sequence[str]) -> bool:
-    """Return whether a group does the same in several blocks of a kind; a row of layers may be a chain."""
-    roles: dict[str, set[Role]] = defaultdict(set)
-    for name, part in group.parts.items():
-        roles[kind_of(name)].add(part.role)
-    inside = [
-        kind_of(block)
-        for block in blocks
-        if any(f"{name}.".startswith(f"{block}.") for name in group.parts)
-    ]
-    return len(inside) > len(set(inside)) and all(len(each) == 1 for each in roles.values())
+    return expanded(carried(layout, bench.copy, module), module)
 
 
 def covered(module: nn.Module, groups: Groups) -> bool:

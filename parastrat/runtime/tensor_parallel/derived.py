@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 from torch.fx import Node
 
-from parastrat.runtime.tensor_parallel.calls import Call, shape_of
+from parastrat.runtime.tensor_parallel.calls import Call, shape_of, short_name
+from parastrat.runtime.tensor_parallel.counting import counts_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
 from parastrat.runtime.tensor_parallel.layout import Given, Group, Layout, Left, Part, Role, kind_of
+from parastrat.runtime.tensor_parallel.norms import TOGETHER, may_normalise
 from parastrat.runtime.tensor_parallel.operators import followed
 from parastrat.runtime.tensor_parallel.same_way import ways_of
 from parastrat.runtime.tensor_parallel.styles import embedding_rows, feature_dims
@@ -32,6 +33,10 @@ class Attempt:
     ends: list[tuple[frozenset[str], str | None]] = field(default_factory=list)
     #: parameters inside, with the columns around them
     inside: list[tuple[frozenset[str], str]] = field(default_factory=list)
+    #: norms over all features inside, with the columns around them
+    norms: list[tuple[frozenset[str], str]] = field(default_factory=list)
+    #: modules that are known to be such norms
+    together: dict[str, None] = field(default_factory=dict)
     #: sizes of the divided dimension on its way
     sizes: list[tuple[frozenset[str], int]] = field(default_factory=list)
     #: by column: kinds of modules in whose calls its way is always the same, and the flags they are given
@@ -49,17 +54,19 @@ def derived_layout(module: nn.Module, inputs: Any, degree: int) -> Layout:
         NotFollowedError: if torch.export does not take the module.
     """
     graph = exported(module, inputs)
+    joining = {graph.home_of(node) for node in graph.nodes if short_name(node) in TOGETHER}
+    norms = {name for name, part in module.named_modules() if name in joining and may_normalise(part)}
     attempt = Attempt()
     while True:
         try:
-            _follow(graph, attempt, degree)
+            _follow(graph, attempt, degree, norms)
         except _StuckError:
-            attempt = Attempt(dead=attempt.dead, shares=attempt.shares)
+            attempt = Attempt(dead=attempt.dead, shares=attempt.shares, together=attempt.together)
             continue
         return _layout(module, attempt)
 
 
-def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
+def _follow(graph: Graph, attempt: Attempt, degree: int, norms: Collection[str]) -> None:
     tags: dict[Node, Tag] = {}
     for node in graph.nodes:
         held = {source: tags[source] for source in node.all_input_nodes if source in tags}
@@ -69,6 +76,10 @@ def _follow(graph: Graph, attempt: Attempt, degree: int) -> None:
             sources = sorted(_sources(held))  # alike on all ranks, whose sets have other orders
             if not sources:
                 raise
+            home = graph.home_of(node)
+            if home in norms and home not in attempt.together:
+                attempt.together[home] = None
+                raise _StuckError from error
             attempt.dead |= dict.fromkeys(sources, str(error))
             raise _StuckError from error
         except SegmentsNeededError as error:
@@ -105,6 +116,15 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
         return None
     if "getitem" in str(node.target):
         return next(iter(held.values()))
+    if graph.home_of(node) in attempt.together:
+        return _through_norm(graph, node, held, attempt)
+    return _through_operator(graph, node, held, attempt, degree)
+
+
+def _through_operator(
+    graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, degree: int
+) -> Tag:
+    """An operator passes on what is divided, beside what is whole on all ranks."""
     sources = _sources(held)
     own = {
         each
@@ -149,8 +169,23 @@ def _through_layer(
         return tag
     if tag.outer > 1 or tag.shares:
         raise NotFollowedError(f"it reaches {path} in another order")
+    if tag.normed:  # it would be a column otherwise, as that of queries from a latent
+        raise NotFollowedError("its features are normalised together")
     attempt.ends.append((tag.sources, path))
     return None
+
+
+def _through_norm(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt) -> Tag | None:
+    """A norm over all features gives each rank its share of them; what it makes of them all is whole."""
+    sources, (first, tag) = _sources(held), next(iter(held.items()))
+    features = shape_of(first)[tag.dim]
+    if tag.dim != len(shape_of(first)) - 1 or tag.outer > 1 or tag.shares:
+        raise NotFollowedError("its features are normalised together")
+    attempt.norms.append((sources, graph.home_of(node)))
+    shape = shape_of(node)
+    if shape[-1:] != (features,):
+        return None
+    return Tag(dim=len(shape) - 1, sources=sources, normed=True)
 
 
 def _layout(module: nn.Module, attempt: Attempt) -> Layout:
@@ -167,9 +202,10 @@ def _layout(module: nn.Module, attempt: Attempt) -> Layout:
         }
         parts |= {path: Part(role=Role.ROW) for path in rows}
         parts |= {path: Part(role=Role.SUMMED) for path in inside}
+        parts |= {path: Part(role=Role.NORM) for sources, path in attempt.norms if sources <= columns}
         ordered = {name: parts[name] for name, _ in module.named_modules() if name in parts}
         numbers = frozenset(size for sources, size in attempt.sizes if sources <= columns)
-        sizes = _sizes(module, columns | rows, numbers)
+        sizes = counts_of(module, columns | rows, numbers)
         given = _given(attempt, columns)
         groups.append(Group(kind=_kind(list(ordered)), parts=ordered, sizes=sizes, given=given))
     groups += vocabulary_groups(module, {path for group in groups for path in group.parts})
@@ -187,22 +223,6 @@ def _given(attempt: Attempt, columns: frozenset[str]) -> dict[str, tuple[Given, 
         for kind, given in attempt.alike.get(path, ()):
             found[kind].add(given)
     return {kind: tuple(sorted(found[kind])) for kind in sorted(found)}
-
-
-def _sizes(
-    module: nn.Module, layers: frozenset[str], numbers: frozenset[int]
-) -> dict[str, tuple[str, ...]]:
-    """Return the attributes beside the layers that hold one of the numbers; not sizes of one head."""
-    found = {}
-    for home in sorted({path.rpartition(".")[0] for path in layers}):
-        held = [
-            name
-            for name, value in vars(module.get_submodule(home)).items()
-            if type(value) is int and value in numbers and not re.search(r"head_(dim|size)|per_head", name)
-        ]
-        if held:
-            found[home] = tuple(held)
-    return found
 
 
 def _segments(module: nn.Module, path: str, attempt: Attempt) -> tuple[int, ...]:
@@ -255,43 +275,3 @@ def _kind(paths: list[str]) -> str:
         shared += 1
     names = [".".join(each[shared:]) for each in pieces]
     return ".".join([*pieces[0][:shared], names[0] if len(names) == 1 else "{" + ",".join(names) + "}"])
-
-
-def expanded(layout: Layout, module: nn.Module) -> Layout:
-    """Return the layout of the whole model from that of a copy with fewer blocks."""
-    places = [name for name, _ in module.named_modules()]
-    groups: dict[tuple[str, ...], Group] = {}
-    for group in layout.groups:
-        depth = group.kind.partition("{")[0].count(".") if "{" in group.kind else None
-        for place in places:
-            names = _moved(group, place, depth)
-            if names and all(name in places for name in names.values()):
-                parts = {names[name]: part for name, part in group.parts.items()}
-                sizes = {names[name]: held for name, held in group.sizes.items()}
-                own = fitted(replace(group, parts=parts, sizes=sizes), module)
-                groups.setdefault(tuple(parts), own)
-    return replace(layout, groups=tuple(groups.values()))
-
-
-def fitted(group: Group, module: nn.Module) -> Group:
-    """Return the group with stretches of this module's sizes: a copy may have smaller ones."""
-    return replace(group, parts={name: _fitting(part, module, name) for name, part in group.parts.items()})
-
-
-def _fitting(part: Part, module: nn.Module, name: str) -> Part:
-    layer: Any = module.get_submodule(name)
-    dims = feature_dims(layer)
-    if not part.segments or dims is None:
-        return part
-    features: int = layer.weight.shape[dims[0]]
-    whole = sum(part.segments)
-    return replace(part, segments=tuple(size * features // whole for size in part.segments))
-
-
-def _moved(group: Group, place: str, depth: int | None) -> dict[str, str]:
-    """Return the names of a group's modules at another place of the same kind; nothing if it is no such."""
-    first = next(iter(group.parts))
-    home = first if depth is None else ".".join(first.split(".")[:depth])
-    if kind_of(place) != kind_of(home):
-        return {}
-    return {name: place + name[len(home) :] for name in (*group.parts, *group.sizes)}

@@ -48,6 +48,11 @@ class Graph:
     #: those that it returns
     returned: Mapping[ModuleCall, Given | None]
 
+    def home_of(self, node: Node) -> str:
+        """Return the module whose own forward a node is of; empty: the model's."""
+        calls = self.calls[node]
+        return calls[-1][0] if calls else ""
+
 
 def exported(module: nn.Module, inputs: Any) -> Graph:
     """Return the module's graph; grouped and repeated layers are as often in it as they are called.

@@ -22,6 +22,8 @@ class Role(StrEnum):
     ROW_OF_WHOLE = "row of a whole input"
     #: each rank looks up its share of the rows; the ranks add up what they found
     EMBEDDING = "embedding"
+    #: each rank has its share of the features, which are normalised by those of all ranks
+    NORM = "norm over all ranks' features"
     #: whole weights that see only a share of the data: their gradients are added up
     SUMMED = "summed"
 
@@ -64,7 +66,7 @@ class Group:
     #: by module name
     parts: Mapping[str, Part]
     inside: Inside = Inside.LOCAL
-    #: attributes that hold sizes of what is divided, by module name
+    #: attributes that hold sizes of what is divided, by module name; ``config.NAME``: those of its config
     sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: flags that modules of these kinds may be given: the forward chooses its way by values, and was
     #: followed with these alone
@@ -74,6 +76,12 @@ class Group:
     def rows(self) -> tuple[str, ...]:
         """Its modules that end a divided region."""
         return tuple(name for name, part in self.parts.items() if part.role is Role.ROW)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether what its columns give is gathered before its rows: what lies between is not divided."""
+        roles = {part.role for part in self.parts.values()}
+        return {Role.COLUMN_GATHERED, Role.ROW_OF_WHOLE} <= roles
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def _divided(module: nn.Module, wrapping: Wrapping) -> Iterator[tuple[str, nn.Mo
     """Yield the layers whose features are divided, and all that is in blocks whose positions are."""
     if wrapping.layout is not None:
         for name, part in wrapping.layout.parts.items():
-            if part.role in (Role.COLUMN, Role.ROW):
+            if part.role in (Role.COLUMN, Role.NORM, Role.ROW):
                 yield name, module.get_submodule(name)
     if wrapping.division is not None:
         container = wrapping.division.container

@@ -12,6 +12,9 @@ from parastrat.runtime.tensor_parallel.styles import divided_dim, feature_dims
 
 _Owner = tuple[str, str]
 
+#: what other modules than linear layers may be
+_OF_ANY = (Role.SUMMED, Role.EMBEDDING, Role.NORM)
+
 
 def settled(layout: Layout, module: nn.Module, degree: int) -> Layout:
     """Return the layout without groups that cannot be divided, each with its reason among those left."""
@@ -77,7 +80,7 @@ def _indivisible(group: Group, module: nn.Module, degree: int) -> str:
             for size in sizes:
                 if size % degree:
                     return f"{size} features of {path} do not divide by tp {degree}"
-        if part.role is not Role.SUMMED and part.role is not Role.EMBEDDING and not feature_dims(target):
+        if part.role not in _OF_ANY and not feature_dims(target):
             return f"{path} is a {type(target).__name__}, which cannot be divided"
     return ""
 

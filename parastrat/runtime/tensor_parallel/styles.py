@@ -18,14 +18,14 @@ from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
 from parastrat.runtime.tensor_parallel.flow import (
     Entrance,
     gather,
-    gather_parts,
     leave,
-    ranks_of,
     scatter_sum,
     take,
 )
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
+from parastrat.runtime.tensor_parallel.norms import normalise_together
 from parastrat.runtime.tensor_parallel.own_values import differentiated_once, own_values
+from parastrat.runtime.tensor_parallel.stretches import own_stretches
 from parastrat.runtime.tensor_parallel.sums import Place, entered
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class Styling:
     loss: bool = False
     #: what is looked at between the columns and rows; none where nothing is known of it, or DTensors know
     passage: Passage | None = None
+    #: the same inside of norms on the way
+    norms: Passage | None = None
 
 
 def feature_dims(module: nn.Module) -> tuple[int, int] | None:
@@ -62,7 +64,7 @@ def divided_dim(module: nn.Module, name: str, part: Part | None) -> int | None:
     """Return the dimension along which a parameter is divided; None: it stays whole."""
     if part is None or part.role is Role.SUMMED:
         return None
-    if part.role is Role.EMBEDDING:
+    if part.role in {Role.EMBEDDING, Role.NORM}:
         return 0
     dims = feature_dims(module)
     if dims is None:
@@ -135,7 +137,7 @@ def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> U
         return _absent if isinstance(module, nn.Linear) else _zero
     if part is not None and part.segments and part.role in _COLUMNS:
         dim = divided_dim(module, name, part)
-        return lambda parameter: _own_stretches(parameter, part.segments, dim or 0, mesh)
+        return lambda parameter: own_stretches(parameter, part.segments, dim or 0, mesh)
     return own_values
 
 
@@ -145,40 +147,6 @@ def _absent(_parameter: DTensor) -> None:
 
 def _zero(parameter: DTensor) -> torch.Tensor:
     return torch.zeros_like(parameter.to_local())
-
-
-def _own_stretches(
-    parameter: DTensor, segments: tuple[int, ...], dim: int, mesh: DeviceMesh
-) -> torch.Tensor:
-    """Return this rank's share of each segment; the parameter itself is divided as a whole, as stored."""
-    ranks = ranks_of(mesh)
-    rank, size = ranks.rank, ranks.size
-    whole = gather_parts(own_values(parameter), mesh, dim)
-    starts = [sum(segments[:index]) for index in range(len(segments))]
-    stretches = [
-        (start + rank * (length // size), length // size)
-        for start, length in zip(starts, segments, strict=True)
-    ]
-    own: torch.Tensor = _Stretches.apply(whole, dim, stretches)  # type: ignore[no-untyped-call]
-    return own
-
-
-class _Stretches(torch.autograd.Function):
-    """Stretches of a tensor, joined; their gradient is one tensor, where slices would have one each."""
-
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, dim: int, stretches: list[tuple[int, int]]) -> torch.Tensor:
-        ctx.shape, ctx.dim, ctx.stretches = whole.shape, dim, stretches
-        return torch.cat([whole.narrow(dim, *stretch) for stretch in stretches], dim)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (own,) = gradients
-        whole, begin = own.new_zeros(ctx.shape), 0
-        for start, length in ctx.stretches:
-            whole.narrow(ctx.dim, start, length).copy_(own.narrow(ctx.dim, begin, length))
-            begin += length
-        return whole, None, None
 
 
 def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
@@ -197,6 +165,8 @@ def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
             change_output(module, styling.passage.begin())
     elif part.role in _ROWS:
         _surround_row(module, part, styling)
+    elif part.role is Role.NORM:
+        _surround_norm(module, styling)
     elif part.role is Role.EMBEDDING:
         _look_up_own_rows(module, styling)
 
@@ -215,6 +185,20 @@ def _surround_row(module: nn.Module, part: Part, styling: Styling) -> None:
         change_output(module, lambda y: _with_bias(scatter_sum(y, mesh, 1), module, mesh))
     else:
         change_output(module, lambda y: _with_bias(leave(y, mesh), module))
+
+
+def _surround_norm(module: nn.Module, styling: Styling) -> None:
+    mesh = styling.mesh
+    normalise_together(module, mesh)
+    if styling.inside is Inside.DTENSORS:
+        change_input(module, own_share)
+        change_output(module, lambda y: shares_known(y, mesh, 1))
+    if styling.norms is not None:
+        change_input(module, styling.norms.begin())
+        change_output(module, styling.norms.end)
+    if styling.passage is not None:
+        change_input(module, styling.passage.end)
+        change_output(module, styling.passage.begin())
 
 
 def _with_bias(output: torch.Tensor, module: nn.Module, summed: DeviceMesh | None = None) -> torch.Tensor:

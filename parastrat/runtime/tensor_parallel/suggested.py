@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 from math import gcd
 from typing import Any
 
@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.tensor_parallel.choice import beside, carried, covered
+from parastrat.runtime.tensor_parallel.carrying import carried, expanded
+from parastrat.runtime.tensor_parallel.choice import beside, covered, gathered, planned
 from parastrat.runtime.tensor_parallel.copies import skeleton
-from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded, vocabulary_groups
+from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.layout import Group, Layout, Left, Role
-from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.sequence import NoStreamError, home_of, streamed
 from parastrat.runtime.tensor_parallel.settle import settled
 from parastrat.runtime.tensor_parallel.styles import embedding_rows, feature_dims
@@ -29,19 +29,17 @@ _LEAST = 2
 def suggested_layout(module: nn.Module, inputs: Any) -> Layout:
     """Return the layout that ``auto_parallelize`` would try to prove; without groups if there is none.
 
-    The model's own plan comes first, then what its data flow suggests for the rest, as when it is applied.
+    What is tried comes in the order of ``layout_on``.
 
     Args:
         module: on any device; it stays as it is.
         inputs: one micro-batch as the forward takes it, on any device.
     """
-    own = own_layout(module)
     layout = Layout(groups=())
-    if own is not None:
-        groups = (*own.groups, *vocabulary_groups(module, set(own.parts)))
-        layout = settled(replace(own, groups=groups), module, _LEAST)
-    if not covered(module, layout.groups):
-        found = _derived(module, inputs)
+    for suggest in (planned, partial(_derived, inputs=inputs), gathered):
+        if covered(module, layout.groups):
+            break
+        found = suggest(module)
         groups = (*layout.groups, *beside(layout.groups, found.groups))
         layout = settled(Layout(groups=groups, left=(*layout.left, *found.left)), module, _LEAST)
     blocks = repeated_blocks(module).names

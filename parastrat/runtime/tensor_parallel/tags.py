@@ -31,6 +31,8 @@ class Tag:
     outer: int = 1
     #: shares of unequal stretches that are each divided
     shares: tuple[float, ...] = ()
+    #: a norm over all ranks' features gave it, and nothing took them apart since
+    normed: bool = False
 
     def moved(self, dim: int) -> Tag:
         return replace(self, dim=dim)
@@ -67,7 +69,7 @@ def viewed(tag: Tag, before: Sequence[int], after: Sequence[int], degree: int) -
         if passed == 1 and inside % after[dim] == 0:
             raise SegmentsNeededError((1 / after[dim],) * after[dim])
         raise NotFollowedError(f"{after[dim]} pieces do not divide by tp {degree}")
-    return replace(tag, dim=dim, outer=1)
+    return replace(tag, dim=dim, outer=1, normed=False)
 
 
 def _plain(tag: Tag) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parastrat.runtime.tensor_parallel.access import local_inside
-from parastrat.runtime.tensor_parallel.between import Passage, features_of, passage
+from parastrat.runtime.tensor_parallel.between import Divided, Passage, features_of, norms_of, passage
+from parastrat.runtime.tensor_parallel.counting import divide_counts
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.flow import Entrance, enter
@@ -65,7 +66,7 @@ def apply_layout(
     hold_to(module, layout)
     for group in layout.groups:
         if group.inside is Inside.SCALED:
-            _divide_sizes(module, group, mesh.size())
+            divide_counts(module, group, mesh.size())
     if any(group.inside is Inside.DTENSORS for group in layout.groups):
         know_plain_tensors()
     if layout.sequence:
@@ -86,23 +87,17 @@ def _styling(
         inside=group.inside,
         sequence=stream,
         loss=layout.loss and any(name in group.parts for name in heads(layout, extent.names)),
-        passage=_passage(group, layout, noted),
+        passage=_passage(group, features_of(group.kind), layout, noted),
+        norms=_passage(group, norms_of(group.kind), layout, noted),
     )
 
 
-def _passage(group: Group, layout: Layout, noted: dict[str, set[Step]] | None) -> Passage | None:
-    if not group.rows or group.inside is Inside.DTENSORS:
-        return None
-    return passage(features_of(group.kind), layout, noted)
+def _passage(
+    group: Group, of: Divided, layout: Layout, noted: dict[str, set[Step]] | None
+) -> Passage | None:
+    known = group.rows and group.inside is not Inside.DTENSORS
+    return passage(of, layout, noted) if known else None
 
 
 def _entrance(mesh: DeviceMesh, group: Group | None = None) -> Entrance:
     return Entrance(lambda x: enter(x, mesh), shared=group is not None and bool(group.rows))
-
-
-def _divide_sizes(module: nn.Module, group: Group, degree: int) -> None:
-    """Let the modules between columns and rows count this rank's heads and features."""
-    for path, names in group.sizes.items():
-        part = module.get_submodule(path)
-        for name in names:
-            setattr(part, name, getattr(part, name) // degree)

@@ -13,8 +13,9 @@ from torch import nn
 from torch.utils._pytree import register_pytree_node
 
 from parastrat.errors import WrapError
+from parastrat.runtime.tensor_parallel.carrying import expanded
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
-from parastrat.runtime.tensor_parallel.derived import derived_layout, expanded
+from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.tensor_parallel.layout import Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.same_way import hold_to
