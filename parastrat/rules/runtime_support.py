@@ -42,15 +42,15 @@ _DUAL_PIPE_V = code_of(PipelineSchedule.DUAL_PIPE_V)
     source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
 )
 def axes_are_planned_only(p: Columns) -> Mask:
-    """Expert parallelism beside tp or pp, and context parallelism beside pp, are planned, not applied.
+    """Expert and context parallelism beside pp are planned, not applied.
 
     `auto_parallelize` applies data, tensor and pipeline parallelism; and over ranks that shard parameters
-    by FSDP2, context parallelism that gathers keys and values, and expert parallelism. Other plans with cp
-    or ep are searched, estimated and written all the same, for they may be the right answer; another
-    framework must run them.
+    by FSDP2, context parallelism that gathers keys and values, and expert parallelism over whole tp groups.
+    Other plans with cp or ep are searched, estimated and written all the same, for they may be the right
+    answer; another framework must run them.
     """
     beside = (p.pp > 1) | (p.shard != _PARAMETERS)
-    of_experts = (p.ep > 1) & (beside | (p.tp > 1))
+    of_experts = (p.ep > 1) & (beside | (p.ep % p.tp != 0))
     return of_experts | ((p.cp > 1) & (beside | (p.cp_method != _ALL_GATHER)))
 
 
@@ -62,8 +62,8 @@ def _(case: Case) -> Hit:
         what = f"{axis} beside pp {mesh.pp}"
     elif plan.shard is not Shard.PARAMETERS:
         what = f"{axis} without sharded parameters"
-    elif mesh.ep > 1 and mesh.tp > 1:
-        what = f"{axis} beside tp {mesh.tp}"
+    elif mesh.ep % mesh.tp:
+        what = f"{axis}, which tp {mesh.tp} does not divide,"
     else:
         what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
     # which models Megatron-LM has nobody can say: its scripts are told their sizes

@@ -45,6 +45,8 @@ class RankMesh:
     pp: DeviceMesh | None = None
     #: of the ranks that hold one set of experts together
     ep: DeviceMesh | None = None
+    #: of these, the ones that see other samples, or positions of them, where tp ranks are among them
+    ep_samples: DeviceMesh | None = None
     #: over the axes along which gradients of the same experts are averaged
     expert_data: DeviceMesh | None = None
 
@@ -100,6 +102,7 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         sample=sample,
         pp=whole["pp"] if "pp" in used else None,
         ep=None if experts is None else experts["ep"],
+        ep_samples=_ep_samples(plan, device),
         expert_data=None if experts is None else experts[(experts.mesh_dim_names or ())[:-1]],
     )
 
@@ -132,14 +135,24 @@ def _context(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
 def _experts(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
     """Return the mesh of experts: ranks that share one set of them are neighbours.
 
-    It is one of its own. What one of a set holds is sharded over those that hold the same.
+    It is one of its own. What one of a set holds is sharded over those that hold the same. Ranks of tp,
+    which divide no expert, hold different ones.
     """
     mesh = plan.mesh
     replicas = {"dp_replicate": mesh.dp_replicate} if mesh.dp_replicate > 1 else {}
-    used = {**replicas, "dp_shard_mod_ep": mesh.dp_shard * mesh.cp // mesh.ep, "ep": mesh.ep}
+    used = {**replicas, "dp_shard_mod_ep": mesh.dp_shard * mesh.cp * mesh.tp // mesh.ep, "ep": mesh.ep}
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"experts = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
     return mesh_of_dtensors(device.type, shape, names, names[-2:])
+
+
+def _ep_samples(plan: Plan, device: torch.device) -> DeviceMesh | None:
+    """Return the mesh of ranks of one set of experts that are no ranks of one tp group."""
+    ep, tp = plan.mesh.ep, plan.mesh.tp
+    if tp == 1 or ep <= tp:
+        return None
+    shape = (plan.mesh.world_size // ep, ep // tp, tp)
+    return mesh_of_dtensors(device.type, shape, ("sets", "samples", "tp"), ())["samples"]
 
 
 def _tp_part(whole: DeviceMesh) -> DeviceMesh:

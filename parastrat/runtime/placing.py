@@ -36,8 +36,8 @@ def placed(module: nn.Module, wrapping: Wrapping, start: Start) -> nn.Module:
         wrapping: of it, with the layout that was chosen; what becomes of the module is noted there.
         start: where its values come from.
     """
-    tensor_parallel(module, wrapping)
     experts = expert_parallel(module, wrapping)
+    tensor_parallel(module, wrapping)
     stream = context_parallel(module, wrapping)
     units = _units(module, wrapping)
     if stream is not None:

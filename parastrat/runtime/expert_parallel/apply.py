@@ -18,28 +18,32 @@ if TYPE_CHECKING:
     from parastrat.runtime.wrapping import Wrapping
 
 
-def choose_experts(source: Source, wrapping: Wrapping, mesh: DeviceMesh) -> None:
+def choose_experts(source: Source, wrapping: Wrapping, _mesh: DeviceMesh) -> None:
     """Note which experts will be divided over the plan's ep ranks; all ranks call it.
+
+    With tp as well, of how its layers are divided all but them.
 
     Raises:
         WrapError: if they cannot be, or a small copy cannot be made to prove it.
         MismatchError: if the ranks did not find the same.
     """
-    wrapping.experts = chosen_experts(replace(source, axis="ep"), mesh)
+    layout = wrapping.layout
+    axis = "ep" if layout is None else "ep and tp"
+    wrapping.experts, wrapping.layout = chosen_experts(replace(source, axis=axis), wrapping.mesh, layout)
     alike(str(wrapping.experts), "divide the model's experts differently")
 
 
 def expert_parallel(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Divide the module's experts in place, as was chosen; return the parts that hold them, by name."""
-    mesh, experts = wrapping.mesh.ep, wrapping.experts
-    if mesh is None or experts is None:
+    experts = wrapping.experts
+    if experts is None:
         return {}
 
     def from_first(part: nn.Module) -> None:
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         to_device_from_first_rank(own, wrapping)
 
-    parts = divide(module, experts, mesh, from_first)
+    parts = divide(module, experts, wrapping.mesh, from_first)
     wrapping.calls.append(
         f"# each rank of experts['ep'] holds its share of the experts in {', '.join(experts.kinds)}; "
         "tokens travel there and back"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,20 +15,24 @@ from torch.utils._pytree import tree_map
 from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import holds_experts, repeated_blocks
-from parastrat.runtime.expert_parallel.exchange import chosen_in, over_ranks
+from parastrat.runtime.expert_parallel.exchange import Holders, chosen_in, over_ranks
 from parastrat.runtime.in_step import in_step, steps
 from parastrat.runtime.tensor_parallel.access import local_inside, use_as
 from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
-from parastrat.runtime.tensor_parallel.layout import kind_of
+from parastrat.runtime.tensor_parallel.choice import on_copy
+from parastrat.runtime.tensor_parallel.layout import Role, kind_of
 from parastrat.runtime.tensor_parallel.own_values import own_values
 from parastrat.runtime.tensor_parallel.proof import results, tried
 from parastrat.runtime.tensor_parallel.styles import distributed
+from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.tensor_parallel.copies import Source
+    from parastrat.runtime.tensor_parallel.layout import Layout, Step
 
 #: of a stack of all experts' weights: one matrix each, or one row
 _STACKED = 2
@@ -40,6 +44,8 @@ class Experts:
 
     #: of their names, with ``*`` for the number of a layer
     kinds: tuple[str, ...]
+    #: of these, those that are given the same tokens on all tp ranks
+    alike: tuple[str, ...] = ()
 
     def of(self, module: nn.Module) -> dict[str, nn.Module]:
         """Return them by name."""
@@ -52,18 +58,29 @@ def stacked_in(part: nn.Module) -> int:
     return counts.pop() if len(counts) == 1 else 0
 
 
-def chosen_experts(source: Source, mesh: DeviceMesh) -> Experts:
-    """Return which experts are divided, as was proven; all ranks of the job call it.
+def chosen_experts(
+    source: Source, mesh: RankMesh, layout: Layout | None = None
+) -> tuple[Experts, Layout | None]:
+    """Return which experts are divided, as was proven, and how layers are; all ranks of the job call it.
+
+    Args:
+        source: the model.
+        mesh: the ranks of the plan.
+        layout: how its layers are divided over tp; of experts nothing is.
 
     Raises:
         WrapError: if none can be.
         MismatchError: if another rank failed, naming it, or tried something else.
     """
-    bench = together(lambda: bench_of(source, mesh))
-    return in_step(lambda: _proven(source, bench), mesh)
+    ranks: Any = mesh.ep
+    degree = None if mesh.tp is None else mesh.tp.size()
+    bench = together(lambda: bench_of(source, ranks, degree=degree))
+    return in_step(lambda: _proven(source, bench, mesh, layout), ranks)
 
 
-def _proven(source: Source, bench: Bench) -> Experts:
+def _proven(
+    source: Source, bench: Bench, mesh: RankMesh, layout: Layout | None
+) -> tuple[Experts, Layout | None]:
     stacks = {
         name: count
         for name, part in source.module.named_modules()
@@ -84,17 +101,33 @@ def _proven(source: Source, bench: Bench) -> Experts:
     for name, count in stacks.items():
         if kind_of(name) in kinds and count % bench.mesh.size():
             raise _refused(source.module, bench.mesh, f"{name} has {count} experts")
-    experts = Experts(kinds=kinds)
-    own = replace(bench.task, inputs=_rolled(bench.task.inputs, bench.mesh.get_local_rank()))
+    experts = Experts(kinds=kinds, alike=_alike(kinds, mesh, layout))
+    samples = mesh.ep if mesh.tp is None else mesh.ep_samples
+    places = 0 if samples is None else samples.get_local_rank()
+    task = replace(bench.task, inputs=_rolled(bench.task.inputs, places), averages=samples, apart=mesh.ep)
     with steps(bench.mesh):
-        expected = results(copy.deepcopy(bench.copy), own, averaged_over=bench.mesh)
-    task = replace(own, averages=bench.mesh)
-    verdict = tried(
-        bench.copy, expected, task, bench.mesh, partial(divide, experts=experts, mesh=bench.mesh)
-    )
+        expected = results(copy.deepcopy(bench.copy), task)
+    noted: dict[str, set[Step]] = {}
+
+    def divided(copied: nn.Module) -> None:
+        divide(copied, experts, mesh)
+        if layout is not None:
+            small = replace(on_copy(bench, layout), loss=False).without(experts.of(copied))
+            tp: Any = mesh.tp
+            apply_layout(copied, small, tp, noted=noted)
+
+    verdict = tried(bench.copy, expected, task, bench.mesh, divided)
     if not verdict:
         raise _refused(source.module, bench.mesh, f"not proven: {verdict}")
-    return experts
+    return experts, layout and layout.without(experts.of(source.module)).also(noted)
+
+
+def _alike(kinds: tuple[str, ...], mesh: RankMesh, layout: Layout | None) -> tuple[str, ...]:
+    """Return the kinds of experts that tp ranks give the same tokens: where these are no shares of them."""
+    if mesh.tp is None or layout is None:
+        return ()
+    shares = {kind_of(name) for name, part in layout.parts.items() if part.role is Role.SUMMED}
+    return tuple(kind for kind in kinds if kind not in shares)
 
 
 def _calls(bench: Bench, experts: Experts) -> tuple[set[str], set[str]]:
@@ -130,7 +163,7 @@ def _refused(module: nn.Module, mesh: DeviceMesh, reason: str) -> WrapError:
 def divide(
     module: nn.Module,
     experts: Experts,
-    mesh: DeviceMesh,
+    mesh: RankMesh,
     prepare: Callable[[nn.Module], None] = lambda _part: None,
 ) -> dict[str, nn.Module]:
     """Let each rank hold its share of the experts, in place; their parameters become DTensors.
@@ -138,27 +171,31 @@ def divide(
     Args:
         module: with all of them.
         experts: that were chosen.
-        mesh: of the ranks that hold one set together.
+        mesh: the ranks of the plan.
         prepare: called with each part before it is divided, one after the other: all may be too large.
 
     Returns:
         The parts that hold experts, by name.
     """
     parts = experts.of(module)
-    for part in parts.values():
+    for name, part in parts.items():
         prepare(part)
-        _divide(part, mesh)
+        _divide(part, mesh, alike=kind_of(name) in experts.alike)
     for part in (module, *repeated_blocks(module).modules):
         local_inside(part)
     return parts
 
 
-def _divide(part: nn.Module, mesh: DeviceMesh) -> None:
-    count = stacked_in(part)
-    held = count // mesh.size()
+def _divide(part: nn.Module, mesh: RankMesh, *, alike: bool) -> None:
+    count, ranks = stacked_in(part), mesh.ep
+    if ranks is None:
+        return
+    held = count // ranks.size()
+    samples = ranks.size() if mesh.tp is None else ranks.size() // mesh.tp.size()
+    holders = Holders(mesh=ranks, held=held, samples=samples, alike=mesh.tp if alike else None)
     own = dict(part.named_parameters(recurse=False))
     for name, parameter in own.items():
-        part._parameters[name] = distributed(parameter, mesh, 0)  # noqa: SLF001  (nn.Module's setattr has side effects)
+        part._parameters[name] = distributed(parameter, ranks, 0)  # noqa: SLF001  (nn.Module's setattr has side effects)
     use_as(part, dict.fromkeys(own, own_values))
     for name, value in list(vars(part).items()):
         if "expert" in name and type(value) is int and value == count:
@@ -167,6 +204,6 @@ def _divide(part: nn.Module, mesh: DeviceMesh) -> None:
 
     @wraps(forward)
     def of_all(*args: Any, **kwargs: Any) -> Any:
-        return over_ranks(forward, held, mesh, args, kwargs)
+        return over_ranks(forward, holders, args, kwargs)
 
     part.forward = of_all

@@ -5,7 +5,9 @@ The experts' own code then has tokens of one choice each, numbered within this r
 
 Parameters average their gradients over the ranks with other samples. What an expert computes for another
 rank's tokens is of that rank's loss: gradients add up over the ranks of one set of experts by themselves,
-and are divided by their number as they come back; what goes on to the tokens is multiplied by it again.
+and are divided by the number of those with other samples as they come back; what goes on to the tokens is
+multiplied by it again. Ranks of tp have one loss together, and other positions of one sample, or are all
+given the same tokens, of which each sends a share.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.flow import exchanged, ranks_of
+from parastrat.runtime.tensor_parallel.flow import enter, exchanged, leave, ranks_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -56,10 +58,23 @@ def chosen_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Chosen | None:
     return Chosen(tokens, numbers, weights) if same and tokens.ndim > 1 else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holders:
+    """The ranks that hold all experts of a part together."""
+
+    #: of them, in order
+    mesh: DeviceMesh
+    #: how many experts each of them holds
+    held: int
+    #: how many of them see other samples, or positions of them
+    samples: int
+    #: of the ranks that are given the same tokens; None: each has its own
+    alike: DeviceMesh | None = None
+
+
 def over_ranks(
     experts: Callable[..., torch.Tensor],
-    held: int,
-    mesh: DeviceMesh,
+    holders: Holders,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> torch.Tensor:
@@ -67,8 +82,7 @@ def over_ranks(
 
     Args:
         experts: the forward of those that this rank holds.
-        held: how many these are.
-        mesh: of the ranks that hold all of them together, in order.
+        holders: the ranks that hold all of them.
         args: of the forward of all experts.
         kwargs: of it.
 
@@ -81,22 +95,44 @@ def over_ranks(
             "experts are called with something else than tokens, their choices, and a weight for each",
             hint="plan without ep: parastrat recommend --ep 1",
         )
-    tokens = chosen.tokens.flatten(0, -2)
-    numbers = chosen.choices.flatten()
-    ranks = mesh.size()
-    owner = torch.div(numbers, held, rounding_mode="floor").clamp_(max=ranks)
+    tokens, weights = chosen.tokens.flatten(0, -2), chosen.weights.flatten()
+    numbers, each = chosen.choices.flatten(), chosen.choices.shape[-1]
+    owner = torch.div(numbers, holders.held, rounding_mode="floor").clamp_(max=holders.mesh.size())
+    if holders.alike is not None:
+        tokens, weights = enter(tokens, holders.alike), enter(weights, holders.alike)
+        owner = _of_a_share(owner, each, holders)
     order = owner.argsort(stable=True)
-    sent, received = counts_of(owner, mesh)
+    sent, received = counts_of(owner, holders.mesh)
     order = order[: sum(sent)]
-    of_token = torch.div(order, chosen.choices.shape[-1], rounding_mode="floor")
-    ways = _Ways(mesh, sent, received)
-    rows = ways.there(tokens[of_token])
-    weights = ways.there(chosen.weights.flatten()[order])
-    own = ways.moved(numbers[order] % held, sent, received)
-    made = ways.back(_of_own(experts, chosen, (rows, weights, own), args, kwargs))
+    of_token = torch.div(order, each, rounding_mode="floor")
+    ways = _Ways(holders, sent, received)
+    own = (
+        ways.there(tokens[of_token]),
+        ways.there(weights[order]),
+        ways.moved(numbers[order] % holders.held, sent, received),
+    )
+    made = ways.back(_of_own(experts, chosen, own, args, kwargs))
     found = _added_up(made, of_token, tokens.shape[0])
+    if holders.alike is not None:
+        found = leave(found, holders.alike)
     # no view where none is needed: code behind may write to it
     return found if chosen.tokens.ndim == _ROWS else found.view(*chosen.tokens.shape[:-1], -1)
+
+
+def _of_a_share(owner: torch.Tensor, each: int, holders: Holders) -> torch.Tensor:
+    """Return the owners of the choices of this rank's share of tokens that others are given too; else none.
+
+    Args:
+        owner: the rank that each choice goes to.
+        each: how many choices a token has.
+        holders: as many as there are of these means none.
+    """
+    ranks = ranks_of(holders.alike)  # type: ignore[arg-type]
+    tokens = owner.shape[0] // each
+    share = -(-tokens // ranks.size) * each
+    places = torch.arange(owner.shape[0], device=owner.device)
+    is_own = torch.div(places, share, rounding_mode="floor") == ranks.rank
+    return torch.where(is_own, owner, holders.mesh.size())
 
 
 def _added_up(rows: torch.Tensor, of_token: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -152,31 +188,31 @@ def counts_of(owner: torch.Tensor, mesh: DeviceMesh) -> tuple[list[int], list[in
 class _Ways:
     """How rows travel to the experts' ranks and back."""
 
-    mesh: DeviceMesh
+    holders: Holders
     sent: list[int]
     received: list[int]
 
     def there(self, rows: torch.Tensor) -> torch.Tensor:
         """Send this rank's rows to those of the experts."""
-        ranks = self.mesh.size()
+        samples = self.holders.samples
         return exchanged(
             rows,
             lambda own: self.moved(own, self.sent, self.received),
-            lambda gradient: self.moved(gradient * ranks, self.received, self.sent),
+            lambda gradient: self.moved(gradient * samples, self.received, self.sent),
         )
 
     def back(self, rows: torch.Tensor) -> torch.Tensor:
         """Send what was made of the rows to those that they came from."""
-        ranks = self.mesh.size()
+        samples = self.holders.samples
         return exchanged(
             rows,
             lambda made: self.moved(made, self.received, self.sent),
-            lambda gradient: self.moved(gradient / ranks, self.sent, self.received),
+            lambda gradient: self.moved(gradient / samples, self.sent, self.received),
         )
 
     def moved(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
         """Send so many rows to each rank, one after the other; no gradient passes."""
         found = rows.new_empty(sum(received), *rows.shape[1:])
-        group = ranks_of(self.mesh).group
+        group = ranks_of(self.holders.mesh).group
         dist.all_to_all_single(found, rows.contiguous(), received, sent, group=group)
         return found

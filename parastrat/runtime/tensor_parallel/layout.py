@@ -132,6 +132,14 @@ class Layout:
     def parts(self) -> dict[str, Part]:
         return {name: part for group in self.groups for name, part in group.parts.items()}
 
+    def without(self, names: Collection[str]) -> Layout:
+        """Return the layout without a role for some modules."""
+        groups = (
+            replace(each, parts={name: part for name, part in each.parts.items() if name not in names})
+            for each in self.groups
+        )
+        return replace(self, groups=tuple(groups))
+
     def also(self, proven: Mapping[str, Collection[Step]]) -> Layout:
         """Return the layout with more steps of the forward that a proof took."""
         places = (*self.steps, *proven)

@@ -44,6 +44,8 @@ class Task:
     evaluates: bool = False
     #: over whose ranks gradients are averaged, as those of copies; None: over nobody's
     averages: DeviceMesh | None = None
+    #: what these ranks divide has another part on each, and is not averaged; None: those that average
+    apart: DeviceMesh | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +172,7 @@ def tried(
         with silenced(FAKE_TENSORS), steps(mesh):
             parallel = copy.deepcopy(plain)
             divide(parallel)
-            got = results(parallel, task, expected.kept, averaged_over=task.averages)
+            got = results(parallel, task, expected.kept)
             differences = compared(expected, got)
             near = not differences or not compared(expected, got, floor=TOLERANCE)
     except OutOfStepError as error:
@@ -204,7 +206,6 @@ def results(
     model: nn.Module,
     task: Task,
     known: Collection[str] | None = None,
-    averaged_over: DeviceMesh | None = None,
 ) -> Results:
     """Run forward and backward from fixed random gradients of what a loss may read; return whole tensors.
 
@@ -228,10 +229,10 @@ def results(
         for leaf in (*outputs, *kept.values())
     ]
     torch.stack(weighted).sum().backward()  # type: ignore[no-untyped-call]
-    if averaged_over is not None:
-        # of what these ranks divide each has another part
-        alike = (each for each in model.parameters() if not _is_divided(each, averaged_over))
-        average_gradients(alike, averaged_over.get_group())
+    if task.averages is not None:
+        apart = task.apart or task.averages
+        alike = (each for each in model.parameters() if not _is_divided(each, apart))
+        average_gradients(alike, task.averages.get_group())
     gradients = {
         name: whole(parameter.grad).detach()
         for name, parameter in model.named_parameters()
