@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Node
 
+from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.calls import Call, shape_of, short_name
 from parastrat.runtime.tensor_parallel.counting import counts_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
@@ -258,8 +259,9 @@ def vocabulary_groups(module: nn.Module, known: set[str]) -> Iterator[Group]:
     stated = getattr(getattr(module, "config", None), "vocab_size", None)
     counts = [embedding_rows(part) for part in embeddings.values()]
     rows = stated if stated in counts else max(counts)
+    blocks = tuple(f"{name}." for name in repeated_blocks(module).names)
     for name, part in module.named_modules():
-        if name in known:
+        if name in known or name.startswith(blocks):  # a block's layer may have as many features
             continue
         if name in embeddings and embedding_rows(part) == rows:
             yield Group(kind=kind_of(name), parts={name: Part(role=Role.EMBEDDING)})

@@ -108,6 +108,15 @@ def scatter_sum(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     return exchanged(x, lambda parts: _scattered(parts, mesh, dim), lambda own: _joined(own, mesh, dim))
 
 
+def positions_dim(x: torch.Tensor) -> int:
+    """Return the dimension of positions: behind that of samples, or the first where code joined both.
+
+    Rows of tokens are put together in another order than in whole sequences then; each comes back to its
+    place.
+    """
+    return 0 if x.ndim == 2 else 1
+
+
 def exchanged(x: torch.Tensor, there: _Change, back: _Change) -> torch.Tensor:
     """Return a tensor changed on its way, whose gradient is changed on the way back."""
     changed: torch.Tensor = _Exchange.apply(x, there, back)  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from parastrat.runtime.blocks import holds_experts
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import quiet_export
 from parastrat.runtime.tensor_parallel.layout import Given
@@ -57,17 +58,42 @@ class Graph:
 def exported(module: nn.Module, inputs: Any) -> Graph:
     """Return the module's graph; grouped and repeated layers are as often in it as they are called.
 
-    A forward that chooses by values of tensors goes as it does with those of these inputs.
+    A forward that chooses by values of tensors goes as it does with those of these inputs. Where torch
+    follows no experts that look for their tokens, they are left out: the graph hands their tokens on.
 
     Raises:
         NotFollowedError: quoting torch.export.
     """
+    try:
+        return _exported_graph(module, inputs)
+    except NotFollowedError:
+        if not _experts(module):
+            raise
+        try:
+            return _exported_graph(module, inputs, with_experts=False)
+        except NotFollowedError:  # the first one tells more
+            pass
+        raise
+
+
+def _experts(module: nn.Module) -> list[nn.Module]:
+    return [part for name, part in module.named_modules() if name and holds_experts(name, part)]
+
+
+def _handed_on(*args: Any, **kwargs: Any) -> torch.Tensor:
+    tokens: torch.Tensor = next(each for each in tensors_in((args, kwargs)) if each.is_floating_point())
+    return tokens.clone()
+
+
+def _exported_graph(module: nn.Module, inputs: Any, *, with_experts: bool = True) -> Graph:
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
     args = args if isinstance(args, tuple) else (args,)
     try:
         # a forward may leave tensors in the module, which could not be copied any more
         with quiet_export(), untouched(module):
             copied = copy.deepcopy(module)
+            for part in () if with_experts else _experts(copied):
+                part.forward = _handed_on
             noted = _Flags(copied)
             program, chooses = _program(copied, args, kwargs)
     except Exception as error:  # it runs the model's code: anything may come out

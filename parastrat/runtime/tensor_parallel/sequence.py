@@ -21,7 +21,7 @@ from parastrat.errors import WrapError
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.between import Divided, Passage
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, take
+from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, positions_dim, take
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Layout, Left, Part, Role
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, feature_dims
 from parastrat.runtime.training.batches import called
@@ -220,7 +220,7 @@ def _regions(layout: Layout, extent: Extent) -> Iterator[tuple[Group, list[str]]
 def _gather_before(module: nn.Module, group: Group, columns: list[str], around: _Around) -> None:
     """Gather at the module that holds the whole group, so that its code sees whole sequences."""
     entrance = Entrance(
-        lambda x: gather_parts(around.passed(x), around.mesh, SEQUENCE),
+        lambda x: gather_parts(around.passed(x), around.mesh, positions_dim(x)),
         shared=bool(group.rows),
         in_evaluation=True,
     )
@@ -259,7 +259,9 @@ def _gather_activations(home: nn.Module, features: set[int], entrance: Entrance)
     """Gather the inputs that its columns can read; angles and masks are whole already."""
 
     def gathered(value: Any) -> Any:
-        activation = isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[-1] in features
+        activation = (
+            isinstance(value, torch.Tensor) and value.ndim in (2, 3) and value.shape[-1] in features
+        )
         return entrance(value) if activation else value
 
     def hook(_home: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from parastrat.runtime.tensor_parallel.flow import (
     Entrance,
     gather,
     leave,
+    positions_dim,
     scatter_sum,
     take,
 )
@@ -182,7 +183,7 @@ def _surround_row(module: nn.Module, part: Part, styling: Styling) -> None:
         if styling.passage is not None:
             change_input(module, styling.passage.end)
     if styling.sequence:
-        change_output(module, lambda y: _with_bias(scatter_sum(y, mesh, 1), module, mesh))
+        change_output(module, lambda y: _with_bias(scatter_sum(y, mesh, positions_dim(y)), module, mesh))
     else:
         change_output(module, lambda y: _with_bias(leave(y, mesh), module))
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from runtime.cells import whole
-from runtime.expert_parallel.models import DIVIDED, REFUSED, Attending, Experts, Net
+from runtime.expert_parallel.models import DIVIDED, REFUSED, Attending, Dense, Experts, Gated, Net
 from runtime.models import plan, token_loss
 from runtime.ranks import answers
 from runtime.token_models import by_hand, calls_of, saved, share, spoiled, trained, wrapped
@@ -21,11 +21,21 @@ from parastrat.plan import Recompute
 
 EP: dict[str, Any] = {"dp_shard": 2, "ep": 2}
 FOUR: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
+TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 STACKS = DIVIDED["stacks"]
 
 
 def attending() -> nn.Module:
     return Net(lambda: Attending(Experts))
+
+
+def dense() -> nn.Module:
+    return Net(lambda: Attending(Dense))
+
+
+def gated() -> nn.Module:
+    """All tokens see a further layer too, joined over samples, which tp divides."""
+    return Net(Gated)
 
 
 def copied() -> float:
@@ -76,5 +86,18 @@ def four_ranks() -> dict[str, Any]:
         "fsdp2+ep": {"dp_shard": 4, "ep": 2, "recompute": Recompute.SELECTIVE, **FOUR},
         "hsdp+ep": {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "recompute": Recompute.FULL, **FOUR},
         "fsdp2+cp+ep": {"dp_shard": 2, "cp": 2, "ep": 4},
+        "fsdp2+tp+ep, tokens alike": {"dp_shard": 2, "tp": 2, "ep": 4},
+        "fsdp2+tp+ep, one sample": {"dp_shard": 2, **TP, "ep": 2},
+        "fsdp2+tp+ep": {"dp_shard": 2, **TP, "ep": 4, "recompute": Recompute.FULL},
+        "hsdp+tp+ep": {"dp_replicate": 2, "dp_shard": 1, **TP, "ep": 2},
+        "fsdp2+cp+tp+ep": {"cp": 2, **TP, "ep": 4},
     }
-    return {name: trained(attending, **each) for name, each in fields.items()}
+    return {
+        **{name: trained(attending, **each) for name, each in fields.items()},
+        **{f"dense, {name}": trained(dense, **each) for name, each in fields.items() if "tp" in name},
+        **{
+            f"gated, {name}": trained(gated, **fields[name])
+            for name in ("fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike")
+        },
+        "calls": calls_of(wrapped(gated, **fields["fsdp2+tp+ep"])),
+    }

@@ -33,6 +33,17 @@ class Experts(nn.Module):
         return found
 
 
+class Dense(Experts):
+    """Gives every expert every token, and reads no values of them."""
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros_like(x)
+        for expert in range(self.num_experts):
+            weight = (weights * (chosen == expert)).sum(-1, keepdim=True)
+            found = found + functional.silu(x @ self.up[expert].T) @ self.down[expert].T * weight
+        return found
+
+
 class Mixing(Experts):
     """What an expert makes of a token hangs on how many others chose it."""
 
@@ -98,6 +109,20 @@ class Attending(Block):
     def mixed(self, x: torch.Tensor) -> torch.Tensor:
         mixed: torch.Tensor = self.mix(x)
         return mixed
+
+
+class Gated(Attending):
+    """All tokens see a further layer, as much as a gate says (Qwen2-MoE)."""
+
+    def __init__(self) -> None:
+        super().__init__(Dense)
+        self.up, self.down, self.gate = (
+            nn.Linear(*sides) for sides in ((WIDTH, 2 * WIDTH), (2 * WIDTH, WIDTH), (WIDTH, 1))
+        )
+
+    def of_experts(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        shared = self.down(functional.silu(self.up(tokens)))
+        return super().of_experts(tokens, scores) + self.gate(tokens).sigmoid() * shared
 
 
 class Crowded(Block):

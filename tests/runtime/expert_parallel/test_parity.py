@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.expert_parallel.cells import STACKS, attending, four_ranks, two_ranks
+from runtime.expert_parallel.cells import STACKS, attending, dense, four_ranks, gated, two_ranks
 from runtime.expert_parallel.models import DIVIDED, REFUSED
 from runtime.models import token_loss
 from runtime.ranks import on_ranks
 from runtime.token_models import alone, batch, check
 
 pytestmark = pytest.mark.slow
+
+BESIDE_TP = (
+    *("fsdp2+tp+ep", "fsdp2+tp+ep, one sample", "fsdp2+tp+ep, tokens alike"),
+    *("hsdp+tp+ep", "fsdp2+cp+tp+ep"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +35,23 @@ def test_models_train_as_in_one_process(name: str, two: list[dict[str, Any]]) ->
     check([rank[f"model: {name}"] for rank in two], alone(DIVIDED[name]))
 
 
-@pytest.mark.parametrize("name", ["fsdp2+ep", "hsdp+ep", "fsdp2+cp+ep"])
+@pytest.mark.parametrize("name", ["fsdp2+ep", "hsdp+ep", "fsdp2+cp+ep", *BESIDE_TP])
 def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[name] for rank in four], alone(attending))
+
+
+@pytest.mark.parametrize("name", BESIDE_TP)
+def test_tokens_that_tp_divides_too(name: str, four: list[dict[str, Any]]) -> None:
+    check([rank[f"dense, {name}"] for rank in four], alone(dense))
+
+
+@pytest.mark.parametrize("name", ["fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike"])
+def test_layers_beside_experts_are_divided(name: str, four: list[dict[str, Any]]) -> None:
+    check([rank[f"gated, {name}"] for rank in four], alone(gated))
+    calls = four[0]["calls"]
+    assert "column: blocks.*.mix.q, blocks.*.mix.k, blocks.*.mix.v, blocks.*.up" in calls
+    assert "summed: blocks.*.norm, blocks.*.router, blocks.*.gate\n" in calls
+    assert "between them activations are divided along the sequence" in calls
 
 
 def test_what_was_done_is_told(two: list[dict[str, Any]]) -> None:
