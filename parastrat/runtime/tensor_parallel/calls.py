@@ -79,6 +79,18 @@ def short_name(node: Node) -> str:
     return str(getattr(node.target, "overloadpacket", node.name)).removeprefix("aten.")
 
 
+def is_one_along(node: Any, dim: int) -> bool:
+    """Return whether a whole tensor has one element along a dimension, or is expanded from one."""
+    shape = shape_of(node)
+    if dim < 0 or shape[dim] == 1:
+        return True
+    if short_name(node) not in {"expand", "broadcast_to"}:
+        return False
+    before = shape_of(node.args[0])
+    own = dim - len(shape) + len(before)
+    return own < 0 or before[own] == 1
+
+
 def united(call: Call, tag: Tag) -> Tag:
     """Return the tag with the sources of all divided inputs."""
     return replace(tag, sources=frozenset().union(*(other.sources for other in call.tags.values())))

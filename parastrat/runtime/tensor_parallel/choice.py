@@ -13,7 +13,7 @@ from parastrat.runtime.agreement import together
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, Groups, bench_of
 from parastrat.runtime.tensor_parallel.carrying import carried, expanded, fitted
-from parastrat.runtime.tensor_parallel.derived import derived_layout, vocabulary_groups
+from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
 from parastrat.runtime.tensor_parallel.ends import suggested_ends
@@ -31,6 +31,7 @@ from parastrat.runtime.tensor_parallel.settle import settled
 from parastrat.runtime.tensor_parallel.stream_values import check_no_values
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
+from parastrat.runtime.tensor_parallel.vocabulary import vocabulary_groups
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

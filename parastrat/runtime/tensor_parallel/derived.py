@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
 from torch.fx import Node
 
-from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.calls import Call, shape_of, short_name
 from parastrat.runtime.tensor_parallel.counting import counts_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
+from parastrat.runtime.tensor_parallel.latent import origin_of
 from parastrat.runtime.tensor_parallel.layout import Given, Group, Layout, Left, Part, Role, kind_of
 from parastrat.runtime.tensor_parallel.norms import TOGETHER, may_normalise
 from parastrat.runtime.tensor_parallel.operators import followed
 from parastrat.runtime.tensor_parallel.same_way import ways_of
-from parastrat.runtime.tensor_parallel.styles import embedding_rows, feature_dims
-from parastrat.runtime.tensor_parallel.tags import NotFollowedError, SegmentsNeededError, Tag
+from parastrat.runtime.tensor_parallel.styles import feature_dims
+from parastrat.runtime.tensor_parallel.tags import WHOLE, NotFollowedError, SegmentsNeededError, Tag
+from parastrat.runtime.tensor_parallel.vocabulary import vocabulary_groups
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +39,10 @@ class Attempt:
     norms: list[tuple[frozenset[str], str]] = field(default_factory=list)
     #: modules that are known to be such norms
     together: dict[str, None] = field(default_factory=dict)
+    #: whole layers that a region begins with, as what is divided reads their outputs; false: it cannot
+    latent: dict[str, bool] = field(default_factory=dict)
+    #: columns that read what such layers gave
+    inner: set[str] = field(default_factory=set)
     #: sizes of the divided dimension on its way
     sizes: list[tuple[frozenset[str], int]] = field(default_factory=list)
     #: by column: kinds of modules in whose calls its way is always the same, and the flags they are given
@@ -62,7 +67,12 @@ def derived_layout(module: nn.Module, inputs: Any, degree: int) -> Layout:
         try:
             _follow(graph, attempt, degree, norms)
         except _StuckError:
-            attempt = Attempt(dead=attempt.dead, shares=attempt.shares, together=attempt.together)
+            attempt = Attempt(
+                dead=attempt.dead,
+                shares=attempt.shares,
+                together=attempt.together,
+                latent=attempt.latent,
+            )
             continue
         return _layout(module, attempt)
 
@@ -82,9 +92,10 @@ def _follow(graph: Graph, attempt: Attempt, degree: int, norms: Collection[str])
                 attempt.together[home] = None
                 raise _StuckError from error
             attempt.dead |= dict.fromkeys(sources, str(error))
+            attempt.latent |= dict.fromkeys(attempt.latent.keys() & sources, False)
             raise _StuckError from error
         except SegmentsNeededError as error:
-            for source in sorted(_sources(held)):
+            for source in sorted(_sources(held) - attempt.latent.keys()):
                 if source in attempt.shares:
                     attempt.dead[source] = "its fused output is taken apart twice"
                 attempt.shares[source] = error.shares
@@ -92,7 +103,7 @@ def _follow(graph: Graph, attempt: Attempt, degree: int, norms: Collection[str])
         if tag is not None:
             tags[node] = tag
             attempt.ends.append((tag.sources, None))
-            attempt.sizes.append((tag.sources, shape_of(node)[tag.dim]))
+            attempt.sizes += [] if tag.is_whole else [(tag.sources, shape_of(node)[tag.dim])]
     columns = {node for node, tag in tags.items() if graph.layers.get(node) in tag.sources}
     ways = ways_of(graph, columns, tags.keys())
     if ways.elsewhere:
@@ -117,7 +128,8 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
         return None
     if "getitem" in str(node.target):
         return next(iter(held.values()))
-    if graph.home_of(node) in attempt.together:
+    is_whole = all(tag.is_whole for tag in held.values())
+    if graph.home_of(node) in attempt.together and not is_whole:
         return _through_norm(graph, node, held, attempt)
     return _through_operator(graph, node, held, attempt, degree)
 
@@ -127,19 +139,24 @@ def _through_operator(
 ) -> Tag:
     """An operator passes on what is divided, beside what is whole on all ranks."""
     sources = _sources(held)
+    divided = {each: tag for each, tag in held.items() if not tag.is_whole}
     own = {
         each
         for each in node.all_input_nodes
         if {name.rpartition(".")[0] for name in graph.parameters.get(each, ("",))} <= sources
     }
-    call = Call(node=node, tags=held, degree=degree, own=frozenset(own))
-    tag = followed(call)
+    call = Call(node=node, tags=divided or held, degree=degree, own=frozenset(own))
+    tag = replace(followed(call), sources=sources) if divided else Tag(dim=WHOLE, sources=sources)
     for operand in call.operands:
         if operand in own:
             continue
         if operand in graph.parameters:
             attempt.inside += [(tag.sources, name) for name in graph.parameters[operand]]
         elif operand in graph.trained and operand not in held:
+            origin = origin_of(graph, operand, sources & attempt.dead.keys() or sources)
+            if origin is not None and origin in attempt.dead and origin not in attempt.latent:
+                attempt.latent[origin] = True
+                raise _StuckError
             raise NotFollowedError("it meets a whole activation, whose gradient would be a share")
     return tag
 
@@ -151,9 +168,9 @@ def _through_layer(
     # what is made of parameters alone, such as a table of positions, is read as an activation is
     x = next((n for n in node.all_input_nodes if n not in graph.parameters), node.all_input_nodes[0])
     last = len(shape_of(node)) - 1
+    if x not in held and path in attempt.dead:
+        return _latent(graph, path, x, attempt)
     if x not in held:
-        if path in attempt.dead or node.target is None:
-            return None
         shares = attempt.shares.get(path, ())
         alike = len(set(shares)) == 1
         return Tag(
@@ -163,6 +180,9 @@ def _through_layer(
             shares=() if alike else shares,
         )
     tag = held[x]
+    if tag.is_whole and path not in attempt.dead:
+        attempt.inner.add(path)
+        return Tag(dim=last, sources=tag.sources | {path})
     if tag.dim != last:
         attempt.inside += [
             (tag.sources, name) for n in node.all_input_nodes for name in graph.parameters.get(n, ())
@@ -174,6 +194,17 @@ def _through_layer(
         raise NotFollowedError("its features are normalised together")
     attempt.ends.append((tag.sources, path))
     return None
+
+
+def _latent(graph: Graph, path: str, x: Node, attempt: Attempt) -> Tag | None:
+    """A layer that stays whole begins a region, if what is divided reads it, or another of the same input.
+
+    The gradient of what both read would be whole of one and a share of the other.
+    """
+    begun = {node.all_input_nodes[0] for node, layer in graph.layers.items() if attempt.latent.get(layer)}
+    if x in begun:
+        attempt.latent.setdefault(path, True)
+    return Tag(dim=WHOLE, sources=frozenset({path})) if attempt.latent.get(path) else None
 
 
 def _through_norm(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt) -> Tag | None:
@@ -198,9 +229,7 @@ def _layout(module: nn.Module, attempt: Attempt) -> Layout:
         inside = {name.rpartition(".")[0] for sources, name in attempt.inside if sources <= columns}
         if not rows:
             continue
-        parts = {
-            path: Part(role=Role.COLUMN, segments=_segments(module, path, attempt)) for path in columns
-        }
+        parts = {path: _column(module, path, attempt) for path in columns}
         parts |= {path: Part(role=Role.ROW) for path in rows}
         parts |= {path: Part(role=Role.SUMMED) for path in inside}
         parts |= {path: Part(role=Role.NORM) for sources, path in attempt.norms if sources <= columns}
@@ -226,6 +255,12 @@ def _given(attempt: Attempt, columns: frozenset[str]) -> dict[str, tuple[Given, 
     return {kind: tuple(sorted(found[kind])) for kind in sorted(found)}
 
 
+def _column(module: nn.Module, path: str, attempt: Attempt) -> Part:
+    if attempt.latent.get(path):
+        return Part(role=Role.LATENT)
+    return Part(role=Role.COLUMN, segments=_segments(module, path, attempt), inner=path in attempt.inner)
+
+
 def _segments(module: nn.Module, path: str, attempt: Attempt) -> tuple[int, ...]:
     layer: Any = module.get_submodule(path)
     dims = feature_dims(layer)
@@ -243,30 +278,6 @@ def _together(sets: list[frozenset[str]]) -> list[frozenset[str]]:
         found = [other for other in found if not other & each]
         found.append(each.union(*overlapping))
     return found
-
-
-def vocabulary_groups(module: nn.Module, known: set[str]) -> Iterator[Group]:
-    """Divide the largest embedding by rows, and the layers that predict them."""
-    # others may look up more than they are given, as OPT's positions with an offset
-    plain = nn.Embedding.forward
-    embeddings = {
-        name: part
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Embedding) and type(part).forward is plain
-    }
-    if not embeddings:
-        return
-    stated = getattr(getattr(module, "config", None), "vocab_size", None)
-    counts = [embedding_rows(part) for part in embeddings.values()]
-    rows = stated if stated in counts else max(counts)
-    blocks = tuple(f"{name}." for name in repeated_blocks(module).names)
-    for name, part in module.named_modules():
-        if name in known or name.startswith(blocks):  # a block's layer may have as many features
-            continue
-        if name in embeddings and embedding_rows(part) == rows:
-            yield Group(kind=kind_of(name), parts={name: Part(role=Role.EMBEDDING)})
-        elif isinstance(part, nn.Linear) and part.out_features == rows:
-            yield Group(kind=kind_of(name), parts={name: Part(role=Role.COLUMN_GATHERED)})
 
 
 def _kind(paths: list[str]) -> str:

@@ -24,6 +24,8 @@ class Role(StrEnum):
     EMBEDDING = "embedding"
     #: each rank has its share of the features, which are normalised by those of all ranks
     NORM = "norm over all ranks' features"
+    #: a whole layer, of whose output each rank reads all for its share: its gradients are added up
+    LATENT = "whole, for shares of the heads"
     #: whole weights that see only a share of the data: their gradients are added up
     SUMMED = "summed"
 
@@ -44,6 +46,8 @@ class Part:
     #: sizes of consecutive stretches of output features that are divided one by one (fused q, k and v);
     #: empty: the features are divided as a whole
     segments: tuple[int, ...] = ()
+    #: of a column: it reads what whole layers of its group gave, whose gradient is a share as it is
+    inner: bool = False
 
 
 class Inside(StrEnum):
@@ -71,6 +75,12 @@ class Group:
     #: flags that modules of these kinds may be given: the forward chooses its way by values, and was
     #: followed with these alone
     given: Mapping[str, tuple[Given, ...]] = field(default_factory=dict)
+
+    @property
+    def readers(self) -> tuple[str, ...]:
+        """Its modules that begin a divided region."""
+        begin = (Role.COLUMN, Role.LATENT)
+        return tuple(name for name, part in self.parts.items() if part.role in begin and not part.inner)
 
     @property
     def rows(self) -> tuple[str, ...]:

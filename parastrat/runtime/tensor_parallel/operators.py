@@ -158,6 +158,14 @@ def _scan(call: Call) -> Tag:
     return call.tag
 
 
+def _made_like(call: Call) -> Tag:
+    """A tensor that code makes with as many of what is divided as another has, to be written to."""
+    shape = shape_of(call.node)
+    if len(shape) <= call.tag.dim or shape[call.tag.dim] != shape_of(call.args[0])[call.tag.dim]:
+        raise NotFollowedError(f"its output's shape is taken for another by {call.name}")
+    return call.tag
+
+
 def _norm(call: Call) -> Tag:
     if call.tag.dim >= len(shape_of(call.node)) - len(call.args[1]):
         raise NotFollowedError("its features are normalised together")
@@ -184,6 +192,8 @@ _RULES: dict[str, Callable[[Call], Tag]] = {
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "_softmax"), _scan),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
     **dict.fromkeys(("cat", "stack"), joined),
+    **dict.fromkeys(("new_empty", "new_zeros", "empty_like", "zeros_like"), _made_like),
+    "copy_": pointwise,
     "scaled_dot_product_attention": attention,
     **dict.fromkeys(("matmul", "bmm", "baddbmm"), matmul),
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from parastrat.runtime.tensor_parallel.calls import Call, described, shape_of, united
+from parastrat.runtime.tensor_parallel.calls import Call, described, is_one_along, shape_of, united
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError, Tag
 
 
@@ -22,9 +22,7 @@ def pointwise(call: Call) -> Tag:
     for node in call.operands:
         if node in call.tags or node in call.own:
             continue
-        shape = shape_of(node)
-        dim = aligned[first] - sides + len(shape)
-        if dim >= 0 and shape[dim] != 1:
+        if not is_one_along(node, aligned[first] - sides + len(shape_of(node))):
             raise NotFollowedError(f"it meets {described(node)}, which is whole")
     return united(call, tag.moved(aligned[first]))
 
@@ -33,11 +31,11 @@ def joined(call: Call) -> Tag:
     """Cat and stack of tensors that are all divided alike."""
     given: Any = call.args[0]
     dim, sides = call.argument(1, 0), len(shape_of(call.node))
-    tag = call.tags.get(given[0])
-    if tag is None or any(
-        other not in call.tags or replace(call.tags[other], sources=tag.sources) != tag for other in given
-    ):
-        raise NotFollowedError("it is joined with a whole tensor")
+    tag = next(iter(call.tags.values()))
+    for other in given:
+        alike = other in call.tags and replace(call.tags[other], sources=tag.sources) == tag
+        if not alike and (other in call.tags or not is_one_along(other, tag.dim)):
+            raise NotFollowedError("it is joined with a whole tensor")
     if call.name == "stack":
         return united(call, tag.moved(tag.dim + (dim % sides <= tag.dim)))
     if dim % sides == tag.dim:

@@ -210,11 +210,10 @@ def gathered_homes(layout: Layout, extent: Extent) -> list[str]:
 
 
 def _regions(layout: Layout, extent: Extent) -> Iterator[tuple[Group, list[str]]]:
-    """Yield the groups that positions are gathered for, and their columns."""
+    """Yield the groups that positions are gathered for, and the layers that read them."""
     for group in layout.groups:
-        columns = [name for name, part in group.parts.items() if part.role is Role.COLUMN]
-        if columns and in_stream(extent, group, layout.ends):
-            yield group, columns
+        if group.readers and in_stream(extent, group, layout.ends):
+            yield group, [*group.readers]
 
 
 def _gather_before(module: nn.Module, group: Group, columns: list[str], around: _Around) -> None:

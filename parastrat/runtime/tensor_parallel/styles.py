@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (Role.COLUMN, Role.COLUMN_GATHERED)
 _ROWS = (Role.ROW, Role.ROW_OF_WHOLE)
+_WHOLE = (Role.SUMMED, Role.LATENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def feature_dims(module: nn.Module) -> tuple[int, int] | None:
 
 def divided_dim(module: nn.Module, name: str, part: Part | None) -> int | None:
     """Return the dimension along which a parameter is divided; None: it stays whole."""
-    if part is None or part.role is Role.SUMMED:
+    if part is None or part.role in _WHOLE:
         return None
     if part.role in {Role.EMBEDDING, Role.NORM}:
         return 0
@@ -103,7 +104,7 @@ def _is_summed(name: str, part: Part | None, styling: Styling) -> bool:
         return False
     # behind the sum over ranks, each has its own positions
     is_bias_of_share = part.role in _ROWS and name == "bias" and styling.sequence
-    return part.role is Role.SUMMED or is_bias_of_share
+    return part.role in _WHOLE or is_bias_of_share
 
 
 def distributed(parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None) -> nn.Parameter:
@@ -128,7 +129,7 @@ def distributed(parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None) -> n
 
 def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> Use:
     mesh = styling.mesh
-    if part is not None and part.role is Role.SUMMED:
+    if part is not None and part.role in _WHOLE:
         if styling.inside is Inside.DTENSORS:
             return lambda parameter: differentiated_once(parameter.redistribute(placements=[Replicate()]))
         place = Place(module, name)
@@ -152,9 +153,10 @@ def _zero(parameter: DTensor) -> torch.Tensor:
 
 def _surround(module: nn.Module, part: Part, styling: Styling) -> None:
     mesh = styling.mesh
+    begins = part.role in (*_COLUMNS, Role.LATENT) and not part.inner
+    if begins and not styling.sequence:  # else the stream is gathered at another place
+        change_input(module, styling.entrance)
     if part.role in _COLUMNS:
-        if not styling.sequence:  # the stream is gathered at another place
-            change_input(module, styling.entrance)
         features: Any = getattr(module, "nf", None)
         if features is not None:  # Conv1D shapes its output by it
             module.nf = features // mesh.size()

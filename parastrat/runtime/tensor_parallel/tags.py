@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+#: the dimension of what is whole, and whose gradient is a share on each rank
+WHOLE = -1
+
 
 class NotFollowedError(Exception):
     """A divided tensor meets what cannot be divided; the message is the reason."""
@@ -33,6 +36,11 @@ class Tag:
     shares: tuple[float, ...] = ()
     #: a norm over all ranks' features gave it, and nothing took them apart since
     normed: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank has all of it, and reads it in part."""
+        return self.dim == WHOLE
 
     def moved(self, dim: int) -> Tag:
         return replace(self, dim=dim)

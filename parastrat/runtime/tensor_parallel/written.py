@@ -201,6 +201,8 @@ def _style(draft: _Draft, name: str, part: Part, *, shared: bool, alone: bool, g
     linear = part.role in {Role.COLUMN, Role.COLUMN_GATHERED, Role.ROW, Role.ROW_OF_WHOLE}
     if linear and not isinstance(target, nn.Linear):
         raise NotWrittenError(f"{name} is a {type(target).__name__}, which torch's styles do not divide")
+    if part.role is Role.LATENT or part.inner:
+        raise NotWrittenError(f"{name} is read, or reads, for shares of the heads")
     if part.role is Role.NORM:
         raise NotWrittenError(f"{name} normalises the features of all ranks together")
     if part.role is Role.ROW_OF_WHOLE:

@@ -18,6 +18,7 @@ from parastrat.runtime.tensor_parallel.layout import Layout, Role
 
 _COLUMNS = (Role.COLUMN, Role.COLUMN_GATHERED)
 _ROWS = (Role.ROW, Role.ROW_OF_WHOLE)
+_WHOLE = (Role.SUMMED, Role.LATENT)
 _ENDS = (Role.EMBEDDING, Role.COLUMN_GATHERED)
 
 
@@ -39,7 +40,7 @@ class Division:
         parts, blocks = layout.parts, tuple(f"{name}." for name in repeated_blocks(module).names)
         told = {name: parts.get(name.rpartition(".")[0]) for name, _ in module.named_parameters()}
         # weights that are whole in a divided region have no say
-        roles = {name: part.role for name, part in told.items() if part and part.role is not Role.SUMMED}
+        roles = {name: part.role for name, part in told.items() if part and part.role not in _WHOLE}
         vocabulary = (name for name, role in roles.items() if role in _ENDS and not name.startswith(blocks))
         return cls(roles=roles, vocabulary=frozenset(vocabulary), sequence=layout.sequence, logits=logits)
 
