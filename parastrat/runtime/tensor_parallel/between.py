@@ -43,13 +43,9 @@ _KEEPING = frozenset(
         *("Roll", "Flip", "Slice", "Cat", "ConstantPadNd"),
     )
 )
+_SOFTMAX: frozenset[Step] = frozenset([("SoftmaxBackward0", (-1,)), ("SafeSoftmaxBackward0", (-1,))])
 #: attention in one kernel and in several, of which the mask tells as well
-_ALIKE: frozenset[Step] = frozenset(
-    [
-        *((ATTENTION, None), (PRODUCT, None)),
-        *(("SoftmaxBackward0", (-1,)), ("SafeSoftmaxBackward0", (-1,))),
-    ]
-)
+_ALIKE: frozenset[Step] = frozenset([(ATTENTION, None), (PRODUCT, None), *_SOFTMAX])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,5 +237,5 @@ def passage(of: Divided, layout: Layout, noted: dict[str, set[Step]] | None) -> 
 def allowed(proven: Collection[Step]) -> frozenset[Step]:
     """Return the steps that proofs took, with those that other kernels have in their place."""
     in_one = (ATTENTION, None) in proven
-    in_several = (PRODUCT, None) in proven and ("SoftmaxBackward0", (-1,)) in proven
+    in_several = (PRODUCT, None) in proven and not _SOFTMAX.isdisjoint(proven)
     return frozenset(proven) | (_ALIKE if in_one or in_several else frozenset())

@@ -77,6 +77,11 @@ class Group:
     given: Mapping[str, tuple[Given, ...]] = field(default_factory=dict)
 
     @property
+    def normalises(self) -> bool:
+        """Whether something of it is normalised over all ranks."""
+        return any(part.role is Role.NORM for part in self.parts.values())
+
+    @property
     def readers(self) -> tuple[str, ...]:
         """Its modules that begin a divided region."""
         begin = (Role.COLUMN, Role.LATENT)

@@ -158,6 +158,13 @@ def _scan(call: Call) -> Tag:
     return call.tag
 
 
+def _as_complex(call: Call) -> Tag:
+    """Pairs along the last dimension become numbers, and back."""
+    if call.name == "view_as_complex" and call.tag.dim == len(shape_of(call.args[0])) - 1:
+        raise NotFollowedError("its features are taken for complex numbers")
+    return call.tag
+
+
 def _made_like(call: Call) -> Tag:
     """A tensor that code makes with as many of what is divided as another has, to be written to."""
     shape = shape_of(call.node)
@@ -194,6 +201,7 @@ _RULES: dict[str, Callable[[Call], Tag]] = {
     **dict.fromkeys(("cat", "stack"), joined),
     **dict.fromkeys(("new_empty", "new_zeros", "empty_like", "zeros_like"), _made_like),
     "copy_": pointwise,
+    **dict.fromkeys(("view_as_complex", "view_as_real"), _as_complex),
     "scaled_dot_product_attention": attention,
     **dict.fromkeys(("matmul", "bmm", "baddbmm"), matmul),
 }

@@ -88,7 +88,7 @@ def _styling(
         sequence=stream,
         loss=layout.loss and any(name in group.parts for name in heads(layout, extent.names)),
         passage=_passage(group, features_of(group.kind), layout, noted),
-        norms=_passage(group, norms_of(group.kind), layout, noted),
+        norms=_passage(group, norms_of(group.kind), layout, noted) if group.normalises else None,
     )
 
 
