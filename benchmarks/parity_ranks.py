@@ -71,6 +71,7 @@ STRATEGIES: dict[str, Strategy] = {
     "cp x tp": Strategy(mesh=Mesh(cp=2, tp=2)),
     "cp x tp+sp": Strategy(mesh=Mesh(cp=2, tp=2), options=_SP),
     "ep": Strategy(mesh=Mesh(dp_shard=2, ep=2)),
+    "tp+sp x ep": Strategy(mesh=Mesh(dp_shard=2, tp=2, ep=2), options=_SP),
     "tp": Strategy(mesh=Mesh(tp=2)),
     "tp+sp": Strategy(mesh=Mesh(tp=2), options=_SP),
     "pp gpipe": _pipelined(PipelineSchedule.GPIPE),
@@ -89,7 +90,7 @@ STRATEGIES: dict[str, Strategy] = {
     "3d": _pipelined(_1F1B, dp_shard=2, tp=2),
 }
 #: those of classes of transformers with experts
-OFTEN_OF_EXPERTS = ("ep",)
+OFTEN_OF_EXPERTS = ("ep", "tp+sp x ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
