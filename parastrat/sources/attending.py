@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Norm, QkNorm, Scores
-from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, undivided
+from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -79,8 +79,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         attended=Saved(tensor=b * q * tokens + statistics),
         products=Saved(tensor=b * (q * tokens + 2 * kv * keys), sequence=b * a.hidden * tokens),
     )
-    every = own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
-    return undivided(every) if attends_whole(setting) else every
+    return own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
 
 
 def _masked(setting: Setting, tokens: int) -> float:
@@ -126,14 +125,6 @@ def _turned(setting: Setting, rotary: float, sizes: tuple[int, int]) -> float:
     queries, keys = sizes
     repeated = 2 * queries if keys < queries else 0
     return (16 if rotary else 0) * (queries + keys) + 3 * repeated
-
-
-def attends_whole(setting: Setting) -> bool:
-    """Return whether each tp rank attends with all heads, and has their projections whole.
-
-    Auto_parallelize lets it where a parameter stands beside the projections.
-    """
-    return not setting.kernels.fused and setting.architecture.sinks
 
 
 def _scores(setting: Setting, count: float) -> Part:
@@ -189,8 +180,7 @@ def scores_gradients(setting: Setting) -> Saved:
     """
     a, b = setting.architecture, setting.element
     short = a.scores is Scores.SINKS and not setting.autocast
-    made = Saved(tensor=(2 * b if short else 2 * _FP32 - b) * a.heads * setting.tokens**2)
-    return Saved(replicated=made.tensor) if attends_whole(setting) else made
+    return Saved(tensor=(2 * b if short else 2 * _FP32 - b) * a.heads * setting.tokens**2)
 
 
 def _projections(a: Architecture, tokens: int, keys: int, widths: tuple[int, int]) -> tuple[Operator, ...]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.attending import attends_whole
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
 from parastrat.stack import Kernels
 
@@ -150,7 +149,7 @@ def divides_tokens(setting: Setting) -> bool:
     Transformers' Llama 4 gives every expert every token.
     """
     a, experts = setting.architecture, setting.architecture.experts
-    if experts is None or a.pattern or setting.kernels.fused or attends_whole(setting):
+    if experts is None or a.pattern or setting.kernels.fused:
         return False
     return not (experts.shared_ffn or experts.every_token or experts.latent)
 

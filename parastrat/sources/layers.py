@@ -224,7 +224,7 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
     if a.sinks and not setting.kernels.fused:
         # each head's sink stands beside its scores
         of_scores = FP32_BYTES if setting.autocast else setting.element
-        sizes[Split.REPLICATED] += of_scores * a.heads * setting.tokens**2
+        sizes[Split.TENSOR] += of_scores * a.heads * setting.tokens**2
     return Saved(
         tensor=sizes[Split.TENSOR],
         replicated=sizes[Split.REPLICATED],

@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from torch.fx import Node
 
-from parastrat.runtime.tensor_parallel.calls import Call, shape_of, short_name
+from parastrat.runtime.tensor_parallel.attempt import Attempt, Known
+from parastrat.runtime.tensor_parallel.calls import Call, shape_of
 from parastrat.runtime.tensor_parallel.counting import counts_of
 from parastrat.runtime.tensor_parallel.graph import Graph, exported
 from parastrat.runtime.tensor_parallel.latent import origin_of
 from parastrat.runtime.tensor_parallel.layout import Given, Group, Layout, Left, Part, Role, kind_of
-from parastrat.runtime.tensor_parallel.norms import TOGETHER, may_normalise
 from parastrat.runtime.tensor_parallel.operators import followed
 from parastrat.runtime.tensor_parallel.same_way import ways_of
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import WHOLE, NotFollowedError, SegmentsNeededError, Tag
 from parastrat.runtime.tensor_parallel.vocabulary import vocabulary_groups
-
-
-@dataclass(slots=True, kw_only=True)
-class Attempt:
-    """What is known of the layers after following all data once."""
-
-    #: layers whose output cannot be divided
-    dead: dict[str, str] = field(default_factory=dict)
-    #: shares of the stretches of fused outputs
-    shares: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    #: sets of columns that are only right together, with the row they end in, if they do
-    ends: list[tuple[frozenset[str], str | None]] = field(default_factory=list)
-    #: parameters inside, with the columns around them
-    inside: list[tuple[frozenset[str], str]] = field(default_factory=list)
-    #: norms over all features inside, with the columns around them
-    norms: list[tuple[frozenset[str], str]] = field(default_factory=list)
-    #: modules that are known to be such norms
-    together: dict[str, None] = field(default_factory=dict)
-    #: whole layers that a region begins with, as what is divided reads their outputs; false: it cannot
-    latent: dict[str, bool] = field(default_factory=dict)
-    #: columns that read what such layers gave
-    inner: set[str] = field(default_factory=set)
-    #: sizes of the divided dimension on its way
-    sizes: list[tuple[frozenset[str], int]] = field(default_factory=list)
-    #: by column: kinds of modules in whose calls its way is always the same, and the flags they are given
-    alike: Mapping[str, frozenset[tuple[str, Given]]] = field(default_factory=dict)
 
 
 class _StuckError(Exception):
@@ -60,24 +34,18 @@ def derived_layout(module: nn.Module, inputs: Any, degree: int) -> Layout:
         NotFollowedError: if torch.export does not take the module.
     """
     graph = exported(module, inputs)
-    joining = {graph.home_of(node) for node in graph.nodes if short_name(node) in TOGETHER}
-    norms = {name for name, part in module.named_modules() if name in joining and may_normalise(part)}
+    known = Known.of(module, graph)
     attempt = Attempt()
     while True:
         try:
-            _follow(graph, attempt, degree, norms)
+            _follow(graph, attempt, degree, known)
         except _StuckError:
-            attempt = Attempt(
-                dead=attempt.dead,
-                shares=attempt.shares,
-                together=attempt.together,
-                latent=attempt.latent,
-            )
+            attempt = attempt.anew()
             continue
         return _layout(module, attempt)
 
 
-def _follow(graph: Graph, attempt: Attempt, degree: int, norms: Collection[str]) -> None:
+def _follow(graph: Graph, attempt: Attempt, degree: int, known: Known) -> None:
     tags: dict[Node, Tag] = {}
     for node in graph.nodes:
         held = {source: tags[source] for source in node.all_input_nodes if source in tags}
@@ -87,12 +55,9 @@ def _follow(graph: Graph, attempt: Attempt, degree: int, norms: Collection[str])
             sources = sorted(_sources(held))  # alike on all ranks, whose sets have other orders
             if not sources:
                 raise
-            home = graph.home_of(node)
-            if home in norms and home not in attempt.together:
-                attempt.together[home] = None
-                raise _StuckError from error
-            attempt.dead |= dict.fromkeys(sources, str(error))
-            attempt.latent |= dict.fromkeys(attempt.latent.keys() & sources, False)
+            if not known.helps(graph, node, held, attempt):
+                attempt.dead |= dict.fromkeys(sources, str(error))
+                attempt.latent |= dict.fromkeys(attempt.latent.keys() & sources, False)
             raise _StuckError from error
         except SegmentsNeededError as error:
             for source in sorted(_sources(held) - attempt.latent.keys()):
@@ -120,6 +85,8 @@ def _next(graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, deg
     path = graph.layers.get(node)
     if path is not None:
         return _through_layer(graph, node, path, held, attempt)
+    if node.op == "placeholder":
+        return _beside(graph, node, attempt)
     if not held:
         return None
     if node.op == "output":
@@ -138,17 +105,17 @@ def _through_operator(
     graph: Graph, node: Node, held: dict[Node, Tag], attempt: Attempt, degree: int
 ) -> Tag:
     """An operator passes on what is divided, beside what is whole on all ranks."""
-    sources = _sources(held)
+    sources, layers = _sources(held), set(graph.layers.values())
     divided = {each: tag for each, tag in held.items() if not tag.is_whole}
     own = {
         each
         for each in node.all_input_nodes
-        if {name.rpartition(".")[0] for name in graph.parameters.get(each, ("",))} <= sources
+        if {name.rpartition(".")[0] for name in graph.parameters.get(each, ("",))} <= sources & layers
     }
     call = Call(node=node, tags=divided or held, degree=degree, own=frozenset(own))
     tag = replace(followed(call), sources=sources) if divided else Tag(dim=WHOLE, sources=sources)
     for operand in call.operands:
-        if operand in own:
+        if operand in own or operand in divided:
             continue
         if operand in graph.parameters:
             attempt.inside += [(tag.sources, name) for name in graph.parameters[operand]]
@@ -194,6 +161,15 @@ def _through_layer(
         raise NotFollowedError("its features are normalised together")
     attempt.ends.append((tag.sources, path))
     return None
+
+
+def _beside(graph: Graph, node: Node, attempt: Attempt) -> Tag | None:
+    """A parameter that meets what is divided is divided as well, as one for each head."""
+    (name,) = graph.parameters.get(node, ("",))
+    home = name.rpartition(".")[0]
+    if name not in attempt.beside or home in attempt.dead:
+        return None
+    return Tag(dim=0, sources=frozenset({home}))
 
 
 def _latent(graph: Graph, path: str, x: Node, attempt: Attempt) -> Tag | None:
@@ -258,6 +234,8 @@ def _given(attempt: Attempt, columns: frozenset[str]) -> dict[str, tuple[Given, 
 def _column(module: nn.Module, path: str, attempt: Attempt) -> Part:
     if attempt.latent.get(path):
         return Part(role=Role.LATENT)
+    if feature_dims(module.get_submodule(path)) is None:
+        return Part(role=Role.BESIDE)
     return Part(role=Role.COLUMN, segments=_segments(module, path, attempt), inner=path in attempt.inner)
 
 

@@ -22,6 +22,8 @@ class Role(StrEnum):
     ROW_OF_WHOLE = "row of a whole input"
     #: each rank looks up its share of the rows; the ranks add up what they found
     EMBEDDING = "embedding"
+    #: no layer: each rank has its share of the parameters that stand beside layers, as one for each head
+    BESIDE = "beside layers"
     #: each rank has its share of the features, which are normalised by those of all ranks
     NORM = "norm over all ranks' features"
     #: a whole layer, of whose output each rank reads all for its share: its gradients are added up
@@ -75,6 +77,11 @@ class Group:
     #: flags that modules of these kinds may be given: the forward chooses its way by values, and was
     #: followed with these alone
     given: Mapping[str, tuple[Given, ...]] = field(default_factory=dict)
+
+    @property
+    def places(self) -> list[str]:
+        """Return where its parameters are: in modules inside of their home, or in the home itself."""
+        return [f"{name}." if part.role is Role.BESIDE else name for name, part in self.parts.items()]
 
     @property
     def normalises(self) -> bool:

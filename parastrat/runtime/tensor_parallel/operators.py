@@ -196,6 +196,7 @@ _RULES: dict[str, Callable[[Call], Tag]] = {
     "slice": _slice,
     **dict.fromkeys(("select", "unbind"), _pick),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "norm", "logsumexp"), _reduced),
+    **dict.fromkeys(("max", "min"), _reduced),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "_softmax"), _scan),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
     **dict.fromkeys(("cat", "stack"), joined),

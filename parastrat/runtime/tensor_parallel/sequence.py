@@ -236,7 +236,7 @@ def _gather_before(module: nn.Module, group: Group, columns: list[str], around: 
 
 def own_home(group: Group, blocks: tuple[str, ...]) -> str:
     """Return the innermost module that holds a group, if it is no whole block; else nothing."""
-    home = home_of(list(group.parts))
+    home = home_of(group.places)
     return "" if home in blocks else home
 
 

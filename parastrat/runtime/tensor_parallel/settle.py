@@ -13,7 +13,7 @@ from parastrat.runtime.tensor_parallel.styles import divided_dim, feature_dims
 _Owner = tuple[str, str]
 
 #: what other modules than linear layers may be
-_OF_ANY = (Role.SUMMED, Role.EMBEDDING, Role.NORM)
+_OF_ANY = (Role.SUMMED, Role.EMBEDDING, Role.NORM, Role.BESIDE)
 
 
 def settled(layout: Layout, module: nn.Module, degree: int) -> Layout:

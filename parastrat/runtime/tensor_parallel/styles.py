@@ -62,11 +62,22 @@ def feature_dims(module: nn.Module) -> tuple[int, int] | None:
     return (1, 0) if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else None
 
 
+def divisible_beside(module: nn.Module) -> frozenset[str]:
+    """Return the parameters that could be divided though they are no layer's: all of their modules' own."""
+    found: set[str] = set()
+    for name, part in module.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        sizes = {tuple(parameter.shape) for parameter in own.values()}
+        if name and feature_dims(part) is None and len(sizes) == 1 and len(sizes.pop()) == 1:
+            found |= {f"{name}.{each}" for each in own}
+    return frozenset(found)
+
+
 def divided_dim(module: nn.Module, name: str, part: Part | None) -> int | None:
     """Return the dimension along which a parameter is divided; None: it stays whole."""
     if part is None or part.role in _WHOLE:
         return None
-    if part.role in {Role.EMBEDDING, Role.NORM}:
+    if part.role in {Role.EMBEDDING, Role.NORM, Role.BESIDE}:
         return 0
     dims = feature_dims(module)
     if dims is None:

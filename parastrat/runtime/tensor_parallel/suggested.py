@@ -75,7 +75,7 @@ def _attends(group: Group, blocks: tuple[str, ...]) -> bool:
     """
     columns = [part for part in group.parts.values() if part.role is Role.COLUMN]
     several = len(columns) > 1 or bool(group.sizes) or any(part.segments for part in columns)
-    return several and home_of(list(group.parts)) in blocks
+    return several and home_of(group.places) in blocks
 
 
 def _derived(module: nn.Module, inputs: Any) -> Layout:

@@ -29,6 +29,13 @@ class NotWrittenError(Exception):
     """Torch's own styles do not say this layout; the message is the reason."""
 
 
+#: what no style of torch's says
+_UNSAID = {
+    Role.LATENT: "is read, or reads, for shares of the heads",
+    Role.BESIDE: "has parameters beside its layers",
+    Role.NORM: "normalises the features of all ranks together",
+    Role.ROW_OF_WHOLE: "takes its share of a whole input",
+}
 #: by role, and whether positions are divided there
 _STYLES = {
     (Role.COLUMN, False): Style.COLUMN,
@@ -201,12 +208,8 @@ def _style(draft: _Draft, name: str, part: Part, *, shared: bool, alone: bool, g
     linear = part.role in {Role.COLUMN, Role.COLUMN_GATHERED, Role.ROW, Role.ROW_OF_WHOLE}
     if linear and not isinstance(target, nn.Linear):
         raise NotWrittenError(f"{name} is a {type(target).__name__}, which torch's styles do not divide")
-    if part.role is Role.LATENT or part.inner:
-        raise NotWrittenError(f"{name} is read, or reads, for shares of the heads")
-    if part.role is Role.NORM:
-        raise NotWrittenError(f"{name} normalises the features of all ranks together")
-    if part.role is Role.ROW_OF_WHOLE:
-        raise NotWrittenError(f"{name} takes its share of a whole input")
+    if part.role in _UNSAID or part.inner:
+        raise NotWrittenError(f"{name} {_UNSAID.get(part.role, _UNSAID[Role.LATENT])}")
     if part.role is Role.EMBEDDING and getattr(target, "padding_idx", None) is not None:
         raise NotWrittenError(f"{name} has a padding index, which torch takes for one of each rank's rows")
     if part.role is Role.SUMMED and group.rows:
