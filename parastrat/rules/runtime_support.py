@@ -45,12 +45,13 @@ def axes_are_planned_only(p: Columns) -> Mask:
     """Expert and context parallelism beside pp are planned, not applied.
 
     `auto_parallelize` applies data, tensor and pipeline parallelism; and over ranks that shard parameters
-    by FSDP2, context parallelism that gathers keys and values, and expert parallelism over whole tp groups.
-    Other plans with cp or ep are searched, estimated and written all the same, for they may be the right
-    answer; another framework must run them.
+    by FSDP2, context parallelism that gathers keys and values, and expert parallelism, whose groups hold
+    tp's or are held by them. Other plans with cp or ep are searched, estimated and written all the same,
+    for they may be the right answer; another framework must run them.
     """
-    beside = (p.pp > 1) | (p.shard != _PARAMETERS)
-    of_experts = (p.ep > 1) & (beside | (p.ep % p.tp != 0))
+    alone = p.dp_replicate * p.dp_shard * p.cp == 1
+    beside = (p.pp > 1) | (p.shard != _PARAMETERS) | alone
+    of_experts = (p.ep > 1) & (beside | ((p.ep % p.tp != 0) & (p.tp % p.ep != 0)))
     return of_experts | ((p.cp > 1) & (beside | (p.cp_method != _ALL_GATHER)))
 
 
@@ -60,10 +61,10 @@ def _(case: Case) -> Hit:
     axis = f"ep {mesh.ep}" if mesh.ep > 1 else f"cp {mesh.cp}"
     if mesh.pp > 1:
         what = f"{axis} beside pp {mesh.pp}"
-    elif plan.shard is not Shard.PARAMETERS:
+    elif plan.shard is not Shard.PARAMETERS or mesh.dp * mesh.cp == 1:
         what = f"{axis} without sharded parameters"
-    elif mesh.ep % mesh.tp:
-        what = f"{axis}, which tp {mesh.tp} does not divide,"
+    elif mesh.ep % mesh.tp and mesh.tp % mesh.ep:
+        what = f"{axis} beside tp {mesh.tp}, of which none divides the other,"
     else:
         what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
     # which models Megatron-LM has nobody can say: its scripts are told their sizes

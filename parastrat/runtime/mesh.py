@@ -47,6 +47,8 @@ class RankMesh:
     ep: DeviceMesh | None = None
     #: of these, the ones that see other samples, or positions of them, where tp ranks are among them
     ep_samples: DeviceMesh | None = None
+    #: of the ranks of one tp group that hold the same experts
+    ep_copies: DeviceMesh | None = None
     #: over the axes along which gradients of the same experts are averaged
     expert_data: DeviceMesh | None = None
 
@@ -103,6 +105,7 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         pp=whole["pp"] if "pp" in used else None,
         ep=None if experts is None else experts["ep"],
         ep_samples=_ep_samples(plan, device),
+        ep_copies=_ep_copies(plan, device),
         expert_data=None if experts is None else experts[(experts.mesh_dim_names or ())[:-1]],
     )
 
@@ -153,6 +156,15 @@ def _ep_samples(plan: Plan, device: torch.device) -> DeviceMesh | None:
         return None
     shape = (plan.mesh.world_size // ep, ep // tp, tp)
     return mesh_of_dtensors(device.type, shape, ("sets", "samples", "tp"), ())["samples"]
+
+
+def _ep_copies(plan: Plan, device: torch.device) -> DeviceMesh | None:
+    """Return the mesh of ranks of one tp group that are of different sets of experts."""
+    ep, tp = plan.mesh.ep, plan.mesh.tp
+    if ep == 1 or ep >= tp:
+        return None
+    shape = (plan.mesh.world_size // tp, tp // ep, ep)
+    return mesh_of_dtensors(device.type, shape, ("samples", "copies", "ep"), ())["copies"]
 
 
 def _tp_part(whole: DeviceMesh) -> DeviceMesh:

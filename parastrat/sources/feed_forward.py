@@ -144,14 +144,13 @@ def mixture(setting: Setting) -> Part:
 def divides_tokens(setting: Setting) -> bool:
     """Return whether experts that tp leaves whole are given a stretch of the sequence on each rank.
 
-    Auto_parallelize leaves the stream divided from attention to attention where nothing between them is
-    divided over tp: not where experts are shared, which it divides, or where the stream is whole.
-    Transformers' Llama 4 gives every expert every token.
+    Auto_parallelize leaves the stream divided from attention to attention, and gathers it for the shared
+    experts alone, which it divides. Transformers' Llama 4 gives every expert every token.
     """
     a, experts = setting.architecture, setting.architecture.experts
     if experts is None or a.pattern or setting.kernels.fused:
         return False
-    return not (experts.shared_ffn or experts.every_token or experts.latent)
+    return not (experts.every_token or experts.latent)
 
 
 def _bias_bytes(setting: Setting) -> float:

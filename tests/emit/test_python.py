@@ -145,7 +145,10 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
         ({"mesh": Mesh(dp_shard=4, cp=2)}, r"it is fsdp2\+cp, and how blocks work on a rank's positions"),
         ({"mesh": Mesh(dp_shard=2, cp=2, tp=2)}, r"it is fsdp2\+cp\+tp, and how blocks work on a rank's"),
         ({"mesh": Mesh(dp_shard=8, ep=2)}, r"it is fsdp2\+ep, and how tokens travel to experts is found"),
-        ({"mesh": Mesh(dp_shard=4, tp=2, ep=2)}, r"does not apply ep 2 beside tp 2 yet .*PS290"),
+        (
+            {"mesh": Mesh(pp=2, dp_shard=4, ep=2)},
+            r"does not apply ep 2 beside pp 2 yet .*PS290",
+        ),
         ({"offload": Offload.PARAMETERS}, "does not apply offload = parameters yet .PS292"),
         ({"precision": Precision.FP8}, "precision = fp8 yet .PS293"),
         (

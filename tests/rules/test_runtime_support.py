@@ -13,7 +13,10 @@ from parastrat.workload import Precision
 def test_axes_are_planned_only() -> None:
     assert "PS290" in codes(dp_shard=2, ep=2)
     assert "PS290" not in codes(dp_shard=2, ep=2, shard=Shard.PARAMETERS)
-    assert "PS290" in codes(dp_shard=2, tp=2, ep=2, shard=Shard.PARAMETERS)
+    assert "PS290" not in codes(dp_shard=2, tp=2, ep=4, shard=Shard.PARAMETERS)
+    assert "PS290" not in codes(dp_shard=2, tp=4, ep=2, shard=Shard.PARAMETERS)
+    assert "PS290" in codes(dp_shard=2, tp=4, ep=6, shard=Shard.PARAMETERS)
+    assert "PS290" in codes(tp=4, ep=2, shard=Shard.PARAMETERS)
     assert "PS290" in codes(dp_shard=2, pp=2, ep=2, shard=Shard.PARAMETERS)
     assert "PS290" in codes(cp=2, pp=2)
     assert "PS290" in codes(cp=2, shard=Shard.NONE)

@@ -20,40 +20,36 @@ APPLIED = Constraints(applied=True)
 
 
 @pytest.fixture(scope="module")
-def long() -> Facts:
-    """A job of which the recommendation divides experts, beside sequences and layers."""
-    return facts("qwen3-235b-a22b", "dgx-h100:32", 64, 131_072)
+def staged() -> Facts:
+    """A job of which the recommendation divides experts beside stages."""
+    return facts("qwen3-235b-a22b", "lambda-8x-v100:64", 512, 4096)
 
 
-def test_it_is_told_where_the_recommendation_is_not_applied(long: Facts) -> None:
-    chosen = find_plan(long, tolerance=TOLERANCE).chosen
+def test_it_is_told_where_the_recommendation_is_not_applied(staged: Facts) -> None:
+    chosen = find_plan(staged, tolerance=TOLERANCE).chosen
     assert chosen is not None
     assert [finding.code for finding in refusals_of(chosen.plan)] == ["PS290"]
-    applied = applied_instead(long, Constraints(), chosen, TOLERANCE)
+    applied = applied_instead(staged, Constraints(), chosen, TOLERANCE)
     assert applied is not None
     assert applied.case is not None
     assert refusals_of(applied.case.plan) == ()
     assert applied.case.estimate.time.step > chosen.estimate.time.step
 
 
-def test_what_is_settled_holds_but_for_axes_that_are_not_applied() -> None:
-    for fixed, ep in ((Constraints(cp=8, ep=4), 4), (Constraints(cp=8, tp=2, ep=2), 1)):
-        experts = facts("qwen3-235b-a22b", "dgx-h100:32", 64, 131_072)
+def test_what_is_settled_holds_but_for_axes_that_are_not_applied(staged: Facts) -> None:
+    usual = facts("qwen3-235b-a22b", "dgx-h100:32", 1024, 4096)
+    for job, fixed, cp, ep in (
+        (staged, Constraints(cp=8, ep=128), 8, 128),
+        (usual, Constraints(pp=2, ep=8), 1, 1),
+        (usual, Constraints(pp=2, cp=2, ep=1), 1, 1),
+    ):
         settled = replace(fixed, micro_batch_size=1)
-        applied = applied_instead(experts, settled, find_plan(experts, settled).chosen, TOLERANCE)
+        applied = applied_instead(job, settled, find_plan(job, settled).chosen, TOLERANCE)
         assert applied is not None
         assert applied.case is not None
         plan = applied.case.plan
-        assert (plan.mesh.cp, plan.mesh.ep, plan.micro_batch_size) == (8, ep, 1)
-
-
-def test_cp_is_given_up_where_no_plan_with_it_is_applied(long: Facts) -> None:
-    fixed = Constraints(cp=2, micro_batch_size=1)  # beside ep alone
-    applied = applied_instead(long, fixed, find_plan(long, fixed).chosen, TOLERANCE)
-    assert applied is not None
-    assert applied.case is not None
-    assert applied.case.plan.mesh.cp != 2
-    assert applied.case.plan.micro_batch_size == 1
+        assert (plan.mesh.cp, plan.mesh.ep, plan.micro_batch_size) == (cp, ep, 1)
+        assert plan.mesh.pp == (fixed.pp or 1)
 
 
 def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
@@ -65,8 +61,8 @@ def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
 
 
 def test_where_none_can_run_that_is_told() -> None:
-    # its experts fit where its layers are divided beside them
-    job = facts("kimi-k2", "dgx-h100:32", 960, 32_768)
+    # more ranks than samples: they fit beside stages alone
+    job = facts("gpt-oss-20b", "summit:128", 512, 4096)
     chosen = find_plan(job).chosen
     assert chosen is not None
     applied = applied_instead(job, Constraints(), chosen, TOLERANCE)
@@ -87,18 +83,18 @@ def test_of_the_plans_that_are_applied_none_is_faster(stack: str, batch: int, le
         assert best <= found.chosen.estimate.time.step * (1 + 1e-9) <= 1.005 * best
 
 
-def test_what_is_not_applied_is_rejected_by_its_rule(long: Facts) -> None:
-    codes = {rejection.code for rejection in find_plan(long, APPLIED).rejected}
+def test_what_is_not_applied_is_rejected_by_its_rule(staged: Facts) -> None:
+    codes = {rejection.code for rejection in find_plan(staged, APPLIED).rejected}
     assert "PS290" in codes
-    assert "PS290" not in {rejection.code for rejection in find_plan(long).rejected}
-    others = find_plan(long, APPLIED).alternatives
+    assert "PS290" not in {rejection.code for rejection in find_plan(staged).rejected}
+    others = find_plan(staged, APPLIED).alternatives
     assert others
     assert not any(refusals_of(case.plan) for case in others)
 
 
-def test_flags_are_dropped_but_for_who_runs_the_plan(long: Facts) -> None:
+def test_flags_are_dropped_but_for_who_runs_the_plan(staged: Facts) -> None:
     # without these flags the fastest divides experts, which is not applied
-    result = find_plan(long, Constraints(cp=1, tp=1, pp=1, applied=True), tolerance=TOLERANCE)
+    result = find_plan(staged, Constraints(cp=1, tp=1, pp=1, applied=True), tolerance=TOLERANCE)
     assert result.chosen is None
     (freed,) = [fit for fit in result.nearest_fit if fit.changes[0].startswith("drop the fixed flags")]
     assert refusals_of(freed.case.plan) == ()

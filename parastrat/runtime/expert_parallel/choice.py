@@ -28,8 +28,6 @@ from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import called
 
 if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
     from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.tensor_parallel.copies import Source
     from parastrat.runtime.tensor_parallel.layout import Layout, Step
@@ -72,7 +70,7 @@ def chosen_experts(
         WrapError: if none can be.
         MismatchError: if another rank failed, naming it, or tried something else.
     """
-    ranks: Any = mesh.ep
+    ranks: Any = mesh.ep if mesh.ep_copies is None else mesh.tp
     degree = None if mesh.tp is None else mesh.tp.size()
     bench = together(lambda: bench_of(source, ranks, degree=degree))
     return in_step(lambda: _proven(source, bench, mesh, layout), ranks)
@@ -81,13 +79,14 @@ def chosen_experts(
 def _proven(
     source: Source, bench: Bench, mesh: RankMesh, layout: Layout | None
 ) -> tuple[Experts, Layout | None]:
+    degree = 1 if mesh.ep is None else mesh.ep.size()
     stacks = {
         name: count
         for name, part in source.module.named_modules()
         if holds_experts(name, part) and (count := stacked_in(part))
     }
     if not stacks:
-        raise _refused(source.module, bench.mesh, "no part of it holds the stacked weights of experts")
+        raise _refused(source.module, degree, "no part of it holds the stacked weights of experts")
     kinds = tuple(dict.fromkeys(map(kind_of, stacks)))
     called_so, otherwise = _calls(bench, Experts(kinds=kinds))
     # others, as those that see all tokens, stay whole
@@ -95,16 +94,17 @@ def _proven(
     if not kinds:
         raise _refused(
             source.module,
-            bench.mesh,
+            degree,
             f"{next(iter(stacks))} is not called with tokens, their choices, and a weight for each",
         )
     for name, count in stacks.items():
-        if kind_of(name) in kinds and count % bench.mesh.size():
-            raise _refused(source.module, bench.mesh, f"{name} has {count} experts")
+        if kind_of(name) in kinds and count % degree:
+            raise _refused(source.module, degree, f"{name} has {count} experts")
     experts = Experts(kinds=kinds, alike=_alike(kinds, mesh, layout))
     samples = mesh.ep if mesh.tp is None else mesh.ep_samples
     places = 0 if samples is None else samples.get_local_rank()
-    task = replace(bench.task, inputs=_rolled(bench.task.inputs, places), averages=samples, apart=mesh.ep)
+    inputs = _rolled(bench.task.inputs, places)
+    task = replace(bench.task, inputs=inputs, averages=samples, apart=mesh.ep, copies=mesh.ep_copies)
     with steps(bench.mesh):
         expected = results(copy.deepcopy(bench.copy), task)
     noted: dict[str, set[Step]] = {}
@@ -118,7 +118,7 @@ def _proven(
 
     verdict = tried(bench.copy, expected, task, bench.mesh, divided)
     if not verdict:
-        raise _refused(source.module, bench.mesh, f"not proven: {verdict}")
+        raise _refused(source.module, degree, f"not proven: {verdict}")
     return experts, layout and layout.without(experts.of(source.module)).also(noted)
 
 
@@ -153,9 +153,9 @@ def _rolled(inputs: Any, places: int) -> Any:
     return tree_map(moved, inputs)
 
 
-def _refused(module: nn.Module, mesh: DeviceMesh, reason: str) -> WrapError:
+def _refused(module: nn.Module, degree: int, reason: str) -> WrapError:
     return WrapError(
-        f"the experts of this {type(module).__name__} cannot be divided by ep {mesh.size()} ({reason})",
+        f"the experts of this {type(module).__name__} cannot be divided by ep {degree} ({reason})",
         hint="plan without ep: parastrat recommend --ep 1",
     )
 
@@ -191,7 +191,7 @@ def _divide(part: nn.Module, mesh: RankMesh, *, alike: bool) -> None:
     if ranks is None:
         return
     held = count // ranks.size()
-    samples = ranks.size() if mesh.tp is None else ranks.size() // mesh.tp.size()
+    samples = ranks.size() / (1 if mesh.tp is None else mesh.tp.size())
     holders = Holders(mesh=ranks, held=held, samples=samples, alike=mesh.tp if alike else None)
     own = dict(part.named_parameters(recurse=False))
     for name, parameter in own.items():

@@ -66,8 +66,9 @@ class Holders:
     mesh: DeviceMesh
     #: how many experts each of them holds
     held: int
-    #: how many of them see other samples, or positions of them
-    samples: int
+    #: how many of them see other samples, or positions of them; less than one where all are of one tp
+    #: group, of which other ranks hold the same
+    samples: float
     #: of the ranks that are given the same tokens; None: each has its own
     alike: DeviceMesh | None = None
 

@@ -46,6 +46,8 @@ class Task:
     averages: DeviceMesh | None = None
     #: what these ranks divide has another part on each, and is not averaged; None: those that average
     apart: DeviceMesh | None = None
+    #: over whose ranks it is averaged instead, as they hold the same parts; None: over nobody's
+    copies: DeviceMesh | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +235,9 @@ def results(
         apart = task.apart or task.averages
         alike = (each for each in model.parameters() if not _is_divided(each, apart))
         average_gradients(alike, task.averages.get_group())
+    if task.copies is not None and task.apart is not None:
+        same = (each for each in model.parameters() if _is_divided(each, task.apart))
+        average_gradients(same, task.copies.get_group())
     gradients = {
         name: whole(parameter.grad).detach()
         for name, parameter in model.named_parameters()

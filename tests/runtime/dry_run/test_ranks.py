@@ -173,7 +173,7 @@ def held_against_closed_form(changes: dict[str, Any], length: int) -> None:
     ("mesh", "said"),
     [
         (Mesh(pp=2, cp=2), "does not apply cp 2 beside pp 2 yet"),
-        (Mesh(dp_shard=4, tp=2, ep=2), "does not apply ep 2 beside tp 2 yet"),
+        (Mesh(pp=2, dp_shard=4, ep=2), "does not apply ep 2 beside pp 2 yet"),
     ],
 )
 def test_what_nobody_wraps_is_refused(mesh: Mesh, said: str) -> None:

@@ -13,7 +13,7 @@ from runtime.cells import whole
 from runtime.expert_parallel.models import DIVIDED, REFUSED, Attending, Dense, Experts, Gated, Net
 from runtime.models import plan, token_loss
 from runtime.ranks import answers
-from runtime.token_models import by_hand, calls_of, saved, share, spoiled, trained, wrapped
+from runtime.token_models import Trained, by_hand, calls_of, saved, share, spoiled, trained, wrapped
 from torch import nn
 
 import parastrat
@@ -93,6 +93,7 @@ def four_ranks() -> dict[str, Any]:
         "fsdp2+cp+tp+ep": {"cp": 2, **TP, "ep": 4},
     }
     return {
+        **answers({"without data ranks": partial(wrapped, dense, **{**FOUR, "tp": 4, "ep": 2})}),
         **{name: trained(attending, **each) for name, each in fields.items()},
         **{f"dense, {name}": trained(dense, **each) for name, each in fields.items() if "tp" in name},
         **{
@@ -101,3 +102,8 @@ def four_ranks() -> dict[str, Any]:
         },
         "calls": calls_of(wrapped(gated, **fields["fsdp2+tp+ep"])),
     }
+
+
+def eight_ranks() -> Trained:
+    """Each tp group has several sets of experts."""
+    return trained(dense, dp_shard=2, **{**TP, "tp": 4}, ep=2, **FOUR)

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.expert_parallel.cells import STACKS, attending, dense, four_ranks, gated, two_ranks
+from runtime.expert_parallel.cells import (
+    STACKS,
+    attending,
+    dense,
+    eight_ranks,
+    four_ranks,
+    gated,
+    two_ranks,
+)
 from runtime.expert_parallel.models import DIVIDED, REFUSED
 from runtime.models import token_loss
 from runtime.ranks import on_ranks
@@ -43,6 +51,15 @@ def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", BESIDE_TP)
 def test_tokens_that_tp_divides_too(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[f"dense, {name}"] for rank in four], alone(dense))
+
+
+def test_a_tp_group_with_several_sets_of_experts() -> None:
+    check(on_ranks(8, eight_ranks), alone(dense))
+
+
+def test_copies_of_experts_without_data_ranks_are_refused(four: list[dict[str, Any]]) -> None:
+    for rank in four:
+        assert "does not apply ep 2 without sharded parameters yet" in rank["without data ranks"]
 
 
 @pytest.mark.parametrize("name", ["fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike"])
