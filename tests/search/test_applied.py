@@ -37,11 +37,12 @@ def test_it_is_told_where_the_recommendation_is_not_applied(staged: Facts) -> No
 
 
 def test_what_is_settled_holds_but_for_axes_that_are_not_applied(staged: Facts) -> None:
-    usual = facts("qwen3-235b-a22b", "dgx-h100:32", 1024, 4096)
+    usual = facts("deepseek-v2-lite", "dgx-h100:4", 256, 8192)
+    dense = facts("llama-3.1-70b", "dgx-h100:8", 256, 8192)
     for job, fixed, cp, ep in (
         (staged, Constraints(cp=8, ep=128), 8, 128),
         (usual, Constraints(pp=2, ep=8), 1, 1),
-        (usual, Constraints(pp=2, cp=2, ep=1), 1, 1),
+        (dense, Constraints(pp=2, cp=2), 1, 1),
     ):
         settled = replace(fixed, micro_batch_size=1)
         applied = applied_instead(job, settled, find_plan(job, settled).chosen, TOLERANCE)

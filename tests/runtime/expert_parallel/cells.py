@@ -106,4 +106,4 @@ def four_ranks() -> dict[str, Any]:
 
 def eight_ranks() -> Trained:
     """Each tp group has several sets of experts."""
-    return trained(dense, dp_shard=2, **{**TP, "tp": 4}, ep=2, **FOUR)
+    return trained(dense, dp_shard=2, **{**TP, "tp": 4}, ep=2)
