@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from parastrat.attends import Attends
 from parastrat.saved import Activations, Saved
 from parastrat.stage_load import StageLoad
 from parastrat.workload import Optimizer, Precision
@@ -163,13 +164,12 @@ class Block:
     #: bytes that every rank sends to the experts in one forward, and gets back
     expert_parallel_bytes: float = 0
     experts_per_token: int = 0  #: to which each token goes, of whose copies those bytes consist
-    #: keys and values that context parallelism gathers in one forward, bytes for one sample
-    context_parallel_bytes: float = 0
+    context_parallel_bytes: float = 0  #: keys and values that cp gathers in one forward, of one sample
+    attends: Attends | None = None  #: its backward where they are gathered; None: nothing is known of it
     #: share of its forward that its own backward makes again, whatever is recomputed, by FLOPs
     remade: float = 0.0
     chunks: int = 1  #: parts of its tokens on which it runs one after another
-    #: one of the model's repeated blocks, an FSDP unit of its own; the others belong to the root unit
-    unit: bool = True
+    unit: bool = True  #: a repeated block, an FSDP unit of its own; the others belong to the root unit
 
     @property
     def moments(self) -> tuple[Busy, ...]:

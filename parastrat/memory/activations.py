@@ -15,6 +15,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.over_context import freed_attending, gathers_keys, others_keys
 from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
@@ -120,6 +121,8 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if again:
         # a policy may keep more than what backward reads
         everything = larger(everything, kept)
+        if gathers_keys(plans, kind.attending):
+            everything = everything + others_keys(plans, kind.attending)
         made = everything - kept
     # of a block that runs, at its moments
     made_at = [shared_bytes(kind.moments[0].working, shares)]
@@ -160,6 +163,10 @@ def _running_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes], again: By
     blocks).
     """
     alike, made = plans.alike, _working_bytes(plans, kind, made_at) + again
+    if gathers_keys(plans, kind.attending) and alike.shards is not True:
+        then = made_at[0] + again - freed_attending(plans, kind.attending)
+        attends = plans.over_context & (alike.shards == 0)
+        made = where(attends, larger(made, then), made)
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind), 0.0))

@@ -13,7 +13,7 @@ from parastrat.remembered import remembered
 from parastrat.saved import Saved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parastrat.model import Block, ModelSpec
     from parastrat.units import Bytes, Numbers
@@ -27,6 +27,8 @@ _PRODUCTS = (
 )
 #: of a unit's gradients those that come late, where nobody knows
 _UNKNOWN = 0.5
+#: at most, at which attention may hold most
+_MOMENTS = 2
 
 
 class Shared(NamedTuple):
@@ -80,6 +82,17 @@ class Moment(NamedTuple):
     late: Any
 
 
+class Attending(NamedTuple):
+    """Attention as it runs backward where ranks gather keys and values, as ``attends.Attends`` tells it."""
+
+    #: the share of gradients that comes later
+    late: Any
+    freed: Shared | None
+    gathered: Shared | None
+    #: of all positions, and of a rank's own
+    moments: tuple[tuple[Shared | None, Shared | None], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """What one repeat of a kind of block holds for one sample; None of what no repeat has."""
@@ -95,6 +108,7 @@ class Kind:
     tied: Any
     #: what is gone halfway through a unit's backward
     freed: Shared | None
+    attending: Attending | None
     #: of the model's output what a training script holds
     output: Shared | None
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
@@ -154,6 +168,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         beside_added=shared(own.beside_added),
         tied=False,
         freed=shared(block.halfway.freed if block.halfway else Saved()),
+        attending=_attending(block, shared),
         output=shared_of(block.output),
         of_loss=block.loss_parallel_bytes or None,
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
@@ -170,6 +185,16 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         unknown=block.meanwhile is None,
         of_unit=block.unit,
     )
+
+
+def _attending(block: Block, shared: Callable[[Saved], Shared | None]) -> Attending | None:
+    own = block.attends
+    if own is None:
+        return None
+    moments = tuple((shared(whole), shared(part)) for whole, part in own.moments)
+    # of equal length, beside kinds that have more
+    moments = (moments + moments[-1:])[:_MOMENTS]
+    return Attending(1 - own.meanwhile, shared(own.freed), shared(own.gathered), moments)
 
 
 def _late(block: Block, moment: Busy) -> float:

@@ -125,6 +125,8 @@ class Plans:
     loss: Numbers
     #: where the experts of blocks are FSDP2 units of their own
     apart: Mask
+    #: where several ranks have the positions of a sequence
+    over_context: Mask
     #: whether units reshard; None: one or the other
     reshards: Mask | None
     #: the code of a policy, or of each plan's; of several beside kinds and plans, with policies first
@@ -184,6 +186,7 @@ def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policie
         output,
         loss,
         _apart(job, alike, c),
+        common(c.cp > 1),
         reshards,
         recompute,
         policy,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.over_context import met_attending
 from parastrat.plan import Recompute
 from parastrat.ranks.division import divided, divided_total
 from parastrat.ranks.load import has_any
@@ -102,12 +103,13 @@ def never_met_bytes(plans: Plans, kind: Kind, reads: Reads, unit: Numbers) -> By
     late, later = first.late * whole, kind.later * whole
     never = where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
     if not others:
-        return never
+        return met_attending(plans, kind, made_at, never, whole)
     # less than at the moment at which most exists beside what backward reads
     most = reduce(larger, made_at)
     never = most - made_at[0] + never
     for moment, own in zip(others, made_at[1:], strict=True):
         never = smaller(never, most - own + moment.late * whole)
+    never = met_attending(plans, kind, made_at, never, whole)
     return where(whole > 0, never, 0.0)
 
 

@@ -10,6 +10,7 @@ from parastrat.errors import ModelError
 from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.attending import attention
+from parastrat.sources.attends import attends
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
 from parastrat.sources.feed_forward import (
     computed_experts,
@@ -280,4 +281,5 @@ def _layer(
         expert_parallel_bytes=routed * setting.element * setting.tokens * a.hidden,
         experts_per_token=routed,
         context_parallel_bytes=2 * setting.element * setting.tokens * a.kv_heads * a.head_dim,
+        attends=None if crossed else attends(setting, joined(*norms), fed, part, moments[0]),
     )

@@ -1,0 +1,69 @@
+"""What the ranks of a sequence hold of each other's keys and values, and of their gradients.
+
+Attention gathers them as a block runs forward, and again as it runs backward, where a rank kept its own
+alone; a block that is made again holds them from then on (``parastrat.runtime.context_parallel``).
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING, TypeGuard
+
+from parastrat.columns import code_of
+from parastrat.elementwise import larger, smaller, where
+from parastrat.memory.kinds import shared_bytes
+from parastrat.plan import Recompute
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from parastrat.memory.kinds import Attending, Kind
+    from parastrat.memory.plans import Plans
+    from parastrat.units import Bytes, Numbers
+
+_ATTENTION_AGAIN = code_of(Recompute.ATTENTION)
+
+
+def gathers_keys(plans: Plans, attending: Attending | None) -> TypeGuard[Attending]:
+    """Return whether some of the plans gather keys and values of a kind of block, or of all kinds."""
+    return attending is not None and plans.over_context is not False
+
+
+def others_keys(plans: Plans, attending: Attending) -> Bytes:
+    """Return what a block that is made again holds of the keys and values of other ranks."""
+    own = shared_bytes(attending.gathered, plans.shares)
+    again = plans.over_context & (plans.policy > _ATTENTION_AGAIN)
+    return where(again, (plans.c.cp - 1) * own, 0.0)
+
+
+def freed_attending(plans: Plans, attending: Attending) -> Bytes:
+    """Return what is gone as attention runs backward, less what it gathers and makes of that."""
+    shares, cp = plans.shares, plans.c.cp
+    made = reduce(
+        larger,
+        (cp * shared_bytes(every, shares) + shared_bytes(own, shares) for every, own in attending.moments),
+    )
+    # of a block that is made again what is gathered is among what it reads, in place of its own
+    there = where(plans.policy > _ATTENTION_AGAIN, cp * shared_bytes(attending.gathered, shares), 0.0)
+    return shared_bytes(attending.freed, shares) - made + there
+
+
+def met_attending(
+    plans: Plans, kind: Kind, made_at: Sequence[Bytes], never: Bytes, whole: Numbers
+) -> Bytes:
+    """Return what of a unit is never there beside the rest, where attention may be its moment of most.
+
+    Args:
+        plans: the plans.
+        kind: of the block.
+        made_at: what exists beside what it reads, at its moments.
+        never: what is never there of it at others.
+        whole: its gradients in the compute format.
+    """
+    attending = kind.attending
+    if not gathers_keys(plans, attending):
+        return never
+    begun = reduce(larger, made_at) - made_at[0]
+    then = begun + freed_attending(plans, attending) + attending.late * whole
+    attends = plans.over_context & (attending.late * whole > 0)
+    return where(attends, smaller(never, then), never)
