@@ -156,6 +156,7 @@ class Block:
     regathered: int = 0
     #: of the model's output what a training script holds while backward runs
     output: Saved = field(default_factory=Saved)
+    between: Saved = Saved()  #: of the stream before the head, where code counts its positions and so all are
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``

@@ -15,7 +15,13 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
-from parastrat.memory.over_context import freed_attending, gathers_keys, others_keys
+from parastrat.memory.over_context import (
+    between_bytes,
+    freed_attending,
+    gathers_keys,
+    others_keys,
+    shares_at,
+)
 from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
@@ -101,15 +107,15 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     Under autocast what is kept is also the short copies of weights, one for each micro-batch, unless they
     are made again with the block: the casts that a context remembers end with the forward.
     """
-    alike, shares, division, policy = plans.alike, plans.shares, plans.division, plans.policy
-    own = _kept(plans, kind, policy)
-    kept = everything = shared_bytes(own, shares)
+    alike, shares, division, policy = plans.alike, shares_at(plans, kind), plans.division, plans.policy
+    own, (others, ending) = _kept(plans, kind, policy), between_bytes(plans, kind)
+    kept = everything = shared_bytes(own, shares) + others
     # policies do nothing to some kinds, but for casts
     again = plans.again
     if plans.alone and alike.casts is False:
         again = own is not kind.kept[_NOTHING_AGAIN]
     if again:
-        everything = shared_bytes(_kept(plans, kind, _NOTHING_AGAIN), shares)
+        everything = shared_bytes(_kept(plans, kind, _NOTHING_AGAIN), shares) + others
     casts: Bytes = 0.0
     if alike.casts is not False:
         cast = where(alike.casts, plans.job.element.cast * divided_total(kind.cast, division), 0.0)
@@ -117,6 +123,13 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         keeps = (kind.of_unit == 0) | (policy <= _ATTENTION_AGAIN)
         casts = where(keeps, 0.0, cast)
         kept, everything = kept + where(keeps, cast, 0.0), everything + cast
+    if kind.regathered is not None and alike.shards is not False:
+        # a rank's stretches of a weight that tp ranks gather are read again
+        stretches = where(
+            (plans.c.tp > 1) & alike.shards, plans.job.element.compute * kind.regathered / plans.c.tp, 0.0
+        )
+        kept = kept + where(policy <= _ATTENTION_AGAIN, stretches, 0.0)
+        everything = everything + stretches
     made: Bytes = 0.0
     if again:
         # a policy may keep more than what backward reads
@@ -129,7 +142,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
-    running = _running_bytes(plans, kind, made_at, beside)
+    running = _running_bytes(plans, kind, made_at, beside) + ending
     of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
     root = added = 0.0
     if alike.gathers is not False:

@@ -109,6 +109,8 @@ class Kind:
     #: what is gone halfway through a unit's backward
     freed: Shared | None
     attending: Attending | None
+    #: of all positions behind the last unit, where code counts them
+    between: Shared | None
     #: of the model's output what a training script holds
     output: Shared | None
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
@@ -169,6 +171,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         tied=False,
         freed=shared(block.halfway.freed if block.halfway else Saved()),
         attending=_attending(block, shared),
+        between=shared(block.between),
         output=shared_of(block.output),
         of_loss=block.loss_parallel_bytes or None,
         head=block.loss_parallel_bytes > 0 and not model.dispatched,

@@ -1,7 +1,8 @@
 """What the ranks of a sequence hold of each other's keys and values, and of their gradients.
 
 Attention gathers them as a block runs forward, and again as it runs backward, where a rank kept its own
-alone; a block that is made again holds them from then on (``parastrat.runtime.context_parallel``).
+alone; a block that is made again holds them from then on. Positions are divided from the first block on, up
+to the head (``parastrat.runtime.context_parallel``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from parastrat.plan import Recompute
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parastrat.memory.kinds import Attending, Kind
+    from parastrat.memory.kinds import Attending, Kind, Shares
     from parastrat.memory.plans import Plans
     from parastrat.units import Bytes, Numbers
 
@@ -46,6 +47,31 @@ def freed_attending(plans: Plans, attending: Attending) -> Bytes:
     # of a block that is made again what is gathered is among what it reads, in place of its own
     there = where(plans.policy > _ATTENTION_AGAIN, cp * shared_bytes(attending.gathered, shares), 0.0)
     return shared_bytes(attending.freed, shares) - made + there
+
+
+def shares_at(plans: Plans, kind: Kind) -> Shares:
+    """Return the samples whose bytes a rank has of a kind of block.
+
+    With several ranks to a sequence tp divides the positions of each between the first unit and the last
+    alone.
+    """
+    if plans.over_context is False:
+        return plans.shares
+    shares, outside = plans.shares, plans.over_context & (kind.of_unit == 0)
+    return shares._replace(sequence=where(outside, shares.replicated, shares.sequence))
+
+
+def between_bytes(plans: Plans, kind: Kind) -> tuple[Bytes, Bytes]:
+    """Return what a head holds of other ranks' positions, and of all while its forward runs.
+
+    That is the input of a norm before it, and its output up to the end of a loss that ranks compute
+    together, of a model whose code counts positions there.
+    """
+    if kind.between is None or plans.over_context is False:
+        return 0.0, 0.0
+    own, cp = shared_bytes(kind.between, plans.shares), plans.c.cp
+    ends = plans.over_context & (plans.c.loss_parallel == 1)
+    return where(plans.over_context, (cp - 1) * own, 0.0), where(ends, cp * own, 0.0)
 
 
 def met_attending(

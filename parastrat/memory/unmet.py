@@ -83,9 +83,9 @@ def freed_bytes(plans: Plans, kind: Kind) -> Bytes:
         return freed
     of_weight = where(plans.alike.shards, element.compute, element.parameter)
     if kind.regathered is not None:
-        # beside a gradient's copies comes the rank's own share, which elsewhere is among all gradients
-        copies = _GATHERED_COPIES + where(plans.alike.shards, 1 / plans.c.tp, 0.0)
-        freed = freed - where(plans.c.tp > 1, copies * of_weight * kind.regathered, 0.0)
+        # the rank's own share of a gradient comes beside its copies: elsewhere it is among all gradients, of
+        # a unit it takes the place of the weight's stretches
+        freed = freed - where(plans.c.tp > 1, _GATHERED_COPIES * of_weight * kind.regathered, 0.0)
     if sums and has_any(kind.added.expert):
         freed = freed - where(plans.alike.piped & d.sums_experts, of_weight * kind.added.expert, 0.0)
     return freed
