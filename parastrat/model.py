@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
-from parastrat.attends import Attends
+from parastrat.moments import Attends, Busy, Halfway
 from parastrat.saved import Activations, Saved
 from parastrat.stage_load import StageLoad
 from parastrat.workload import Optimizer, Precision
@@ -88,26 +88,6 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halfway:
-    """A later moment of a block's backward, which may hold more: fewer tensors, more gradients."""
-
-    #: of its parameters' gradients the share that is there
-    meanwhile: float
-    #: what is gone of what its backward reads, and of ``working``
-    freed: Saved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
-    """A moment of a block's forward or backward at which it holds most, for some number of samples."""
-
-    #: beside what is kept up to the block
-    working: Saved
-    #: of its parameters' gradients the share that is there
-    meanwhile: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Autocast:
     """What a block keeps and makes where its weights stay in fp32 and autocast casts what products read.
 
@@ -152,11 +132,14 @@ class Block:
     added: Parameters | None = None
     beside_added: Saved = field(default_factory=Saved)
     autocast: Autocast | None = None  #: what is otherwise then
-    #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient
+    #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient;
+    #: what more than halfway is gone by then
     regathered: int = 0
+    behind_regathered: Saved = field(default_factory=Saved)
     #: of the model's output what a training script holds while backward runs
     output: Saved = field(default_factory=Saved)
-    between: Saved = Saved()  #: of the stream before the head, where code counts its positions and so all are
+    #: the stream of a head whose code counts positions, so that each rank of a sequence has all of them
+    between: Saved = field(default_factory=Saved)
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parastrat.model import Busy, OperatorKind
+from parastrat.model import OperatorKind
+from parastrat.moments import Busy
 from parastrat.plan import Recompute
 from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
 from parastrat.ranks.states import added_totals, block_totals, cast_totals
@@ -118,8 +119,9 @@ class Kind:
     head: Any
     #: of a head in chunks, what its forward makes of one of them
     chunk: Shared | None
-    #: parameters that tp ranks gather
+    #: parameters that tp ranks gather, and what more than halfway is gone as they do for a gradient
     regathered: Any
+    behind_regathered: Shared | None
     #: parameters: of units, of others, of both trainable, cast by autocast, and of the largest weight
     unit: ParameterTotals
     root: ParameterTotals
@@ -177,6 +179,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,
         regathered=block.regathered if _regathers(model) else None,
+        behind_regathered=shared(block.behind_regathered),
         unit=every if block.unit else NO_PARAMETERS,
         root=NO_PARAMETERS if block.unit else every,
         trainable=block_totals(block, trainable=True),

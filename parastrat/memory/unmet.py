@@ -85,7 +85,9 @@ def freed_bytes(plans: Plans, kind: Kind) -> Bytes:
     if kind.regathered is not None:
         # the rank's own share of a gradient comes beside its copies: elsewhere it is among all gradients, of
         # a unit it takes the place of the weight's stretches
-        freed = freed - where(plans.c.tp > 1, _GATHERED_COPIES * of_weight * kind.regathered, 0.0)
+        copies = _GATHERED_COPIES * of_weight * kind.regathered
+        more = larger(copies - shared_bytes(kind.behind_regathered, plans.shares), 0.0)
+        freed = freed - where(plans.c.tp > 1, more, 0.0)
     if sums and has_any(kind.added.expert):
         freed = freed - where(plans.alike.piped & d.sums_experts, of_weight * kind.added.expert, 0.0)
     return freed

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.attends import Attends
 from parastrat.model import Family
+from parastrat.moments import Attends
 from parastrat.saved import Saved
 from parastrat.sources.attending import attends_whole, keeps_scores, masked_share
 from parastrat.sources.layers import Part, Setting, joined
 
 if TYPE_CHECKING:
-    from parastrat.model import Busy, Parameters
+    from parastrat.model import Parameters
+    from parastrat.moments import Busy
 
 
 def attends(setting: Setting, norms: Part, fed: Part, layer: Part, first: Busy) -> Attends | None:

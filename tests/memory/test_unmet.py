@@ -16,7 +16,8 @@ from parastrat.estimate import MemoryEstimate
 from parastrat.memory import PARTS, memory_columns, plan_memory
 from parastrat.memory.floors import memory_floor
 from parastrat.memory.quick import quick_floor
-from parastrat.model import Halfway, Parameters, Split
+from parastrat.model import Parameters, Split
+from parastrat.moments import Halfway
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.saved import Activations, Saved
