@@ -41,5 +41,7 @@ class Attends:
     freed: Saved
     #: keys and values of all positions
     gathered: Saved
+    #: its output where that is put together of several, beside those
+    joined: Saved
     #: at the moments of most what is made of all positions, those among it, and of a rank's own
     moments: tuple[tuple[Saved, Saved], ...]

@@ -16,10 +16,10 @@ from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
 from parastrat.memory.over_context import (
+    attending_of,
     between_bytes,
     freed_attending,
-    gathers_keys,
-    others_keys,
+    more_kept,
     shares_at,
 )
 from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
@@ -123,19 +123,12 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         keeps = (kind.of_unit == 0) | (policy <= _ATTENTION_AGAIN)
         casts = where(keeps, 0.0, cast)
         kept, everything = kept + where(keeps, cast, 0.0), everything + cast
-    if kind.regathered is not None and alike.shards is not False:
-        # a rank's stretches of a weight that tp ranks gather are read again
-        stretches = where(
-            (plans.c.tp > 1) & alike.shards, plans.job.element.compute * kind.regathered / plans.c.tp, 0.0
-        )
-        kept = kept + where(policy <= _ATTENTION_AGAIN, stretches, 0.0)
-        everything = everything + stretches
+    more, read = _beside_saved(plans, kind)
+    kept, everything = kept + more, everything + read
     made: Bytes = 0.0
     if again:
         # a policy may keep more than what backward reads
         everything = larger(everything, kept)
-        if gathers_keys(plans, kind.attending):
-            everything = everything + others_keys(plans, kind.attending)
         made = everything - kept
     # of a block that runs, at its moments
     made_at = [shared_bytes(kind.moments[0].working, shares)]
@@ -164,6 +157,24 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     )
 
 
+def _beside_saved(plans: Plans, kind: Kind) -> tuple[Bytes, Bytes]:
+    """Return what a repeat keeps, and what its backward reads, beside what the model's own code saves.
+
+    A rank's stretches of a weight that tp ranks gather, where that is not stored on it as it is read; and
+    what ranks of a sequence bring.
+    """
+    alike, more, read = plans.alike, 0.0, 0.0
+    if kind.regathered is not None and alike.shards is not False:
+        taken = plans.job.element.compute * kind.regathered / plans.c.tp
+        read = where((plans.c.tp > 1) & alike.shards, taken, 0.0)
+        more = where(plans.policy <= _ATTENTION_AGAIN, read, 0.0)
+    attending = attending_of(plans, kind)
+    if attending is not None:
+        kept, others = more_kept(plans, attending)
+        more, read = more + kept, read + others
+    return more, read
+
+
 def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
     """Return what is kept under a policy, or under each plan's."""
     return kind.kept[policy] if plans.alone else plans.kinds.kept(plans.alike.variant, policy)
@@ -176,8 +187,9 @@ def _running_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes], again: By
     blocks).
     """
     alike, made = plans.alike, _working_bytes(plans, kind, made_at) + again
-    if gathers_keys(plans, kind.attending) and alike.shards is not True:
-        then = made_at[0] + again - freed_attending(plans, kind.attending)
+    attending = attending_of(plans, kind)
+    if attending is not None and alike.shards is not True:
+        then = made_at[0] + again - freed_attending(plans, attending)
         attends = plans.over_context & (alike.shards == 0)
         made = where(attends, larger(made, then), made)
     if kind.regathered is not None and alike.shards is not True:

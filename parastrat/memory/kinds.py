@@ -90,6 +90,7 @@ class Attending(NamedTuple):
     late: Any
     freed: Shared | None
     gathered: Shared | None
+    joined: Shared | None
     #: of all positions, and of a rank's own
     moments: tuple[tuple[Shared | None, Shared | None], ...]
 
@@ -200,7 +201,8 @@ def _attending(block: Block, shared: Callable[[Saved], Shared | None]) -> Attend
     moments = tuple((shared(whole), shared(part)) for whole, part in own.moments)
     # of equal length, beside kinds that have more
     moments = (moments + moments[-1:])[:_MOMENTS]
-    return Attending(1 - own.meanwhile, shared(own.freed), shared(own.gathered), moments)
+    freed, gathered, joined = (shared(saved) for saved in (own.freed, own.gathered, own.joined))
+    return Attending(1 - own.meanwhile, freed, gathered, joined, moments)
 
 
 def _late(block: Block, moment: Busy) -> float:

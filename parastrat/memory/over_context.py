@@ -8,7 +8,7 @@ to the head (``parastrat.runtime.context_parallel``).
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
@@ -25,16 +25,31 @@ if TYPE_CHECKING:
 _ATTENTION_AGAIN = code_of(Recompute.ATTENTION)
 
 
-def gathers_keys(plans: Plans, attending: Attending | None) -> TypeGuard[Attending]:
-    """Return whether some of the plans gather keys and values of a kind of block, or of all kinds."""
-    return attending is not None and plans.over_context is not False
+def attending_of(plans: Plans, kind: Kind) -> Attending | None:
+    """Return a kind of block's attention, or that of all kinds, where some plans gather keys and values."""
+    return None if plans.over_context is False else kind.attending
 
 
-def others_keys(plans: Plans, attending: Attending) -> Bytes:
-    """Return what a block that is made again holds of the keys and values of other ranks."""
-    own = shared_bytes(attending.gathered, plans.shares)
-    again = plans.over_context & (plans.policy > _ATTENTION_AGAIN)
-    return where(again, (plans.c.cp - 1) * own, 0.0)
+def more_kept(plans: Plans, attending: Attending) -> tuple[Bytes, Bytes]:
+    """Return what a block keeps more than without other ranks, and what more its backward reads.
+
+    That is attention's output put together, and where the block is made again what it then holds of the
+    keys and values of others.
+    """
+    over, policy, shares = plans.over_context, plans.policy, plans.shares
+    joined = shared_bytes(attending.joined, shares)
+    others = where(
+        policy > _ATTENTION_AGAIN, (plans.c.cp - 1) * shared_bytes(attending.gathered, shares), 0.0
+    )
+    return where(over & (policy < _ATTENTION_AGAIN), joined, 0.0), where(over, joined + others, 0.0)
+
+
+def joined_bytes(plans: Plans, kind: Kind) -> Bytes:
+    """Return attention's output put together, which is gone behind the projection that reads it."""
+    attending = attending_of(plans, kind)
+    if attending is None:
+        return 0.0
+    return where(plans.over_context, shared_bytes(attending.joined, plans.shares), 0.0)
 
 
 def freed_attending(plans: Plans, attending: Attending) -> Bytes:
@@ -46,7 +61,7 @@ def freed_attending(plans: Plans, attending: Attending) -> Bytes:
     )
     # of a block that is made again what is gathered is among what it reads, in place of its own
     there = where(plans.policy > _ATTENTION_AGAIN, cp * shared_bytes(attending.gathered, shares), 0.0)
-    return shared_bytes(attending.freed, shares) - made + there
+    return shared_bytes(attending.freed, shares) + shared_bytes(attending.joined, shares) - made + there
 
 
 def shares_at(plans: Plans, kind: Kind) -> Shares:
@@ -86,8 +101,8 @@ def met_attending(
         never: what is never there of it at others.
         whole: its gradients in the compute format.
     """
-    attending = kind.attending
-    if not gathers_keys(plans, attending):
+    attending = attending_of(plans, kind)
+    if attending is None:
         return never
     begun = reduce(larger, made_at) - made_at[0]
     then = begun + freed_attending(plans, attending) + attending.late * whole

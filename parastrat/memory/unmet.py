@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
 from parastrat.memory.kinds import shared_bytes
-from parastrat.memory.over_context import met_attending
+from parastrat.memory.over_context import attending_of, freed_attending, joined_bytes, met_attending
 from parastrat.plan import Recompute
 from parastrat.ranks.division import divided, divided_total
 from parastrat.ranks.load import has_any
@@ -83,10 +83,11 @@ def freed_bytes(plans: Plans, kind: Kind) -> Bytes:
         return freed
     of_weight = where(plans.alike.shards, element.compute, element.parameter)
     if kind.regathered is not None:
-        # the rank's own share of a gradient comes beside its copies: elsewhere it is among all gradients, of
-        # a unit it takes the place of the weight's stretches
+        # the rank's own share of a gradient comes beside its copies: elsewhere it is among all gradients,
+        # of a unit it takes the place of the weight's stretches
         copies = _GATHERED_COPIES * of_weight * kind.regathered
-        more = larger(copies - shared_bytes(kind.behind_regathered, plans.shares), 0.0)
+        behind = shared_bytes(kind.behind_regathered, plans.shares) + joined_bytes(plans, kind)
+        more = larger(copies - behind, 0.0)
         freed = freed - where(plans.c.tp > 1, more, 0.0)
     if sums and has_any(kind.added.expert):
         freed = freed - where(plans.alike.piped & d.sums_experts, of_weight * kind.added.expert, 0.0)
@@ -151,20 +152,44 @@ def never_met_apart(
         twice = most + reads.again + 2 * element.compute * rest
         never_yet = where(plans.reshards, smaller(never_yet, twice), never_yet)
     copies, (made, read) = element.reduce * experts, _of_experts(plans, kind, most)
-    copied = made + read + smaller(left, element.compute * rest)
+    copied, last = (
+        made + read + smaller(left, element.compute * rest),
+        _last_of_experts(plans, kind, experts),
+    )
     room = smaller(
         2 * element.compute * experts - copies,
         element.compute * (unit + experts) - element.reduce * rest,
     )
     ended = made + reads.everything + room
+    attending = attending_of(plans, kind)
+    if attending is not None:
+        # between both, of experts the copy alone is there
+        late = smaller(attending.late * (rest + experts * plans.division.experts), rest)
+        attended = begun + freed_attending(plans, attending) + element.compute * (late + 2 * experts)
+        ended = where(plans.over_context, smaller(ended, attended - copies), ended)
 
     def beside(others: Bytes) -> Bytes:
         """Return it beside so many bytes of another unit's gradients."""
-        taken = copied - larger(copies - element.compute * experts - others, 0.0)
+        taken = copied - larger(copies + last - element.compute * experts - others, 0.0)
         return smaller(smaller(never_yet, taken), ended + others)
 
     found, alone, is_apart = beside(element.reduce * rest), beside(0.0), experts > 0
     return where(is_apart, found, never), where(is_apart, found - alone, 0.0)
+
+
+def _last_of_experts(plans: Plans, kind: Kind, experts: Numbers) -> Bytes:
+    """Return the gradient of experts that is still there as all are copied: of their last product's weight.
+
+    Where FSDP2 shards along columns, what each is made of is put in another order before, and the loop over
+    them has not let go of the last (``foreach_reduce``). It does where experts on a rank do not divide over
+    the ranks that hold the same ones.
+    """
+    d, model = plans.division, plans.job.model
+    if model.experts is None or not has_any(kind.added.expert):
+        return 0.0
+    columns = (model.experts / d.experts) % d.expert_shards != 0
+    last = larger(experts - kind.added.expert / d.experts, 0.0)
+    return where(columns, plans.job.element.compute * last, 0.0)
 
 
 def _of_experts(plans: Plans, kind: Kind, most: Bytes) -> tuple[Bytes, Bytes]:

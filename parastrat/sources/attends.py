@@ -26,7 +26,8 @@ def attends(setting: Setting, norms: Part, fed: Part, layer: Part, first: Busy) 
     a stretch of queries from either end. The later one reads all keys: gathered keys and values are there,
     their gradients, and those of one of them once more, padded to all positions. When the earlier one runs,
     what was padded of both is there, the gradients of queries in the same way, and those of the few keys
-    that it reads. Behind a mask queries are one stretch.
+    that it reads. The projection behind reads what the stretches gave in one tensor, of its own until then.
+    Behind a mask queries are one stretch.
 
     Args:
         setting: what the layer is evaluated for.
@@ -43,11 +44,15 @@ def attends(setting: Setting, norms: Part, fed: Part, layer: Part, first: Busy) 
     )
     both = keys + values
     moments: tuple[tuple[Saved, Saved], ...] = ((both.times(2), queries),)
+    pieces = Saved()
     if a.family is Family.DECODER and not masked_share(setting, setting.tokens):
         larger = max(keys, values, key=lambda each: each.total)
-        moments = (
-            (both.times(2) + larger, queries.times(0.5)),
-            (both.times(2), queries.times(1.5) + both.times(0.5)),
+        pieces, moments = (
+            output,
+            (
+                (both.times(2) + larger, queries.times(0.5)),
+                (both.times(2), queries.times(1.5) + both.times(0.5)),
+            ),
         )
     # of the stream there is one gradient, and that of attention's output
     own = Saved(sequence=setting.stream * setting.tokens * a.hidden) + output
@@ -56,6 +61,7 @@ def attends(setting: Setting, norms: Part, fed: Part, layer: Part, first: Busy) 
         meanwhile=min(made / _trainable(layer.parameters), 1.0),
         freed=joined(norms, fed).saved + first.working + own.times(-1),
         gathered=both,
+        joined=pieces,
         moments=moments,
     )
 
