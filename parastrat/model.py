@@ -132,7 +132,7 @@ class Block:
     added: Parameters | None = None
     beside_added: Saved = field(default_factory=Saved)
     autocast: Autocast | None = None  #: what is otherwise then
-    #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient,
+    #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient
     #: and what more than halfway is gone by then
     regathered: int = 0
     behind_regathered: Saved = field(default_factory=Saved)

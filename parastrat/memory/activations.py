@@ -15,13 +15,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
-from parastrat.memory.over_context import (
-    attending_of,
-    between_bytes,
-    freed_attending,
-    more_kept,
-    shares_at,
-)
+from parastrat.memory.over_context import between_bytes, over_context, shares_at
 from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
@@ -31,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.memory.kinds import Kind, Shared
+    from parastrat.memory.over_context import OverContext
     from parastrat.memory.plans import Plans
     from parastrat.units import Bytes
 
@@ -123,7 +118,8 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         keeps = (kind.of_unit == 0) | (policy <= _ATTENTION_AGAIN)
         casts = where(keeps, 0.0, cast)
         kept, everything = kept + where(keeps, cast, 0.0), everything + cast
-    more, read = _beside_saved(plans, kind)
+    of_others = over_context(plans, kind)
+    more, read = _beside_saved(plans, kind, of_others)
     kept, everything = kept + more, everything + read
     made: Bytes = 0.0
     if again:
@@ -135,11 +131,11 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
-    running = _running_bytes(plans, kind, made_at, beside) + ending
+    running = _running_bytes(plans, kind, Reads(made_at, everything, beside, of_others)) + ending
     of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
     root = added = 0.0
     if alike.gathers is not False:
-        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made))
+        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made, of_others))
         if alike.piped is not True or plans.job.rootless:
             root = divided_total(kind.root, division)
     if plans.job.element.copied:
@@ -157,7 +153,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     )
 
 
-def _beside_saved(plans: Plans, kind: Kind) -> tuple[Bytes, Bytes]:
+def _beside_saved(plans: Plans, kind: Kind, added: OverContext | None) -> tuple[Bytes, Bytes]:
     """Return what a repeat keeps, and what its backward reads, beside what the model's own code saves.
 
     A rank's stretches of a weight that tp ranks gather, where that is not stored on it as it is read; and
@@ -168,11 +164,7 @@ def _beside_saved(plans: Plans, kind: Kind) -> tuple[Bytes, Bytes]:
         taken = plans.job.element.compute * kind.regathered / plans.c.tp
         read = where((plans.c.tp > 1) & alike.shards, taken, 0.0)
         more = where(plans.policy <= _ATTENTION_AGAIN, read, 0.0)
-    attending = attending_of(plans, kind)
-    if attending is not None:
-        kept, others = more_kept(plans, attending)
-        more, read = more + kept, read + others
-    return more, read
+    return (more, read) if added is None else (more + added.kept, read + added.read)
 
 
 def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
@@ -180,21 +172,20 @@ def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
     return kind.kept[policy] if plans.alone else plans.kinds.kept(plans.alike.variant, policy)
 
 
-def _running_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes], again: Bytes) -> Bytes:
+def _running_bytes(plans: Plans, kind: Kind, reads: Reads) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was computed again.
 
     And the model's output, as long as backward takes, of which Megatron's keeps none (``Saved()`` in its
     blocks).
     """
-    alike, made = plans.alike, _working_bytes(plans, kind, made_at) + again
-    attending = attending_of(plans, kind)
-    if attending is not None and alike.shards is not True:
-        then = made_at[0] + again - freed_attending(plans, attending)
-        attends = plans.over_context & (alike.shards == 0)
-        made = where(attends, larger(made, then), made)
+    alike, (made_at, _, again, added) = plans.alike, reads
+    made = _working_bytes(plans, kind, made_at) + again
+    if added is not None and alike.shards is not True:
+        attends = plans.over_context & (alike.shards == 0) & (added.late > 0)
+        made = where(attends, larger(made, made_at[0] + again - added.freed), made)
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
-        made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind), 0.0))
+        made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind, added), 0.0))
     if alike.sums is not False and some(kind.tied):
         sums = adding_bytes(plans, kind, new=0) + again
         made = where(alike.sums & kind.tied, larger(made, sums), made)

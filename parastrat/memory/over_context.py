@@ -8,7 +8,7 @@ to the head (``parastrat.runtime.context_parallel``).
 from __future__ import annotations
 
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
@@ -18,50 +18,58 @@ from parastrat.plan import Recompute
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parastrat.memory.kinds import Attending, Kind, Shares
+    from parastrat.memory.kinds import Kind, Shared, Shares
     from parastrat.memory.plans import Plans
     from parastrat.units import Bytes, Numbers
 
 _ATTENTION_AGAIN = code_of(Recompute.ATTENTION)
 
 
-def attending_of(plans: Plans, kind: Kind) -> Attending | None:
-    """Return a kind of block's attention, or that of all kinds, where some plans gather keys and values."""
-    return None if plans.over_context is False else kind.attending
+class OverContext(NamedTuple):
+    """What ranks of a sequence add to one repeat of a kind of block, bytes."""
+
+    #: to what it keeps, and to what its backward reads
+    kept: Bytes
+    read: Bytes
+    #: of that its output put together, which is gone behind the projection that reads it
+    joined: Bytes
+    #: what is gone as attention runs backward, less what it gathers and makes of that
+    freed: Bytes
+    #: the share of its parameters' gradients that comes later
+    late: Numbers
 
 
-def more_kept(plans: Plans, attending: Attending) -> tuple[Bytes, Bytes]:
-    """Return what a block keeps more than without other ranks, and what more its backward reads.
+def over_context(plans: Plans, kind: Kind) -> OverContext | None:
+    """Return what ranks of a sequence add to a kind of block, or to all kinds; None where there is one.
 
-    That is attention's output put together, and where the block is made again what it then holds of the
-    keys and values of others.
+    Attention's output is put together of several. A block that is made again holds the keys and values of
+    others as well, in place of its own.
     """
-    over, policy, shares = plans.over_context, plans.policy, plans.shares
-    joined = shared_bytes(attending.joined, shares)
-    others = where(
-        policy > _ATTENTION_AGAIN, (plans.c.cp - 1) * shared_bytes(attending.gathered, shares), 0.0
-    )
-    return where(over & (policy < _ATTENTION_AGAIN), joined, 0.0), where(over, joined + others, 0.0)
-
-
-def joined_bytes(plans: Plans, kind: Kind) -> Bytes:
-    """Return attention's output put together, which is gone behind the projection that reads it."""
-    attending = attending_of(plans, kind)
-    if attending is None:
-        return 0.0
-    return where(plans.over_context, shared_bytes(attending.joined, plans.shares), 0.0)
-
-
-def freed_attending(plans: Plans, attending: Attending) -> Bytes:
-    """Return what is gone as attention runs backward, less what it gathers and makes of that."""
-    shares, cp = plans.shares, plans.c.cp
+    own, over = kind.attending, plans.over_context
+    if over is False or own is None:
+        return None
+    shares, policy, cp = plans.shares, plans.policy, plans.c.cp
+    every = shares._replace(replicated=cp * shares.replicated, tensor=cp * shares.tensor)
+    joined = _of_heads(own.joined, shares)
     made = reduce(
-        larger,
-        (cp * shared_bytes(every, shares) + shared_bytes(own, shares) for every, own in attending.moments),
+        larger, (_of_heads(whole, every) + _of_heads(part, shares) for whole, part in own.moments)
     )
-    # of a block that is made again what is gathered is among what it reads, in place of its own
-    there = where(plans.policy > _ATTENTION_AGAIN, cp * shared_bytes(attending.gathered, shares), 0.0)
-    return shared_bytes(attending.freed, shares) + shared_bytes(attending.joined, shares) - made + there
+    freed = shared_bytes(own.freed, shares) + joined - made
+    read = joined
+    if plans.again:
+        again, gathered = policy > _ATTENTION_AGAIN, _of_heads(own.gathered, shares)
+        read = read + where(again, (cp - 1) * gathered, 0.0)
+        freed = freed + where(again, cp * gathered, 0.0)
+    if over is not True:
+        joined, read = where(over, joined, 0.0), where(over, read, 0.0)
+    return OverContext(where(policy < _ATTENTION_AGAIN, joined, 0.0), read, joined, freed, own.late)
+
+
+def _of_heads(heads: Shared | None, of: Shares) -> Bytes:
+    """Return the bytes of what tp divides by heads, or of all heads on each of its ranks."""
+    if heads is None:
+        return 0.0
+    return heads.replicated * of.replicated if heads.tensor is None else heads.tensor * of.tensor
 
 
 def shares_at(plans: Plans, kind: Kind) -> Shares:
@@ -90,21 +98,20 @@ def between_bytes(plans: Plans, kind: Kind) -> tuple[Bytes, Bytes]:
 
 
 def met_attending(
-    plans: Plans, kind: Kind, made_at: Sequence[Bytes], never: Bytes, whole: Numbers
+    plans: Plans, added: OverContext | None, made_at: Sequence[Bytes], never: Bytes, whole: Numbers
 ) -> Bytes:
     """Return what of a unit is never there beside the rest, where attention may be its moment of most.
 
     Args:
         plans: the plans.
-        kind: of the block.
+        added: to the block by other ranks.
         made_at: what exists beside what it reads, at its moments.
         never: what is never there of it at others.
         whole: its gradients in the compute format.
     """
-    attending = attending_of(plans, kind)
-    if attending is None:
+    if added is None:
         return never
-    begun = reduce(larger, made_at) - made_at[0]
-    then = begun + freed_attending(plans, attending) + attending.late * whole
-    attends = plans.over_context & (attending.late * whole > 0)
-    return where(attends, smaller(never, then), never)
+    late, begun = added.late * whole, made_at[0]
+    if len(made_at) > 1:
+        late = late + reduce(larger, made_at) - begun
+    return where(plans.over_context & (added.late > 0), smaller(never, added.freed + late), never)

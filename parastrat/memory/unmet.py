@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
 from parastrat.memory.kinds import shared_bytes
-from parastrat.memory.over_context import attending_of, freed_attending, joined_bytes, met_attending
+from parastrat.memory.over_context import met_attending
 from parastrat.plan import Recompute
 from parastrat.ranks.division import divided, divided_total
 from parastrat.ranks.load import has_any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.memory.kinds import Kind
+    from parastrat.memory.over_context import OverContext
     from parastrat.memory.plans import Plans
     from parastrat.ranks.load import ParameterTotals
     from parastrat.units import Bytes, Numbers
@@ -41,6 +42,8 @@ class Reads(NamedTuple):
     #: what it reads, and what of that was made again
     everything: Bytes
     again: Bytes
+    #: by ranks of a sequence
+    added: OverContext | None
 
 
 def experts_apart(plans: Plans, totals: ParameterTotals) -> Numbers:
@@ -70,7 +73,7 @@ def unit_bytes(plans: Plans, kind: Kind, reads: Reads) -> tuple[Bytes, ...]:
     return *never_met_apart(plans, kind, reads, never, (unit, experts)), unit, experts
 
 
-def freed_bytes(plans: Plans, kind: Kind) -> Bytes:
+def freed_bytes(plans: Plans, kind: Kind, added: OverContext | None) -> Bytes:
     """Return what is gone halfway through the backward of one repeat.
 
     Less what tp ranks gather then, of weights that are stored across the stretches that each of them takes;
@@ -86,7 +89,9 @@ def freed_bytes(plans: Plans, kind: Kind) -> Bytes:
         # the rank's own share of a gradient comes beside its copies: elsewhere it is among all gradients,
         # of a unit it takes the place of the weight's stretches
         copies = _GATHERED_COPIES * of_weight * kind.regathered
-        behind = shared_bytes(kind.behind_regathered, plans.shares) + joined_bytes(plans, kind)
+        behind = shared_bytes(kind.behind_regathered, plans.shares)
+        if added is not None:
+            behind = behind + added.joined
         more = larger(copies - behind, 0.0)
         freed = freed - where(plans.c.tp > 1, more, 0.0)
     if sums and has_any(kind.added.expert):
@@ -100,19 +105,19 @@ def never_met_bytes(plans: Plans, kind: Kind, reads: Reads, unit: Numbers) -> By
     The ones come while the other goes. Most is there as it begins to run, halfway, or when all gradients
     are. They count in the compute format, and all of them in what is gathered.
     """
-    made_at, everything, _ = reads
-    whole, freed = plans.job.element.compute * unit, freed_bytes(plans, kind)
+    made_at, everything, _, added = reads
+    whole, freed = plans.job.element.compute * unit, freed_bytes(plans, kind, added)
     first, *others = kind.moments
     late, later = first.late * whole, kind.later * whole
     never = where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
     if not others:
-        return met_attending(plans, kind, made_at, never, whole)
+        return met_attending(plans, added, made_at, never, whole)
     # less than at the moment at which most exists beside what backward reads
     most = reduce(larger, made_at)
     never = most - made_at[0] + never
     for moment, own in zip(others, made_at[1:], strict=True):
         never = smaller(never, most - own + moment.late * whole)
-    never = met_attending(plans, kind, made_at, never, whole)
+    never = met_attending(plans, added, made_at, never, whole)
     return where(whole > 0, never, 0.0)
 
 
@@ -147,7 +152,7 @@ def never_met_apart(
     never_yet = reduce(smaller, (most - made + moment.late * whole for moment, made in moments))
     # shares of gradients are those of all experts; halfway all of theirs are there
     left = element.compute * smaller(kind.later * (rest + experts * plans.division.experts), unit)
-    never_yet = smaller(never_yet, begun + left + freed_bytes(plans, kind))
+    never_yet = smaller(never_yet, begun + left + freed_bytes(plans, kind, reads.added))
     if plans.reshards is not None:
         twice = most + reads.again + 2 * element.compute * rest
         never_yet = where(plans.reshards, smaller(never_yet, twice), never_yet)
@@ -161,12 +166,11 @@ def never_met_apart(
         element.compute * (unit + experts) - element.reduce * rest,
     )
     ended = made + reads.everything + room
-    attending = attending_of(plans, kind)
-    if attending is not None:
+    if reads.added is not None:
         # between both, of experts the copy alone is there
-        late = smaller(attending.late * (rest + experts * plans.division.experts), rest)
-        attended = begun + freed_attending(plans, attending) + element.compute * (late + 2 * experts)
-        ended = where(plans.over_context, smaller(ended, attended - copies), ended)
+        late = smaller(reads.added.late * (rest + experts * plans.division.experts), rest)
+        attended = begun + reads.added.freed + element.compute * (late + 2 * experts) - copies
+        ended = where(plans.over_context, smaller(ended, attended), ended)
 
     def beside(others: Bytes) -> Bytes:
         """Return it beside so many bytes of another unit's gradients."""
