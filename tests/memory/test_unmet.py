@@ -93,6 +93,17 @@ def test_gradients_of_experts_are_copied_when_these_are_gathered_no_more() -> No
     assert memory(facts(halfway=halfway)).transient == copied + 2 * (REST - 300)
 
 
+def test_the_last_gradient_of_experts_sharded_along_columns_is_beside_their_copy() -> None:
+    largest = Parameters(trainable=EXPERTS // 2, split=Split.EXPERT)
+
+    def copied(experts: int) -> int:
+        given = facts(added=largest)
+        return memory(replace(given, model=replace(given.model, experts=experts))).transient
+
+    # three on a rank do not divide over two ranks that hold the same, four do
+    assert copied(3 * EP) - copied(4 * EP) == 2 * (OWN - OWN // 2)
+
+
 def test_a_copy_of_few_experts_is_less_than_what_it_takes_the_place_of() -> None:
     few = {"parameters": (Parameters(trainable=REST), Parameters(trainable=EP * 10, split=Split.EXPERT))}
     halfway = Halfway(meanwhile=1.0, freed=Saved())
