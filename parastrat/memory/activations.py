@@ -15,7 +15,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
-from parastrat.memory.over_context import between_bytes, over_context, shares_at
+from parastrat.memory.over_context import of_ranks
 from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
@@ -102,8 +102,10 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     Under autocast what is kept is also the short copies of weights, one for each micro-batch, unless they
     are made again with the block: the casts that a context remembers end with the forward.
     """
-    alike, shares, division, policy = plans.alike, shares_at(plans, kind), plans.division, plans.policy
-    own, (others, ending) = _kept(plans, kind, policy), between_bytes(plans, kind)
+    alike, division, policy = plans.alike, plans.division, plans.policy
+    over = plans.over_context is not False
+    shares, added, (others, ending) = of_ranks(plans, kind) if over else (plans.shares, None, (0.0, 0.0))
+    own = _kept(plans, kind, policy)
     kept = everything = shared_bytes(own, shares) + others
     # policies do nothing to some kinds, but for casts
     again = plans.again
@@ -118,9 +120,9 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         keeps = (kind.of_unit == 0) | (policy <= _ATTENTION_AGAIN)
         casts = where(keeps, 0.0, cast)
         kept, everything = kept + where(keeps, cast, 0.0), everything + cast
-    of_others = over_context(plans, kind)
-    more, read = _beside_saved(plans, kind, of_others)
-    kept, everything = kept + more, everything + read
+    if over or kind.regathered is not None:
+        more, read = _beside_saved(plans, kind, added)
+        kept, everything = kept + more, everything + read
     made: Bytes = 0.0
     if again:
         # a policy may keep more than what backward reads
@@ -131,15 +133,15 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
-    running = _running_bytes(plans, kind, Reads(made_at, everything, beside, of_others)) + ending
+    running = _running_bytes(plans, kind, (made_at, beside), added) + ending
     of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
-    root = added = 0.0
+    root = largest = 0.0
     if alike.gathers is not False:
-        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made, of_others))
+        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made, added))
         if alike.piped is not True or plans.job.rootless:
             root = divided_total(kind.root, division)
     if plans.job.element.copied:
-        added = divided_total(kind.added, division)
+        largest = divided_total(kind.added, division)
     return (
         kept,
         running,
@@ -149,7 +151,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         _ended_bytes(plans, kind, running) if alike.casts is not False else 0.0,
         *of_unit,
         root,
-        added,
+        largest,
     )
 
 
@@ -172,13 +174,15 @@ def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
     return kind.kept[policy] if plans.alone else plans.kinds.kept(plans.alike.variant, policy)
 
 
-def _running_bytes(plans: Plans, kind: Kind, reads: Reads) -> Bytes:
+def _running_bytes(
+    plans: Plans, kind: Kind, of_block: tuple[Sequence[Bytes], Bytes], added: OverContext | None
+) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was computed again.
 
     And the model's output, as long as backward takes, of which Megatron's keeps none (``Saved()`` in its
     blocks).
     """
-    alike, (made_at, _, again, added) = plans.alike, reads
+    alike, (made_at, again) = plans.alike, of_block
     made = _working_bytes(plans, kind, made_at) + again
     if added is not None and alike.shards is not True:
         attends = plans.over_context & (alike.shards == 0) & (added.late > 0)

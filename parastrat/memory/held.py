@@ -72,8 +72,8 @@ class RankHeld:
     of_units: Bytes
     #: all states
     states: Any
-    #: bytes in the optimizer step: a foreach optimizer makes one temporary copy, activations there are none;
-    #: or as a forward begins, if that is more
+    #: bytes in the optimizer step, or as a forward begins: a foreach optimizer makes one temporary copy,
+    #: activations there are none
     stepping: Bytes
     beginning: Beginning | None
     #: what the allocator holds and nothing uses

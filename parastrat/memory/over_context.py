@@ -39,14 +39,22 @@ class OverContext(NamedTuple):
     late: Numbers
 
 
-def over_context(plans: Plans, kind: Kind) -> OverContext | None:
-    """Return what ranks of a sequence add to a kind of block, or to all kinds; None where there is one.
+def of_ranks(plans: Plans, kind: Kind) -> tuple[Shares, OverContext | None, tuple[Bytes, Bytes]]:
+    """Return what a kind of block, or all kinds, have where ranks have the positions of a sequence.
 
-    Attention's output is put together of several. A block that is made again holds the keys and values of
-    others as well, in place of its own.
+    The samples whose bytes a rank has, what comes to attention, and before a head.
+    """
+    return _shares_at(plans, kind), _over_context(plans, kind), _between_bytes(plans, kind)
+
+
+def _over_context(plans: Plans, kind: Kind) -> OverContext | None:
+    """Return what ranks of a sequence add to attention, where there is any.
+
+    Its output is put together of several. A block that is made again holds the keys and values of others as
+    well, in place of its own.
     """
     own, over = kind.attending, plans.over_context
-    if over is False or own is None:
+    if own is None:
         return None
     shares, policy, cp = plans.shares, plans.policy, plans.c.cp
     every = shares._replace(replicated=cp * shares.replicated, tensor=cp * shares.tensor)
@@ -72,25 +80,23 @@ def _of_heads(heads: Shared | None, of: Shares) -> Bytes:
     return heads.replicated * of.replicated if heads.tensor is None else heads.tensor * of.tensor
 
 
-def shares_at(plans: Plans, kind: Kind) -> Shares:
+def _shares_at(plans: Plans, kind: Kind) -> Shares:
     """Return the samples whose bytes a rank has of a kind of block.
 
     With several ranks to a sequence tp divides the positions of each between the first unit and the last
     alone.
     """
-    if plans.over_context is False:
-        return plans.shares
     shares, outside = plans.shares, plans.over_context & (kind.of_unit == 0)
     return shares._replace(sequence=where(outside, shares.replicated, shares.sequence))
 
 
-def between_bytes(plans: Plans, kind: Kind) -> tuple[Bytes, Bytes]:
+def _between_bytes(plans: Plans, kind: Kind) -> tuple[Bytes, Bytes]:
     """Return what a head holds of other ranks' positions, and of all while its forward runs.
 
     That is the input of a norm before it, and its output up to the end of a loss that ranks compute
     together, of a model whose code counts positions there.
     """
-    if kind.between is None or plans.over_context is False:
+    if kind.between is None:
         return 0.0, 0.0
     own, cp = shared_bytes(kind.between, plans.shares), plans.c.cp
     ends = plans.over_context & (plans.c.loss_parallel == 1)

@@ -17,7 +17,7 @@ from parastrat.memory.floors import memory_floor
 from parastrat.memory.quick import quick_floor
 from parastrat.model import Block, Parameters, Split
 from parastrat.moments import Attends
-from parastrat.plan import Backend, Mesh, Plan, Recompute, Shard
+from parastrat.plan import Backend, ContextMethod, Mesh, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.saved import Activations, Saved
 from parastrat.sources import load_source
@@ -89,6 +89,10 @@ def test_a_rank_alone_gathers_nothing() -> None:
     for shard in (Shard.NONE, Shard.PARAMETERS):
         alone = {"cp": 1, "dp_shard": 4, "shard": shard, "micro_batch_size": 1}
         assert more(attends(), **alone) == 0
+
+
+def test_ranks_that_pass_keys_on_in_a_ring_gather_none() -> None:
+    assert more(attends(), cp_method=ContextMethod.RING) == 0
 
 
 def test_a_block_that_is_made_again_holds_those_of_other_ranks_before() -> None:
