@@ -5,9 +5,9 @@ Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
 all, on the model cut to four blocks; one of every model with context parallelism, and of every second with
 tensor parallelism beside it; two of every mixture with expert parallelism; ten at full depth; and 28 whose
-loss comes in chunks. Compared are bytes of tensors: the estimate without its overhead, and the most that
-lives in a step, on the rank that needs most. The state keeps what dry runs found, one line each: a run
-that ended early goes on there, and none begins after ``--until``.
+loss comes in chunks. Compared are bytes of tensors on the rank that needs most: what the estimate has
+without its overhead, and what lives, each at its own moment of most. The state keeps what dry runs found,
+one line each: a run that ended early goes on there, and none begins after ``--until``.
 ``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
 benchmarks/data/dry_runs.toml.
 """
@@ -33,6 +33,7 @@ from parastrat.assess import assess, columns_of
 from parastrat.case import Facts
 from parastrat.chunked_loss import USUAL_CHUNKS
 from parastrat.errors import ParastratError, WrapError
+from parastrat.memory.one_plan import one_plan
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import findings_of
@@ -287,9 +288,7 @@ def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared
         workload=workload,
         stack=stack,
     )
-    case = assess(job, plan)
-    memory = case.estimate.memory
-    estimate = memory.total - memory.overhead
+    case, estimate = assess(job, plan), most_of_tensors(job, plan)
     broken = [each for each in findings_of(case, columns_of(case)) if each.code in _REFUSING]
     if broken:
         refused = f"{broken[0].code}, {broken[0].message}"
@@ -303,6 +302,16 @@ def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared
     except ParastratError as error:
         return Compared(of=each, dry_run=None, estimate=estimate, refused=error.message)
     return Compared(of=each, dry_run=peak, estimate=estimate)
+
+
+def most_of_tensors(job: Facts, plan: Plan) -> float:
+    """Return the bytes of tensors at the moment of a step at which the estimate has most of them.
+
+    A plan's own estimate is of the moment at which a device holds most, with what its allocator keeps: that
+    may be another, as memory which an allocator keeps for gathered parameters is idle at some moments only.
+    """
+    moments = (each for rank in one_plan(job, plan).ranks for each in (*rank.moments, rank.beginning))
+    return max(each.total - each.parts["overhead"] for each in moments if each is not None)
 
 
 @cache

@@ -25,9 +25,10 @@ _HEAD = """# The closed form of memory beside dry runs
 
 Made by `python benchmarks/dry_runs.py --write`. A dry run wraps the model as `auto_parallelize` does, one
 rank among others that are not there, and counts the bytes of a step's tensors, which are fake. Compared is
-the most that lives, on the pipeline rank with most, with the estimate less its overhead (context,
-communicators, allocator). Models are cut to four blocks, so that what does not grow with their depth
-weighs most. No estimate reads what a dry run found.
+the most that lives, on the pipeline rank with most, with the most that the estimate has at any moment less
+its overhead (context, communicators, allocator). Devices may be fullest at another: what an allocator keeps
+for gathered parameters is idle at some moments only. Models are cut to four blocks, so that what does not
+grow with their depth weighs most. No estimate reads what a dry run found.
 """
 
 

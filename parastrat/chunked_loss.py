@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.errors import ModelError
-from parastrat.model import Busy, Family, OperatorKind
+from parastrat.model import Family, OperatorKind
+from parastrat.moments import Busy
 from parastrat.remembered import remembered
 from parastrat.saved import Activations, Saved
 

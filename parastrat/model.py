@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from parastrat.moments import Attends, Busy, Halfway
 from parastrat.saved import Activations, Saved
 from parastrat.stage_load import StageLoad
 from parastrat.workload import Optimizer, Precision
@@ -87,26 +88,6 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Halfway:
-    """A later moment of a block's backward, which may hold more: fewer tensors, more gradients."""
-
-    #: of its parameters' gradients the share that is there
-    meanwhile: float
-    #: what is gone of what its backward reads, and of ``working``
-    freed: Saved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
-    """A moment of a block's forward or backward at which it holds most, for some number of samples."""
-
-    #: beside what is kept up to the block
-    working: Saved
-    #: of its parameters' gradients the share that is there
-    meanwhile: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Autocast:
     """What a block keeps and makes where its weights stay in fp32 and autocast casts what products read.
 
@@ -152,9 +133,13 @@ class Block:
     beside_added: Saved = field(default_factory=Saved)
     autocast: Autocast | None = None  #: what is otherwise then
     #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient
+    #: and what more than halfway is gone by then
     regathered: int = 0
+    behind_regathered: Saved = field(default_factory=Saved)
     #: of the model's output what a training script holds while backward runs
     output: Saved = field(default_factory=Saved)
+    #: the stream of a head whose code counts positions, so that each rank of a sequence has all of them
+    between: Saved = field(default_factory=Saved)
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``
@@ -163,13 +148,12 @@ class Block:
     #: bytes that every rank sends to the experts in one forward, and gets back
     expert_parallel_bytes: float = 0
     experts_per_token: int = 0  #: to which each token goes, of whose copies those bytes consist
-    #: keys and values that context parallelism gathers in one forward, bytes for one sample
-    context_parallel_bytes: float = 0
+    context_parallel_bytes: float = 0  #: keys and values that cp gathers in one forward, of one sample
+    attends: Attends | None = None  #: its backward where they are gathered; None: nothing is known of it
     #: share of its forward that its own backward makes again, whatever is recomputed, by FLOPs
     remade: float = 0.0
     chunks: int = 1  #: parts of its tokens on which it runs one after another
-    #: one of the model's repeated blocks, an FSDP unit of its own; the others belong to the root unit
-    unit: bool = True
+    unit: bool = True  #: a repeated block, an FSDP unit of its own; the others belong to the root unit
 
     @property
     def moments(self) -> tuple[Busy, ...]:

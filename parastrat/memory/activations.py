@@ -15,6 +15,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.over_context import of_ranks
 from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.memory.kinds import Kind, Shared
+    from parastrat.memory.over_context import OverContext
     from parastrat.memory.plans import Plans
     from parastrat.units import Bytes
 
@@ -100,15 +102,17 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     Under autocast what is kept is also the short copies of weights, one for each micro-batch, unless they
     are made again with the block: the casts that a context remembers end with the forward.
     """
-    alike, shares, division, policy = plans.alike, plans.shares, plans.division, plans.policy
+    alike, division, policy = plans.alike, plans.division, plans.policy
+    over = plans.over_context is not False
+    shares, added, (others, ending) = of_ranks(plans, kind) if over else (plans.shares, None, (0.0, 0.0))
     own = _kept(plans, kind, policy)
-    kept = everything = shared_bytes(own, shares)
+    kept = everything = shared_bytes(own, shares) + others
     # policies do nothing to some kinds, but for casts
     again = plans.again
     if plans.alone and alike.casts is False:
         again = own is not kind.kept[_NOTHING_AGAIN]
     if again:
-        everything = shared_bytes(_kept(plans, kind, _NOTHING_AGAIN), shares)
+        everything = shared_bytes(_kept(plans, kind, _NOTHING_AGAIN), shares) + others
     casts: Bytes = 0.0
     if alike.casts is not False:
         cast = where(alike.casts, plans.job.element.cast * divided_total(kind.cast, division), 0.0)
@@ -116,6 +120,9 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         keeps = (kind.of_unit == 0) | (policy <= _ATTENTION_AGAIN)
         casts = where(keeps, 0.0, cast)
         kept, everything = kept + where(keeps, cast, 0.0), everything + cast
+    if over or kind.regathered is not None:
+        more, read = _beside_saved(plans, kind, added)
+        kept, everything = kept + more, everything + read
     made: Bytes = 0.0
     if again:
         # a policy may keep more than what backward reads
@@ -126,15 +133,15 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
-    running = _running_bytes(plans, kind, made_at, beside)
+    running = _running_bytes(plans, kind, (made_at, beside), added) + ending
     of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
-    root = added = 0.0
+    root = largest = 0.0
     if alike.gathers is not False:
-        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made))
+        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made, added))
         if alike.piped is not True or plans.job.rootless:
             root = divided_total(kind.root, division)
     if plans.job.element.copied:
-        added = divided_total(kind.added, division)
+        largest = divided_total(kind.added, division)
     return (
         kept,
         running,
@@ -144,8 +151,22 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         _ended_bytes(plans, kind, running) if alike.casts is not False else 0.0,
         *of_unit,
         root,
-        added,
+        largest,
     )
+
+
+def _beside_saved(plans: Plans, kind: Kind, added: OverContext | None) -> tuple[Bytes, Bytes]:
+    """Return what a repeat keeps, and what its backward reads, beside what the model's own code saves.
+
+    A rank's stretches of a weight that tp ranks gather, where that is not stored on it as it is read; and
+    what ranks of a sequence bring.
+    """
+    alike, more, read = plans.alike, 0.0, 0.0
+    if kind.regathered is not None and alike.shards is not False:
+        taken = plans.job.element.compute * kind.regathered / plans.c.tp
+        read = where((plans.c.tp > 1) & alike.shards, taken, 0.0)
+        more = where(plans.policy <= _ATTENTION_AGAIN, read, 0.0)
+    return (more, read) if added is None else (more + added.kept, read + added.read)
 
 
 def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
@@ -153,16 +174,22 @@ def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
     return kind.kept[policy] if plans.alone else plans.kinds.kept(plans.alike.variant, policy)
 
 
-def _running_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes], again: Bytes) -> Bytes:
+def _running_bytes(
+    plans: Plans, kind: Kind, of_block: tuple[Sequence[Bytes], Bytes], added: OverContext | None
+) -> Bytes:
     """Return what exists while one repeat's backward runs: working tensors and what was computed again.
 
     And the model's output, as long as backward takes, of which Megatron's keeps none (``Saved()`` in its
     blocks).
     """
-    alike, made = plans.alike, _working_bytes(plans, kind, made_at) + again
+    alike, (made_at, again) = plans.alike, of_block
+    made = _working_bytes(plans, kind, made_at) + again
+    if added is not None and alike.shards is not True:
+        attends = plans.over_context & (alike.shards == 0) & (added.late > 0)
+        made = where(attends, larger(made, made_at[0] + again - added.freed), made)
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
-        made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind), 0.0))
+        made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind, added), 0.0))
     if alike.sums is not False and some(kind.tied):
         sums = adding_bytes(plans, kind, new=0) + again
         made = where(alike.sums & kind.tied, larger(made, sums), made)

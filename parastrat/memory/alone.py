@@ -10,7 +10,7 @@ from parastrat.memory.alike import alike_of, code_of_plans
 from parastrat.memory.backward import moving_of, ways_of
 from parastrat.memory.flying import way_of_turns
 from parastrat.memory.held import rank_held, ranks_read
-from parastrat.memory.parts import backward_parts, lacking_of, step_parts
+from parastrat.memory.parts import backward_parts, lacking_of, outside_parts
 from parastrat.memory.plans import READ, plans_of
 from parastrat.ranks.spread import ranks_alone
 from parastrat.ranks.turning import turning_alone
@@ -97,7 +97,7 @@ def parts_alone(plans: Plans) -> Sequence[Bytes]:
     """Return ``PARTS`` where one plan holds most, bytes."""
     _, rank, held, start, moving, way = fullest(plans)
     if start is None or moving is None:
-        return step_parts(plans, held)
+        return outside_parts(plans, held)
     moving = moving.in_way(way)
     lacking = lacking_of(plans, held, rank.load.repeats, start, moving)
     return backward_parts(plans, held, moving, lacking)

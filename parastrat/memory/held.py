@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parastrat.elementwise import chosen, of_kinds, where
+from parastrat.elementwise import chosen, larger, of_kinds, where
+from parastrat.memory.beginning import Waits, beginning_of
 from parastrat.memory.crossing import crossing_bytes, widths_of
 from parastrat.memory.flying import in_flight
 from parastrat.memory.pools import idle_pool
@@ -16,6 +17,7 @@ from parastrat.ranks.states import of_elements, states_of
 if TYPE_CHECKING:
     from parastrat.memory.activations import KindBytes
     from parastrat.memory.alike import Alike
+    from parastrat.memory.beginning import Beginning
     from parastrat.memory.plans import Plans
     from parastrat.ranks.division import Division
     from parastrat.ranks.load import RankLoad
@@ -70,8 +72,10 @@ class RankHeld:
     of_units: Bytes
     #: all states
     states: Any
-    #: bytes in the optimizer step: a foreach optimizer makes one temporary copy, activations there are none
+    #: bytes in the optimizer step, or as a forward begins: a foreach optimizer makes one temporary copy,
+    #: activations there are none
     stepping: Bytes
+    beginning: Beginning | None
     #: what the allocator holds and nothing uses
     pool: Bytes
     #: for what it receives
@@ -144,6 +148,11 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
     if alike.waits is not False:
         waiting = where(steps > 1, _waiting_bytes(plans, alike, trained, root), 0.0)
     base = job.context + job.buffers + pool + states.kept
+    stepping, beginning = base + states.stepping + buffers, None
+    if not job.flags.pooled:
+        beginning = beginning_of(plans, kinds, rank, Waits(alike, states, pool, root, waiting))
+    if beginning is not None:
+        stepping = larger(stepping, beginning.total)
     return RankHeld(
         alike,
         base + job.share * (held + buffers),
@@ -161,7 +170,8 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         states.gradients,
         of_units,
         states,
-        base + states.stepping + buffers,
+        stepping,
+        beginning,
         pool,
         buffers,
         held,

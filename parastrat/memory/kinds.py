@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parastrat.model import Busy, OperatorKind
+from parastrat.model import OperatorKind
+from parastrat.moments import Busy
 from parastrat.plan import Recompute
 from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
 from parastrat.ranks.states import added_totals, block_totals, cast_totals
@@ -13,7 +14,7 @@ from parastrat.remembered import remembered
 from parastrat.saved import Saved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parastrat.model import Block, ModelSpec
     from parastrat.units import Bytes, Numbers
@@ -27,6 +28,8 @@ _PRODUCTS = (
 )
 #: of a unit's gradients those that come late, where nobody knows
 _UNKNOWN = 0.5
+#: at most, at which attention may hold most
+_MOMENTS = 2
 
 
 class Shared(NamedTuple):
@@ -80,6 +83,18 @@ class Moment(NamedTuple):
     late: Any
 
 
+class Attending(NamedTuple):
+    """Attention as it runs backward where ranks gather keys and values, as ``attends.Attends`` tells it."""
+
+    #: the share of gradients that comes later
+    late: Any
+    freed: Shared | None
+    gathered: Shared | None
+    joined: Shared | None
+    #: of all positions, and of a rank's own
+    moments: tuple[tuple[Shared | None, Shared | None], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """What one repeat of a kind of block holds for one sample; None of what no repeat has."""
@@ -95,6 +110,9 @@ class Kind:
     tied: Any
     #: what is gone halfway through a unit's backward
     freed: Shared | None
+    attending: Attending | None
+    #: of all positions behind the last unit, where code counts them
+    between: Shared | None
     #: of the model's output what a training script holds
     output: Shared | None
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
@@ -102,8 +120,9 @@ class Kind:
     head: Any
     #: of a head in chunks, what its forward makes of one of them
     chunk: Shared | None
-    #: parameters that tp ranks gather
+    #: parameters that tp ranks gather, and what more than halfway is gone as they do for a gradient
     regathered: Any
+    behind_regathered: Shared | None
     #: parameters: of units, of others, of both trainable, cast by autocast, and of the largest weight
     unit: ParameterTotals
     root: ParameterTotals
@@ -154,11 +173,14 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         beside_added=shared(own.beside_added),
         tied=False,
         freed=shared(block.halfway.freed if block.halfway else Saved()),
+        attending=_attending(block, shared),
+        between=shared(block.between),
         output=shared_of(block.output),
         of_loss=block.loss_parallel_bytes or None,
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,
         regathered=block.regathered if _regathers(model) else None,
+        behind_regathered=shared(block.behind_regathered),
         unit=every if block.unit else NO_PARAMETERS,
         root=NO_PARAMETERS if block.unit else every,
         trainable=block_totals(block, trainable=True),
@@ -170,6 +192,17 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         unknown=block.meanwhile is None,
         of_unit=block.unit,
     )
+
+
+def _attending(block: Block, shared: Callable[[Saved], Shared | None]) -> Attending | None:
+    own = block.attends
+    if own is None:
+        return None
+    moments = tuple((shared(whole), shared(part)) for whole, part in own.moments)
+    # of equal length, beside kinds that have more
+    moments = (moments + moments[-1:])[:_MOMENTS]
+    freed, gathered, joined = (shared(saved) for saved in (own.freed, own.gathered, own.joined))
+    return Attending(1 - own.meanwhile, freed, gathered, joined, moments)
 
 
 def _late(block: Block, moment: Busy) -> float:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alone import plan_alone, ranks_of
 from parastrat.memory.backward import moving_of, ways_of
+from parastrat.memory.beginning import Waits, beginning_of, beginning_parts
 from parastrat.memory.gathered import EVERY_WAY, ONCE, When
 from parastrat.memory.held import rank_held, ranks_read
 from parastrat.memory.parts import PARTS, backward_parts, lacking_of, step_parts
@@ -58,6 +59,8 @@ class OneRank:
     held: RankHeld
     #: the optimizer step, then those of backward
     moments: tuple[MomentHeld, ...]
+    #: as the forward of a later micro-batch begins; None: nothing waits of the one before
+    beginning: MomentHeld | None
 
     @property
     def counts(self) -> list[int]:
@@ -121,7 +124,21 @@ def _held(plans: Plans, kinds: KindBytes, rank: Rank, turning: Turning | None) -
     ended = plans.alike.one_by_one or ways_of(plans, held) is not ONCE
     ways = EVERY_WAY if ended else EVERY_WAY[:2]
     backward = (_moments(plans, kinds, (rank, held), turning, way) for way in ways)
-    return OneRank(rank=rank, held=held, moments=(step, *(each for own in backward for each in own)))
+    return OneRank(
+        rank=rank,
+        held=held,
+        moments=(step, *(each for own in backward for each in own)),
+        beginning=_beginning(plans, kinds, rank, held),
+    )
+
+
+def _beginning(plans: Plans, kinds: KindBytes, rank: Rank, held: RankHeld) -> MomentHeld | None:
+    waits = Waits(held.alike, held.states, held.pool, held.root, held.waiting)
+    found = beginning_of(plans, kinds, rank, waits)
+    if found is None or not found.total:
+        return None
+    parts = _named(beginning_parts(plans, held, found))
+    return MomentHeld(start=None, when=When.FIRST, parts=parts, gathered=found.transient)
 
 
 def _moments(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.elementwise import larger, of_kinds, some, where
 from parastrat.memory.activations import coming_gradients
+from parastrat.memory.beginning import beginning_parts
 from parastrat.memory.unmade import lacking_bytes, unmade_bytes
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes, Numbers
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
+
+
+def outside_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
+    """Return ``PARTS`` of what a rank holds outside of backward where that is most, bytes."""
+    step, begun = step_parts(plans, held), held.beginning
+    if begun is None:
+        return step
+    begins = begun.total == held.stepping
+    parts = zip(beginning_parts(plans, held, begun), step, strict=True)
+    return [where(begins, own, other) for own, other in parts]
 
 
 def step_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:

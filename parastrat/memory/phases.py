@@ -147,6 +147,9 @@ def _forward(job: OnePlan, rank: OneRank) -> Iterator[Phase]:
     # sharded gradients are freed behind the optimizer, those of DDP are views of its buckets
     at_rest = 0.0 if job.plans.alike.shards else gradients
     yield _between(job, rank, _Moving(gradients=at_rest), Stage.REST)
+    if rank.beginning is not None and rank.held.beginning is not None:
+        first = next(kind for kind in job.kinds.of if job.kinds.units[kind])
+        yield _phase(Stage.FORWARD, rank.beginning, job.names[first], "gathered first")
     one = sum(kept * count for kept, count in zip(job.kept, counts, strict=True))
     before = rank.held.flying * one - one
     if job.plans.alike.turns:

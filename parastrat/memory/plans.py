@@ -13,7 +13,7 @@ from parastrat.memory.alike import JobFlags
 from parastrat.memory.kinds import Shares, shared_bytes
 from parastrat.memory.pools import pooled
 from parastrat.memory.variants import kinds_held
-from parastrat.plan import Recompute
+from parastrat.plan import ContextMethod, Recompute
 from parastrat.ranks.division import division_of
 from parastrat.ranks.states import context_bytes, element_bytes
 from parastrat.remembered import remembered
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes, Mask, Numbers
 
 
-_NOTHING_AGAIN = code_of(Recompute.NONE)
+_NOTHING_AGAIN, _ALL_GATHER = code_of(Recompute.NONE), code_of(ContextMethod.ALL_GATHER)
 
 #: columns that formulas of memory read
 READ = (
@@ -42,6 +42,7 @@ READ = (
     "dp",
     "dp_shard",
     "cp",
+    "cp_method",
     "tp",
     "ep",
     "micro_batch_size",
@@ -125,6 +126,8 @@ class Plans:
     loss: Numbers
     #: where the experts of blocks are FSDP2 units of their own
     apart: Mask
+    #: where several ranks have the positions of a sequence, and gather keys and values
+    over_context: Mask
     #: whether units reshard; None: one or the other
     reshards: Mask | None
     #: the code of a policy, or of each plan's; of several beside kinds and plans, with policies first
@@ -184,6 +187,7 @@ def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policie
         output,
         loss,
         _apart(job, alike, c),
+        common((c.cp > 1) & (c.cp_method == _ALL_GATHER)),
         reshards,
         recompute,
         policy,

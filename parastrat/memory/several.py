@@ -14,7 +14,7 @@ from parastrat.memory.backward import moving_of, ways_of
 from parastrat.memory.flying import way_of_turns
 from parastrat.memory.gathered import ONCE, of_way
 from parastrat.memory.held import rank_held, ranks_read
-from parastrat.memory.parts import backward_parts, lacking_of, step_parts
+from parastrat.memory.parts import backward_parts, lacking_of, outside_parts
 from parastrat.memory.plans import READ, plans_of
 from parastrat.ranks.spread import ranks_spread
 from parastrat.ranks.turning import turning_of
@@ -152,7 +152,7 @@ def parts_of(plans: Plans) -> Sequence[Bytes]:
     rank = start.ranks.take(best)
     sooner = (found.stepping == found.backward) & (step <= rank)
     steps = (found.stepping > found.backward) | sooner
-    stepping = step_parts(plans, found.held.at(step))
+    stepping = outside_parts(plans, found.held.at(step))
     if steps.all():
         return stepping
     backward = _backward_parts(plans, found, start.among(best), best)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.over_context import met_attending
 from parastrat.plan import Recompute
 from parastrat.ranks.division import divided, divided_total
 from parastrat.ranks.load import has_any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.memory.kinds import Kind
+    from parastrat.memory.over_context import OverContext
     from parastrat.memory.plans import Plans
     from parastrat.ranks.load import ParameterTotals
     from parastrat.units import Bytes, Numbers
@@ -40,6 +42,8 @@ class Reads(NamedTuple):
     #: what it reads, and what of that was made again
     everything: Bytes
     again: Bytes
+    #: by ranks of a sequence
+    added: OverContext | None
 
 
 def experts_apart(plans: Plans, totals: ParameterTotals) -> Numbers:
@@ -69,7 +73,7 @@ def unit_bytes(plans: Plans, kind: Kind, reads: Reads) -> tuple[Bytes, ...]:
     return *never_met_apart(plans, kind, reads, never, (unit, experts)), unit, experts
 
 
-def freed_bytes(plans: Plans, kind: Kind) -> Bytes:
+def freed_bytes(plans: Plans, kind: Kind, added: OverContext | None) -> Bytes:
     """Return what is gone halfway through the backward of one repeat.
 
     Less what tp ranks gather then, of weights that are stored across the stretches that each of them takes;
@@ -82,9 +86,14 @@ def freed_bytes(plans: Plans, kind: Kind) -> Bytes:
         return freed
     of_weight = where(plans.alike.shards, element.compute, element.parameter)
     if kind.regathered is not None:
-        # beside a gradient's copies comes the rank's own share, which elsewhere is among all gradients
-        copies = _GATHERED_COPIES + where(plans.alike.shards, 1 / plans.c.tp, 0.0)
-        freed = freed - where(plans.c.tp > 1, copies * of_weight * kind.regathered, 0.0)
+        # the rank's own share of a gradient comes beside its copies: elsewhere it is among all gradients,
+        # of a unit it takes the place of the weight's stretches
+        copies = _GATHERED_COPIES * of_weight * kind.regathered
+        behind = shared_bytes(kind.behind_regathered, plans.shares)
+        if added is not None:
+            behind = behind + added.joined
+        more = larger(copies - behind, 0.0)
+        freed = freed - where(plans.c.tp > 1, more, 0.0)
     if sums and has_any(kind.added.expert):
         freed = freed - where(plans.alike.piped & d.sums_experts, of_weight * kind.added.expert, 0.0)
     return freed
@@ -96,18 +105,19 @@ def never_met_bytes(plans: Plans, kind: Kind, reads: Reads, unit: Numbers) -> By
     The ones come while the other goes. Most is there as it begins to run, halfway, or when all gradients
     are. They count in the compute format, and all of them in what is gathered.
     """
-    made_at, everything, _ = reads
-    whole, freed = plans.job.element.compute * unit, freed_bytes(plans, kind)
+    made_at, everything, _, added = reads
+    whole, freed = plans.job.element.compute * unit, freed_bytes(plans, kind, added)
     first, *others = kind.moments
     late, later = first.late * whole, kind.later * whole
     never = where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
     if not others:
-        return never
+        return met_attending(plans, added, made_at, never, whole)
     # less than at the moment at which most exists beside what backward reads
     most = reduce(larger, made_at)
     never = most - made_at[0] + never
     for moment, own in zip(others, made_at[1:], strict=True):
         never = smaller(never, most - own + moment.late * whole)
+    never = met_attending(plans, added, made_at, never, whole)
     return where(whole > 0, never, 0.0)
 
 
@@ -142,25 +152,48 @@ def never_met_apart(
     never_yet = reduce(smaller, (most - made + moment.late * whole for moment, made in moments))
     # shares of gradients are those of all experts; halfway all of theirs are there
     left = element.compute * smaller(kind.later * (rest + experts * plans.division.experts), unit)
-    never_yet = smaller(never_yet, begun + left + freed_bytes(plans, kind))
+    never_yet = smaller(never_yet, begun + left + freed_bytes(plans, kind, reads.added))
     if plans.reshards is not None:
         twice = most + reads.again + 2 * element.compute * rest
         never_yet = where(plans.reshards, smaller(never_yet, twice), never_yet)
     copies, (made, read) = element.reduce * experts, _of_experts(plans, kind, most)
-    copied = made + read + smaller(left, element.compute * rest)
+    copied, last = (
+        made + read + smaller(left, element.compute * rest),
+        _last_of_experts(plans, kind, experts),
+    )
     room = smaller(
         2 * element.compute * experts - copies,
         element.compute * (unit + experts) - element.reduce * rest,
     )
     ended = made + reads.everything + room
+    if reads.added is not None:
+        # between both, of experts the copy alone is there
+        late = smaller(reads.added.late * (rest + experts * plans.division.experts), rest)
+        attended = begun + reads.added.freed + element.compute * (late + 2 * experts) - copies
+        ended = where(plans.over_context, smaller(ended, attended), ended)
 
     def beside(others: Bytes) -> Bytes:
         """Return it beside so many bytes of another unit's gradients."""
-        taken = copied - larger(copies - element.compute * experts - others, 0.0)
+        taken = copied - larger(copies + last - element.compute * experts - others, 0.0)
         return smaller(smaller(never_yet, taken), ended + others)
 
     found, alone, is_apart = beside(element.reduce * rest), beside(0.0), experts > 0
     return where(is_apart, found, never), where(is_apart, found - alone, 0.0)
+
+
+def _last_of_experts(plans: Plans, kind: Kind, experts: Numbers) -> Bytes:
+    """Return the gradient of experts that is still there as all are copied: of their last product's weight.
+
+    Where FSDP2 shards along columns, what each is made of is put in another order before, and the loop over
+    them has not let go of the last (``foreach_reduce``). It does where experts on a rank do not divide over
+    the ranks that hold the same ones.
+    """
+    d, model = plans.division, plans.job.model
+    if model.experts is None or not has_any(kind.added.expert):
+        return 0.0
+    columns = (model.experts / d.experts) % d.expert_shards != 0
+    last = larger(experts - kind.added.expert / d.experts, 0.0)
+    return where(columns, plans.job.element.compute * last, 0.0)
 
 
 def _of_experts(plans: Plans, kind: Kind, most: Bytes) -> tuple[Bytes, Bytes]:

@@ -40,6 +40,8 @@ def _when(rank: RankMemory) -> str:
     peak = rank.peak
     if peak.stage is Stage.STEP:
         return "while the optimizer steps"
+    if peak.stage is Stage.FORWARD:
+        return f"as the first {peak.block} is gathered, before it runs forward"
     repeat = f" ({peak.repeat})" if peak.repeat else ""
     return f"as {peak.block}{repeat} runs backward"
 

@@ -57,7 +57,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     if a.values_in_projection and setting.kernels.eager:
         kept += b * (q + kv) * tokens
     # of a mask and of what is repeated for it the whole is made again with attention where torch does that
-    share = _masked(setting, tokens) if causal and memory_tokens is None else 0.0
+    share = masked_share(setting, tokens) if causal and memory_tokens is None else 0.0
     mask, repeated = share * b * tokens * keys, share * 2 * b * (q - kv) * keys
     selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
     seen = _pairs(a, tokens) if flash and causal and memory_tokens is None else tokens * keys
@@ -82,7 +82,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     return own if flash else joined(own, _scores(setting, a.heads * tokens * keys))
 
 
-def _masked(setting: Setting, tokens: int) -> float:
+def masked_share(setting: Setting, tokens: int) -> float:
     """Return the share of layers whose attention transformers gives a mask of all pairs.
 
     Falcon's all have one (``allow_is_causal_skip=False``, modeling_falcon.py), others where a query does
@@ -110,7 +110,7 @@ def attention_masks(setting: Setting) -> Saved:
     if keeps_scores(setting):
         kinds = 2 if a.window is not None and a.window.layers < a.layers else 1
         return Saved(replicated=kinds * setting.stream * pairs)
-    return Saved(fixed=pairs if _masked(setting, setting.tokens) else 0)
+    return Saved(fixed=pairs if masked_share(setting, setting.tokens) else 0)
 
 
 def _turned(setting: Setting, rotary: float, sizes: tuple[int, int]) -> float:

@@ -127,6 +127,10 @@ def head(setting: Setting) -> Block:
         boundary_bytes=0,
         output=Saved() if one_kernel else Saved(loss=b * logits),
         loss_parallel_bytes=0.0 if one_kernel else loss * logits,
+        # transformers' GPT-2 gives what its last norm made the shape of its input
+        between=Saved(replicated=setting.stream * tokens * a.hidden)
+        if a.fused_qkv and a.positions and setting.kernels.eager
+        else Saved(),
         unit=False,
     )
 

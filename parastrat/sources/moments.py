@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.model import Busy, Halfway
+from parastrat.moments import Busy, Halfway
 from parastrat.saved import Saved
 from parastrat.sources.attending import keeps_scores, scores_gradients
 from parastrat.sources.feed_forward import computed_experts, feed_forward, largest_weight

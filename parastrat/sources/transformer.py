@@ -10,6 +10,7 @@ from parastrat.errors import ModelError
 from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.attending import attention
+from parastrat.sources.attends import attends
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
 from parastrat.sources.feed_forward import (
     computed_experts,
@@ -256,6 +257,8 @@ def _layer(
     part = joined(*parts)
     moments = layer_moments(setting, joined(*norms), fed, part, mixed=mixed)
     added, beside = largest_weight(setting, mixed=mixed)
+    regathers = a.fused_qkv and a.positions > 0 and not setting.kernels.fused
+    output = Saved(tensor=setting.element * setting.tokens * a.heads * a.head_dim)
     return Block(
         name="expert " + name if mixed else name,
         repeat=repeat,
@@ -270,9 +273,8 @@ def _layer(
         added=added,
         beside_added=gradients(setting, 0, width, mixed=mixed) + beside,
         # GPT-2's is stored by its input features, and is divided as it is stored, across queries and keys
-        regathered=a.hidden * (a.heads + 2 * a.kv_heads) * a.head_dim
-        if a.fused_qkv and a.positions and not setting.kernels.fused
-        else 0,
+        regathered=a.hidden * (a.heads + 2 * a.kv_heads) * a.head_dim if regathers else 0,
+        behind_regathered=attended.saved + output if regathers else Saved(),
         awaited=awaited(setting, part, a.layer_norms),
         boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,
@@ -280,4 +282,5 @@ def _layer(
         expert_parallel_bytes=routed * setting.element * setting.tokens * a.hidden,
         experts_per_token=routed,
         context_parallel_bytes=2 * setting.element * setting.tokens * a.kv_heads * a.head_dim,
+        attends=None if crossed else attends(setting, joined(*norms), fed, part, moments[0]),
     )

@@ -15,7 +15,7 @@ from parastrat.memory.crossing import crossing_bytes
 from parastrat.memory.held import ranks_read
 from parastrat.memory.plans import job_of
 from parastrat.model import Parameters, Split
-from parastrat.plan import PipelineSchedule, Plan, Recompute
+from parastrat.plan import PipelineSchedule, Plan, Recompute, Shard
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.division import expert_tp, local
 from parastrat.ranks.states import cast_totals
@@ -162,6 +162,36 @@ def test_what_tp_ranks_gather_of_weights_is_there_twice() -> None:
 
     assert most(1000, 2) - most(0, 2) == 2 * 4 * 1000
     assert most(1000, 1) == most(0, 1)
+
+
+def test_a_ranks_stretches_of_a_gathered_weight_are_kept_where_that_is_sharded() -> None:
+    def kept(**fields: Any) -> int:
+        facts = job(
+            block(matmul(1e9), regathered=1000, repeat=3),
+            precision=Precision.FP32,
+            stack={"fragmentation": 0.0},
+        )
+        return assess(facts, plan(**fields)).estimate.memory.activations
+
+    sharded: dict[str, Any] = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+    assert kept(tp=4, **sharded) == 3 * 4 * 1000 // 4
+    # made again with a block, and not there where they are what is stored
+    assert kept(tp=4, recompute=Recompute.FULL, **sharded) == 0
+    assert kept(tp=4) == kept(**sharded) == 0
+
+
+def test_what_attention_kept_is_gone_as_a_gathered_weights_gradient_is_put_together() -> None:
+    def most(behind: float) -> int:
+        facts = job(
+            block(matmul(1e9), regathered=1000, behind_regathered=Saved(tensor=behind)),
+            precision=Precision.FP32,
+            stack={"fragmentation": 0.0},
+        )
+        return assess(facts, plan(tp=2)).estimate.memory.total
+
+    assert most(0) - most(1000) == 1000 // 2
+    # never less than as attention runs
+    assert most(10**6) == most(10**7)
 
 
 def test_casts_leave_out_what_grouped_products_read() -> None:

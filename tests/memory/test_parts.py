@@ -22,7 +22,8 @@ from parastrat.memory.kinds import Shared, shared_bytes
 from parastrat.memory.one_plan import one_plan
 from parastrat.memory.phases import memory_by_phase
 from parastrat.memory.plans import shares_of
-from parastrat.model import Block, Busy, Halfway, Parameters, Split
+from parastrat.model import Block, Parameters, Split
+from parastrat.moments import Busy, Halfway
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.division import division, local, shard_ranks

@@ -16,7 +16,8 @@ from parastrat.estimate import MemoryEstimate
 from parastrat.memory import PARTS, memory_columns, plan_memory
 from parastrat.memory.floors import memory_floor
 from parastrat.memory.quick import quick_floor
-from parastrat.model import Halfway, Parameters, Split
+from parastrat.model import Parameters, Split
+from parastrat.moments import Halfway
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.saved import Activations, Saved
@@ -90,6 +91,17 @@ def test_gradients_of_experts_are_copied_when_these_are_gathered_no_more() -> No
     # a share of all gradients comes behind them
     halfway = Halfway(meanwhile=1 - 300 / (REST + EXPERTS), freed=Saved())
     assert memory(facts(halfway=halfway)).transient == copied + 2 * (REST - 300)
+
+
+def test_the_last_gradient_of_experts_sharded_along_columns_is_beside_their_copy() -> None:
+    largest = Parameters(trainable=EXPERTS // 2, split=Split.EXPERT)
+
+    def copied(experts: int) -> int:
+        given = facts(added=largest)
+        return memory(replace(given, model=replace(given.model, experts=experts))).transient
+
+    # three on a rank do not divide over two ranks that hold the same, four do
+    assert copied(3 * EP) - copied(4 * EP) == 2 * (OWN - OWN // 2)
 
 
 def test_a_copy_of_few_experts_is_less_than_what_it_takes_the_place_of() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from small import SMALL
 
-from parastrat.model import Block, Busy
+from parastrat.model import Block
+from parastrat.moments import Busy
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Experts, Norm, Scores
 from parastrat.sources.transformer import transformer

@@ -6,7 +6,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from parastrat.memory.kinds import cast_moments
-from parastrat.model import Block, Busy
+from parastrat.model import Block
+from parastrat.moments import Busy
 from parastrat.runtime.tracing.moments import most_of
 from parastrat.runtime.tracing.samples import larger_of
 from parastrat.saved import Activations, Saved

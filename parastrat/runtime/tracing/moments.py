@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from parastrat.model import Busy
+from parastrat.moments import Busy
 from parastrat.runtime.tracing.lifetimes import Measured
 from parastrat.runtime.tracing.samples import SAMPLES, divided, share_of
 from parastrat.runtime.tracing.traced import Traced
