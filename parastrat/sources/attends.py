@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from parastrat.model import Family
 from parastrat.moments import Attends
 from parastrat.saved import Saved
-from parastrat.sources.attending import attends_whole, keeps_scores, masked_share
+from parastrat.sources.attending import keeps_scores, masked_share
 from parastrat.sources.layers import Part, Setting, joined
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def attends(setting: Setting, norms: Part, fed: Part, layer: Part, first: Busy) 
     if not setting.kernels.eager or keeps_scores(setting):
         return None
     queries, keys, values, output = (
-        _of_heads(setting, setting.element * setting.tokens * width) for width in _widths(setting)
+        Saved(tensor=setting.element * setting.tokens * width) for width in _widths(setting)
     )
     both = keys + values
     moments: tuple[tuple[Saved, Saved], ...] = ((both.times(2), queries),)
@@ -78,10 +78,6 @@ def _widths(setting: Setting) -> tuple[int, int, int, int]:
     every = a.heads * a.head_dim
     shared = every if masked_share(setting, setting.tokens) else a.kv_heads * a.head_dim
     return every, shared, shared, every
-
-
-def _of_heads(setting: Setting, size: float) -> Saved:
-    return Saved(replicated=size) if attends_whole(setting) else Saved(tensor=size)
 
 
 def _trainable(groups: tuple[Parameters, ...]) -> int:

@@ -14,7 +14,7 @@ from small import SMALL
 from parastrat.model import Family
 from parastrat.moments import Attends
 from parastrat.saved import Saved
-from parastrat.sources.architecture import LatentAttention, QkNorm, Scores
+from parastrat.sources.architecture import LatentAttention, Scores
 from parastrat.sources.transformer import transformer
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -66,11 +66,6 @@ def test_keys_of_a_latent_are_wider_than_its_values() -> None:
     assert own.gathered == heads(keys + values)
     assert own.joined == heads(values)
     assert own.moments[0] == (heads(3 * keys + 2 * values), heads(keys / 2))
-
-
-def test_heads_that_no_tp_divides_are_gathered_whole() -> None:
-    own = found(qk_norm=QkNorm.WIDTH)
-    assert own.gathered == Saved(replicated=2 * K)
 
 
 def test_projections_before_attention_have_their_gradients_later() -> None:
