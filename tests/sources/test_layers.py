@@ -145,9 +145,7 @@ def test_attentions_parameters() -> None:
     assert normed.parameters[1] == Parameters(trainable=2 * 3)
     # queries and values have biases, keys have none; each head has a sink
     partly = attention(setting(qkv_bias=True, key_bias=False, sinks=True), causal=True)
-    assert partly.parameters == (
-        Parameters(trainable=weights + Q + KV + 4, split=Split.TENSOR),
-    )
+    assert partly.parameters == (Parameters(trainable=weights + Q + KV + 4, split=Split.TENSOR),)
 
 
 def test_attentions_products() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from runtime.tensor_parallel.models import llama, phi3, qwen3, tied_llama
 from torch import nn
 
 from parastrat.runtime.tensor_parallel.layout import Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
 from parastrat.runtime.tensor_parallel.settle import settled
+from parastrat.runtime.tensor_parallel.suggested import suggested_layout
 
 
 def own(module: nn.Module, degree: int = 2) -> Layout:
@@ -81,3 +83,35 @@ def test_a_weight_shared_with_what_stays_whole_stays_whole() -> None:
     assert "model.layers.1.mlp.up_proj" not in layout.parts
     assert "model.layers.0.mlp.up_proj" in layout.parts
     assert "shares its weight with model.norm, which stays whole" in str(layout.left)
+
+
+class Gathered(nn.Module):
+    """Its plan gathers what its columns give; they could be divided up to the row, or not."""
+
+    def __init__(self, *, compares: bool) -> None:
+        super().__init__()
+        self.tp_plan = {"blocks.*.up": "colwise_rep", "blocks.*.down": "rowwise_rep"}
+        self.blocks = nn.ModuleList(_Block(compares=compares) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class _Block(nn.Module):
+    def __init__(self, *, compares: bool) -> None:
+        super().__init__()
+        self.up, self.down, self.compares = nn.Linear(8, 16), nn.Linear(16, 8), compares
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.up(x)
+        return x + self.down(wide.softmax(-1) if self.compares else wide.relu())
+
+
+@pytest.mark.parametrize(
+    ("compares", "role"), [(False, Role.COLUMN), (True, Role.COLUMN_GATHERED)], ids=["divided", "gathered"]
+)
+def test_what_a_plan_gathers_is_divided_where_it_can_be(compares: bool, role: Role) -> None:
+    layout = suggested_layout(Gathered(compares=compares), torch.zeros(2, 3, 8))
+    assert layout.parts["blocks.0.up"].role is role
