@@ -4,7 +4,7 @@ Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
 all, on the model cut to four blocks; one of every model with context parallelism, and of every second with
-tensor parallelism beside it; two of every mixture with expert parallelism; ten at full depth; and 28 whose
+tensor parallelism beside it; three of every mixture with expert parallelism; ten at full depth; and 28 whose
 loss comes in chunks. Compared are bytes of tensors on the rank that needs most: what the estimate has
 without its overhead, and what lives, each at its own moment of most. The state keeps what dry runs found,
 one line each: a run that ended early goes on there, and none begins after ``--until``.
@@ -140,6 +140,11 @@ OF_BOTH = {
 OF_EXPERTS = {
     "fsdp2 x ep 8": {"mesh": Mesh(dp_shard=64, ep=8)},
     "fsdp2 x cp 2 x ep 4": {"mesh": Mesh(dp_shard=32, cp=2, ep=4)},
+    "fsdp2 x tp 4 x ep 8, sp, loss": {
+        "mesh": Mesh(dp_shard=16, tp=4, ep=8),
+        "sequence_parallel": True,
+        "loss_parallel": True,
+    },
 }
 SIZES = (1, 2)
 #: combinations of a model and a way at full depth

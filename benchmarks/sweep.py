@@ -152,6 +152,8 @@ def chosen_jobs(wanted: str) -> list[tuple[str, str]]:
     """Return so many jobs, or one part of so many of all; all where nothing is wanted."""
     every = jobs()
     part, _, parts = wanted.partition("/")
+    if not all(number.isdigit() for number in (part or "0", parts or "1")):
+        raise SystemExit(f"{wanted}: not JOBS or PART/PARTS, such as 200 or 6/24")
     if parts:
         return every[int(part) - 1 :: int(parts)]
     if part:
