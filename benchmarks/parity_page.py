@@ -37,7 +37,8 @@ than is allowed.
 _OF_EXPERTS = """\
 ## Classes of transformers with experts
 
-Those in whose modules there are experts, under EP on two ranks; built, trained and compared as above.
+Those in whose modules there are experts, under EP on two ranks, and under EP beside TP, with the sequence
+divided too, on four; built, trained and compared as above.
 """
 _OF_OWN = """\
 ## Classes of transformers in sizes of their own
@@ -99,7 +100,7 @@ def page(cells: list[Cell], classes: int) -> str:
 def of_experts(cells: list[Cell]) -> Iterator[str]:
     """Yield the lines on classes with experts."""
     yield _OF_EXPERTS
-    yield from _breadth(cells, len(cells))
+    yield from _breadth(cells, len({cell.model for cell in cells}))
     yield from _reasons(cells, "Refused or crashed of those, and why")
     yield from _furthest(cells)
 
