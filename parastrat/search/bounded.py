@@ -109,7 +109,8 @@ class Searched:
         """Return rows with floors of their memory that are found sooner, none below those of a mesh."""
         if not self.limited:
             return self.without_floors(columns)
-        memory = np.maximum(quick_floor(self.facts, columns, policies(self.fixed)), least)
+        floors = quick_floor(self.facts, columns, policies(self.fixed), self.work.widths(columns))
+        memory = np.maximum(floors, least)
         return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
 
     def _of_able(self, columns: Columns, memory: Any) -> Any:
