@@ -104,7 +104,7 @@ def _activations(
     (found, code), (occurring, width) = places_of(codes), places_of(width)
     own = [code_of(policy) for policy in policies]
     # codes before moments before policies before parts
-    held = np.array([told_of(job.kinds, each)[:, own] for each in found.tolist()])
+    held = told_of(job.kinds, found.tolist())[:, :, own]
     shares = _shares_of_one(widths).take(occurring, axis=1)
     of_samples, fixed = held[..., :-1] @ shares, held[..., -1]
     pair = code * len(occurring) + width

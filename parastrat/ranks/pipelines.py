@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: the totals of a rank, each by what divides it
 TOTALS = ("trainable", "frozen", "root")
 DIVIDED = ("replicated", "tensor", "expert", "vocabulary")
-_COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPERT: 2, Split.VOCABULARY: 3}
+COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPERT: 2, Split.VOCABULARY: 3}
 
 
 #: a pipeline: its ranks, the virtual stages of each, and whether the chain runs up again
@@ -262,7 +262,7 @@ def pipelines_of(model: ModelSpec) -> Pipelines:
         for group in block.parameters:
             own = np.zeros(parts.shape[1])
             for part, count in enumerate((group.trainable, group.frozen, 0 if block.unit else group.count)):
-                own[part * len(DIVIDED) + _COLUMN_OF[group.split]] = count
+                own[part * len(DIVIDED) + COLUMN_OF[group.split]] = count
             if group.tie_group is None:
                 parts[place] += own
             else:
