@@ -15,7 +15,7 @@ from parastrat.columns import code_of
 from parastrat.memory.kinds import Shared
 from parastrat.plan import Recompute
 from parastrat.ranks import flights
-from parastrat.ranks.pipelines import DIVIDED, FOREMOST
+from parastrat.ranks.chains import DIVIDED, FOREMOST
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def rank_of(kinds: KindsOf, place: int) -> int:
     blocks = blocks_of(kinds)
     if place not in blocks.ranks:
         ranks, many = kinds.pipelines.cuts[place].rows[:FOREMOST], len(kinds.pipelines.kinds.of)
-        has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.of_kind > 0) & blocks.units
+        has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.chain.of_kind > 0) & blocks.units
         runs = (has * blocks.runs).max(axis=1)
         trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1)
         behind = len(ranks) > 1 and (runs[1] > _FAR_MORE * runs[0] or trained[1] > _MORE * trained[0])

@@ -11,7 +11,8 @@ import numpy as np
 from parastrat.memory.kinds import Kind, Shared, Way, is_tied, kind_of, parameters_of, shared_of
 from parastrat.plan import Recompute
 from parastrat.ranks import ParameterTotals, block_kinds
-from parastrat.ranks.pipelines import DIVIDED, pipelines_of
+from parastrat.ranks.chains import DIVIDED
+from parastrat.ranks.pipelines import pipelines_of
 from parastrat.remembered import remembered
 from parastrat.saved import Saved
 

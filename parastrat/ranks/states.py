@@ -11,9 +11,9 @@ from parastrat.columns import code_of
 from parastrat.elementwise import some, taken
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
+from parastrat.ranks.chains import COLUMN_OF, DIVIDED
 from parastrat.ranks.division import divided, division, local, sharded_total
 from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
-from parastrat.ranks.pipelines import COLUMN_OF, DIVIDED
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
 
