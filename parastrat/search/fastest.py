@@ -35,7 +35,7 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
 
 def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
     """Return the space of a job's meshes that may fit by their floors; None where none may."""
-    meshes = _able(facts, meshes_of(facts, fixed))
+    meshes = _able(facts, meshes_of(facts, fixed, dividing=True))
     if not len(meshes.pp):
         return None
     return searched(facts, fixed, obeying(facts, fixed, meshes, alone=True))
