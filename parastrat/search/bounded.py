@@ -60,7 +60,10 @@ class Searched:
     def memory_of_meshes(self) -> Any:
         """Return for each recompute policy floors of what the plans of each mesh need."""
         meshes = self.allowed.meshes
-        floors = mesh_floor(self.facts, meshes) if self.limited else np.zeros(len(meshes.pp))
+        if not self.limited:
+            floors = np.zeros(len(meshes.pp))
+        else:
+            floors = meshes.mesh_floor if meshes.has("mesh_floor") else mesh_floor(self.facts, meshes)
         return np.tile(floors, (len(policies(self.fixed)), 1))
 
     def steps_of_meshes(self, chosen: Any) -> Any:

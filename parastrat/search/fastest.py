@@ -47,9 +47,10 @@ def able_part(space: Searched) -> Searched:
 
 
 def _able(facts: Facts, meshes: Columns) -> Columns:
-    """Return the meshes that may fit by their floors."""
-    able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
-    return meshes.at(np.flatnonzero(able))
+    """Return the meshes that may fit by their floors, which they have from then on."""
+    floors = mesh_floor(facts, meshes)
+    able = floors <= facts.hardware.device.usable_memory_bytes
+    return meshes.joined({"mesh_floor": floors}).at(np.flatnonzero(able))
 
 
 def any_fits(space: Searched) -> bool:

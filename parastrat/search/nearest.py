@@ -196,7 +196,10 @@ def _longest(
             shorter, found = now, space
         else:
             longer = now
-    return None if found is None else _fitting_of(found, halved(job, model_at, shorter).changes)
+    if found is None:
+        return None
+    changed, plan = halved(job, model_at, shorter), fastest_of(found)
+    return None if plan is None else _Fit(changes=changed.changes, facts=found.facts, plan=plan)
 
 
 def _halvings_to_fit(facts: Facts, fixed: Constraints, misfits: Sequence[Case]) -> int:

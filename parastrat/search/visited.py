@@ -157,13 +157,14 @@ class Visited:
         if not wanted.alone:
             self.misfits.extend(rows.at(np.flatnonzero(~fits & ~self.told[columns.mesh])).misfits())
         roomy = likely.any(axis=0)
-        tight = fits & ~roomy
+        # where all are a handful they are judged at once
+        few = wanted.alone and np.count_nonzero(fits) <= _HANDFUL
         if not wanted.roomy:
             # rows that may have their margin were looked at before
-            return _under_first(rows, may_fit, tight)
+            return _under_first(rows, may_fit, fits & ~roomy)
         if wanted.alone:
-            self.tight.append(_under_first(rows, may_fit, tight))
-        return _under_first(rows, likely, roomy)
+            self.tight.append(_under_first(rows, may_fit, fits & ~roomy & (not few)))
+        return _under_first(rows, may_fit, fits) if few else _under_first(rows, likely, roomy)
 
     def _judge(self, rows: Bounded, wanted: Wanted) -> Judged:
         if not wanted.alone:
