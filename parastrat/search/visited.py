@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.search.best_first import visit
+from parastrat.search.best_first import First, visit
 from parastrat.search.judged import Judged, judge
 from parastrat.search.space import option_counts, policies
 
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 #: of more rows meshes are put in order first
 _MANY = 12_000
-#: meshes of a group whose rows are put in order first, at most
-_MOST_OF_EACH = 80
-#: rows of a group that are judged first, at most
-_ROWS_OF_EACH = 80
+#: meshes whose rows are put in order first, and rows that are judged first
+_MESHES = _ROWS = First(of_each=80)
 #: rows that are judged in any order
 _HANDFUL = 120
 
@@ -95,7 +93,7 @@ class Visited:
                 return np.full(len(some), np.inf)
 
             floors = space.steps_of_meshes(meshes)
-            visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, most=_MOST_OF_EACH)
+            visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, first=_MESHES)
             # there may be others
             self.tight.clear()
         self.told[meshes] = True
@@ -142,7 +140,7 @@ class Visited:
         few = wanted.alone and len(first) <= _HANDFUL
         floors = np.zeros(len(first)) if few else self.space.steps(rows.columns, first)
         groups = wanted.groups[rows.columns.mesh]
-        visit(floors, groups, of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
+        visit(floors, groups, of_rows, wanted.limits, least=least, first=_ROWS)
 
     def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Bounded, Any]:
         """Return those of some rows that may fit by quick floors, with the first policies that may.
