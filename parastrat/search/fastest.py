@@ -35,10 +35,15 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
 
 def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
     """Return the space of a job's meshes that may fit by their floors; None where none may."""
-    meshes = _able(facts, meshes_of(facts, fixed, dividing=True))
+    meshes = able_meshes(facts, fixed)
     if not len(meshes.pp):
         return None
     return searched(facts, fixed, obeying(facts, fixed, meshes, alone=True))
+
+
+def able_meshes(facts: Facts, fixed: Constraints) -> Columns:
+    """Return a job's meshes that may fit by their floors, of those whose data ranks divide its batch."""
+    return _able(facts, meshes_of(facts, fixed, dividing=True))
 
 
 def able_part(space: Searched) -> Searched:
