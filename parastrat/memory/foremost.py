@@ -32,6 +32,8 @@ _ALONE = (1, 1, False)
 #: the rank behind the first has one micro-batch fewer in flight: by how much more its blocks make, or it
 #: trains, it is told instead
 _FAR_MORE, _MORE = 2, 1.25
+#: ranks that are told at once, so that little is there beside what is kept of them
+_AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,8 @@ def told_of(kinds: KindsOf, codes: Sequence[int]) -> Any:
     places, table = told[-1]
     others = [code for code in codes if code not in places]
     if others:
-        table = np.concatenate([table, _told(kinds, others)])
+        parts = (others[first : first + _AT_ONCE] for first in range(0, len(others), _AT_ONCE))
+        table = np.concatenate([table, *(_told(kinds, part) for part in parts)])
         places = places | {code: place for place, code in enumerate(others, len(places))}
         # both at once, as threads may ask for the same
         told[:] = [(places, table)]

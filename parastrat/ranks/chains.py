@@ -33,8 +33,8 @@ Shape: TypeAlias = tuple[int, int, bool]
 #: ranks whose backward floors look at: the first has most in flight, of those behind it the next
 FOREMOST = 2
 
-#: chains that are kept, cuts and tables of each, and in how many weights turns of one cut
-_CHAINS, _CUTS, _TABLES, _TURNS = 16, 96, 2, 4
+#: chains that are kept, cuts of each, and in how many weights turns of one cut
+_CHAINS, _CUTS, _TURNS = 16, 96, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Chain:
     ties: tuple[tuple[tuple[int, Any], ...], ...]
     #: by shape, and the stage of each repeat of each block
     cuts: dict[tuple[Shape, tuple[int, ...]], Cut] = field(default_factory=dict)
-    #: the cuts of a table, by their identities, and the table
+    #: the last table, with its cuts, by their identities
     tables: dict[tuple[int, ...], tuple[tuple[Cut, ...], RankTable]] = field(default_factory=dict)
 
     def cut(self, shape: Shape, stages: tuple[int, ...]) -> Cut:
@@ -161,8 +161,8 @@ class Chain:
         key = tuple(map(id, cuts))
         found = self.tables.get(key)
         if found is None:
-            if len(self.tables) >= _TABLES:
-                self.tables.clear()
+            # mostly it has what the one before had, and more
+            self.tables.clear()
             found = self.tables[key] = cuts, self._table(cuts)
         return found[1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,24 +36,36 @@ class _Choices(NamedTuple):
     batch: int | None
 
 
+#: meshes that were made
+_made: dict[_Choices, dict[str, Any]] = {}
+
+
 def meshes_of(facts: Facts, fixed: Constraints, *, dividing: bool = False) -> Columns:
     """Return the meshes that the constraints allow, one row each, of whatever strategy.
 
-    All of them, or those alone whose data ranks are ``dividing`` the batch: rules (PS401, PS402) reject the
-    others, which are most on many devices.
+    All of them, or where these were not made before those alone whose data ranks are ``dividing`` the
+    batch: rules (PS401, PS402) reject the others, which are most on many devices.
     """
     settled, choices = settled_columns(facts, fixed), _choices(facts, fixed)
-    if dividing:
+    if dividing and choices not in _made:
         choices = choices._replace(batch=facts.workload.global_batch_size)
     return Columns({**facts_columns(facts), **settled, **_told_apart(choices)})
 
 
-@lru_cache(_KEPT)
 def _told_apart(choices: _Choices) -> dict[str, Any]:
     """Return every mesh over all devices, with what tells some of them apart.
 
     Changed jobs mostly have those of the job itself.
     """
+    found = _made.get(choices)
+    if found is None:
+        if len(_made) >= _KEPT:
+            _made.pop(next(iter(_made)), None)
+        found = _made[choices] = _making(choices)
+    return found
+
+
+def _making(choices: _Choices) -> dict[str, Any]:
     table, places = _every(choices)
     table |= shape_columns(table)
     meshes = Columns(table)
