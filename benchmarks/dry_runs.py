@@ -4,10 +4,10 @@ Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
 all, on the model cut to four blocks; one of every model with context parallelism, and of every second with
-tensor parallelism beside it; three of every mixture with expert parallelism; ten at full depth; and 28 whose
-loss comes in chunks. Compared are bytes of tensors on the rank that needs most: what the estimate has
-without its overhead, and what lives, each at its own moment of most. The state keeps what dry runs found,
-one line each: a run that ended early goes on there, and none begins after ``--until``.
+tensor parallelism beside it; three of every mixture with expert parallelism; ten at full depth; and 28
+whose loss comes in chunks. Compared are bytes of tensors on the rank that needs most: what the estimate
+has without its overhead, and what lives, each at its own moment of most. The state keeps what dry runs
+found, one line each: a run that ended early goes on there, and none begins after ``--until``.
 ``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
 benchmarks/data/dry_runs.toml.
 """

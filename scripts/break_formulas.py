@@ -54,6 +54,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "cost/test_step.py",
         "search/test_bounds.py",
     ),
+    "ranks/chains": ("ranks/test_moments.py", "ranks/test_load.py", "memory/test_parts.py"),
     "ranks/pipelines": ("ranks/test_moments.py", "ranks/test_load.py", "memory/test_parts.py"),
     "ranks/moments": ("ranks/test_moments.py", "memory/test_parts.py", "search/test_bounds.py"),
     "ranks/states": ("ranks/test_states.py", "memory/test_parts.py", "memory/test_peaks.py"),

@@ -15,10 +15,12 @@ from parastrat.columns import code_of
 from parastrat.memory.kinds import Shared
 from parastrat.plan import Recompute
 from parastrat.ranks import flights
-from parastrat.ranks.pipelines import DIVIDED, FOREMOST
+from parastrat.ranks.chains import DIVIDED, FOREMOST
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.memory.variants import KindsOf
 
 #: in how many ways a rank may have micro-batches in flight: one, and behind it those in which its virtual
@@ -30,6 +32,8 @@ _ALONE = (1, 1, False)
 #: the rank behind the first has one micro-batch fewer in flight: by how much more its blocks make, or it
 #: trains, it is told instead
 _FAR_MORE, _MORE = 2, 1.25
+#: ranks that are told at once, so that little is there beside what is kept of them
+_AT_ONCE = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +51,11 @@ class Blocks:
     head: Any
     #: which kinds are units
     units: tuple[bool, ...]
+    #: what that rank keeps, and has beside it as a head runs and at the moments of the foremost unit of
+    #: each kind; before policies before parts. Ranks come first, by the places of their ways and variants
+    told: list[tuple[dict[int, int], Any]]
     #: of pipelines, which of their ranks is told, by its place among the distinct ones
     ranks: dict[int, int] = field(default_factory=dict)
-    #: of their ways and variants: what that rank keeps, and has beside it as a head runs and at the moments
-    #: of the foremost unit of each kind; policies before parts
-    told: dict[int, Any] = field(default_factory=dict)
 
 
 @remembered
@@ -65,13 +69,15 @@ def blocks_of(kinds: KindsOf) -> Blocks:
     units = tuple(np.ravel(variants[0].of_unit).astype(bool).tolist())
     head = working[:, 0, last] + _parts(kinds.output, 1)
     made = kept[0, 0] - kept[0, code_of(Recompute.FULL)]
+    together = working.reshape(len(variants), -1, working.shape[-1])
     return Blocks(
         kept=kept,
-        working=working.reshape(len(variants), -1, working.shape[-1]),
+        working=together,
         runs=working[0].sum(axis=-1).max(axis=0) + made.sum(axis=-1),
         kind_of=tuple(range(many)) * working.shape[1],
         head=head * (not units[last]),
         units=units,
+        told=[({}, np.empty((0, AT_UNITS + together.shape[1], *kept.shape[1::2])))],
     )
 
 
@@ -84,32 +90,44 @@ def _parts(shared: Shared | None, kinds: int) -> Any:
     return parts
 
 
-def told_of(kinds: KindsOf, code: int) -> Any:
-    """Return what is told of a rank for one sample: before policies before parts."""
-    blocks = blocks_of(kinds)
-    if code not in blocks.told:
-        (place, way), variant = divmod(code // VARIANTS, WAYS), code % VARIANTS
-        kept, working = blocks.kept[variant], blocks.working[variant]
-        counts, freed = _turning(kinds, place, way) if way else _in_order(kinds, place)
-        splits = way and flights.WAYS[way - 1][1]
-        found = np.zeros((AT_UNITS + len(working), *kept[:, 0].shape))
-        found[KEPT] = np.einsum("k,pks->ps", counts, kept)
-        if kinds.pipelines.known.get(_ALONE) == place:
-            found[AT_HEAD] = blocks.head[variant]
-        of_units = [
-            # what waits for the gradients of weights may be what was made again
-            working[moment]
-            + (0 if splits else kept[0, kind] - kept[:, kind])
-            - np.einsum("k,pks->ps", freed[kind], kept)
-            for moment, kind in enumerate(blocks.kind_of)
-            if freed[kind] is not None and blocks.units[kind]
-        ]
-        if of_units:
-            # the last one stands for those that the rank has not
-            found[AT_UNITS:] = of_units[-1]
-            found[AT_UNITS : AT_UNITS + len(of_units)] = of_units
-        blocks.told[code] = found
-    return blocks.told[code]
+def told_of(kinds: KindsOf, codes: Sequence[int]) -> Any:
+    """Return what is told of ranks for one sample; ranks before that before policies before parts."""
+    told = blocks_of(kinds).told
+    places, table = told[-1]
+    others = [code for code in codes if code not in places]
+    if others:
+        parts = (others[first : first + _AT_ONCE] for first in range(0, len(others), _AT_ONCE))
+        table = np.concatenate([table, *(_told(kinds, part) for part in parts)])
+        places = places | {code: place for place, code in enumerate(others, len(places))}
+        # both at once, as threads may ask for the same
+        told[:] = [(places, table)]
+    return table.take([places[code] for code in codes], axis=0)
+
+
+def _told(kinds: KindsOf, codes: Sequence[int]) -> Any:
+    blocks, (ways, variant) = blocks_of(kinds), np.divmod(np.array(codes), VARIANTS)
+    (place, way), (several, own) = np.divmod(ways, WAYS), np.unique(ways, return_inverse=True)
+    ran = [_ran(kinds, *divmod(each, WAYS)) for each in several.tolist()]
+    counts, behind, has = (np.array(each)[own] for each in zip(*ran, strict=True))
+    kept, working = blocks.kept[variant], blocks.working[variant]
+    # ranks before kinds before policies with parts
+    by_kind = kept.swapaxes(1, 2).reshape(*kept.shape[:1], kept.shape[2], -1)
+    found = np.zeros((len(codes), AT_UNITS + working.shape[1], *kept.shape[1::2]))
+    found[:, KEPT] = (counts[:, None] @ by_kind).reshape(-1, *kept.shape[1::2])
+    head = np.flatnonzero(place == kinds.pipelines.known.get(_ALONE))
+    found[head, AT_HEAD] = blocks.head[variant[head], None]
+    of = np.array(blocks.kind_of)
+    gone = (behind @ by_kind).reshape(*behind.shape[:2], *kept.shape[1::2])
+    # what waits for the gradients of weights may be what was made again
+    splits = np.array([0, *(split for _, split in flights.WAYS)], dtype=bool)[way]
+    again = np.where(splits[:, None, None, None], 0.0, (kept[:, :1] - kept).swapaxes(1, 2))
+    at_units = working[:, :, None] + again[:, of] - gone[:, of]
+    has = has[:, of] & np.array(blocks.units)[of]
+    # one that there is stands for those that the rank has not
+    there = np.where(has, np.arange(len(of)), has.argmax(axis=1)[:, None])
+    rows = np.flatnonzero(has.any(axis=1))
+    found[rows, AT_UNITS:] = at_units[rows[:, None], there[rows]]
+    return found
 
 
 def rank_of(kinds: KindsOf, place: int) -> int:
@@ -117,7 +135,7 @@ def rank_of(kinds: KindsOf, place: int) -> int:
     blocks = blocks_of(kinds)
     if place not in blocks.ranks:
         ranks, many = kinds.pipelines.cuts[place].rows[:FOREMOST], len(kinds.pipelines.kinds.of)
-        has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.of_kind > 0) & blocks.units
+        has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.chain.of_kind > 0) & blocks.units
         runs = (has * blocks.runs).max(axis=1)
         trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1)
         behind = len(ranks) > 1 and (runs[1] > _FAR_MORE * runs[0] or trained[1] > _MORE * trained[0])
@@ -125,25 +143,25 @@ def rank_of(kinds: KindsOf, place: int) -> int:
     return blocks.ranks[place]
 
 
-def _in_order(kinds: KindsOf, place: int) -> tuple[Any, list[Any]]:
-    """Return the repeats of each kind on a rank, and of those behind the foremost of each."""
-    cut, of = kinds.pipelines.cuts[place], kinds.pipelines.kinds.of
-    held = cut.held[0, int(cut.rows[rank_of(kinds, place), 0])]
-    ran = np.zeros(len(kinds.pipelines.kinds.blocks))
-    freed: list[Any] = [None] * len(ran)
-    for block in reversed(range(len(held))):
-        kind = of[block]
-        if held[block] and freed[kind] is None:
-            freed[kind] = ran.copy()
-        ran[kind] += held[block]
-    return ran, freed
+def _ran(kinds: KindsOf, place: int, way: int) -> tuple[Any, Any, Any]:
+    """Return the repeats of each kind on a rank, of those behind the foremost of each, and which it has.
 
-
-def _turning(kinds: KindsOf, place: int, way: int) -> tuple[Any, list[Any]]:
-    """Return what ``_in_order`` does of all that is in flight, where virtual stages take turns."""
-    few, split = flights.WAYS[way - 1]
+    Where virtual stages take turns, those of all that is in flight.
+    """
     many = len(kinds.pipelines.kinds.blocks)
-    held = kinds.pipelines.firsts_of(place, split=split)[few].at_kinds[0, :, :many, rank_of(kinds, place)]
-    # nothing ran before the block behind all others
-    counts = held.max(axis=0)
-    return counts, [counts - alive if alive.any() else None for alive in held]
+    if way:
+        few, split = flights.WAYS[way - 1]
+        firsts = kinds.pipelines.firsts_of(place, split=split)[few]
+        held = firsts.at_kinds[0, :, :many, rank_of(kinds, place)]
+        # nothing ran before the block behind all others
+        counts, has = held.max(axis=0), held.any(axis=1)
+        return counts, np.where(has[:, None], counts - held, 0.0), has
+    cut, of = kinds.pipelines.cuts[place], kinds.pipelines.kinds.of
+    repeats = cut.held[0, int(cut.rows[rank_of(kinds, place), 0])]
+    counts, behind, has = np.zeros(many), np.zeros((many, many)), np.zeros(many, dtype=bool)
+    for block in reversed(repeats.nonzero()[0].tolist()):
+        kind = of[block]
+        if not has[kind]:
+            has[kind], behind[kind] = True, counts
+        counts[kind] += repeats[block]
+    return counts, behind, has

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parastrat.model import OperatorKind
@@ -14,7 +14,7 @@ from parastrat.remembered import remembered
 from parastrat.saved import Saved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from parastrat.model import Block, ModelSpec
     from parastrat.units import Bytes, Numbers
@@ -149,17 +149,29 @@ class Way(NamedTuple):
     known: bool
 
 
-def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
+def parameters_of(block: Block) -> dict[str, ParameterTotals]:
+    """Return the parameters of a kind of block by name, the same in whatever way it is asked for."""
+    every = block_totals(block)
+    multiplies = any(operator.kind in _PRODUCTS for operator in block.operators)
+    return {
+        "unit": every if block.unit else NO_PARAMETERS,
+        "root": NO_PARAMETERS if block.unit else every,
+        "trainable": block_totals(block, trainable=True),
+        "cast": cast_totals(block) if multiplies else NO_PARAMETERS,
+        "added": added_totals(block),
+        "before": NO_PARAMETERS,
+    }
+
+
+def kind_of(block: Block, way: Way, model: ModelSpec, parameters: Mapping[str, ParameterTotals]) -> Kind:
     """Return what one repeat of a block of a model holds in one way, tied weights aside."""
     own = (block.autocast or block) if way.autocast else block
-    multiplies = any(operator.kind in _PRODUCTS for operator in block.operators)
     soonest = min(moment.meanwhile for moment in block.moments)
     moments = cast_moments(block) if way.autocast else block.moments
 
     def shared(saved: Saved) -> Shared | None:
         return shared_of(saved, whole=way.whole)
 
-    every = block_totals(block)
     kept = [shared(own.activations.under(policy)) or _NOTHING for policy in Recompute]
     # what policies do nothing to is told by identity
     alike: dict[Shared, Shared] = {}
@@ -181,12 +193,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec) -> Kind:
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,
         regathered=block.regathered if _regathers(model) else None,
         behind_regathered=shared(block.behind_regathered),
-        unit=every if block.unit else NO_PARAMETERS,
-        root=NO_PARAMETERS if block.unit else every,
-        trainable=block_totals(block, trainable=True),
-        cast=cast_totals(block) if multiplies else NO_PARAMETERS,
-        added=added_totals(block),
-        before=NO_PARAMETERS,
+        **parameters,
         later=1.0 if block.halfway is None else 1 - block.halfway.meanwhile,
         soonest=soonest if way.known else 0.0,
         unknown=block.meanwhile is None,
@@ -229,7 +236,10 @@ def is_tied(block: Block, others: Sequence[Block]) -> bool:
 
 def shared_of(saved: Saved, *, whole: bool = False) -> Shared | None:
     """Return bytes by what divides them; along a sequence nothing does in what sees a whole one."""
+    replicated, sequence = saved.replicated, saved.sequence
     if whole:
-        saved = replace(saved, replicated=saved.replicated + saved.sequence, sequence=0)
-    parts = [getattr(saved, name) for name in Shared._fields]
-    return Shared(parts[0], *(part or None for part in parts[1:])) if any(parts) else None
+        replicated, sequence = replicated + sequence, 0
+    tensor, expert, loss, fixed = saved.tensor, saved.expert, saved.loss, saved.fixed
+    if not (replicated or tensor or sequence or expert or loss or fixed):
+        return None
+    return Shared(replicated, tensor or None, sequence or None, expert or None, loss or None, fixed or None)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of
+from parastrat.columns import code_of, derived, derived_with
 from parastrat.distinct import NUMBERED, distinct, places_of
 from parastrat.elementwise import smaller, where
 from parastrat.memory.alike import code_of_plans, unlike
@@ -28,7 +28,7 @@ from parastrat.memory.foremost import (
     told_of,
 )
 from parastrat.memory.plans import job_of, shares_of
-from parastrat.ranks.division import divided, divided_total, division, division_of
+from parastrat.ranks.division import divided, divided_total, division
 from parastrat.ranks.load import load_of, whole_model
 from parastrat.ranks.states import of_elements, states_of
 from parastrat.stack import Crossing
@@ -46,8 +46,17 @@ if TYPE_CHECKING:
     from parastrat.units import Bytes, Numbers
 
 
-def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Bytes:
+def quick_floor(
+    facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tuple[Columns, Any] | None = None
+) -> Bytes:
     """Return what ``memory_floor`` does, or less.
+
+    Args:
+        facts: the job.
+        c: plans.
+        policies: that are looked at.
+        widths: that the plans may have, and which of them each has, where these are kept: what hangs on
+            them is worked out once.
 
     Returns:
         A row for each policy, beside the plans' rows.
@@ -55,7 +64,7 @@ def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Byte
     if not len(c.pp):
         return np.empty((len(policies), 0))
     job = job_of(facts)
-    (widths, width), (table, at) = distinct(c, NUMBERED["width"]), job.pipelines.table(c)
+    widths, (table, at) = widths or distinct(c, NUMBERED["width"]), job.pipelines.table(c)
     places = np.flatnonzero(np.bincount(at))
     which = np.zeros(len(table.counts), dtype=np.int64)
     which[places] = [rank_of(job.kinds, place) for place in places.tolist()]
@@ -63,15 +72,16 @@ def quick_floor(facts: Facts, c: Columns, policies: Sequence[Recompute]) -> Byte
     alike, piped, steps = unlike(job.flags, code_of_plans(c)), c.pp > 1, c.gradient_accumulation_steps
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
     codes = (at * WAYS + ways) * VARIANTS + alike.variant
-    kept, head, unit = _activations(job, (codes, widths, width), c.micro_batch_size, policies)
+    kept, head, unit = _activations(job, (codes, *widths), c.micro_batch_size, policies)
     # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come; of
     # chunks no more than twice as many are in flight
     late = steps <= where(alike.turns, 2 * c.pp, c.pp)
     own = divided(load.trainable, division(c))
     under = where(late, job.element.compute, job.element.compute + job.element.reduce) * sum(own)
-    pool, at_head, at_unit = (part.take(width) for part in _gathered(job, widths))
+    every, width = widths
+    pool, at_head, at_unit = (part.take(width) for part in _gathered(job, every))
     base = _stays(job, alike, c, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
-    head = head + _loss_in_parallel(job, widths).take(width) * np.where(piped, 0, c.micro_batch_size)
+    head = head + _loss_in_parallel(job, every).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
     unit = unit + where(alike.gathers, np.where(piped, under, at_unit), 0.0)
     flying = where(alike.turns, 1, np.where(piped, smaller(c.pp - load.rank, steps), 1))
@@ -86,19 +96,18 @@ def _activations(
 
     Args:
         job: the job.
-        kinds: the codes of the rows' ranks, the widths that occur, and which of them each row has.
+        kinds: the codes of the rows' ranks, the widths that may occur, and which of them each row has.
         samples: of a micro-batch.
         policies: that are looked at.
     """
     codes, widths, width = kinds
-    found, code = places_of(codes)
+    (found, code), (occurring, width) = places_of(codes), places_of(width)
     own = [code_of(policy) for policy in policies]
     # codes before moments before policies before parts
-    held = np.array([told_of(job.kinds, each)[:, own] for each in found.tolist()])
-    one = widths.joined({"micro_batch_size": 1})
-    shares = np.array(np.broadcast_arrays(*shares_of(one, division_of(one))), dtype=float)
+    held = told_of(job.kinds, found.tolist())[:, :, own]
+    shares = _shares_of_one(widths).take(occurring, axis=1)
     of_samples, fixed = held[..., :-1] @ shares, held[..., -1]
-    pair = code * len(widths.pp) + width
+    pair = code * len(occurring) + width
     parts = _by_moments(of_samples)
     # policies before codes with each width
     several = [part.swapaxes(0, 1).reshape(len(own), -1).take(pair, axis=-1) * samples for part in parts]
@@ -107,6 +116,13 @@ def _activations(
         several = [part + each.T.take(code, axis=-1) for part, each in zip(several, more, strict=True)]
     kept, head, unit = several
     return kept, head, unit
+
+
+@derived
+def _shares_of_one(widths: Columns) -> Any:
+    """Return of how much of one sample each width has the bytes: what divides them before widths."""
+    one = widths.joined({"micro_batch_size": 1})
+    return np.array(np.broadcast_arrays(*shares_of(one, division(widths))), dtype=float)
 
 
 def _by_moments(each: Any) -> tuple[Any, Any, Any]:
@@ -138,13 +154,14 @@ def _received(job: Job, alike: Alike, c: Columns, rank: Any) -> Bytes:
     return c.gradient_accumulation_steps * count * width
 
 
+@derived_with
 def _gathered(job: Job, widths: Columns) -> tuple[Bytes, Bytes, Bytes]:
     """Return what stands idle of each width, and is gathered as a head and as any unit run.
 
     Where there is no pipeline. The unit's gradients come, and what its backward reads goes: of what is
     gathered its parameters count once less.
     """
-    element, d, nothing = job.element, division_of(widths), np.zeros(len(widths.pp))
+    element, d, nothing = job.element, division(widths), np.zeros(len(widths.pp))
     if job.stack.gathers_in_graph or job.stack.ends_apart:
         return nothing, nothing, nothing
     whole = whole_model(job.model)
@@ -166,14 +183,15 @@ def _experts_apart(job: Job, kind: Kind, widths: Columns) -> Numbers:
     """Return the parameters of experts that are a unit of their own, as ``memory.unmet`` does of plans."""
     if not job.stack.experts_apart:
         return 0.0
-    return np.where(widths.ep > 1, divided(kind.unit, division_of(widths))[1], 0.0)
+    return np.where(widths.ep > 1, divided(kind.unit, division(widths))[1], 0.0)
 
 
+@derived_with
 def _loss_in_parallel(job: Job, widths: Columns) -> Bytes:
     """Return by how much more a head makes of each sample where the loss is in parallel, or less."""
     last = job.kinds.each[0][job.pipelines.kinds.of[-1]]
     if not job.kinds.losses or last.of_unit or not last.of_loss:
         return np.zeros(len(widths.pp))
-    in_parallel = widths.loss_parallel & (division_of(widths).vocabulary >= widths.tp)
+    in_parallel = widths.loss_parallel & (division(widths).vocabulary >= widths.tp)
     of_sample = last.of_loss * job.stack.parallel_loss_tensors / widths.cp / widths.tp
     return np.where(in_parallel, of_sample, 0.0)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.memory.kinds import Kind, Shared, Way, is_tied, kind_of, shared_of
+from parastrat.memory.kinds import Kind, Shared, Way, is_tied, kind_of, parameters_of, shared_of
 from parastrat.plan import Recompute
 from parastrat.ranks import ParameterTotals, block_kinds
-from parastrat.ranks.pipelines import DIVIDED, pipelines_of
+from parastrat.ranks.chains import DIVIDED
+from parastrat.ranks.pipelines import pipelines_of
 from parastrat.remembered import remembered
 from parastrat.saved import Saved
 
@@ -42,10 +43,12 @@ class KindsOf:
         """The columns of all kinds in each variant."""
         most = max(len(kind.moments) for variant in self.each for kind in variant)
         found: list[Kind] = []
+        # what kinds have in common in several variants is told by identity
+        made: dict[tuple[int, ...], Any] = {}
         for place, variant in enumerate(self.each):
             same = self.each.index(variant)
             even = [_with_moments(kind, most) for kind in variant]
-            found.append(found[same] if same < place else _together(even))
+            found.append(found[same] if same < place else _kinds_together(even, made))
         return tuple(found)
 
     @cached_property
@@ -99,9 +102,11 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
     blocks = block_kinds(model).blocks
     known = any(block.meanwhile for block in blocks)
 
+    parameters = [parameters_of(block) for block in blocks]
+
     @cache
     def made(place: int, way: Way) -> Kind:
-        return kind_of(blocks[place], way, model)
+        return kind_of(blocks[place], way, model, parameters[place])
 
     # mostly a pipeline changes nothing: such kinds are made once
     each = tuple(
@@ -134,20 +139,29 @@ def _with_moments(kind: Kind, most: int) -> Kind:
     return replace(kind, moments=(kind.moments + kind.moments[-1:] * most)[:most])
 
 
+def _kinds_together(several: Sequence[Kind], made: dict[tuple[int, ...], Any]) -> Kind:
+    """Return several kinds as one whose numbers are columns; what is made of each part is kept."""
+    columns = {}
+    for name in Kind.__dataclass_fields__:
+        values = [getattr(each, name) for each in several]
+        key = tuple(map(id, values))
+        if key not in made:
+            made[key] = values, _together(values)
+        columns[name] = made[key][1]
+    return Kind(**columns)
+
+
 def _together(several: Sequence[Any]) -> Any:
     """Return values of several kinds as one whose numbers are columns; 0 or None where none has any."""
     first = next((each for each in several if each is not None), None)
     if first is None:
         return None
-    if isinstance(first, Kind):
-        names = Kind.__dataclass_fields__
-        return Kind(**{name: _together([getattr(each, name) for each in several]) for name in names})
     if isinstance(first, ParameterTotals):
         totals = ([getattr(each, name) for each in several] for name in DIVIDED)
         return ParameterTotals(*(_together(own) if any(own) else 0 for own in totals))
     if not isinstance(first, tuple):
-        column = np.array([[0 if each is None else each] for each in several])
-        return column if column.dtype == bool else column.astype(float)
+        kind = bool if all(type(each) is bool for each in several) else float
+        return np.array([each or 0 for each in several], dtype=kind)[:, None]
     blank = (None,) * len(first)
     parts = [_together(own) for own in zip(*(each or blank for each in several), strict=True)]
     return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)

@@ -9,7 +9,8 @@ import numpy as np
 
 from parastrat.columns import derived_with
 from parastrat.elementwise import taken
-from parastrat.ranks.pipelines import DIVIDED, TOTALS, pipelines_of
+from parastrat.ranks.chains import DIVIDED, TOTALS
+from parastrat.ranks.pipelines import pipelines_of
 from parastrat.remembered import remembered
 from parastrat.units import Numbers
 
@@ -130,7 +131,7 @@ def load_of(pipelines: Pipelines, numbers: Any, places: Any = None) -> RankLoad:
     """
     many, width = len(pipelines.kinds.blocks), len(DIVIDED)
     rank, *repeats = [taken(each, places) for each in numbers[: 1 + many]]
-    totals = zip(numbers[1 + many :], pipelines.stated, strict=True)
+    totals = zip(numbers[1 + many :], pipelines.chain.stated, strict=True)
     own = [taken(each, places) if stated else 0 for each, stated in totals]
     parts = (own[place * width : (place + 1) * width] for place in range(len(TOTALS)))
     found = (ParameterTotals(*part) if any(map(has_any, part)) else NO_PARAMETERS for part in parts)

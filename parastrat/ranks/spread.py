@@ -12,8 +12,9 @@ from parastrat.ranks.starts import CellsOf
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
+    from parastrat.ranks.chains import Shape
     from parastrat.ranks.load import RankLoad
-    from parastrat.ranks.pipelines import Pipelines, Shape
+    from parastrat.ranks.pipelines import Pipelines
     from parastrat.ranks.starts import Start
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,9 +11,9 @@ from parastrat.columns import code_of
 from parastrat.elementwise import some, taken
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
+from parastrat.ranks.chains import COLUMN_OF, DIVIDED
 from parastrat.ranks.division import divided, division, local, sharded_total
 from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
-from parastrat.ranks.pipelines import DIVIDED
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Block, ModelSpec
+    from parastrat.model import Block, ModelSpec, Parameters
     from parastrat.ranks.division import Division
     from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.load import RankLoad
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _UNSHARDED, _SHARDED = code_of(Shard.NONE), code_of(Shard.PARAMETERS)
 _HERE, _AWAY = code_of(Offload.NONE), code_of(Offload.PARAMETERS)
+
+#: the totals that count a group of parameters, by what divides it
+_TOTALS_OF = {split: DIVIDED[column] for split, column in COLUMN_OF.items()}
 
 #: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps
 _FP32 = 4
@@ -175,21 +178,23 @@ def context_bytes(facts: Facts) -> int:
 
 def cast_totals(block: Block) -> ParameterTotals:
     """Return one repeat's parameters of which autocast makes short copies, by what divides them."""
-    cast = tuple(group for group in block.parameters if group.cast)
-    return block_totals(replace(block, parameters=cast))
+    return _totals_of([group for group in block.parameters if group.cast])
 
 
 def added_totals(block: Block) -> ParameterTotals:
     """Return the weight whose gradients weigh most as they are added up, by what divides it."""
-    return block_totals(replace(block, parameters=() if block.added is None else (block.added,)))
+    return _totals_of(() if block.added is None else (block.added,))
 
 
 def block_totals(block: Block, *, trainable: bool = False) -> ParameterTotals:
     """Return one repeat's parameters by what divides them, or the trainable alone."""
+    return _totals_of(block.parameters, trainable=trainable)
+
+
+def _totals_of(groups: Sequence[Parameters], *, trainable: bool = False) -> ParameterTotals:
     counts = dict.fromkeys(DIVIDED, 0)
-    for group in block.parameters:
-        split = "replicated" if group.split.value == "sequence" else group.split.value
-        counts[split] += group.trainable if trainable else group.count
+    for group in groups:
+        counts[_TOTALS_OF[group.split]] += group.trainable if trainable else group.count
     return ParameterTotals(**counts) if any(counts.values()) else NO_PARAMETERS
 
 

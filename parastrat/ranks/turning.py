@@ -11,8 +11,9 @@ from parastrat.ranks.flights import WAYS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parastrat.ranks.chains import Shape
     from parastrat.ranks.flights import Turns
-    from parastrat.ranks.pipelines import Pipelines, Shape
+    from parastrat.ranks.pipelines import Pipelines
     from parastrat.ranks.starts import Start
 
 

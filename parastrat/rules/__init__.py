@@ -125,6 +125,8 @@ CASE_RULES: tuple[CaseRule, ...] = tuple(rule for rule in RULES if isinstance(ru
 
 _FORBIDDING = tuple(rule for rule in PLAN_RULES if rule.severity is Severity.ERROR)
 _FORBIDDING_MORE = tuple(dict.fromkeys((*_FORBIDDING, *runtime_support.RUNTIME_RULES)))
+#: the column that a rule found unknown the last time that it read one
+_missed: dict[PlanRule, str] = {}
 _BY_CODE = {rule.code: rule for rule in RULES}
 
 
@@ -161,7 +163,11 @@ def rejection_masks(columns: Columns, judged: Container[PlanRule] = ()) -> Itera
     for rule in rules:
         if rule in judged:
             continue
+        # a rule reads the same columns of all plans: it is known which one it missed, as most do that wait
+        missed = _missed.get(rule)
+        if missed is not None and not columns.has(missed):
+            continue
         try:
             yield rule, rule.mask(columns)
-        except UnknownFactError:
-            continue
+        except UnknownFactError as error:
+            _missed[rule] = error.fact

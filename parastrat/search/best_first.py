@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: rows that are visited first, of all groups together, and of each at least and at most; then four times
-#: as many
-_FIRST = 150
+#: rows of a group that are visited first at least; then four times as many
 _LEAST_OF_EACH = 5
-MOST_OF_EACH = 24
 _GROWTH = 4
 #: so many are visited at once, or so many times as many as of a group at first, if they are less: their
 #: floors would take longer to compare
@@ -23,6 +20,18 @@ _FEW, _TIMES = 600, 25
 _ROUNDING = 1 + 1e-9
 
 
+class First(NamedTuple):
+    """How many rows are visited first. The less, the longer a visit takes."""
+
+    #: of a group at most
+    of_each: int = 24
+    #: of all groups together, about
+    of_all: int = 150
+
+
+_FEW_FIRST = First()
+
+
 def visit(
     floors: Any,
     groups: Any,
@@ -30,7 +39,7 @@ def visit(
     limits: Callable[[Any], Any],
     *,
     least: Any = None,
-    most: int = MOST_OF_EACH,
+    first: First = _FEW_FIRST,
 ) -> None:
     """Visit rows until every one left has a floor above its group's limit.
 
@@ -40,16 +49,16 @@ def visit(
         judge: the values of some rows, infinite where a row has none.
         limits: from the least value of every group what a floor must not exceed to matter.
         least: the least value of every group so far, which is kept; none where it is not given.
-        most: how many rows of a group are visited first, at most. The less, the longer a visit takes.
+        first: how many rows are visited first.
     """
     if least is None:
         least = np.full(int(groups.max(initial=-1)) + 1, np.inf)
     left = mattering(floors, groups, limits(least))
     left = left[np.argsort(floors[left], kind="stable")]
     present = max(int(np.count_nonzero(np.bincount(groups[left]))), 1)
-    of_each = int(np.clip(_FIRST // present, _LEAST_OF_EACH, most))
+    of_each = int(np.clip(first.of_all // present, _LEAST_OF_EACH, first.of_each))
     while len(left):
-        at_once = len(left) <= min(_FEW, _TIMES * most)
+        at_once = len(left) <= min(_FEW, _TIMES * first.of_each)
         now = np.ones(len(left), dtype=bool) if at_once else place_in_group(groups[left]) < of_each
         rows, left = left[now], left[~now]
         np.minimum.at(least, groups[rows], judge(rows))

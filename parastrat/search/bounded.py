@@ -60,7 +60,10 @@ class Searched:
     def memory_of_meshes(self) -> Any:
         """Return for each recompute policy floors of what the plans of each mesh need."""
         meshes = self.allowed.meshes
-        floors = mesh_floor(self.facts, meshes) if self.limited else np.zeros(len(meshes.pp))
+        if not self.limited:
+            floors = np.zeros(len(meshes.pp))
+        else:
+            floors = meshes.mesh_floor if meshes.has("mesh_floor") else mesh_floor(self.facts, meshes)
         return np.tile(floors, (len(policies(self.fixed)), 1))
 
     def steps_of_meshes(self, chosen: Any) -> Any:
@@ -109,7 +112,8 @@ class Searched:
         """Return rows with floors of their memory that are found sooner, none below those of a mesh."""
         if not self.limited:
             return self.without_floors(columns)
-        memory = np.maximum(quick_floor(self.facts, columns, policies(self.fixed)), least)
+        floors = quick_floor(self.facts, columns, policies(self.fixed), self.work.widths(columns))
+        memory = np.maximum(floors, least)
         return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
 
     def _of_able(self, columns: Columns, memory: Any) -> Any:

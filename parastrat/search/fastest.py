@@ -35,10 +35,15 @@ def fastest_plan(facts: Facts, fixed: Constraints) -> Plan | None:
 
 def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
     """Return the space of a job's meshes that may fit by their floors; None where none may."""
-    meshes = _able(facts, meshes_of(facts, fixed))
+    meshes = able_meshes(facts, fixed)
     if not len(meshes.pp):
         return None
     return searched(facts, fixed, obeying(facts, fixed, meshes, alone=True))
+
+
+def able_meshes(facts: Facts, fixed: Constraints) -> Columns:
+    """Return a job's meshes that may fit by their floors, of those whose data ranks divide its batch."""
+    return _able(facts, meshes_of(facts, fixed, dividing=True))
 
 
 def able_part(space: Searched) -> Searched:
@@ -47,9 +52,10 @@ def able_part(space: Searched) -> Searched:
 
 
 def _able(facts: Facts, meshes: Columns) -> Columns:
-    """Return the meshes that may fit by their floors."""
-    able = mesh_floor(facts, meshes) <= facts.hardware.device.usable_memory_bytes
-    return meshes.at(np.flatnonzero(able))
+    """Return the meshes that may fit by their floors, which they have from then on."""
+    floors = mesh_floor(facts, meshes)
+    able = floors <= facts.hardware.device.usable_memory_bytes
+    return meshes.joined({"mesh_floor": floors}).at(np.flatnonzero(able))
 
 
 def any_fits(space: Searched) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,20 +32,40 @@ class _Choices(NamedTuple):
     dp_replicate: int | None
     #: a degree of ep that was asked for stays where it does not divide the ranks
     asks_ep: bool
+    #: which data ranks divide; None: whether they do is asked later
+    batch: int | None
 
 
-def meshes_of(facts: Facts, fixed: Constraints) -> Columns:
-    """Return the meshes that the constraints allow, one row each, of whatever strategy."""
-    settled = settled_columns(facts, fixed)
-    return Columns({**facts_columns(facts), **settled, **_told_apart(_choices(facts, fixed))})
+#: meshes that were made
+_made: dict[_Choices, dict[str, Any]] = {}
 
 
-@lru_cache(_KEPT)
+def meshes_of(facts: Facts, fixed: Constraints, *, dividing: bool = False) -> Columns:
+    """Return the meshes that the constraints allow, one row each, of whatever strategy.
+
+    All of them, or where these were not made before those alone whose data ranks are ``dividing`` the
+    batch: rules (PS401, PS402) reject the others, which are most on many devices.
+    """
+    settled, choices = settled_columns(facts, fixed), _choices(facts, fixed)
+    if dividing and choices not in _made:
+        choices = choices._replace(batch=facts.workload.global_batch_size)
+    return Columns({**facts_columns(facts), **settled, **_told_apart(choices)})
+
+
 def _told_apart(choices: _Choices) -> dict[str, Any]:
     """Return every mesh over all devices, with what tells some of them apart.
 
     Changed jobs mostly have those of the job itself.
     """
+    found = _made.get(choices)
+    if found is None:
+        if len(_made) >= _KEPT:
+            _made.pop(next(iter(_made)), None)
+        found = _made[choices] = _making(choices)
+    return found
+
+
+def _making(choices: _Choices) -> dict[str, Any]:
     table, places = _every(choices)
     table |= shape_columns(table)
     meshes = Columns(table)
@@ -84,6 +103,10 @@ def _every(choices: _Choices) -> tuple[dict[str, Any], dict[str, Any]]:
         rows, place = np.nonzero(left[:, None] % degrees[axis] == 0)
         places = {other: own.take(rows) for other, own in places.items()} | {axis: place}
         left = left.take(rows) // degrees[axis].take(place)
+        if axis == "tp" and choices.batch is not None:
+            # what is left are data ranks
+            dividing = np.flatnonzero(choices.batch % left == 0)
+            places, left = {other: own.take(dividing) for other, own in places.items()}, left.take(dividing)
     table = {axis: degrees[axis].take(place) for axis, place in places.items()}
     # experts spread over ranks of the other axes
     inner = table["dp_shard"] * table["cp"] * table["tp"]
@@ -122,4 +145,5 @@ def _choices(facts: Facts, fixed: Constraints) -> _Choices:
         ep=experts if fixed.ep is None else (fixed.ep,),
         dp_replicate=fixed.dp_replicate,
         asks_ep=fixed.ep is not None,
+        batch=None,
     )

@@ -10,7 +10,7 @@ import numpy as np
 from parastrat.rules import rejection_masks
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.rules.memory import does_not_fit
-from parastrat.search.best_first import place_in_group, visit
+from parastrat.search.best_first import First, place_in_group, visit
 from parastrat.search.judged import with_memory
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import plan_at
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from parastrat.search.bounded import Bounded
     from parastrat.search.visited import Visited
 
-#: meshes of a rung that are visited first, and plans of a rung of which nothing is known
-_MESHES_OF_EACH = 48
+#: meshes that are visited first, and plans of a rung of which nothing is known
+_FIRST = First(of_each=200, of_all=600)
 _FIRST_OF_EACH = 5
 
 #: of more rows those that need least are visited first
@@ -54,19 +54,31 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         least[rung] = bytes_
     left = np.flatnonzero(empty[rungs])
 
-    def of_meshes(some: Any) -> Any:
-        chosen = left[some]
-        if space.allowed.counts[chosen].sum() > _SEVERAL:
-            # mostly one of these is the nearest, and no other row has a floor below
-            found.raise_to(plans.visited(space.least_rows(chosen), least))
-            chosen = chosen[found.needs(chosen) <= least[rungs[chosen]]]
+    # meshes of which not all rows were visited
+    waiting = np.zeros(len(rungs), dtype=bool)
+
+    def every_row(chosen: Any) -> None:
         columns = space.allowed.rows(chosen)
         # floors of a handful would take longer than what they spare
         bound = space.without_floors if len(columns.mesh) <= _HANDFUL else space.with_quick_floors
         plans.visited(bound(columns), least)
+
+    def of_meshes(some: Any) -> Any:
+        chosen = left[some]
+        if space.allowed.counts[chosen].sum() <= _SEVERAL:
+            every_row(chosen)
+        else:
+            # mostly one of these is the nearest, and no other row has a floor below
+            found.raise_to(plans.visited(space.least_rows(chosen), least))
+            waiting[chosen] = True
         return np.full(len(some), np.inf)
 
-    visit(found.needs(left), rungs[left], of_meshes, _itself, least=least, most=_MESHES_OF_EACH)
+    needs = found.needs(left)
+    visit(needs, rungs[left], of_meshes, _itself, least=least, first=_FIRST)
+    chosen = np.flatnonzero(waiting)
+    chosen = chosen[found.needs(chosen) <= least[rungs[chosen]]]
+    if len(chosen):
+        every_row(chosen)
     return plans.by_rung
 
 
@@ -110,6 +122,9 @@ class _Nearest:
         floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
         # where nothing is known of a rung a few tell which of the others are worth higher floors
         few = np.flatnonzero(np.isinf(least[groups]))
+        if len(rows.columns.mesh) <= _SEVERAL:
+            # those of all are found sooner
+            few = few[:0]
         if len(few):
             few = few[np.argsort(floors[few], kind="stable")]
             few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]

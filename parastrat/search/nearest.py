@@ -32,6 +32,7 @@ from parastrat.search.changes import (
     within_chunks,
 )
 from parastrat.search.fastest import able_part, able_space, any_fits, fastest_of, fastest_plan
+from parastrat.search.first_of import first_fitting
 from parastrat.search.obeying import offloading
 from parastrat.tables import facts_columns
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 _MOST = 5
 #: of them, from where an even share of the states fits
 _FURTHER = 4
+#: numbers of nodes that are searched together
+_AT_ONCE = 3
 #: more halvings than are tried
 _OFTEN = 99
 
@@ -196,7 +199,10 @@ def _longest(
             shorter, found = now, space
         else:
             longer = now
-    return None if found is None else _fitting_of(found, halved(job, model_at, shorter).changes)
+    if found is None:
+        return None
+    changed, plan = halved(job, model_at, shorter), fastest_of(found)
+    return None if plan is None else _Fit(changes=changed.changes, facts=found.facts, plan=plan)
 
 
 def _halvings_to_fit(facts: Facts, fixed: Constraints, misfits: Sequence[Case]) -> int:
@@ -224,8 +230,15 @@ def _fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _FURTHER)
     From where an even share of the states fits only so many doublings are tried: each leaves half of the
     states, and what is left then is activations, which further nodes free next to no room for.
     """
-    able = (more for more in more_nodes(job) if _may_fit(more.facts, fixed))
-    return _first(islice(able, most), fixed)
+    able = islice((more for more in more_nodes(job) if _may_fit(more.facts, fixed)), most)
+    fit = _first(islice(able, 1), fixed)
+    # where the fewest do not help, further ones mostly do not either
+    while fit is None and (further := tuple(islice(able, _AT_ONCE))):
+        found = first_fitting([more.facts for more in further], fixed)
+        if found is not None:
+            place, plan = found
+            fit = _Fit(changes=further[place].changes, facts=further[place].facts, plan=plan)
+    return fit
 
 
 def _first(jobs: Iterable[Changed], fixed: Constraints) -> _Fit | None:

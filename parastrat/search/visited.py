@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.search.best_first import visit
+from parastrat.search.best_first import First, visit
 from parastrat.search.judged import Judged, judge
 from parastrat.search.space import option_counts, policies
 
@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 
 #: of more rows meshes are put in order first
 _MANY = 12_000
-#: meshes of a group whose rows are put in order first, at most
-_MOST_OF_EACH = 80
-#: rows of a group that are judged first, at most
-_ROWS_OF_EACH = 80
+#: meshes whose rows are put in order first, and rows that are judged first
+_MESHES = _ROWS = First(of_each=80)
 #: rows that are judged in any order
 _HANDFUL = 120
 
@@ -61,6 +59,9 @@ class Visited:
     misfits: list[Rejected] = field(default_factory=list)
     #: plans of the rows that were judged, each time
     plans: list[int] = field(default_factory=list)
+    #: where the best is asked for alone, and of all rows floors were found: those that may fit, though not
+    #: with their margin, with the first policies that may
+    tight: list[tuple[Bounded, Any]] = field(default_factory=list)
 
     def visit(self, meshes: Any, wanted: Wanted) -> None:
         """Judge those rows of chosen meshes that may be the best of their groups.
@@ -79,6 +80,9 @@ class Visited:
                     self._judge(rows.at(places), wanted)
             return
         least = np.full(int(wanted.groups.max(initial=-1)) + 1, np.inf)
+        if self.tight and not wanted.roomy:
+            self._judge_in_order(*self.tight[0], wanted, least)
+            return
         meshes = self._fitting(meshes, wanted)
         if space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
@@ -89,26 +93,28 @@ class Visited:
                 return np.full(len(some), np.inf)
 
             floors = space.steps_of_meshes(meshes)
-            visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, most=_MOST_OF_EACH)
+            visit(floors, wanted.groups[meshes], of_meshes, wanted.limits, least=least, first=_MESHES)
+            # there may be others
+            self.tight.clear()
         self.told[meshes] = True
 
     def _fitting(self, meshes: Any, wanted: Wanted) -> Any:
-        """Return those of some meshes that may fit by their floors; the others are told if asked for."""
+        """Return those of some meshes that may fit by their floors; the others are told if asked for.
+
+        Where they are not, floors of rows are found once, of those too that may fit without their margin.
+        """
         if not wanted.alone:
             untold = meshes[~self.told[meshes]]
             misfits = self.space.misfits(untold, self.needs(untold))
             self.misfits.extend(misfits)
             for entry in misfits:
                 self.told[untold[entry.rows]] = True
-        return meshes[self._may_fit(meshes, wanted).any(axis=0)]
+        roomy = wanted.roomy and not wanted.alone
+        return meshes[self.space.may_fit(self.memory.take(meshes, axis=1), roomy=roomy).any(axis=0)]
 
     def needs(self, meshes: Any) -> Any:
         """Return floors of what some meshes need, whatever their recompute policy."""
         return self.memory.take(meshes, axis=1).min(axis=0)
-
-    def _may_fit(self, meshes: Any, wanted: Wanted) -> Any:
-        """Return under which policies some meshes may fit by their floors."""
-        return self.space.may_fit(self.memory.take(meshes, axis=1), roomy=wanted.roomy)
 
     def raise_to(self, rows: Bounded) -> None:
         """Raise the floors of meshes to those of their rows, which stand mesh after mesh."""
@@ -118,7 +124,10 @@ class Visited:
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
-        rows, first = self._with_chance(self.space.allowed.rows(meshes), wanted)
+        self._judge_in_order(*self._with_chance(self.space.allowed.rows(meshes), wanted), wanted, least)
+
+    def _judge_in_order(self, rows: Bounded, first: Any, wanted: Wanted, least: Any) -> None:
+        """Judge rows in the order of floors of their steps under the first policies that may fit."""
         if not len(first):
             return
 
@@ -131,7 +140,7 @@ class Visited:
         few = wanted.alone and len(first) <= _HANDFUL
         floors = np.zeros(len(first)) if few else self.space.steps(rows.columns, first)
         groups = wanted.groups[rows.columns.mesh]
-        visit(floors, groups, of_rows, wanted.limits, least=least, most=_ROWS_OF_EACH)
+        visit(floors, groups, of_rows, wanted.limits, least=least, first=_ROWS)
 
     def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Bounded, Any]:
         """Return those of some rows that may fit by quick floors, with the first policies that may.
@@ -145,19 +154,28 @@ class Visited:
         fits = may_fit.any(axis=0)
         if not wanted.alone:
             self.misfits.extend(rows.at(np.flatnonzero(~fits & ~self.told[columns.mesh])).misfits())
-        if wanted.roomy:
-            may_fit, kept = likely, np.flatnonzero(likely.any(axis=0))
-        else:
+        roomy = likely.any(axis=0)
+        # where all are a handful they are judged at once
+        few = wanted.alone and np.count_nonzero(fits) <= _HANDFUL
+        if not wanted.roomy:
             # rows that may have their margin were looked at before
-            kept = np.flatnonzero(fits & ~likely.any(axis=0))
-        codes = np.array([code_of(policy) for policy in policies(self.space.fixed)])
-        return rows.at(kept), codes[may_fit.take(kept, axis=1).argmax(axis=0)]
+            return _under_first(rows, may_fit, fits & ~roomy)
+        if wanted.alone:
+            self.tight.append(_under_first(rows, may_fit, fits & ~roomy & (not few)))
+        return _under_first(rows, may_fit, fits) if few else _under_first(rows, likely, roomy)
 
     def _judge(self, rows: Bounded, wanted: Wanted) -> Judged:
         if not wanted.alone:
             self.plans.append(int(option_counts(rows.space.fixed, rows.columns).sum()))
         self.judged.append(judge(rows, alone=wanted.alone))
         return self.judged[-1]
+
+
+def _under_first(rows: Bounded, may_fit: Any, kept: Any) -> tuple[Bounded, Any]:
+    """Return the rows that are kept, with the first policies under which they may fit."""
+    places = np.flatnonzero(kept)
+    codes = np.array([code_of(policy) for policy in policies(rows.space.fixed)])
+    return rows.at(places), codes[may_fit.take(places, axis=1).argmax(axis=0)]
 
 
 def nothing_of(space: Searched) -> Visited:

@@ -50,15 +50,25 @@ class Work:
         """The place of each width among those that occur, by its number."""
         return np.cumsum(np.bincount(self.allowed.meshes.width) > 0) - 1
 
+    def widths(self, columns: Columns) -> tuple[Columns, Any]:
+        """Return every width of the space, and which of them rows of it have."""
+        return self._every, self._widths.take(columns.width)
+
     @cached_property
-    def _rows(self) -> Columns:
-        """Every width with every size of a micro-batch."""
+    def _every(self) -> Columns:
+        """A mesh of every width."""
         meshes, width = self.allowed.meshes, self.allowed.meshes.width
         first = np.zeros(int(width.max(initial=-1)) + 1, dtype=np.int64)
         first[width] = np.arange(len(width))
-        widths = first[np.bincount(width) > 0]
-        sizes = np.tile(self.sizes, len(widths))
-        return meshes.at(np.repeat(widths, len(self.sizes))).joined({"micro_batch_size": sizes})
+        return meshes.at(first[np.bincount(width) > 0])
+
+    @cached_property
+    def _rows(self) -> Columns:
+        """Every width with every size of a micro-batch."""
+        many = len(self._every.pp)
+        sizes = np.tile(self.sizes, many)
+        rows = np.repeat(np.arange(many), len(self.sizes))
+        return self._every.at(rows).joined({"micro_batch_size": sizes})
 
     @cached_property
     def _seconds(self) -> BlockSeconds:

@@ -19,7 +19,7 @@ from parastrat.plan import Offload, PipelineSchedule, Recompute
 from parastrat.profiles import load_hardware, load_stack, stack_names
 from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan
-from parastrat.search.best_first import visit
+from parastrat.search.best_first import First, visit
 from parastrat.search.bounded import searched
 from parastrat.search.fastest import able_space, any_fits, fastest_plan
 from parastrat.search.obeying import obeying
@@ -212,8 +212,8 @@ def test_the_best_of_many_rows_are_those_of_rows_bounded_at_once(
     given = facts(*job)
     at_once, fastest = find_plan(given), fastest_plan(given, Constraints())
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
-    monkeypatch.setattr("parastrat.search.visited._MOST_OF_EACH", 5)
-    monkeypatch.setattr("parastrat.search.visited._ROWS_OF_EACH", 5)
+    monkeypatch.setattr("parastrat.search.visited._MESHES", First(of_each=5))
+    monkeypatch.setattr("parastrat.search.visited._ROWS", First(of_each=5))
     monkeypatch.setattr("parastrat.search.best_first._FEW", 0)
     piece_by_piece = find_plan(given)
     assert piece_by_piece.rungs == at_once.rungs

@@ -99,3 +99,18 @@ def test_stages_of_one_device_leave_no_mesh() -> None:
     meshes = meshes_of(facts("llama-3.1-8b", "h100-sxm5x1:1"), Constraints(virtual_stages=2))
     assert {len(getattr(meshes, name)) for name in (*AXES, *NUMBERS)} == {0}
     assert {getattr(meshes, name).dtype for name in (*AXES, *NUMBERS)} == {np.dtype(np.int64)}
+
+
+@pytest.mark.parametrize(("model", "on", "fixed"), SPACES)
+def test_meshes_whose_data_ranks_divide_the_batch_are_those_of_all(
+    model: str, on: str, fixed: Constraints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parastrat.search.meshes._made", {})
+    job = facts(model, on)
+    few, every = meshes_of(job, fixed, dividing=True), meshes_of(job, fixed)
+    own = every.at(np.flatnonzero(job.workload.global_batch_size % every.dp == 0))
+    assert 0 < len(few.pp) <= len(every.pp)
+    for name in (*AXES, "dp", "world_size", "shard", "rung", "strategy"):
+        assert getattr(few, name).tolist() == getattr(own, name).tolist()
+    # what was made before is taken as it is
+    assert meshes_of(job, fixed, dividing=True).pp is every.pp

@@ -1,0 +1,68 @@
+"""One search over jobs that differ in nodes answers as one after the other does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from parastrat.case import Facts
+from parastrat.profiles import load_hardware, load_stack
+from parastrat.search import Constraints
+from parastrat.search.fastest import fastest_plan
+from parastrat.search.first_of import first_fitting
+from parastrat.sources import load_source
+from parastrat.workload import Optimizer, Precision, Workload
+
+JOBS = [
+    ("llama-3.1-8b", "dgx-a100:2", 64),
+    ("mixtral-8x7b", "8x-rtx-4090:2", 128),
+    ("llama-3.1-70b", "summit:4", 96),
+    ("nemotron-h-47b", "8x-v100-pcie-32:2", 64),
+]
+
+
+def on_nodes(model: str, on: str, batch: int, gib: float) -> tuple[Facts, ...]:
+    """Return a job on 2, 4, 8 times as many nodes whose devices have so many GiB."""
+    source, stack, hardware = load_source(model), load_stack("torch"), load_hardware(on)
+    assert source is not None
+    device = replace(hardware.device, usable_memory_bytes=int(gib * 2**30))
+    job = Facts(
+        model=source.at(2048, Precision.BF16_MIXED, stack.kernels),
+        hardware=replace(hardware, device=device),
+        workload=Workload(
+            global_batch_size=batch,
+            sequence_length=2048,
+            optimizer=Optimizer.ADAMW,
+            precision=Precision.BF16_MIXED,
+        ),
+        stack=stack,
+    )
+    several = (hardware.num_nodes * times for times in (2, 4, 8))
+    return tuple(replace(job, hardware=replace(job.hardware, num_nodes=nodes)) for nodes in several)
+
+
+@pytest.mark.parametrize("gib", [1.5, 3.0, 4.5, 6.0, 8.0, 11.0, 15.0, 20.0, 30.0])
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, _ in JOBS])
+@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
+def test_the_first_job_that_fits_and_its_fastest_plan_are_found(
+    job: tuple[str, str, int],
+    gib: float,
+    pieces: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    jobs = on_nodes(*job, gib)
+    one_by_one = ((place, fastest_plan(each, Constraints())) for place, each in enumerate(jobs))
+    expected = next(((place, plan) for place, plan in one_by_one if plan is not None), None)
+    if pieces:
+        monkeypatch.setattr("parastrat.search.bounded._FEW", 0)
+        monkeypatch.setattr("parastrat.search.visited._HANDFUL", 0)
+        monkeypatch.setattr("parastrat.search.visited._MANY", 50)
+        monkeypatch.setattr("parastrat.search.best_first._FEW", 0)
+    assert first_fitting(jobs, Constraints()) == expected
+
+
+def test_what_is_tried_covers_each_place_and_none() -> None:
+    tried = [on_nodes(*job, gib) for job in JOBS for gib in (1.5, 3.0, 4.5, 6.0, 8.0, 11.0, 15.0)]
+    found = {each and each[0] for each in (first_fitting(jobs, Constraints()) for jobs in tried)}
+    assert found == {0, 1, 2, None}
