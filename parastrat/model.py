@@ -132,9 +132,12 @@ class Block:
     added: Parameters | None = None
     beside_added: Saved = field(default_factory=Saved)
     autocast: Autocast | None = None  #: what is otherwise then
-    #: parameters that a tp rank gathers while its stretches of them are taken, and again for their gradient
-    #: and what more than halfway is gone by then
+    #: parameters of which a tp rank takes stretches, for which they are gathered
+    stretched: int = 0
+    #: the most of them whose gradient is put together at once, as often as it is there then; what more than
+    #: halfway is gone by then, and parameters of whose shares that is so, or not there yet
     regathered: int = 0
+    unshared: int = 0
     behind_regathered: Saved = field(default_factory=Saved)
     #: of the model's output what a training script holds while backward runs
     output: Saved = field(default_factory=Saved)

@@ -163,7 +163,7 @@ def _beside_saved(plans: Plans, kind: Kind, added: OverContext | None) -> tuple[
     """
     alike, more, read = plans.alike, 0.0, 0.0
     if kind.regathered is not None and alike.shards is not False:
-        taken = plans.job.element.compute * kind.regathered / plans.c.tp
+        taken = plans.job.element.compute * kind.stretched / plans.c.tp
         read = where((plans.c.tp > 1) & alike.shards, taken, 0.0)
         more = where(plans.policy <= _ATTENTION_AGAIN, read, 0.0)
     return (more, read) if added is None else (more + added.kept, read + added.read)

@@ -122,6 +122,8 @@ class Kind:
     chunk: Shared | None
     #: parameters that tp ranks gather, and what more than halfway is gone as they do for a gradient
     regathered: Any
+    stretched: Any
+    unshared: Any
     behind_regathered: Shared | None
     #: parameters: of units, of others, of both trainable, cast by autocast, and of the largest weight
     unit: ParameterTotals
@@ -192,6 +194,8 @@ def kind_of(block: Block, way: Way, model: ModelSpec, parameters: Mapping[str, P
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,
         regathered=block.regathered if _regathers(model) else None,
+        stretched=block.stretched if _regathers(model) else None,
+        unshared=block.unshared if _regathers(model) else None,
         behind_regathered=shared(block.behind_regathered),
         **parameters,
         later=1.0 if block.halfway is None else 1 - block.halfway.meanwhile,
@@ -219,7 +223,7 @@ def _late(block: Block, moment: Busy) -> float:
 
 @remembered
 def _regathers(model: ModelSpec) -> bool:
-    return any(block.regathered for block in model.blocks)
+    return any(block.stretched for block in model.blocks)
 
 
 def cast_moments(block: Block) -> tuple[Busy, ...]:

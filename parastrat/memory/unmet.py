@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from parastrat.ranks.load import ParameterTotals
     from parastrat.units import Bytes, Numbers
 
-#: of a weight that tp ranks gather along its columns, or of its gradient: as it comes, and put together
-_GATHERED_COPIES = 2
-
 
 class Reads(NamedTuple):
     """What one repeat of a kind of block holds as it runs backward, bytes."""
@@ -88,7 +85,7 @@ def freed_bytes(plans: Plans, kind: Kind, added: OverContext | None) -> Bytes:
     if kind.regathered is not None:
         # the rank's own share of a gradient comes beside its copies: elsewhere it is among all gradients,
         # of a unit it takes the place of the weight's stretches
-        copies = _GATHERED_COPIES * of_weight * kind.regathered
+        copies = of_weight * (kind.regathered - kind.unshared / plans.c.tp)
         behind = shared_bytes(kind.behind_regathered, plans.shares)
         if added is not None:
             behind = behind + added.joined

@@ -145,12 +145,12 @@ def divides_tokens(setting: Setting) -> bool:
     """Return whether experts that tp leaves whole are given a stretch of the sequence on each rank.
 
     Auto_parallelize leaves the stream divided from attention to attention, and gathers it for the shared
-    experts alone, which it divides. Transformers' Llama 4 gives every expert every token.
+    experts alone, which it divides.
     """
     a, experts = setting.architecture, setting.architecture.experts
     if experts is None or a.pattern or setting.kernels.fused:
         return False
-    return not (experts.every_token or experts.latent)
+    return not experts.latent
 
 
 def _bias_bytes(setting: Setting) -> float:

@@ -32,6 +32,7 @@ from parastrat.sources.layers import (
     norm,
 )
 from parastrat.sources.moments import halfway, layer_moments
+from parastrat.sources.stretches import stretches
 from parastrat.stack import Kernels
 from parastrat.stage_load import StageLoad
 from parastrat.workload import Precision
@@ -257,8 +258,7 @@ def _layer(
     part = joined(*parts)
     moments = layer_moments(setting, joined(*norms), fed, part, mixed=mixed)
     added, beside = largest_weight(setting, mixed=mixed)
-    regathers = a.fused_qkv and a.positions > 0 and not setting.kernels.fused
-    output = Saved(tensor=setting.element * setting.tokens * a.heads * a.head_dim)
+    taken = stretches(setting, attended)
     return Block(
         name="expert " + name if mixed else name,
         repeat=repeat,
@@ -272,9 +272,10 @@ def _layer(
         halfway=halfway(setting, joined(*norms), fed, part, mixed=mixed),
         added=added,
         beside_added=gradients(setting, 0, width, mixed=mixed) + beside,
-        # GPT-2's is stored by its input features, and is divided as it is stored, across queries and keys
-        regathered=a.hidden * (a.heads + 2 * a.kv_heads) * a.head_dim if regathers else 0,
-        behind_regathered=attended.saved + output if regathers else Saved(),
+        stretched=taken.stretched,
+        regathered=taken.regathered,
+        behind_regathered=taken.behind,
+        unshared=taken.unshared,
         awaited=awaited(setting, part, a.layer_norms),
         boundary_bytes=width + memory,
         tensor_parallel_collectives=3 if crossed else 2,

@@ -151,23 +151,25 @@ def test_vocabularies_that_tp_does_not_divide_are_whole() -> None:
         assert local(totals, columns)[0] == 5 + rank
 
 
-def test_what_tp_ranks_gather_of_weights_is_there_twice() -> None:
-    def most(regathered: int, tp: int) -> int:
+def test_what_tp_ranks_gather_of_weights_is_there_as_often_as_it_is_told() -> None:
+    def most(regathered: int, tp: int, **fields: int) -> int:
         facts = job(
-            block(matmul(1e9), regathered=regathered),
+            block(matmul(1e9), regathered=regathered, stretched=1000, **fields),
             precision=Precision.FP32,
             stack={"fragmentation": 0.0},
         )
         return assess(facts, plan(tp=tp)).estimate.memory.total
 
-    assert most(1000, 2) - most(0, 2) == 2 * 4 * 1000
-    assert most(1000, 1) == most(0, 1)
+    assert most(2000, 2) - most(0, 2) == 2 * 4 * 1000
+    assert most(2000, 1) == most(0, 1)
+    # less the shares whose places it takes
+    assert most(2000, 2, unshared=1000) - most(0, 2) == 4 * 1500
 
 
 def test_a_ranks_stretches_of_a_gathered_weight_are_kept_where_that_is_sharded() -> None:
     def kept(**fields: Any) -> int:
         facts = job(
-            block(matmul(1e9), regathered=1000, repeat=3),
+            block(matmul(1e9), stretched=1000, repeat=3),
             precision=Precision.FP32,
             stack={"fragmentation": 0.0},
         )
@@ -183,7 +185,7 @@ def test_a_ranks_stretches_of_a_gathered_weight_are_kept_where_that_is_sharded()
 def test_what_attention_kept_is_gone_as_a_gathered_weights_gradient_is_put_together() -> None:
     def most(behind: float) -> int:
         facts = job(
-            block(matmul(1e9), regathered=1000, behind_regathered=Saved(tensor=behind)),
+            block(matmul(1e9), stretched=1000, regathered=2000, behind_regathered=Saved(tensor=behind)),
             precision=Precision.FP32,
             stack={"fragmentation": 0.0},
         )

@@ -220,11 +220,11 @@ def test_fused_kernels_add_the_last_bias_of_experts_apart() -> None:
     assert of(bias=True, kernels=Kernels.EAGER) == of(bias=False, kernels=Kernels.EAGER)
 
 
-def test_experts_are_given_stretches_but_where_each_sees_every_token() -> None:
+def test_experts_are_given_stretches() -> None:
     experts = Experts(count=4, top_k=2, ffn=FFN)
     assert divides_tokens(setting(experts=experts))
     assert not divides_tokens(setting())
     assert not divides_tokens(setting(Kernels.FUSED, experts=experts))
     assert divides_tokens(setting(experts=replace(experts, shared_ffn=FFN)))
-    assert not divides_tokens(setting(experts=replace(experts, every_token=True)))
+    assert divides_tokens(setting(experts=replace(experts, every_token=True)))
     assert divides_tokens(setting(experts=experts, sinks=True))

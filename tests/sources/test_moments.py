@@ -97,3 +97,14 @@ def test_a_second_norm_beside_the_first_shares_its_input() -> None:
     assert plain == parallel + Saved(sequence=WIDTH)
     fused = [layer(Kernels.FUSED, **PLAIN, parallel=side).activations.none for side in (False, True)]
     assert fused[0] == fused[1]
+
+
+def test_phi3s_fused_products_are_stretched_where_libraries_run() -> None:
+    fused: dict[str, Any] = {"fused_qkv": True, "values_in_projection": True, "gated": True, "positions": 0}
+    own = layer(**fused)
+    a = replace(SMALL, **fused)
+    gated = 2 * a.hidden * a.ffn
+    qkv = a.hidden * (a.heads + 2 * a.kv_heads) * a.head_dim
+    assert (own.stretched, own.regathered, own.unshared) == (qkv + gated, gated, 2 * gated)
+    # GPT-NeoX's are divided head by head as they are stored
+    assert layer(**fused | {"gated": False}).stretched == 0
