@@ -132,8 +132,7 @@ def _through_layer(
     graph: Graph, node: Node, path: str, held: dict[Node, Tag], attempt: Attempt
 ) -> Tag | None:
     """A linear layer divides its output, or takes a divided input, or works inside of what is divided."""
-    # what is made of parameters alone, such as a table of positions, is read as an activation is
-    x = next((n for n in node.all_input_nodes if n not in graph.parameters), node.all_input_nodes[0])
+    x = _input_of(graph, node)
     last = len(shape_of(node)) - 1
     if x not in held and path in attempt.dead:
         return _latent(graph, path, x, attempt)
@@ -163,6 +162,12 @@ def _through_layer(
     return None
 
 
+def _input_of(graph: Graph, layer: Node) -> Node:
+    """Return what a layer reads: of parameters alone, as a table of positions, where nothing else is."""
+    inputs = layer.all_input_nodes
+    return next((each for each in inputs if each not in graph.parameters), inputs[0])
+
+
 def _beside(graph: Graph, node: Node, attempt: Attempt) -> Tag | None:
     """A parameter that meets what is divided is divided as well, as one for each head."""
     (name,) = graph.parameters.get(node, ("",))
@@ -177,7 +182,7 @@ def _latent(graph: Graph, path: str, x: Node, attempt: Attempt) -> Tag | None:
 
     The gradient of what both read would be whole of one and a share of the other.
     """
-    begun = {node.all_input_nodes[0] for node, layer in graph.layers.items() if attempt.latent.get(layer)}
+    begun = {_input_of(graph, node) for node, layer in graph.layers.items() if attempt.latent.get(layer)}
     if x in begun:
         attempt.latent.setdefault(path, True)
     return Tag(dim=WHOLE, sources=frozenset({path})) if attempt.latent.get(path) else None
