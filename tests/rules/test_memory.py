@@ -41,7 +41,7 @@ def test_is_tight() -> None:
     ("axes", "said"),
     [
         ({"dp_shard": 8}, "dry-run it with `parastrat verify` first"),
-        ({"dp_shard": 8, "tp": 2, "ep": 8}, "run a few steps first"),
+        ({"dp_shard": 8, "pp": 2, "ep": 8}, "run a few steps first"),
     ],
 )
 def test_a_tight_plan_is_tried_by_what_runs_it(axes: dict[str, int], said: str) -> None:
