@@ -19,6 +19,7 @@ from parastrat.runtime.in_step import meet, steps
 from parastrat.runtime.kept import kept_in
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import FAKE_TENSORS, silenced
+from parastrat.runtime.tensor_parallel.attending import NoEmptyAttention
 from parastrat.runtime.tensor_parallel.comparison import TOLERANCE, compared
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import IGNORED, called
@@ -171,7 +172,7 @@ def tried(
     near = True
     failure = stopped = ""
     try:
-        with silenced(FAKE_TENSORS), steps(mesh):
+        with silenced(FAKE_TENSORS), steps(mesh), NoEmptyAttention():
             parallel = copy.deepcopy(plain)
             divide(parallel)
             got = results(parallel, task, expected.kept)

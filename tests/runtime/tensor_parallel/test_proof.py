@@ -15,10 +15,12 @@ from runtime.ranks import on_ranks
 from runtime.tensor_parallel.models import qwen3
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from parastrat.errors import ParastratError, WrapError
 from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel import choice, loss
+from parastrat.runtime.tensor_parallel.attending import NoEmptyAttention
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Role
@@ -279,3 +281,11 @@ def test_a_loss_that_one_rank_cannot_try_is_whole_on_all(
     assert failed[0]["loss"] == failed[1]["loss"]
     assert failed[0]["loss"][0] == "divides"
     assert "its loss cannot be tried: AloneError: loss" in failed[0]["loss"][1]
+
+
+def test_attention_without_heads_is_refused_while_layouts_are_tried() -> None:
+    q, none = torch.zeros(2, 4, 8, 8), torch.zeros(2, 0, 8, 8)
+    with NoEmptyAttention(), pytest.raises(ValueError, match="without elements"):
+        functional.scaled_dot_product_attention(q, none, none)
+    with NoEmptyAttention():
+        assert functional.scaled_dot_product_attention(q, q, value=q).shape == q.shape
