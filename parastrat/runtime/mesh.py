@@ -104,8 +104,8 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         sample=sample,
         pp=whole["pp"] if "pp" in used else None,
         ep=None if experts is None else experts["ep"],
-        ep_samples=_ep_samples(plan, device),
-        ep_copies=_ep_copies(plan, device),
+        ep_samples=_across(plan, device, plan.mesh.ep, plan.mesh.tp),
+        ep_copies=_across(plan, device, plan.mesh.tp, plan.mesh.ep),
         expert_data=None if experts is None else experts[(experts.mesh_dim_names or ())[:-1]],
     )
 
@@ -149,22 +149,19 @@ def _experts(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
     return mesh_of_dtensors(device.type, shape, names, names[-2:])
 
 
-def _ep_samples(plan: Plan, device: torch.device) -> DeviceMesh | None:
-    """Return the mesh of ranks of one set of experts that are no ranks of one tp group."""
-    ep, tp = plan.mesh.ep, plan.mesh.tp
-    if tp == 1 or ep <= tp:
-        return None
-    shape = (plan.mesh.world_size // ep, ep // tp, tp)
-    return mesh_of_dtensors(device.type, shape, ("sets", "samples", "tp"), ())["samples"]
+def _across(plan: Plan, device: torch.device, larger: int, smaller: int) -> DeviceMesh | None:
+    """Return the mesh of a rank and those with its place in the other groups of one larger group.
 
-
-def _ep_copies(plan: Plan, device: torch.device) -> DeviceMesh | None:
-    """Return the mesh of ranks of one tp group that are of different sets of experts."""
-    ep, tp = plan.mesh.ep, plan.mesh.tp
-    if ep == 1 or ep >= tp:
+    Args:
+        plan: whose ranks they are, of which neighbours are one group.
+        device: on which they compute.
+        larger: ranks of a larger group.
+        smaller: ranks of each smaller group that it holds.
+    """
+    if smaller == 1 or larger <= smaller:
         return None
-    shape = (plan.mesh.world_size // tp, tp // ep, ep)
-    return mesh_of_dtensors(device.type, shape, ("samples", "copies", "ep"), ())["copies"]
+    shape = (plan.mesh.world_size // larger, larger // smaller, smaller)
+    return mesh_of_dtensors(device.type, shape, ("apart", "across", "within"), ())["across"]
 
 
 def _tp_part(whole: DeviceMesh) -> DeviceMesh:
