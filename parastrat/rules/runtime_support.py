@@ -50,7 +50,7 @@ def axes_are_planned_only(p: Columns) -> Mask:
     for they may be the right answer; another framework must run them.
     """
     alone = p.dp_replicate * p.dp_shard * p.cp == 1
-    beside = (p.pp > 1) | (p.shard != _PARAMETERS) | alone
+    beside = (p.shard != _PARAMETERS) | alone
     of_experts = (p.ep > 1) & (beside | ((p.ep % p.tp != 0) & (p.tp % p.ep != 0)))
     return of_experts | ((p.cp > 1) & (beside | (p.cp_method != _ALL_GATHER)))
 

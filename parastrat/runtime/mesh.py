@@ -106,7 +106,7 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
         ep=None if experts is None else experts["ep"],
         ep_samples=_across(plan, device, plan.mesh.ep, plan.mesh.tp),
         ep_copies=_across(plan, device, plan.mesh.tp, plan.mesh.ep),
-        expert_data=None if experts is None else experts[(experts.mesh_dim_names or ())[:-1]],
+        expert_data=None if experts is None else _data_of(experts),
     )
 
 
@@ -123,12 +123,12 @@ def _axes(mesh: Mesh) -> dict[str, int]:
 
 
 def _context(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
-    """Return the mesh of ranks with different samples, with one's positions, and with one's layers.
+    """Return the mesh of stages, and of ranks with different samples, one's positions, and its layers.
 
     It is one of its own: parameters are sharded over the ranks of the first two as if each had other
     samples.
     """
-    degrees = {"data": plan.mesh.dp, "cp": plan.mesh.cp, "tp": plan.mesh.tp}
+    degrees = {"pp": plan.mesh.pp, "data": plan.mesh.dp, "cp": plan.mesh.cp, "tp": plan.mesh.tp}
     used = {axis: degree for axis, degree in degrees.items() if degree > 1}
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"context = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
@@ -142,11 +142,18 @@ def _experts(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
     which divide no expert, hold different ones.
     """
     mesh = plan.mesh
-    replicas = {"dp_replicate": mesh.dp_replicate} if mesh.dp_replicate > 1 else {}
-    used = {**replicas, "dp_shard_mod_ep": mesh.dp_shard * mesh.cp * mesh.tp // mesh.ep, "ep": mesh.ep}
+    apart = {"pp": mesh.pp, "dp_replicate": mesh.dp_replicate}
+    used = {axis: degree for axis, degree in apart.items() if degree > 1}
+    used |= {"dp_shard_mod_ep": mesh.dp_shard * mesh.cp * mesh.tp // mesh.ep, "ep": mesh.ep}
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"experts = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
     return mesh_of_dtensors(device.type, shape, names, names[-2:])
+
+
+def _data_of(experts: DeviceMesh) -> DeviceMesh:
+    """Return the part of a mesh of experts whose ranks hold the same ones, of one stage."""
+    names = experts.mesh_dim_names or ()
+    return experts[tuple(axis for axis in names if axis not in ("pp", "ep"))]
 
 
 def _across(plan: Plan, device: torch.device, larger: int, smaller: int) -> DeviceMesh | None:

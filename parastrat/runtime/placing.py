@@ -18,7 +18,7 @@ from parastrat.runtime.pipeline.build import adopt, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward
 from parastrat.runtime.recompute import guard_attention, recompute_call, recomputing, replace_module
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.tensor_parallel.apply import tensor_parallel
+from parastrat.runtime.tensor_parallel.apply import extent_of, tensor_parallel
 from parastrat.runtime.training.guards import guard
 from parastrat.workload import Precision
 
@@ -41,7 +41,7 @@ def placed(module: nn.Module, wrapping: Wrapping, start: Start) -> nn.Module:
     stream = context_parallel(module, wrapping)
     units = _units(module, wrapping)
     if stream is not None:
-        give_positions(stream, units)
+        give_positions(stream, extent_of(module, wrapping), units)
     model = _placed(module, wrapping, units, experts, start)
     if wrapping.plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
@@ -59,7 +59,7 @@ def _placed(
 ) -> nn.Module:
     """Shard or replicate, with first weights, on the device."""
     if wrapping.pipeline is not None:
-        return _in_stages(module, wrapping.pipeline, units, start)
+        return _in_stages(module, wrapping.pipeline, units, experts, start)
     if wrapping.plan.shards_parameters:
         model = shard(module, wrapping, units, experts)
         fill(module, wrapping, start)
@@ -77,7 +77,11 @@ def _placed(
 
 
 def _in_stages(
-    module: nn.Module, pipeline: Pipeline, units: dict[str, nn.Module], start: Start
+    module: nn.Module,
+    pipeline: Pipeline,
+    units: dict[str, nn.Module],
+    experts: dict[str, nn.Module],
+    start: Start,
 ) -> nn.Module:
     """Shard or replicate each stage of this rank, with first weights, on the device."""
     wrapping = pipeline.wrapping
@@ -85,7 +89,10 @@ def _in_stages(
     if pipeline.sharded:
         for chunk in pipeline.modules.values():
             inside = set(chunk.modules())
-            shard(chunk, wrapping, {name: unit for name, unit in units.items() if unit in inside})
+            own, held = (
+                {name: part for name, part in parts.items() if part in inside} for parts in (units, experts)
+            )
+            shard(chunk, wrapping, own, held)
             adopt(chunk, module)
     fill(module, wrapping, start)
     if not pipeline.sharded:

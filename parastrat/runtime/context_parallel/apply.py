@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -10,10 +11,12 @@ from torch import nn
 from parastrat.plan import Recompute
 from parastrat.runtime.agreement import alike
 from parastrat.runtime.context_parallel.beside_layers import Both, further_ranks, proven_together
-from parastrat.runtime.context_parallel.choice import blocks_of, chosen_division, stream_of
-from parastrat.runtime.tensor_parallel.apply import agreed_seed, check_alike
+from parastrat.runtime.context_parallel.choice import chosen_division, stream_of
+from parastrat.runtime.context_parallel.stages import route_of_shares, rows_of
+from parastrat.runtime.tensor_parallel.apply import agreed_seed, check_alike, extent_of, regions_of
 from parastrat.runtime.tensor_parallel.copies import Source
-from parastrat.runtime.tensor_parallel.dropout import Regions, drawing_apart, drops
+from parastrat.runtime.tensor_parallel.dropout import drawing_apart, drops
+from parastrat.runtime.tensor_parallel.extent import Extent
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -58,19 +61,19 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
     )
     if drops(module):
         if wrapping.mesh.tp is None:  # else its own are around the module
-            regions = Regions(
-                wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=wrapping.mesh.dp_rank
-            )
-            regions.around(module)
+            regions_of(wrapping, mesh, seed).around(module)
         stream.draws = drawing_apart(wrapping.device, mesh.get_local_rank())
         wrapping.calls.append("# a training forward draws alike on all cp ranks, but in the blocks")
-    blocks = blocks_of(module, division.container)
-    stream.work_on_shares([*blocks.values()])
+    extent = extent_of(module, wrapping)
+    rows = rows_of(division, extent, {name: module.get_submodule(name) for name in extent.names})
+    stream.work_on_shares(rows)
     stream.end(module)
+    if wrapping.pipeline is not None:
+        wrapping.pipeline.as_divided = partial(route_of_shares, stream=stream)
     share = "a piece from either end" if division.balanced else "a piece"
     wrapping.calls.append(
         f"# each rank of context['cp'] has {share} of every sequence in {type(module).__name__}'s "
-        f"{len(blocks)} blocks, whose attention gathers keys and values"
+        f"{sum(len(row.blocks) for row in rows)} blocks, whose attention gathers keys and values"
     )
     if division.head:
         place = "in" if division.whole_between else "behind them, up to"
@@ -82,12 +85,12 @@ def context_parallel(module: nn.Module, wrapping: Wrapping) -> Stream | None:
     return stream
 
 
-def give_positions(stream: Stream, units: dict[str, nn.Module]) -> None:
+def give_positions(stream: Stream, extent: Extent, units: dict[str, nn.Module]) -> None:
     """Give the blocks this rank's positions.
 
     Args:
         stream: as ``context_parallel`` returned it.
+        extent: of the model's blocks.
         units: the blocks by name, each with what recomputes it.
     """
-    inside = f"{stream.division.container}."
-    stream.give_shares([unit for name, unit in units.items() if name.startswith(inside)])
+    stream.give_shares(rows_of(stream.division, extent, units))

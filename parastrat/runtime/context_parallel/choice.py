@@ -22,6 +22,7 @@ from parastrat.runtime.context_parallel.stream import (
     SEQUENCE,
     Division,
     NotDividedError,
+    Row,
     Stream,
     given_of,
 )
@@ -112,8 +113,9 @@ def _divided(division: Division, mesh: DeviceMesh, module: nn.Module) -> None:
 
 def divide(module: nn.Module, blocks: list[nn.Module], stream: Stream) -> None:
     """Divide the positions of a small copy in place, whose blocks nothing recomputes."""
-    stream.work_on_shares(blocks)
-    stream.give_shares(blocks)
+    rows = [Row(blocks=blocks)]
+    stream.work_on_shares(rows)
+    stream.give_shares(rows)
     stream.end(module)
 
 

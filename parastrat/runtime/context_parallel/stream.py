@@ -67,6 +67,11 @@ class Division:
     #: the head's output stays divided up to the loss
     loss: bool = False
 
+    @property
+    def joined_behind_blocks(self) -> bool:
+        """Whether the last block's output is made whole."""
+        return not self.head or self.whole_between
+
 
 def given_of(short: Mapping[str, torch.Size], long: Mapping[str, torch.Size]) -> dict[str, int | None]:
     """Return which dimension of each tensor in a block's arguments are positions.
@@ -93,6 +98,17 @@ def _is_of_keys(shape: torch.Size, dims: list[int]) -> bool:
     return len(shape) == _MASK_DIMS and dims == [_MASK_DIMS - 1] and shape[-2] == 1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Blocks that run one after the other on this rank: all of the model's, or those of a stage."""
+
+    blocks: list[nn.Module]
+    #: the first is given all positions; not where an earlier stage has begun
+    first: bool = True
+    #: the last gives all positions, unless a head behind it takes shares
+    last: bool = True
+
+
 @dataclass(slots=True, kw_only=True)
 class Stream:
     """What passes through the blocks of one model."""
@@ -109,14 +125,15 @@ class Stream:
     #: while a forward runs: what blocks are given again and again, with this rank's share of it
     _shares: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
-    def work_on_shares(self, blocks: list[nn.Module]) -> None:
-        """Let these blocks attend to the positions of all ranks.
+    def work_on_shares(self, rows: list[Row]) -> None:
+        """Let the blocks attend to the positions of all ranks.
 
         Inside of a checkpoint, which computes it again.
         """
-        for block in blocks:
-            forward, further = block.forward, 1 if block is blocks[0] else self.further
-            block.forward = wraps(forward)(partial(self._on_shares, block, forward, further))
+        for row in rows:
+            for block in row.blocks:
+                forward, further = block.forward, 1 if block is row.blocks[0] else self.further
+                block.forward = wraps(forward)(partial(self._on_shares, block, forward, further))
 
     def _on_shares(
         self, block: nn.Module, forward: Callable[..., Any], further: int, *args: Any, **kwargs: Any
@@ -125,26 +142,27 @@ class Stream:
         with self.draws(block), Inside(self.attention, self.division.counts, given * further):
             return forward(*args, **kwargs)
 
-    def give_shares(self, blocks: list[nn.Module]) -> None:
-        """Divide what these blocks are given, which run one after the other; make the last output whole.
+    def give_shares(self, rows: list[Row]) -> None:
+        """Divide what the blocks are given; make the last output whole.
 
         Outside of a checkpoint: what it keeps are shares, which blocks have in common.
         """
-        for block in blocks:
-            self._surround(block, is_first=block is blocks[0], is_last=block is blocks[-1])
+        for row in rows:
+            for block in row.blocks:
+                self._surround(block, row)
 
-    def _surround(self, block: nn.Module, *, is_first: bool, is_last: bool) -> None:
-        forward = block.forward
+    def _surround(self, block: nn.Module, row: Row) -> None:
+        forward, begins, ends = block.forward, block is row.blocks[0], block is row.blocks[-1]
 
         @wraps(forward)
         def with_shares(*args: Any, **kwargs: Any) -> Any:
-            if is_first:
+            if begins:
                 self._shares.clear()
-            args, kwargs = self._own(args, kwargs, is_first=is_first)
+            args, kwargs = self._own(args, kwargs, begins=begins, whole=begins and row.first)
             output = forward(*args, **kwargs)
-            if is_last:
+            if ends:
                 self._shares.clear()
-                if not self.division.head or self.division.whole_between:
+                if row.last and self.division.joined_behind_blocks:
                     return first_changed(output, self._whole)
             return output
 
@@ -184,9 +202,16 @@ class Stream:
         return gathered(own, self.positions, SEQUENCE)
 
     def _own(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, is_first: bool
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, begins: bool, whole: bool
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a block's arguments for this rank's positions."""
+        """Return a block's arguments for this rank's positions.
+
+        Args:
+            args: of the block.
+            kwargs: of the block.
+            begins: it is the first of its row, whose stream no rank of tp has divided yet.
+            whole: nor one of cp.
+        """
         leaves, spec = tree_flatten_with_path((args, kwargs))
         stream = next((leaf for _, leaf in leaves if _is_stream(leaf)), None)
         if stream is None:
@@ -194,14 +219,15 @@ class Stream:
                 "a block gets no activations of samples, positions and features, which cp divides",
                 hint="plan without cp: parastrat recommend --cp 1",
             )
-        whole = stream.shape[SEQUENCE] * (1 if is_first else self.positions.ranks * self.further)
-        if is_first:
-            self.positions.check(whole, self.further)
-            self._length = whole
+        length = stream.shape[SEQUENCE] * (1 if begins else self.further)
+        length *= 1 if whole else self.positions.ranks
+        if begins:
+            self.positions.check(length, self.further)
+            self._length = length
         own = [
             leaf
-            if not isinstance(leaf, torch.Tensor) or (leaf is stream and not is_first)
-            else self._share(keystr(path), leaf, whole)
+            if not isinstance(leaf, torch.Tensor) or (leaf is stream and not whole)
+            else self._share(keystr(path), leaf, length)
             for path, leaf in leaves
         ]
         divided: tuple[tuple[Any, ...], dict[str, Any]] = tree_unflatten(own, spec)

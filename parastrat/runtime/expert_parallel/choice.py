@@ -169,7 +169,7 @@ def divide(
     """Let each rank hold its share of the experts, in place; their parameters become DTensors.
 
     Args:
-        module: with all of them.
+        module: with all of them, or those of a pipeline's stages.
         experts: that were chosen.
         mesh: the ranks of the plan.
         prepare: called with each part before it is divided, one after the other: all may be too large.
@@ -177,7 +177,8 @@ def divide(
     Returns:
         The parts that hold experts, by name.
     """
-    parts = experts.of(module)
+    # none of those whose weights other stages have
+    parts = {name: part for name, part in experts.of(module).items() if stacked_in(part)}
     for name, part in parts.items():
         prepare(part)
         _divide(part, mesh, alike=kind_of(name) in experts.alike)

@@ -11,6 +11,7 @@ from torch import nn
 from parastrat.errors import ModelError, ValuesError, WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import Blocks
+from parastrat.runtime.context_parallel.stages import beside_stages
 from parastrat.runtime.pipeline.cut import Cut, Span, owners_of, present_parts, spans_of
 from parastrat.runtime.pipeline.pipelined import Pipeline
 from parastrat.runtime.pipeline.proof import prove
@@ -63,6 +64,9 @@ def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, start: Sta
     divided = _divided_at_cuts(cut, blocks)
     if wrapping.layout is not None and wrapping.layout.sequence and divided:
         wrapping.layout = unstreamed(wrapping.layout, divided)
+    if wrapping.division is not None:
+        division = wrapping.division
+        wrapping.division = together(lambda: beside_stages(division, cut))
     from_first_stage(module, wrapping.device, pp.get_group())
     own = stages_of_rank(plan, pp.get_local_rank())
     names = tuple(parts_of(module))

@@ -82,6 +82,8 @@ class Pipeline:
     #: what the modules lack, where a rank has several stages
     others: dict[int, Absent] = field(default_factory=dict)
     ties: list[Tie] = field(default_factory=list)
+    #: from the way of a forward to that of this rank's part of it
+    as_divided: Callable[[Route], Route] = lambda route: route
     _model: nn.Module | None = None
     _stages: list[Stage] = field(default_factory=list)
     _copies: Copies = field(default_factory=Copies)
@@ -198,6 +200,10 @@ class Pipeline:
             )
         return self._job
 
+    def batch_of(self, micro_batch: torch.Tensor) -> Any:
+        """Return what the script gave as this micro-batch."""
+        return self.job.batches[index_of(micro_batch)]
+
     def _forward(self, span: Span, stage: Stage) -> Callable[..., Any]:
         split = schedule_of(self.wrapping.plan) in SPLIT
         border, own = Border(self.wrapping.device, split=split), OwnWeights(self.absent, split=split)
@@ -245,7 +251,7 @@ class Pipeline:
             self.skeleton.train(training)
             route = route_of(self.skeleton, batch, self.setting)
             check_owners(route, self.cut.spans, self.cut.owners)
-            self._routes[key] = route
+            self._routes[key] = self.as_divided(route)
         return self._routes[key]
 
     def _received(self, parcel: Parcel, stage: int) -> tuple[torch.Tensor, ...]:

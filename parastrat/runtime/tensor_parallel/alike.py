@@ -77,10 +77,17 @@ class Alike:
             return
         self._looked_at.hooks()
         self._states = _drawn_from(self._wrapping.device)
-        taken = tensors_in((args, keywords))
+        taken = tensors_in(self._given(args, keywords))
         # fractions behind the first may be caches of each rank's heads
         told = taken[:1] + [each for each in taken[1:] if not each.is_floating_point()]
         self.compare("what a forward takes", told)
+
+    def _given(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Return what ranks of one sample are given alike: not what stages receive of its positions."""
+        pipeline = self._wrapping.pipeline
+        if pipeline is None or self._wrapping.mesh.cp is None:
+            return args, keywords
+        return pipeline.batch_of(**keywords)
 
     def _ended(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._looked_at.attentions(output)
@@ -101,7 +108,9 @@ class Alike:
                 )
         # the first: what follows may be caches of each rank's heads
         leaves = tensors_in(output)[:1]
-        if leaves and not self._wrapping.stepping:  # whose logits may be divided
+        pipeline = self._wrapping.pipeline
+        passes_on = pipeline is not None and not pipeline.holds_last and self._wrapping.mesh.cp is not None
+        if leaves and not (self._wrapping.stepping or passes_on):  # whose logits may be divided
             self.compare("what a forward returns", leaves, _ROUNDING)
 
 

@@ -68,15 +68,12 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     if mesh is None or layout is None:
         return
     seed = agreed_seed(wrapping)
-    extent = wrapping.pipeline.extent if wrapping.pipeline else Extent.of(module)
+    extent = extent_of(module, wrapping)
     for part in module.modules():
         own = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         to_device_from_first_rank(own, wrapping)
     if drops(module):
-        stage = 0 if wrapping.mesh.pp is None else wrapping.mesh.pp.get_local_rank()
-        place = wrapping.mesh.dp_rank + stage * wrapping.plan.mesh.dp
-        regions = Regions(wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
-        _divide_dropout(module, layout, regions, extent)
+        _divide_dropout(module, layout, regions_of(wrapping, mesh, seed), extent)
         wrapping.calls.append("# a training forward draws alike on all tp ranks, but in divided regions")
     summed = apply_layout(module, layout, mesh, extent)
     if wrapping.plan.mesh.dp == 1 and not wrapping.plan.shards_parameters:
@@ -90,6 +87,18 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     elif wrapping.pipeline is None and wrapping.plan.mesh.dp == 1:
         wrapping.leaves = Leaves(module)
     wrapping.calls.extend(_said(layout))
+
+
+def extent_of(module: nn.Module, wrapping: Wrapping) -> Extent:
+    """Return the blocks of a module, whole or without those of other stages."""
+    return wrapping.pipeline.extent if wrapping.pipeline else Extent.of(module)
+
+
+def regions_of(wrapping: Wrapping, mesh: DeviceMesh, seed: int) -> Regions:
+    """Return what lets a forward draw alike on the ranks of a mesh, and otherwise on each of all others."""
+    stage = 0 if wrapping.mesh.pp is None else wrapping.mesh.pp.get_local_rank()
+    place = wrapping.mesh.dp_rank + stage * wrapping.plan.mesh.dp
+    return Regions(wrapping.device, seed=seed, tp_rank=mesh.get_local_rank(), dp_rank=place)
 
 
 def agreed_seed(wrapping: Wrapping) -> int:
