@@ -42,29 +42,33 @@ _DUAL_PIPE_V = code_of(PipelineSchedule.DUAL_PIPE_V)
     source="https://docs.pytorch.org/docs/stable/distributed.tensor.parallel.html",
 )
 def axes_are_planned_only(p: Columns) -> Mask:
-    """Expert and context parallelism beside pp are planned, not applied.
+    """Expert and context parallelism over ranks that do not shard parameters are planned, not applied.
 
     `auto_parallelize` applies data, tensor and pipeline parallelism; and over ranks that shard parameters
     by FSDP2, context parallelism that gathers keys and values, and expert parallelism, whose groups hold
-    tp's or are held by them. Other plans with cp or ep are searched, estimated and written all the same,
-    for they may be the right answer; another framework must run them.
+    tp's or are held by them. Without data ranks it applies ep over all of a tp group. Other plans with cp
+    or ep are searched, estimated and written all the same, for they may be the right answer; another
+    framework must run them.
     """
-    alone = p.dp_replicate * p.dp_shard * p.cp == 1
-    beside = (p.shard != _PARAMETERS) | alone
-    of_experts = (p.ep > 1) & (beside | ((p.ep % p.tp != 0) & (p.tp % p.ep != 0)))
-    return of_experts | ((p.cp > 1) & (beside | (p.cp_method != _ALL_GATHER)))
+    data = p.dp_replicate * p.dp_shard * p.cp
+    unsharded = (data > 1) & (p.shard != _PARAMETERS)
+    held_again = (data == 1) & (p.ep != p.tp)
+    neither_divides = (p.ep % p.tp != 0) & (p.tp % p.ep != 0)
+    of_experts = (p.ep > 1) & (unsharded | held_again | neither_divides)
+    return of_experts | ((p.cp > 1) & (unsharded | (p.cp_method != _ALL_GATHER)))
 
 
 @axes_are_planned_only.message
 def _(case: Case) -> Hit:
     plan, mesh = case.plan, case.plan.mesh
     axis = f"ep {mesh.ep}" if mesh.ep > 1 else f"cp {mesh.cp}"
-    if mesh.pp > 1:
-        what = f"{axis} beside pp {mesh.pp}"
-    elif plan.shard is not Shard.PARAMETERS or mesh.dp * mesh.cp == 1:
+    data = mesh.dp_replicate * mesh.dp_shard * mesh.cp
+    if data > 1 and plan.shard is not Shard.PARAMETERS:
         what = f"{axis} without sharded parameters"
     elif mesh.ep % mesh.tp and mesh.tp % mesh.ep:
         what = f"{axis} beside tp {mesh.tp}, of which none divides the other,"
+    elif data == 1:
+        what = f"{axis} beside tp {mesh.tp} without data ranks, which would shard what several ranks hold,"
     else:
         what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
     # which models Megatron-LM has nobody can say: its scripts are told their sizes

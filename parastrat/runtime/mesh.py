@@ -81,7 +81,7 @@ def rank_mesh(plan: Plan, device: torch.device, calls: list[str]) -> RankMesh:
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"mesh = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
     divided = tuple(axis for axis in _DIVIDING_AXES if axis in used)
-    whole = mesh_of_dtensors(device.type, shape, names, divided)
+    whole = _with_whole(mesh_of_dtensors(device.type, shape, names, divided), divided)
     axes = tuple(axis for axis in _DATA_AXES if axis in used)
     within = tuple(axis for axis in names if axis != "pp")
     gradient_group = _group(whole, axes)
@@ -122,6 +122,17 @@ def _axes(mesh: Mesh) -> dict[str, int]:
     return {axis: degree for axis, degree in degrees.items() if degree > 1}
 
 
+def _with_whole(mesh: DeviceMesh, divided: tuple[str, ...]) -> DeviceMesh:
+    """Return a mesh that knows itself as one axis, where what it divides is divided along all of its axes.
+
+    Norms are summed over all ranks at once then. Over some of them a group of their own would be needed,
+    which takes memory on each.
+    """
+    if len(divided) > 1 and divided == mesh.mesh_dim_names:
+        flat(mesh)
+    return mesh
+
+
 def _context(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
     """Return the mesh of stages, and of ranks with different samples, one's positions, and its layers.
 
@@ -147,7 +158,7 @@ def _experts(plan: Plan, device: torch.device, calls: list[str]) -> DeviceMesh:
     used |= {"dp_shard_mod_ep": mesh.dp_shard * mesh.cp * mesh.tp // mesh.ep, "ep": mesh.ep}
     shape, names = tuple(used.values()), tuple(used)
     calls.append(f"experts = init_device_mesh({device.type!r}, {shape}, mesh_dim_names={names})")
-    return mesh_of_dtensors(device.type, shape, names, names[-2:])
+    return _with_whole(mesh_of_dtensors(device.type, shape, names, names[-2:]), names[-2:])
 
 
 def _data_of(experts: DeviceMesh) -> DeviceMesh:

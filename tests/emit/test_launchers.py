@@ -161,10 +161,13 @@ def test_refuses_what_nothing_can_start(target: Target, case_of: Callable[..., C
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mesh": Mesh(pp=2, dp_shard=2, cp=2)}, r"does not apply cp 2 beside pp 2 yet .*PS290"),
         (
-            {"mesh": Mesh(pp=2, dp_shard=4, ep=2)},
-            r"does not apply ep 2 beside pp 2 yet .*PS290",
+            {"mesh": Mesh(dp_replicate=4, cp=2), "shard": Shard.NONE},
+            r"does not apply cp 2 without sharded parameters yet .*PS290",
+        ),
+        (
+            {"mesh": Mesh(pp=2, tp=4, ep=2), "shard": Shard.NONE},
+            r"does not apply ep 2 beside tp 4 without data ranks, .*PS290",
         ),
         ({"shard": Shard.OPTIMIZER}, "shards the optimizer alone .ZeRO-1. over 8 ranks .PS291"),
     ],

@@ -141,13 +141,16 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
             r"this plan is ddp\+pp, and where its stages are cut",
         ),
         ({"shard": Shard.OPTIMIZER}, "shards the optimizer alone .ZeRO-1. over 8 ranks .PS291"),
-        ({"mesh": Mesh(pp=2, dp_shard=2, cp=2)}, r"does not apply cp 2 beside pp 2 yet .*PS290"),
+        (
+            {"mesh": Mesh(dp_replicate=4, cp=2), "shard": Shard.NONE},
+            r"does not apply cp 2 without sharded parameters yet .*PS290",
+        ),
         ({"mesh": Mesh(dp_shard=4, cp=2)}, r"it is fsdp2\+cp, and how blocks work on a rank's positions"),
         ({"mesh": Mesh(dp_shard=2, cp=2, tp=2)}, r"it is fsdp2\+cp\+tp, and how blocks work on a rank's"),
         ({"mesh": Mesh(dp_shard=8, ep=2)}, r"it is fsdp2\+ep, and how tokens travel to experts is found"),
         (
-            {"mesh": Mesh(pp=2, dp_shard=4, ep=2)},
-            r"does not apply ep 2 beside pp 2 yet .*PS290",
+            {"mesh": Mesh(pp=2, tp=4, ep=2), "shard": Shard.NONE},
+            r"does not apply ep 2 beside tp 4 without data ranks, .*PS290",
         ),
         ({"offload": Offload.PARAMETERS}, "does not apply offload = parameters yet .PS292"),
         ({"precision": Precision.FP8}, "precision = fp8 yet .PS293"),
@@ -168,7 +171,7 @@ def test_refuses_what_it_cannot_express(
     ("fields", "nearest"),
     [
         ({"mesh": Mesh(cp=8), "shard": Shard.NONE}, "recommend --applied"),
-        ({"mesh": Mesh(pp=2, cp=4)}, "recommend --applied"),
+        ({"mesh": Mesh(pp=2, cp=4), "reshard_after_forward": False}, "--to torchrun"),
         ({"mesh": Mesh(dp_shard=4, cp=2)}, "--to torchrun"),
         ({"mesh": Mesh(cp=2, dp_replicate=2, dp_shard=2)}, "--to torchrun"),
     ],

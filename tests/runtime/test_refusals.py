@@ -56,8 +56,8 @@ def test_another_model_names_both_fingerprints() -> None:
         (plan(dp_shard=8, shard=Shard.OPTIMIZER), "ZeRO-1", r"reshard_after_forward = false, dp_shard 8"),
         (plan(dp_shard=8, shard=Shard.GRADIENTS), "ZeRO-2", r"shard = parameters"),
         (
-            plan(dp_shard=2, cp=2, pp=2),
-            r"cp 2 beside pp 2 yet \(fsdp2.* \(PS290\)",
+            plan(dp_replicate=2, cp=2, shard=Shard.NONE),
+            r"cp 2 without sharded parameters yet \(ddp.* \(PS290\)",
             "recommend --applied",
         ),
         (

@@ -20,37 +20,34 @@ APPLIED = Constraints(applied=True)
 
 
 @pytest.fixture(scope="module")
-def staged() -> Facts:
-    """A job of which the recommendation divides experts beside stages."""
-    return facts("qwen3-235b-a22b", "lambda-8x-v100:64", 512, 4096)
+def compiled() -> Facts:
+    """A job of which the recommendation compiles blocks whose positions are divided."""
+    job = facts("qwen2.5-32b", "dgx-a100:32", 256, 8192)
+    return replace(job, stack=load_stack("torch-compile"))
 
 
-def test_it_is_told_where_the_recommendation_is_not_applied(staged: Facts) -> None:
-    chosen = find_plan(staged, tolerance=TOLERANCE).chosen
+def test_it_is_told_where_the_recommendation_is_not_applied(compiled: Facts) -> None:
+    chosen = find_plan(compiled, tolerance=TOLERANCE).chosen
     assert chosen is not None
-    assert [finding.code for finding in refusals_of(chosen.plan)] == ["PS290"]
-    applied = applied_instead(staged, Constraints(), chosen, TOLERANCE)
+    assert [finding.code for finding in refusals_of(chosen.plan)] == ["PS296"]
+    applied = applied_instead(compiled, Constraints(), chosen, TOLERANCE)
     assert applied is not None
     assert applied.case is not None
     assert refusals_of(applied.case.plan) == ()
     assert applied.case.estimate.time.step > chosen.estimate.time.step
 
 
-def test_what_is_settled_holds_but_for_axes_that_are_not_applied(staged: Facts) -> None:
-    usual = facts("deepseek-v2-lite", "dgx-h100:4", 256, 8192)
-    dense = facts("llama-3.1-70b", "dgx-h100:8", 256, 8192)
-    for job, fixed, cp, ep in (
-        (staged, Constraints(cp=8, ep=128), 8, 128),
-        (usual, Constraints(pp=2, ep=8), 1, 1),
-        (dense, Constraints(pp=2, cp=2), 1, 1),
-    ):
-        settled = replace(fixed, micro_batch_size=1)
-        applied = applied_instead(job, settled, find_plan(job, settled).chosen, TOLERANCE)
-        assert applied is not None
-        assert applied.case is not None
-        plan = applied.case.plan
-        assert (plan.mesh.cp, plan.mesh.ep, plan.micro_batch_size) == (cp, ep, 1)
-        assert plan.mesh.pp == (fixed.pp or 1)
+def test_what_is_settled_holds_but_for_experts_that_are_not_divided_so() -> None:
+    job = facts("deepseek-v2-lite", "dgx-h100:1", 32, 4096)
+    # two ranks of the tp group would hold the same experts
+    one = Constraints(dp_replicate=1, dp_shard=1, cp=1, tp=8, micro_batch_size=1)
+    for fixed, ep in ((replace(one, ep=4), 8), (replace(one, cp=None, dp_shard=None, tp=4, ep=4), 4)):
+        chosen = find_plan(job, fixed, tolerance=TOLERANCE).chosen
+        assert chosen is not None
+        applied = applied_instead(job, fixed, chosen, TOLERANCE)
+        plan = chosen.plan if applied is None or applied.case is None else applied.case.plan
+        assert refusals_of(plan) == ()
+        assert (plan.mesh.tp, plan.mesh.ep, plan.micro_batch_size) == (fixed.tp, ep, 1)
 
 
 def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
@@ -61,12 +58,11 @@ def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
     assert applied_instead(job, Constraints(), None, TOLERANCE) is None
 
 
-def test_where_none_can_run_that_is_told() -> None:
-    # more ranks than samples: they fit beside stages alone
-    job = facts("gpt-oss-20b", "summit:128", 512, 4096)
-    chosen = find_plan(job).chosen
+def test_where_none_can_run_that_is_told(compiled: Facts) -> None:
+    settled = Constraints(tp=8)
+    chosen = find_plan(compiled, settled).chosen
     assert chosen is not None
-    applied = applied_instead(job, Constraints(), chosen, TOLERANCE)
+    applied = applied_instead(compiled, settled, chosen, TOLERANCE)
     assert applied is not None
     assert applied.case is None
 
@@ -84,18 +80,18 @@ def test_of_the_plans_that_are_applied_none_is_faster(stack: str, batch: int, le
         assert best <= found.chosen.estimate.time.step * (1 + 1e-9) <= 1.005 * best
 
 
-def test_what_is_not_applied_is_rejected_by_its_rule(staged: Facts) -> None:
-    codes = {rejection.code for rejection in find_plan(staged, APPLIED).rejected}
-    assert "PS290" in codes
-    assert "PS290" not in {rejection.code for rejection in find_plan(staged).rejected}
-    others = find_plan(staged, APPLIED).alternatives
+def test_what_is_not_applied_is_rejected_by_its_rule(compiled: Facts) -> None:
+    codes = {rejection.code for rejection in find_plan(compiled, APPLIED).rejected}
+    assert "PS296" in codes
+    assert "PS296" not in {rejection.code for rejection in find_plan(compiled).rejected}
+    others = find_plan(compiled, APPLIED).alternatives
     assert others
     assert not any(refusals_of(case.plan) for case in others)
 
 
-def test_flags_are_dropped_but_for_who_runs_the_plan(staged: Facts) -> None:
-    # without these flags the fastest divides experts, which is not applied
-    result = find_plan(staged, Constraints(cp=1, tp=1, pp=1, applied=True), tolerance=TOLERANCE)
+def test_flags_are_dropped_but_for_who_runs_the_plan(compiled: Facts) -> None:
+    # with this flag layers are divided, which is not applied where blocks are compiled
+    result = find_plan(compiled, Constraints(tp=8, applied=True), tolerance=TOLERANCE)
     assert result.chosen is None
     (freed,) = [fit for fit in result.nearest_fit if fit.changes[0].startswith("drop the fixed flags")]
     assert refusals_of(freed.case.plan) == ()

@@ -27,22 +27,21 @@ def beside_stages(division: Division, cut: Cut) -> Division:
     A head in a stage behind that of the last block takes all of them.
 
     Raises:
-        WrapError: if stages would send anything else of blocks than the stream.
+        WrapError: if a block runs several times: each time it would have to know where the stream begins.
     """
     route = cut.route
     inside = _events_of(division, route)
     runs = Counter(route.events[index].part for index in inside)
     repeated = next((part for part, times in runs.items() if times > 1), None)
     if repeated is not None:
-        raise _refused(f"{repeated} runs several times in a forward")
-    for span in cut.spans[1:]:
-        for source in route.crossing(span.begin):
-            if source.event in inside and source.index:
-                part = route.events[source.event].part
-                raise _refused(f"stage {span.stage} reads what {part} returns beside its activations")
-            if source.event >= inside[-1] and not division.joined_behind_blocks:
-                division = replace(division, head="", loss=False)
-    return division
+        raise WrapError(
+            f"positions that cp divides cannot pass from stage to stage where {repeated} runs again",
+            hint="plan without one of them: parastrat recommend --cp 1, or --pp 1",
+        )
+    crossing = [source for span in cut.spans[1:] for source in route.crossing(span.begin)]
+    if division.joined_behind_blocks or all(source.event < inside[-1] for source in crossing):
+        return division
+    return replace(division, head="", loss=False)
 
 
 def route_of_shares(route: Route, stream: Stream) -> Route:
@@ -98,10 +97,3 @@ def _of_share(event: Event, stream: Stream) -> Event:
     shape[SEQUENCE] //= stream.positions.ranks
     leaves[place] = replace(leaves[place], shape=torch.Size(shape))
     return replace(event, leaves=tuple(leaves))
-
-
-def _refused(reason: str) -> WrapError:
-    return WrapError(
-        f"positions that cp divides cannot pass from stage to stage: {reason}",
-        hint="plan without one of them: parastrat recommend --cp 1, or --pp 1",
-    )

@@ -16,13 +16,14 @@ from parastrat.errors import UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.copies import Copies, copies_of
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
+from parastrat.runtime.pipeline.job import Job, LossOf, index_of
 from parastrat.runtime.pipeline.keeping import stand_in
 from parastrat.runtime.pipeline.own_weights import OwnWeights
 from parastrat.runtime.pipeline.pending import Unread
 from parastrat.runtime.pipeline.prune import Absent
-from parastrat.runtime.pipeline.route import Route, TensorShape, route_of
+from parastrat.runtime.pipeline.route import Route, route_of
 from parastrat.runtime.pipeline.same import check_same_batches, signature
-from parastrat.runtime.pipeline.schedule import Ends, Run
+from parastrat.runtime.pipeline.schedule import Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.stand_ins import StandIns
@@ -35,29 +36,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.wrapping import Wrapping
-
-#: what the schedule hands the first stage in the place of a batch
-_INDEX = TensorShape(shape=torch.Size((1,)), dtype=torch.int64, requires_grad=False)
-_LOSS = TensorShape(shape=torch.Size(()), dtype=torch.float32, requires_grad=True)
-
-#: the weighted loss of one micro-batch, by its index and the model's output
-LossOf = Callable[[int, Any], Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What the stages work on in one step."""
-
-    batches: list[Any]
-    routes: list[Route]
-    loss_of: LossOf
-    #: what stages of this rank failed with while they kept step; None: they raise it
-    failures: list[Exception] | None = None
-
-    def parcel(self, after: int) -> Parcel:
-        """Return how tensors travel over a cut."""
-        crossing = self.routes[0].crossing(after)
-        return Parcel([[route.shape_of(source) for source in crossing] for route in self.routes])
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -121,7 +99,7 @@ class Pipeline:
         key = tuple(signature(batch) for batch in batches)
         if self._run is None or self._run[0] != key:
             check_same_batches(batches, self.group)
-            ends = {stage: _ends(self.cut.spans[stage], job) for stage in self.modules}
+            ends = {stage: job.ends(self.cut.spans[stage]) for stage in self.modules}
             self._run = key, Run(self.wrapping.plan, self.modules, ends, self.group, self.wrapping.device)
         self._follow()
         with gradients_added(self.ties):
@@ -200,10 +178,6 @@ class Pipeline:
             )
         return self._job
 
-    def batch_of(self, micro_batch: torch.Tensor) -> Any:
-        """Return what the script gave as this micro-batch."""
-        return self.job.batches[index_of(micro_batch)]
-
     def _forward(self, span: Span, stage: Stage) -> Callable[..., Any]:
         split = schedule_of(self.wrapping.plan) in SPLIT
         border, own = Border(self.wrapping.device, split=split), OwnWeights(self.absent, split=split)
@@ -234,7 +208,7 @@ class Pipeline:
                 if job.failures is None:
                     raise
                 job.failures.append(error)
-                outputs = stand_in(_ends(span, job).leaving, received)
+                outputs = stand_in(job.ends(span).leaving, received)
                 return outputs[0] if span.is_last else outputs
 
         return forward
@@ -292,15 +266,3 @@ def own_draws(pipeline: Pipeline) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices, device_type="cuda" if not devices else device.type):
         torch.manual_seed(seed + dist.get_rank(pipeline.group))
         yield
-
-
-def index_of(micro_batch: torch.Tensor) -> int:
-    """Return the index of a micro-batch, which schedules hand on as a tensor of one element."""
-    return int(micro_batch)
-
-
-def _ends(span: Span, job: Job) -> Ends:
-    return Ends(
-        entering=tuple(job.parcel(span.begin).shapes) if span.stage else (_INDEX,),
-        leaving=(_LOSS,) if span.is_last else tuple(job.parcel(span.end).shapes),
-    )

@@ -87,7 +87,7 @@ class Alike:
         pipeline = self._wrapping.pipeline
         if pipeline is None or self._wrapping.mesh.cp is None:
             return args, keywords
-        return pipeline.batch_of(**keywords)
+        return pipeline.job.batch(**keywords)
 
     def _ended(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._looked_at.attentions(output)

@@ -21,7 +21,7 @@ def applied_instead(
     """Return the recommendation among plans that ``auto_parallelize`` applies; None if it applies that one.
 
     What was settled holds there too, but not a strategy, or what is offloaded, which it does not apply; nor
-    ep, and then cp, where it applies no plan with them.
+    ep, where it applies no plan with it.
 
     Args:
         facts: the job.
@@ -32,8 +32,7 @@ def applied_instead(
     if chosen is None or not refusals_of(chosen.plan):
         return None
     instead = replace(fixed, applied=True, strategy=None, offload=Offload.NONE)
-    for cp, ep in dict.fromkeys(((fixed.cp, fixed.ep), (fixed.cp, None), (None, None))):
-        case = recommendation(facts, replace(instead, cp=cp, ep=ep), tolerance=tolerance)
-        if case is not None:
-            break
+    case = recommendation(facts, instead, tolerance=tolerance)
+    if case is None and fixed.ep is not None:
+        case = recommendation(facts, replace(instead, ep=None), tolerance=tolerance)
     return Applied(case=case)

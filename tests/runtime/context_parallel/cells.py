@@ -56,10 +56,10 @@ def in_chunks(alone: bool) -> Trained:
     return losses, dict(model.state_dict()) if alone else whole(model)
 
 
-def evaluated(build: Callable[[], nn.Module]) -> tuple[float, float]:
+def evaluated(build: Callable[[], nn.Module], **fields: Any) -> tuple[float, float]:
     """The mean of a metric over a loader, and of the plain model's."""
     torch.manual_seed(3)
-    plain, model = build(), wrapped(build)
+    plain, model = build(), wrapped(build, **fields)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*batch(0)), batch_size=3)
 
     def metric(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

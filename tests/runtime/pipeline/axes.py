@@ -1,0 +1,157 @@
+"""What the ranks of test_axes do: stages whose ranks divide positions and experts too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from runtime.context_parallel.cells import evaluated, of_length, with_other_batches
+from runtime.context_parallel.models import DIVIDED as OF_POSITIONS
+from runtime.context_parallel.models import Block, Net
+from runtime.expert_parallel.cells import attending, dense
+from runtime.expert_parallel.models import DIVIDED as OF_EXPERTS
+from runtime.models import token_loss
+from runtime.pipeline.stages import several
+from runtime.ranks import answers
+from runtime.token_models import STEPS, adam, batch, calls_of, saved, share, spoiled, wrapped
+from torch import nn
+
+import parastrat
+from parastrat.plan import PipelineSchedule, Recompute, Shard
+
+#: losses, and the gradients' norms
+Steps = list[tuple[float, float]]
+
+CP: dict[str, Any] = {"pp": 2, "cp": 2}
+EP: dict[str, Any] = {
+    "pp": 2,
+    "dp_shard": 2,
+    "ep": 2,
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 2,
+}
+TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+CAUSAL = OF_POSITIONS["causal"]
+
+
+class Weighing(Block):
+    """Returns a number beside its activations."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        return super().forward(x), self.norm.weight.mean()
+
+
+class Weighed(Net):
+    """Weighs what its blocks make by the numbers of all, which pass the cut beside the activations."""
+
+    def __init__(self) -> None:
+        super().__init__(Weighing)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x, total = self.embed(ids), torch.zeros((), device=ids.device)
+        for block in self.blocks:
+            x, weight = block(x)
+            total = total + weight
+        return self.head(self.norm(x) * total)
+
+
+class Again(Net):
+    """Runs its blocks twice."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        for block in (*self.blocks, *self.blocks):
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def again() -> nn.Module:
+    return Again(Block)
+
+
+#: on four ranks
+OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
+    **{f"cp: {name}": (OF_POSITIONS[name], CP) for name in ("mask given", "counted behind the blocks")},
+    "cp: a number beside": (Weighed, CP),
+    "cp, recomputed": (CAUSAL, CP | {"recompute": Recompute.FULL}),
+    # whose last stage has the head alone
+    "cp, interleaved": (CAUSAL, CP | several(PipelineSchedule.INTERLEAVED)),
+    "cp, split backwards": (CAUSAL, CP | several(PipelineSchedule.ZBV)),
+    **{f"ep: {name}": (OF_EXPERTS[name], EP) for name in ("crowded", "shared")},
+    "ep, recomputed": (
+        attending,
+        EP | several(PipelineSchedule.INTERLEAVED) | {"recompute": Recompute.SELECTIVE},
+    ),
+    "tp+ep": (dense, {"pp": 2, **TP, "ep": 2, "shard": Shard.NONE}),
+}
+#: on eight ranks
+OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
+    "cp+tp+ep": (attending, {"pp": 2, "cp": 2, **TP, "ep": 4}),
+    "hsdp+ep": (attending, EP | {"dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 1}),
+}
+
+
+def steps_of(model: nn.Module) -> Steps:
+    """Train a wrapped model."""
+    optimizer, found = adam(model), []
+    for step in range(STEPS):
+        loss = parastrat.forward_backward(model, *share(model, step), loss_fn=token_loss)
+        norm = parastrat.clip_grad_norm_(model, 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((loss.item(), float(norm)))
+    return found
+
+
+def steps_alone(build: Any) -> Steps:
+    """Train in one process in plain torch."""
+    torch.manual_seed(3)
+    model = build()
+    optimizer, found = adam(model), []
+    for step in range(STEPS):
+        x, y = batch(step)
+        loss = token_loss(model(x), y)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append((loss.item(), float(norm)))
+    return found
+
+
+def dropped() -> tuple[list[float], bool]:
+    """What this rank drops in the last block that it has, and whether draws behind go on as before."""
+    model = wrapped(lambda: Net(lambda: Block(rate=0.5)), **CP)
+    drawn: list[torch.Tensor] = []
+    for name in ("blocks.0", "blocks.2"):
+        block: Any = model.get_submodule(name)
+        block.drop.register_forward_hook(lambda *given: drawn.append((given[-1] == 0).float().flatten()))
+    torch.manual_seed(7)
+    parastrat.forward_backward(model, *share(model, 0), loss_fn=token_loss)
+    behind, generator = torch.rand(1), torch.Generator().manual_seed(7)
+    # a pipeline draws one seed of the caller's for each step
+    torch.randint(2**62, (1,), generator=generator)
+    return drawn[0].tolist(), torch.equal(behind, torch.rand(1, generator=generator))
+
+
+def four_ranks(folder: str) -> dict[str, Any]:
+    one, other = wrapped(CAUSAL, **CP), wrapped(lambda: CAUSAL().apply(spoiled), **CP)
+    experts, others = wrapped(attending, **EP), wrapped(lambda: attending().apply(spoiled), **EP)
+    return {
+        **{name: steps_of(wrapped(build, **fields)) for name, (build, fields) in OF_FOUR.items()},
+        "calls": calls_of(one),
+        "calls, head apart": calls_of(wrapped(CAUSAL, **OF_FOUR["cp, interleaved"][1])),
+        "saved": saved(one, Path(folder) / "positions", other),
+        "saved, experts": saved(experts, Path(folder) / "experts", others),
+        "evaluated": evaluated(CAUSAL, **CP),
+        "dropped": dropped(),
+        **answers({"again": lambda: wrapped(again, **CP)}),
+        "odd length": of_length(other, 6),
+        # at last: no rank goes on from there
+        "other batches": with_other_batches(one, odd=1),
+    }
+
+
+def eight_ranks() -> dict[str, Any]:
+    return {name: steps_of(wrapped(build, **fields)) for name, (build, fields) in OF_EIGHT.items()}
