@@ -3,13 +3,13 @@
 Usage: python benchmarks/dry_runs.py [--state FILE] [--each COUNT] [--jobs COUNT] [--until HH:MM] [--write]
 
 Of every decoder preset up to 405B so many combinations of a way and a recompute policy, drawn once and for
-all, on the model cut to four blocks; one of every model with context parallelism, and of every second with
-tensor parallelism beside it; three of every mixture with expert parallelism; ten at full depth; and 28
-whose loss comes in chunks. Compared are bytes of tensors on the rank that needs most: what the estimate
-has without its overhead, and what lives, each at its own moment of most. The state keeps what dry runs
-found, one line each: a run that ended early goes on there, and none begins after ``--until``.
-``--write`` writes docs/dry_runs.md from what the state has; why combinations are off stands in
-benchmarks/data/dry_runs.toml.
+all, on the model cut to four blocks; one of every model with context parallelism, of every second with
+tensor parallelism beside it, and of every third beside stages; five of every mixture with expert
+parallelism, two of them beside stages; ten at full depth; and 28 whose loss comes in chunks. Compared are
+bytes of tensors on the rank that needs most: what the estimate has without its overhead, and what lives,
+each at its own moment of most. The state keeps what dry runs found, one line each: a run that ended early
+goes on there, and none begins after ``--until``. ``--write`` writes docs/dry_runs.md from what the state
+has; why combinations are off stands in benchmarks/data/dry_runs.toml.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ STATE = DATA / "dry_runs.jsonl"
 #: again for each of their weights
 _REFUSING = ("PS201", "PS202", "PS715")
 LENGTH = 4096
+_IN_STAGES: dict[str, Any] = {
+    "reshard_after_forward": False,
+    "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
+    "gradient_accumulation_steps": 8,
+}
 WAYS = {
     "single": {"mesh": Mesh(), "shard": Shard.NONE},
     "ddp": {"mesh": Mesh(dp_replicate=8), "shard": Shard.NONE},
@@ -100,18 +105,11 @@ WAYS = {
             PipelineSchedule.ZBV,
         )
     },
-    "pp 2 x fsdp2": {
-        "mesh": Mesh(pp=2, dp_shard=8),
-        "reshard_after_forward": False,
-        "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
-        "gradient_accumulation_steps": 8,
-    },
+    "pp 2 x fsdp2": {"mesh": Mesh(pp=2, dp_shard=8), **_IN_STAGES},
     "pp 2 x fsdp2 x tp 4, sp": {
         "mesh": Mesh(pp=2, dp_shard=8, tp=4),
-        "reshard_after_forward": False,
         "sequence_parallel": True,
-        "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
-        "gradient_accumulation_steps": 8,
+        **_IN_STAGES,
     },
     "fsdp2": {"mesh": Mesh(dp_shard=64)},
     "fsdp2, kept gathered": {"mesh": Mesh(dp_shard=64), "reshard_after_forward": False},
@@ -144,6 +142,26 @@ OF_EXPERTS = {
         "mesh": Mesh(dp_shard=16, tp=4, ep=8),
         "sequence_parallel": True,
         "loss_parallel": True,
+    },
+}
+#: with context parallelism beside stages
+OF_CONTEXT_IN_STAGES = {
+    "pp 2 x fsdp2 x cp 4": {"mesh": Mesh(pp=2, dp_shard=4, cp=4), **_IN_STAGES},
+    "pp 2 x fsdp2 x cp 2 x tp 4, sp, loss": {
+        "mesh": Mesh(pp=2, dp_shard=4, cp=2, tp=4),
+        "sequence_parallel": True,
+        "loss_parallel": True,
+        **_IN_STAGES,
+    },
+}
+#: with expert parallelism beside stages
+OF_EXPERTS_IN_STAGES = {
+    "pp 2 x fsdp2 x ep 8": {"mesh": Mesh(pp=2, dp_shard=16, ep=8), **_IN_STAGES},
+    "pp 2 x fsdp2 x tp 4 x ep 8, sp, loss": {
+        "mesh": Mesh(pp=2, dp_shard=8, tp=4, ep=8),
+        "sequence_parallel": True,
+        "loss_parallel": True,
+        **_IN_STAGES,
     },
 }
 SIZES = (1, 2)
@@ -198,7 +216,7 @@ class Combination:
     """What is compared."""
 
     model: str
-    #: of ``WAYS``, ``OF_CONTEXT``, ``OF_BOTH`` or ``OF_EXPERTS``
+    #: of ``WAYS``, or of those with further axes
     way: str
     recompute: Recompute
     #: samples of a micro-batch
@@ -228,7 +246,9 @@ class Combination:
         fields = {
             "gradient_accumulation_steps": 1,
             "shard": Shard.PARAMETERS,
-            **(WAYS | OF_CONTEXT | OF_BOTH | OF_EXPERTS)[self.way],
+            **(WAYS | OF_CONTEXT | OF_BOTH | OF_EXPERTS | OF_CONTEXT_IN_STAGES | OF_EXPERTS_IN_STAGES)[
+                self.way
+            ],
         }
         return Plan(
             micro_batch_size=self.size,
@@ -346,7 +366,18 @@ def combinations(each: int = 3) -> tuple[Combination, ...]:
     both = _in_turn(decoders()[::2], list(OF_BOTH), seed=2)
     mixtures = [model for model in decoders() if cut(model).architecture.experts is not None]
     experts = (each for way in OF_EXPERTS for each in _in_turn(mixtures, [way], seed=3))
-    return (*drawn.sample(found, len(found)), *whole, *chunked, *context, *both, *experts)
+    in_stages = _in_turn(decoders()[1::3], list(OF_CONTEXT_IN_STAGES), seed=4)
+    experts_in_stages = (each for way in OF_EXPERTS_IN_STAGES for each in _in_turn(mixtures, [way], seed=5))
+    return (
+        *drawn.sample(found, len(found)),
+        *whole,
+        *chunked,
+        *context,
+        *both,
+        *experts,
+        *in_stages,
+        *experts_in_stages,
+    )
 
 
 def _in_turn(models: Sequence[str], ways: list[str], seed: int) -> Iterator[Combination]:

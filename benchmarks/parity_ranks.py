@@ -86,11 +86,13 @@ STRATEGIES: dict[str, Strategy] = {
     "pp x ddp": _pipelined(_1F1B, dp_replicate=2),
     "pp x ddp interleaved": _pipelined(_LOOPED, chunks=2, dp_replicate=2),
     "pp x fsdp2": _pipelined(_1F1B, dp_shard=2),
+    "pp x cp": _pipelined(_1F1B, cp=2),
+    "pp x ep": _pipelined(_1F1B, dp_shard=2, ep=2),
     "pp x tp": _pipelined(_1F1B, tp=2),
     "3d": _pipelined(_1F1B, dp_shard=2, tp=2),
 }
 #: those of classes of transformers with experts
-OFTEN_OF_EXPERTS = ("ep", "tp+sp x ep")
+OFTEN_OF_EXPERTS = ("ep", "tp+sp x ep", "pp x ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

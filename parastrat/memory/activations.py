@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from parastrat.memory.kinds import Kind, Shared
     from parastrat.memory.over_context import OverContext
     from parastrat.memory.plans import Plans
-    from parastrat.units import Bytes
+    from parastrat.units import Bytes, Mask
 
 _AWAY = code_of(Offload.PARAMETERS)
 _NOTHING_AGAIN, _ATTENTION_AGAIN = code_of(Recompute.NONE), code_of(Recompute.ATTENTION)
@@ -196,7 +196,19 @@ def _running_bytes(
     if alike.gathers is not False and some(kind.tied):
         made = where(gradients_meet(plans) & kind.tied, larger(made, meeting_bytes(plans, kind)), made)
     made = made + plans.output
-    return made if kind.of_loss is None else made + kind.of_loss * plans.loss
+    if kind.of_loss is None:
+        return made
+    if alike.piped is not False and kind.head is not False and kind.chunk is None:
+        # a forward ends with as much as backward makes, and with what a stage returned
+        ends = alike.piped & _in_parallel(plans) & kind.head
+        made = made + where(ends, shared_bytes(kind.output, plans.shares), 0.0)
+    return made + kind.of_loss * plans.loss
+
+
+def _in_parallel(plans: Plans) -> Mask:
+    """Return where tp ranks compute the loss of their share of the vocabulary."""
+    in_parallel: Mask = plans.c.loss_parallel & (plans.division.vocabulary >= plans.c.tp)
+    return in_parallel
 
 
 def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:
@@ -226,8 +238,10 @@ def _ended_bytes(plans: Plans, kind: Kind, running: Bytes) -> Bytes:
     made = running if kind.chunk is None else shared_bytes(kind.chunk, plans.shares)
     ended = made - where(plans.c.loss_parallel, 0.0, kind.of_loss * plans.shares.replicated)
     if plans.alike.piped is not False:
-        # what a stage returned is there up to its loss
-        ended = ended + where(plans.alike.piped, shared_bytes(kind.output, plans.shares), 0.0)
+        # what a stage returned is there up to its loss; in parallel it is counted already
+        counted = _in_parallel(plans) & (kind.chunk is None)
+        returned = where(counted, 0.0, shared_bytes(kind.output, plans.shares))
+        ended = ended + where(plans.alike.piped, returned, 0.0)
     return where(kind.head, ended, 0.0)
 
 

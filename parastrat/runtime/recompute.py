@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -48,6 +49,14 @@ KEPT = frozenset(
         _ATEN._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
         _ATEN._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
         _ATEN._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001
+    }
+)
+
+#: names for profilers that FSDP2 gives what it does, which it need not do again where weights are gathered
+_NAMING = frozenset(
+    {
+        torch.ops.profiler._record_function_enter_new.default,  # noqa: SLF001
+        torch.ops.profiler._record_function_exit._RecordFunction,  # noqa: SLF001
     }
 )
 
@@ -140,6 +149,8 @@ def _within(*contexts: AbstractContextManager[Any]) -> Iterator[None]:
 
 def _selective_contexts() -> _Contexts:
     contexts: _Contexts
+    # torch counts every operator of a block, and asks for as many when it is computed again
+    SAC_IGNORED_OPS.update(_NAMING)
     seen: dict[bool, int] = defaultdict(int)  # forward and recomputation count apart
     contexts = create_selective_checkpoint_contexts(partial(_selected, seen))  # type: ignore[no-untyped-call]
     return contexts

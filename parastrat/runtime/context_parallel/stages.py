@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 def beside_stages(division: Division, cut: Cut) -> Division:
     """Return how positions are divided in a module that is cut.
 
-    A head in a stage behind that of the last block takes all of them.
-
     Raises:
         WrapError: if a block runs several times: each time it would have to know where the stream begins.
     """
@@ -38,10 +36,11 @@ def beside_stages(division: Division, cut: Cut) -> Division:
             f"positions that cp divides cannot pass from stage to stage where {repeated} runs again",
             hint="plan without one of them: parastrat recommend --cp 1, or --pp 1",
         )
-    crossing = [source for span in cut.spans[1:] for source in route.crossing(span.begin)]
-    if division.joined_behind_blocks or all(source.event < inside[-1] for source in crossing):
-        return division
-    return replace(division, head="", loss=False)
+    ends = {span.end for span in cut.spans[:-1]}
+    head = _place_of_head(division, route)
+    # what a stage sends is no logits of shares
+    division = replace(division, loss=division.loss and head + 1 not in ends)
+    return replace(division, apart=any(inside[-1] < end <= head for end in ends))
 
 
 def route_of_shares(route: Route, stream: Stream) -> Route:
@@ -54,10 +53,15 @@ def route_of_shares(route: Route, stream: Stream) -> Route:
     Raises:
         WrapError: if these do not divide.
     """
-    inside = _events_of(stream.division, route)
-    divided = set(inside if not stream.division.joined_behind_blocks else inside[:-1])
+    division, inside = stream.division, _events_of(stream.division, route)
+    divided = set(inside[:-1])
+    if not division.joined_behind_blocks:
+        divided |= set(range(inside[-1], _place_of_head(division, route)))
+    length = _first(route.events[inside[0]]).shape[SEQUENCE]
+    stream.positions.check(length, stream.further)
     events = [
-        _of_share(event, stream) if index in divided else event for index, event in enumerate(route.events)
+        _of_share(event, length, stream.positions.ranks) if index in divided else event
+        for index, event in enumerate(route.events)
     ]
     return replace(route, events=tuple(events))
 
@@ -88,12 +92,23 @@ def _events_of(division: Division, route: Route) -> list[int]:
     ]
 
 
-def _of_share(event: Event, stream: Stream) -> Event:
-    """Return a block's call with this rank's positions of the stream, which it returns first."""
-    leaves = list(event.leaves)
-    place = next(place for place, leaf in enumerate(leaves) if isinstance(leaf, TensorShape))
-    shape = list(leaves[place].shape)
-    stream.positions.check(shape[SEQUENCE], stream.further)
-    shape[SEQUENCE] //= stream.positions.ranks
-    leaves[place] = replace(leaves[place], shape=torch.Size(shape))
+def _place_of_head(division: Division, route: Route) -> int:
+    """Return the call of the head, or the place behind all calls where there is none."""
+    calls = (index for index, event in enumerate(route.events) if event.part == division.head)
+    return next(calls, len(route.events))
+
+
+def _first(event: Event) -> TensorShape:
+    """Return the first tensor that a call returns: of blocks the stream."""
+    return event.tensors[0]
+
+
+def _of_share(event: Event, length: int, ranks: int) -> Event:
+    """Return a call that returns a share of what first it returns, where that has all positions."""
+    shape = list(_first(event).shape)
+    if shape[SEQUENCE : SEQUENCE + 1] != [length]:
+        return event
+    shape[SEQUENCE] = length // ranks
+    leaves, own = list(event.leaves), replace(_first(event), shape=torch.Size(shape))
+    leaves[leaves.index(_first(event))] = own
     return replace(event, leaves=tuple(leaves))

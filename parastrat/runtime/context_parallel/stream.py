@@ -66,6 +66,8 @@ class Division:
     whole_between: bool = False
     #: the head's output stays divided up to the loss
     loss: bool = False
+    #: the head is in a pipeline's stage behind that of the last block
+    apart: bool = False
 
     @property
     def joined_behind_blocks(self) -> bool:
@@ -189,7 +191,12 @@ class Stream:
         return by_positions(own, self.positions) if self.division.loss else self._whole(in_whole(own))
 
     def _checked(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the head's input; of some positions only each rank would have taken its own."""
+        """Return the head's input; of some positions only each rank would have taken its own.
+
+        What comes of another stage has the shape that was expected of it.
+        """
+        if self.division.apart:
+            return x
         if not _is_stream(x) or x.shape[SEQUENCE] * self.positions.ranks != self._length:
             raise WrapError(
                 f"the head was to get all {self._length // self.positions.ranks} positions of this rank's "
