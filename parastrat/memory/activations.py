@@ -138,8 +138,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     root = largest = 0.0
     if alike.gathers is not False:
         of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made, added))
-        if alike.piped is not True or plans.job.rootless:
-            root = divided_total(kind.root, division)
+        root = divided_total(kind.root, division)
     if plans.job.element.copied:
         largest = divided_total(kind.added, division)
     return (

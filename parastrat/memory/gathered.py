@@ -111,7 +111,8 @@ def _under_pipelines(
 ) -> Sequence[Bytes]:
     """Return what is gathered where gradients are reduced once a step."""
     element, root, own = plans.job.element, rank.root, kinds.unit[start.place]
-    kept = element.compute * (root + own + root * start.ended) + element.reduce * rank.everything
+    ran = of_kinds(kinds.root, start.freed, start.rows) * start.of_unit
+    kept = element.compute * (root + own + ran + root * start.ended) + element.reduce * rank.everything
     running = every = kept + element.compute * (rank.everything - root)
     # of plans that may reshard or not pipelines keep units gathered
     reshards = False if plans.reshards is None else taken(plans.reshards, start.rows)
