@@ -7,11 +7,12 @@ That is worked out for each pipeline and width, so that rows of plans take a ten
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, derived, derived_with
+from parastrat.columns import code_of, derived, derived_with, ends_of
 from parastrat.distinct import NUMBERED, distinct, places_of
 from parastrat.elementwise import smaller, where
 from parastrat.memory.alike import code_of_plans, unlike
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
     from parastrat.ranks.load import ParameterTotals
     from parastrat.units import Bytes, Numbers
 
+#: so many rows at once, of which the processor's cache holds what is made
+_MOST = 9000
+
 
 def quick_floor(
     facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tuple[Columns, Any] | None = None
@@ -61,10 +65,22 @@ def quick_floor(
     Returns:
         A row for each policy, beside the plans' rows.
     """
-    if not len(c.pp):
+    many = len(c.pp)
+    if not many:
         return np.empty((len(policies), 0))
+    every, width = widths or distinct(c, NUMBERED["width"])
+    if many <= _MOST:
+        return _floor(facts, c, policies, (every, width))
+    ends = ends_of([many], _MOST)
+    parts = (slice(begin, end) for begin, end in pairwise([0, *ends]))
+    floors = [_floor(facts, c.at(own), policies, (every, width[own])) for own in parts]
+    return np.concatenate(floors, axis=1)
+
+
+def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tuple[Columns, Any]) -> Bytes:
+    """Return the floors of so many rows as are looked at together."""
     job = job_of(facts)
-    widths, (table, at) = widths or distinct(c, NUMBERED["width"]), job.pipelines.table(c)
+    table, at = job.pipelines.table(c)
     places = np.flatnonzero(np.bincount(at))
     which = np.zeros(len(table.counts), dtype=np.int64)
     which[places] = [rank_of(job.kinds, place) for place in places.tolist()]

@@ -34,10 +34,11 @@ class Work:
         return replace(self._seconds, at=self._widths[columns.width] * len(self.sizes) + size)
 
     def micro_batches(self, meshes: Columns, policy: Recompute) -> tuple[Any, Any]:
-        """Return what ``micro_batch_s`` does of some meshes, with a column for each size."""
+        """Return what ``micro_batch_s`` does of some meshes, with a row for each size."""
         rows = self._rows.joined({"recompute": np.full(len(self._rows.pp), code_of(policy))})
         each = micro_batch_s(rows, self._seconds)
-        whole, least = (part.reshape(-1, len(self.sizes))[self._widths[meshes.width]] for part in each)
+        at = self._widths.take(meshes.width)
+        whole, least = (part.reshape(-1, len(self.sizes)).T.take(at, axis=1) for part in each)
         return whole, least
 
     @cached_property
