@@ -14,7 +14,7 @@ import numpy as np
 
 from parastrat.columns import code_of, derived, derived_with, ends_of
 from parastrat.distinct import NUMBERED, distinct, places_of
-from parastrat.elementwise import smaller, where
+from parastrat.elementwise import smaller, taken, where
 from parastrat.memory.alike import code_of_plans, unlike
 from parastrat.memory.crossing import formats_of
 from parastrat.memory.flying import way_of_turns
@@ -29,7 +29,7 @@ from parastrat.memory.foremost import (
     told_of,
 )
 from parastrat.memory.plans import job_of, shares_of
-from parastrat.ranks.division import divided, divided_total, division
+from parastrat.ranks.division import Division, divided, divided_total, division
 from parastrat.ranks.load import load_of, whole_model
 from parastrat.ranks.states import of_elements, states_of
 from parastrat.stack import Crossing
@@ -91,12 +91,12 @@ def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tupl
     kept, head, unit = _activations(job, (codes, *widths), c.micro_batch_size, policies)
     # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come; of
     # chunks no more than twice as many are in flight
-    late = steps <= where(alike.turns, 2 * c.pp, c.pp)
-    own = divided(load.trainable, division(c))
+    late, d = steps <= where(alike.turns, 2 * c.pp, c.pp), _division(c, *widths)
+    own = divided(load.trainable, d)
     under = where(late, job.element.compute, job.element.compute + job.element.reduce) * sum(own)
     every, width = widths
     pool, at_head, at_unit = (part.take(width) for part in _gathered(job, every))
-    base = _stays(job, alike, c, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
+    base = _stays(job, alike, d, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
     head = head + _loss_in_parallel(job, every).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
     unit = unit + where(alike.gathers, np.where(piped, under, at_unit), 0.0)
@@ -141,15 +141,24 @@ def _shares_of_one(widths: Columns) -> Any:
     return np.array(np.broadcast_arrays(*shares_of(one, division(widths))), dtype=float)
 
 
+def _division(c: Columns, widths: Columns, width: Any) -> Division:
+    """Return what divides parameters of plans, most of which hangs on their widths."""
+    of_width, dense = division(widths), c.dp_shard * c.cp
+    tensor, vocabulary, experts, tokens = (taken(each, width) for each in of_width[:4])
+    # as ``division_of`` has it
+    apart = where(c.ep > 1, dense * tensor / c.ep, dense)
+    return Division(tensor, vocabulary, experts, tokens, dense, apart)
+
+
 def _by_moments(each: Any) -> tuple[Any, Any, Any]:
     return each[:, KEPT], each[:, AT_HEAD], each[:, AT_UNITS:].max(axis=1)
 
 
 def _stays(
-    job: Job, alike: Alike, c: Columns, frozen: ParameterTotals, own: tuple[Numbers, Numbers]
+    job: Job, alike: Alike, d: Division, frozen: ParameterTotals, own: tuple[Numbers, Numbers]
 ) -> Bytes:
     """Return what stays on a rank; of gradients that each step makes anew there are none yet."""
-    states = states_of(own, frozen, division(c), alike.shard, of_elements(alike.offload, job.element))
+    states = states_of(own, frozen, d, alike.shard, of_elements(alike.offload, job.element))
     kept = states.parameters + states.optimizer + where(alike.frees, 0.0, states.gradients)
     return job.context + job.buffers + kept
 

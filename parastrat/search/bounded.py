@@ -88,7 +88,7 @@ class Searched:
         weights, floors = self._weights_of(chosen), np.full(len(place), np.inf)
         # one size after the other: arrays of all would leave the processor's cache
         for own, whole, apart in zip(range(len(sizes)), *micro_batches, strict=True):
-            # ranks wait for whole micro-batches of the others, or for forwards or inputs' gradients at least
+            # ranks wait for the others' whole micro-batches, or for forwards or inputs' gradients at least
             wait = np.minimum(whole * waits[0, own].take(share), apart * waits[1, own].take(share))
             work = (whole * busy[own].take(share) + wait).take(place)
             several = steps[own].take(meshes.share)
