@@ -155,9 +155,10 @@ class Searched:
         return dict(rejection_masks(judged, self.allowed.judged))
 
 
-def searched(facts: Facts, fixed: Constraints, allowed: Obeying) -> Searched:
-    """Return a space, to be searched."""
-    return Searched(facts=facts, fixed=fixed, allowed=allowed, work=Work(facts=facts, allowed=allowed))
+def searched(facts: Facts, fixed: Constraints, allowed: Obeying, *, once: bool = False) -> Searched:
+    """Return a space, to be searched; ``once``, or several times as it is or changed."""
+    work = Work(facts=facts, meshes=allowed.meshes, batches=allowed.batches.columns, once=once)
+    return Searched(facts=facts, fixed=fixed, allowed=allowed, work=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +182,10 @@ class Bounded:
     def at(self, places: Any) -> Bounded:
         """Return some of the rows."""
         return replace(self, columns=self.columns.at(places), memory=self.memory.take(places, axis=1))
+
+    def with_own_work(self) -> Bounded:
+        """Return the rows with what their blocks take alone, if it is not known of the whole space."""
+        return replace(self, space=replace(self.space, work=self.space.work.among(self.columns)))
 
     def raised(self, places: Any) -> Bounded:
         """Return the rows, of which some have the floors that take longer to find than quick ones."""

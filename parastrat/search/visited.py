@@ -144,6 +144,8 @@ class Visited:
         if not len(first):
             return
 
+        rows = rows.with_own_work()
+
         def of_rows(some: Any) -> Any:
             judged = self._judge(rows.at(some), wanted)
             return judged.least_steps(len(some), roomy=wanted.roomy)
@@ -151,7 +153,7 @@ class Visited:
         # a few are judged sooner than put in order, and mostly none of them fits; who asks what was judged
         # is told of no more than may matter
         few = wanted.alone and len(first) <= _HANDFUL
-        floors = np.zeros(len(first)) if few else self.space.steps(rows.columns, first)
+        floors = np.zeros(len(first)) if few else rows.space.steps(rows.columns, first)
         groups = wanted.groups[rows.columns.mesh]
         visit(floors, groups, of_rows, wanted.limits, least=least, first=_ROWS)
 
