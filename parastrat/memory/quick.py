@@ -14,10 +14,10 @@ import numpy as np
 
 from parastrat.columns import code_of, derived, derived_with, ends_of
 from parastrat.distinct import NUMBERED, distinct, places_of
-from parastrat.elementwise import smaller, taken, where
+from parastrat.elementwise import taken, where
 from parastrat.memory.alike import code_of_plans, unlike
 from parastrat.memory.crossing import formats_of
-from parastrat.memory.flying import way_of_turns
+from parastrat.memory.flying import in_flight, way_of_turns
 from parastrat.memory.foremost import (
     AT_HEAD,
     AT_UNITS,
@@ -89,9 +89,9 @@ def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tupl
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
     codes = (at * WAYS + ways) * VARIANTS + alike.variant
     kept, head, unit = _activations(job, (codes, *widths), c.micro_batch_size, policies)
-    # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come; of
-    # chunks no more than twice as many are in flight
-    late, d = steps <= where(alike.turns, 2 * c.pp, c.pp), _division(c, *widths)
+    # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come
+    in_all, d = in_flight(alike, c, load.rank), _division(c, *widths)
+    late = alike.early & (steps <= in_all)
     own = divided(load.trainable, d)
     under = where(late, job.element.compute, job.element.compute + job.element.reduce) * sum(own)
     every, width = widths
@@ -100,7 +100,7 @@ def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tupl
     head = head + _loss_in_parallel(job, every).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
     unit = unit + where(alike.gathers, np.where(piped, under, at_unit), 0.0)
-    flying = where(alike.turns, 1, np.where(piped, smaller(c.pp - load.rank, steps), 1))
+    flying = where(alike.turns, 1, in_all)
     crossing = _received(job, alike, c, load.rank)
     return base + job.share * (kept * flying + np.maximum(head, unit) + crossing)
 
