@@ -231,8 +231,7 @@ def _told(repeats: Any, kinds: Any) -> tuple[bytes, bytes]:
 
 def chain_of(model: ModelSpec, kinds: Kinds) -> Chain:
     """Return the chain of a model's blocks."""
-    # blocks may stand in the chain several times
-    own = {id(block): _parts_of(block.parameters, block.unit) for block in model.blocks}
+    own = {id(block): _parts_of(block.parameters, block.unit) for block in model.distinct_blocks}
     return _chain(
         kinds.of,
         tuple(block.repeat for block in model.blocks),
