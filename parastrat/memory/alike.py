@@ -119,7 +119,8 @@ def code_of_plans(c: Columns) -> Numbers:
     flags = 16 * (c.virtual_stages > 1) + 32 * (piped & (c.gradient_accumulation_steps < 2 * c.pp))
     # without a pipeline no schedule counts
     choices = _SHARDS * (c.offload + _OFFLOADS * (c.pp_schedule + 1) * piped)
-    own = c.alike_meshes if c.has("alike_meshes") else code_of_meshes(c)
+    # of one plan it is not known
+    own = code_of_meshes(c) if type(piped) is bool or not c.has("alike_meshes") else c.alike_meshes
     return own + choices + _SHARDS * _OFFLOADS * _SCHEDULES * flags
 
 
