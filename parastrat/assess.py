@@ -89,10 +89,11 @@ def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int =
 @remembered
 def _flops_of(model: ModelSpec) -> float:
     """Return the FLOPs of one sample's forward that reach its output."""
-    return sum(
-        block.repeat * sum(each.flops * each.useful * each.count for each in block.operators)
-        for block in model.blocks
-    )
+    useful = {
+        id(block): block.repeat * sum(each.flops * each.useful * each.count for each in block.operators)
+        for block in model.distinct_blocks
+    }
+    return sum(useful[id(block)] for block in model.blocks)
 
 
 def columns_of(case: Case) -> Columns:

@@ -72,6 +72,8 @@ class Columns:
     pp_schedule: Numbers
     backend: Numbers
     # search
+    #: of what tells plans that go the same way through formulas of memory the mesh's part
+    alike_meshes: Numbers
     #: known where only plans are wanted that ``auto_parallelize`` applies
     applied_alone: Numbers
     # workload

@@ -72,10 +72,15 @@ def distinct(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:
             size = len(found)
         key, size = key * many + code, size * many
     found, where = places_of(key)
-    first = np.empty(len(found), dtype=np.int64)
+    return columns.at(first_places(where)), where
+
+
+def first_places(where: Any) -> Any:
+    """Return the first row of each distinct one, of rows that are told which of those they are."""
+    first = np.empty(int(where.max(initial=-1)) + 1, dtype=np.int64)
     # of repeated places the last write stays
-    first[where[::-1]] = np.arange(rows - 1, -1, -1)
-    return columns.at(first), where
+    first[where[::-1]] = np.arange(len(where) - 1, -1, -1)
+    return first
 
 
 def _few(columns: Columns, names: tuple[str, ...]) -> tuple[Columns, Any]:

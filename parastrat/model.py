@@ -229,6 +229,11 @@ class ModelSpec:
     caveats: tuple[str, ...] = ()
 
     @property
+    def distinct_blocks(self) -> tuple[Block, ...]:
+        """The blocks, each once that stands several times in the chain."""
+        return tuple({id(block): block for block in self.blocks}.values())
+
+    @property
     def flops(self) -> float:
         """Forward FLOPs of one sample."""
         return sum(block.flops * block.repeat for block in self.blocks)

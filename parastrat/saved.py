@@ -50,6 +50,10 @@ class Saved:
         )
 
 
+#: no bytes
+NOTHING = Saved()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activations:
     """What a block's forward keeps for its backward, per recompute policy, for one sample."""

@@ -184,15 +184,14 @@ def weights_floor(
     Args:
         facts: the job.
         columns: the plans, without micro-batches.
-        work: of each plan on further axes behind the plans', for each number of micro-batches.
-        micro_batches: the numbers.
+        work: of each plan.
+        micro_batches: of a step of each plan.
         weights: what ``mean_weights_s`` tells of the plans.
     """
-    one = {part: np.broadcast_to(each, len(columns.pp))[:, None] for part, each in weights.items()}
-    floor = work + facts.stack.step_constant_s + one["optimizer"]
-    if "each" not in one:
+    floor = work + facts.stack.step_constant_s + weights["optimizer"]
+    if "each" not in weights:
         return floor
-    return floor + _exposed_s(one, np.where(columns.pp[:, None] > 1, 1, micro_batches), micro_batches, work)
+    return floor + _exposed_s(weights, np.where(columns.pp > 1, 1, micro_batches), micro_batches, work)
 
 
 def _fabric(facts: Facts) -> Fabric | None:
@@ -274,7 +273,9 @@ def _window(c: Columns) -> Numbers:
     return np.where(c.pp_schedule == code_of(PipelineSchedule.INTERLEAVED), np.maximum(group, 1), 1)
 
 
-def _exposed_s(one: dict[str, Any], gathered: Numbers, micro_batches: Numbers, beside: Seconds) -> Seconds:
+def _exposed_s(
+    one: Mapping[str, Any], gathered: Numbers, micro_batches: Numbers, beside: Seconds
+) -> Seconds:
     """Return by how much collectives of parameters and gradients make a step longer.
 
     Beside one of them compute is slower (``overlap``), so that even what is hidden takes its share; and

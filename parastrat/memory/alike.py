@@ -115,15 +115,23 @@ class JobFlags:
 
 def code_of_plans(c: Columns) -> Numbers:
     """Return a number for each plan that is the same for plans which are alike."""
-    sharded, piped, over = c.shard == _SHARDED, c.pp > 1, c.dp_shard * c.cp
+    piped = c.pp > 1
+    flags = 16 * (c.virtual_stages > 1) + 32 * (piped & (c.gradient_accumulation_steps < 2 * c.pp))
+    # without a pipeline no schedule counts
+    choices = _SHARDS * (c.offload + _OFFLOADS * (c.pp_schedule + 1) * piped)
+    # of one plan it is not known
+    own = code_of_meshes(c) if type(piped) is bool or not c.has("alike_meshes") else c.alike_meshes
+    return own + choices + _SHARDS * _OFFLOADS * _SCHEDULES * flags
+
+
+def code_of_meshes(c: Columns) -> Numbers:
+    """Return what of that number hangs on the mesh alone, and on what is sharded over it."""
+    sharded, over = c.shard == _SHARDED, c.dp_shard * c.cp
     gathers = sharded & (where(c.ep > 1, over * c.tp, over) > 1)
     # how many ranks have data of their own counts where nothing is sharded and there is no pipeline
     spread = (c.pp == 1) & (c.shard != _SHARDED)
-    flags = piped + 2 * gathers + spread * (4 * (c.dp * c.cp == 1) + 8 * (c.dp == 1))
-    flags = flags + 16 * (c.virtual_stages > 1) + 32 * (piped & (c.gradient_accumulation_steps < 2 * c.pp))
-    # without a pipeline no schedule counts
-    choices = c.shard + _SHARDS * (c.offload + _OFFLOADS * (c.pp_schedule + 1) * piped)
-    return choices + _SHARDS * _OFFLOADS * _SCHEDULES * flags
+    flags = (c.pp > 1) + 2 * gathers + spread * (4 * (c.dp * c.cp == 1) + 8 * (c.dp == 1))
+    return c.shard + _SHARDS * _OFFLOADS * _SCHEDULES * flags
 
 
 def roughly(codes: Numbers) -> Numbers:

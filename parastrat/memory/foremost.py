@@ -1,6 +1,6 @@
 """What one rank of a pipeline keeps and makes as its backward begins, for one sample, by what divides it.
 
-That is the first rank, which has most in flight, or the one behind it where that has more of a model's
+That is the first rank, which has most in flight, or one behind it where that has more of a model's
 mixtures. What blocks hold is added up once for each pipeline.
 """
 
@@ -29,7 +29,7 @@ WAYS, VARIANTS = 1 + len(flights.WAYS), 4
 #: what is told of a rank: behind these, of each kind of unit
 KEPT, AT_HEAD, AT_UNITS = range(3)
 _ALONE = (1, 1, False)
-#: the rank behind the first has one micro-batch fewer in flight: by how much more its blocks make, or it
+#: a rank behind another has no more micro-batches in flight: by how much more its blocks make, or it
 #: trains, it is told instead
 _FAR_MORE, _MORE = 2, 1.25
 #: ranks that are told at once, so that little is there beside what is kept of them
@@ -136,10 +136,13 @@ def rank_of(kinds: KindsOf, place: int) -> int:
     if place not in blocks.ranks:
         ranks, many = kinds.pipelines.cuts[place].rows[:FOREMOST], len(kinds.pipelines.kinds.of)
         has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.chain.of_kind > 0) & blocks.units
-        runs = (has * blocks.runs).max(axis=1)
-        trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1)
-        behind = len(ranks) > 1 and (runs[1] > _FAR_MORE * runs[0] or trained[1] > _MORE * trained[0])
-        blocks.ranks[place] = int(behind)
+        runs = (has * blocks.runs).max(axis=1).tolist()
+        trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1).tolist()
+        told = 0
+        for rank in range(1, len(ranks)):
+            if runs[rank] > _FAR_MORE * runs[told] or trained[rank] > _MORE * trained[told]:
+                told = rank
+        blocks.ranks[place] = told
     return blocks.ranks[place]
 
 

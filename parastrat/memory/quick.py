@@ -7,16 +7,17 @@ That is worked out for each pipeline and width, so that rows of plans take a ten
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, derived, derived_with
+from parastrat.columns import code_of, derived, derived_with, ends_of
 from parastrat.distinct import NUMBERED, distinct, places_of
-from parastrat.elementwise import smaller, where
+from parastrat.elementwise import taken, where
 from parastrat.memory.alike import code_of_plans, unlike
 from parastrat.memory.crossing import formats_of
-from parastrat.memory.flying import way_of_turns
+from parastrat.memory.flying import in_flight, way_of_turns
 from parastrat.memory.foremost import (
     AT_HEAD,
     AT_UNITS,
@@ -28,7 +29,7 @@ from parastrat.memory.foremost import (
     told_of,
 )
 from parastrat.memory.plans import job_of, shares_of
-from parastrat.ranks.division import divided, divided_total, division
+from parastrat.ranks.division import Division, divided, divided_total, division
 from parastrat.ranks.load import load_of, whole_model
 from parastrat.ranks.states import of_elements, states_of
 from parastrat.stack import Crossing
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
     from parastrat.plan import Recompute
     from parastrat.ranks.load import ParameterTotals
     from parastrat.units import Bytes, Numbers
+
+#: so many rows at once, of which the processor's cache holds what is made
+_MOST = 9000
 
 
 def quick_floor(
@@ -61,10 +65,22 @@ def quick_floor(
     Returns:
         A row for each policy, beside the plans' rows.
     """
-    if not len(c.pp):
+    many = len(c.pp)
+    if not many:
         return np.empty((len(policies), 0))
+    every, width = widths or distinct(c, NUMBERED["width"])
+    if many <= _MOST:
+        return _floor(facts, c, policies, (every, width))
+    ends = ends_of([many], _MOST)
+    parts = (slice(begin, end) for begin, end in pairwise([0, *ends]))
+    floors = [_floor(facts, c.at(own), policies, (every, width[own])) for own in parts]
+    return np.concatenate(floors, axis=1)
+
+
+def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tuple[Columns, Any]) -> Bytes:
+    """Return the floors of so many rows as are looked at together."""
     job = job_of(facts)
-    widths, (table, at) = widths or distinct(c, NUMBERED["width"]), job.pipelines.table(c)
+    table, at = job.pipelines.table(c)
     places = np.flatnonzero(np.bincount(at))
     which = np.zeros(len(table.counts), dtype=np.int64)
     which[places] = [rank_of(job.kinds, place) for place in places.tolist()]
@@ -73,18 +89,18 @@ def quick_floor(
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
     codes = (at * WAYS + ways) * VARIANTS + alike.variant
     kept, head, unit = _activations(job, (codes, *widths), c.micro_batch_size, policies)
-    # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come; of
-    # chunks no more than twice as many are in flight
-    late = steps <= where(alike.turns, 2 * c.pp, c.pp)
-    own = divided(load.trainable, division(c))
+    # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come
+    in_all, d = in_flight(alike, c, load.rank), _division(c, *widths)
+    late = alike.early & (steps <= in_all)
+    own = divided(load.trainable, d)
     under = where(late, job.element.compute, job.element.compute + job.element.reduce) * sum(own)
     every, width = widths
     pool, at_head, at_unit = (part.take(width) for part in _gathered(job, every))
-    base = _stays(job, alike, c, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
+    base = _stays(job, alike, d, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
     head = head + _loss_in_parallel(job, every).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
     unit = unit + where(alike.gathers, np.where(piped, under, at_unit), 0.0)
-    flying = where(alike.turns, 1, np.where(piped, smaller(c.pp - load.rank, steps), 1))
+    flying = where(alike.turns, 1, in_all)
     crossing = _received(job, alike, c, load.rank)
     return base + job.share * (kept * flying + np.maximum(head, unit) + crossing)
 
@@ -125,15 +141,24 @@ def _shares_of_one(widths: Columns) -> Any:
     return np.array(np.broadcast_arrays(*shares_of(one, division(widths))), dtype=float)
 
 
+def _division(c: Columns, widths: Columns, width: Any) -> Division:
+    """Return what divides parameters of plans, most of which hangs on their widths."""
+    of_width, dense = division(widths), c.dp_shard * c.cp
+    tensor, vocabulary, experts, tokens = (taken(each, width) for each in of_width[:4])
+    # as ``division_of`` has it
+    apart = where(c.ep > 1, dense * tensor / c.ep, dense)
+    return Division(tensor, vocabulary, experts, tokens, dense, apart)
+
+
 def _by_moments(each: Any) -> tuple[Any, Any, Any]:
     return each[:, KEPT], each[:, AT_HEAD], each[:, AT_UNITS:].max(axis=1)
 
 
 def _stays(
-    job: Job, alike: Alike, c: Columns, frozen: ParameterTotals, own: tuple[Numbers, Numbers]
+    job: Job, alike: Alike, d: Division, frozen: ParameterTotals, own: tuple[Numbers, Numbers]
 ) -> Bytes:
     """Return what stays on a rank; of gradients that each step makes anew there are none yet."""
-    states = states_of(own, frozen, division(c), alike.shard, of_elements(alike.offload, job.element))
+    states = states_of(own, frozen, d, alike.shard, of_elements(alike.offload, job.element))
     kept = states.parameters + states.optimizer + where(alike.frees, 0.0, states.gradients)
     return job.context + job.buffers + kept
 

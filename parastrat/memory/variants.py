@@ -136,6 +136,8 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
 
 def _with_moments(kind: Kind, most: int) -> Kind:
     """Return a kind with so many moments: its last one several times where it has fewer."""
+    if len(kind.moments) == most:
+        return kind
     return replace(kind, moments=(kind.moments + kind.moments[-1:] * most)[:most])
 
 

@@ -30,8 +30,9 @@ COLUMN_OF = {Split.REPLICATED: 0, Split.SEQUENCE: 0, Split.TENSOR: 1, Split.EXPE
 #: a pipeline: its ranks, the virtual stages of each, and whether the chain runs up again
 Shape: TypeAlias = tuple[int, int, bool]
 
-#: ranks whose backward floors look at: the first has most in flight, of those behind it the next
-FOREMOST = 2
+#: ranks whose backward floors look at: the first has most in flight, of those behind it the next; either
+#: may have none of a model's mixtures, and then the one behind it has
+FOREMOST = 3
 
 #: chains that are kept, cuts of each, and in how many weights turns of one cut
 _CHAINS, _CUTS, _TURNS = 16, 96, 4
@@ -230,8 +231,7 @@ def _told(repeats: Any, kinds: Any) -> tuple[bytes, bytes]:
 
 def chain_of(model: ModelSpec, kinds: Kinds) -> Chain:
     """Return the chain of a model's blocks."""
-    # blocks may stand in the chain several times
-    own = {id(block): _parts_of(block.parameters, block.unit) for block in model.blocks}
+    own = {id(block): _parts_of(block.parameters, block.unit) for block in model.distinct_blocks}
     return _chain(
         kinds.of,
         tuple(block.repeat for block in model.blocks),

@@ -212,10 +212,12 @@ def turns(
 def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:
     """Return which kinds each virtual stage has, and the repeats behind the last block of each."""
     places = np.arange(1, len(of_kind) + 1, dtype=np.int16)
-    present = np.where(stages > 0, places, np.int16(0))
-    last = np.where(of_kind, present[..., None], np.int16(0)).max(axis=1)
-    behind = np.where(places > last[..., None], stages[:, None], 0.0) @ of_kind
-    return last > 0, behind
+    # blocks in the last axis, whose entries stand behind each other
+    present = (stages > 0) * places
+    last = (present[:, None] * of_kind.T).max(axis=-1)
+    later = (places > last[..., None]) * stages[:, None]
+    behind = later.reshape(-1, len(of_kind)) @ of_kind.astype(float)
+    return last > 0, behind.reshape(*last.shape, -1)
 
 
 class _Groups(NamedTuple):

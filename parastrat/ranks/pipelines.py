@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _BENT = tuple(sorted(V_SHAPED))
 
+#: sets of pipelines whose places are kept
+_KEPT = 64
+
 _cutting = Lock()
 
 
@@ -44,6 +47,8 @@ class Pipelines:
     told_turns: dict[tuple[int, int], Any] = field(default_factory=dict)
     turning_tables: dict[tuple[bool, frozenset[bool]], Any] = field(default_factory=dict)
     told_ranks: dict[Shape, Any] = field(default_factory=dict)
+    #: of sets of pipelines that plans had together their places, by the numbers that tell them
+    told_places: dict[tuple[int, bytes], Any] = field(default_factory=dict)
     #: all of these, in the last entry
     tables: list[RankTable] = field(default_factory=list)
 
@@ -53,11 +58,17 @@ class Pipelines:
         bent = is_any_of(c.pp_schedule, _BENT)
         shapes = (c.pp * many + c.virtual_stages) * 2 + bent
         found = np.flatnonzero(np.bincount(shapes))
-        told = ((*divmod(shape // 2, many), shape % 2 == 1) for shape in found.tolist())
-        table, places = self.table_of(*told)
-        place_of = np.zeros(int(found.max(initial=0)) + 1, dtype=np.int64)
-        place_of[found] = places
-        return table, place_of[shapes]
+        key = many, found.tobytes()
+        place_of = self.told_places.get(key)
+        if place_of is None:
+            told = ((*divmod(shape // 2, many), shape % 2 == 1) for shape in found.tolist())
+            place_of = np.zeros(int(found.max(initial=0)) + 1, dtype=np.int64)
+            place_of[found] = self.table_of(*told)[1]
+            if len(self.told_places) >= _KEPT:
+                self.told_places.clear()
+            self.told_places[key] = place_of
+        # places stay where they are as further pipelines come
+        return self.table_of()[0], place_of.take(shapes)
 
     def table_of(self, *shapes: Shape) -> tuple[RankTable, Any]:
         """Return a table with some pipelines, and their places there."""

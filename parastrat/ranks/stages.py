@@ -36,8 +36,7 @@ def loads_of(model: ModelSpec, stages: int) -> list[float]:
 
 @remembered
 def _flops_of(model: ModelSpec) -> list[float]:
-    # blocks may stand in the chain several times
-    flops = {id(block): block.flops for block in model.blocks}
+    flops = {id(block): block.flops for block in model.distinct_blocks}
     return [flops[id(block)] for block in model.blocks for _ in range(block.repeat)]
 
 

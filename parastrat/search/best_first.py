@@ -56,7 +56,7 @@ def visit(
     left = mattering(floors, groups, limits(least))
     left = left[np.argsort(floors[left], kind="stable")]
     present = max(int(np.count_nonzero(np.bincount(groups[left]))), 1)
-    of_each = int(np.clip(first.of_all // present, _LEAST_OF_EACH, first.of_each))
+    of_each = min(max(first.of_all // present, _LEAST_OF_EACH), first.of_each)
     while len(left):
         at_once = len(left) <= min(_FEW, _TIMES * first.of_each)
         now = np.ones(len(left), dtype=bool) if at_once else place_in_group(groups[left]) < of_each

@@ -10,6 +10,7 @@ import numpy as np
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of
 from parastrat.cost import mean_weights_s, time_floor, weights_floor
+from parastrat.distinct import first_places, places_of
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.memory.quick import quick_floor
@@ -71,20 +72,28 @@ class Searched:
         meshes, c = self.allowed.meshes.at(chosen), self.allowed.batches.columns
         sizes = self.work.sizes
         size = np.searchsorted(sizes, c.micro_batch_size)
-        shape = len(self.allowed.batches.counts), len(sizes)
+        shape = len(sizes), len(self.allowed.batches.counts)
         steps, busy = np.ones((2, *shape))
-        steps[c.share, size] = c.gradient_accumulation_steps
-        busy[c.share, size] = c.gradient_accumulation_steps / c.pp
+        steps[size, c.share] = c.gradient_accumulation_steps
+        busy[size, c.share] = c.gradient_accumulation_steps / c.pp
         # what no schedule runs with never ends
         waits = np.full((2, *shape), np.inf)
         split = is_any_of(c.pp_schedule, SPLITS).astype(np.int64)
-        np.minimum.at(waits, (split, c.share, size), (c.pp - 1) / c.virtual_stages / c.pp)
-        whole, apart = self.work.micro_batches(meshes, policies(self.fixed)[0])
-        # ranks wait for whole micro-batches of the others, or for forwards or gradients of inputs at least
-        wait = np.minimum(whole * waits[0][meshes.share], apart * waits[1][meshes.share])
-        work = whole * busy[meshes.share] + wait
-        weights = self._weights_of(chosen)
-        return weights_floor(self.facts, meshes, work, steps[meshes.share], weights).min(axis=1)
+        np.minimum.at(waits, (split, size, c.share), (c.pp - 1) / c.virtual_stages / c.pp)
+        # of meshes that differ in how they shard alone blocks and bubble take as long
+        _, place = places_of(meshes.share * (int(meshes.width.max(initial=0)) + 1) + meshes.width)
+        alike = first_places(place)
+        share = meshes.share.take(alike)
+        micro_batches = self.work.micro_batches(meshes.at(alike), policies(self.fixed)[0])
+        weights, floors = self._weights_of(chosen), np.full(len(place), np.inf)
+        # one size after the other: arrays of all would leave the processor's cache
+        for own, whole, apart in zip(range(len(sizes)), *micro_batches, strict=True):
+            # ranks wait for the others' whole micro-batches, or for forwards or inputs' gradients at least
+            wait = np.minimum(whole * waits[0, own].take(share), apart * waits[1, own].take(share))
+            work = (whole * busy[own].take(share) + wait).take(place)
+            several = steps[own].take(meshes.share)
+            np.minimum(floors, weights_floor(self.facts, meshes, work, several, weights), out=floors)
+        return floors
 
     def steps(self, rows: Columns, recompute: Any) -> Any:
         """Return floors of the steps of rows with a recompute policy each, by its code."""
@@ -146,9 +155,10 @@ class Searched:
         return dict(rejection_masks(judged, self.allowed.judged))
 
 
-def searched(facts: Facts, fixed: Constraints, allowed: Obeying) -> Searched:
-    """Return a space, to be searched."""
-    return Searched(facts=facts, fixed=fixed, allowed=allowed, work=Work(facts=facts, allowed=allowed))
+def searched(facts: Facts, fixed: Constraints, allowed: Obeying, *, once: bool = False) -> Searched:
+    """Return a space, to be searched; ``once``, or several times as it is or changed."""
+    work = Work(facts=facts, meshes=allowed.meshes, batches=allowed.batches.columns, once=once)
+    return Searched(facts=facts, fixed=fixed, allowed=allowed, work=work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +182,10 @@ class Bounded:
     def at(self, places: Any) -> Bounded:
         """Return some of the rows."""
         return replace(self, columns=self.columns.at(places), memory=self.memory.take(places, axis=1))
+
+    def with_own_work(self) -> Bounded:
+        """Return the rows with what their blocks take alone, if it is not known of the whole space."""
+        return replace(self, space=replace(self.space, work=self.space.work.among(self.columns)))
 
     def raised(self, places: Any) -> Bounded:
         """Return the rows, of which some have the floors that take longer to find than quick ones."""

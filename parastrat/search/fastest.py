@@ -38,7 +38,7 @@ def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
     meshes = able_meshes(facts, fixed)
     if not len(meshes.pp):
         return None
-    return searched(facts, fixed, obeying(facts, fixed, meshes, alone=True))
+    return searched(facts, fixed, obeying(facts, fixed, meshes, alone=True), once=True)
 
 
 def able_meshes(facts: Facts, fixed: Constraints) -> Columns:

@@ -36,7 +36,7 @@ def first_fitting(jobs: Sequence[Facts], fixed: Constraints) -> tuple[int, Plan]
     if not len(meshes.pp):
         return None
     allowed = obeying(jobs[-1], fixed, meshes, alone=True)
-    space = searched(jobs[-1], fixed, replace(allowed, meshes=_numbered(allowed.meshes)))
+    space = searched(jobs[-1], fixed, replace(allowed, meshes=_numbered(allowed.meshes)), once=True)
     wanted = Wanted(groups=space.allowed.meshes.job, limits=_of_first, alone=True)
     every, found = np.arange(len(wanted.groups)), nothing_of(space)
     found.visit(every, wanted)

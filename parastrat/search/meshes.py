@@ -8,6 +8,7 @@ import numpy as np
 
 from parastrat.columns import Columns
 from parastrat.distinct import places_of
+from parastrat.memory.alike import code_of_meshes
 from parastrat.rules.divisors import divisors
 from parastrat.search.rows import rungs_of, settled_columns, shape_columns, strategies_of
 from parastrat.tables import facts_columns
@@ -73,6 +74,7 @@ def _making(choices: _Choices) -> dict[str, Any]:
     table |= {
         "strategy": strategies_of(meshes),
         "rung": rungs_of(meshes),
+        "alike_meshes": code_of_meshes(meshes),
         "width": width,
         "layout": _numbered(stages, width, meshes.shard),
         # replicas follow from the others

@@ -53,6 +53,8 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     for rung, (bytes_, _) in plans.needs.items():
         least[rung] = bytes_
     left = np.flatnonzero(empty[rungs])
+    if not len(left):
+        return plans.by_rung
 
     # meshes of which not all rows were visited
     waiting = np.zeros(len(rungs), dtype=bool)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from parastrat.rules.backend import decide_backend
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from enum import StrEnum
 
     from parastrat.case import Facts
@@ -144,8 +145,36 @@ def _members(enumeration: type[StrEnum]) -> tuple[Any, ...]:
     return tuple(enumeration)
 
 
+class _Stacked(Mapping[str, Any]):
+    """Columns of several parts below each other, each of which is made as it is read."""
+
+    def __init__(self, parts: Sequence[Columns]) -> None:
+        self._parts = parts
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._together(name)
+        if self._made[name] is None:
+            raise KeyError(name)
+        return self._made[name]
+
+    def _together(self, name: str) -> Any:
+        """Return one column of all parts, or the number that it is; None where only some have it."""
+        if not all(part.has(name) for part in self._parts):
+            return None
+        own = [getattr(part, name) for part in self._parts]
+        if not getattr(own[0], "shape", ()):
+            return own[0]
+        return np.concatenate(own) if all(getattr(each, "shape", ()) for each in own) else None
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._parts[0].known() if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def stacked(parts: Sequence[Columns]) -> Columns:
     """Return the rows of several columns below each other; those that only some have are left out."""
-    names = set(parts[0].arrays()).intersection(*(part.arrays() for part in parts[1:]))
-    together = {name: np.concatenate([getattr(part, name) for part in parts]) for name in sorted(names)}
-    return Columns({**parts[0].numbers(), **together})
+    return Columns(_Stacked(parts))

@@ -62,6 +62,8 @@ class Visited:
     #: where the best is asked for alone, and of all rows floors were found: those that may fit, though not
     #: with their margin, with the first policies that may
     tight: list[tuple[Bounded, Any]] = field(default_factory=list)
+    #: rows to whose floors those of their meshes are not raised yet
+    higher: list[Bounded] = field(default_factory=list)
 
     def visit(self, meshes: Any, wanted: Wanted) -> None:
         """Judge those rows of chosen meshes that may be the best of their groups.
@@ -70,6 +72,8 @@ class Visited:
         row is judged twice.
         """
         space = self.space
+        if not len(meshes):
+            return
         if space.few:
             if wanted.roomy:
                 columns = space.allowed.rows(meshes)
@@ -84,6 +88,8 @@ class Visited:
             self._judge_in_order(*self.tight[0], wanted, least)
             return
         meshes = self._fitting(meshes, wanted)
+        if not len(meshes):
+            return
         if space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
         else:
@@ -109,18 +115,25 @@ class Visited:
             self.misfits.extend(misfits)
             for entry in misfits:
                 self.told[untold[entry.rows]] = True
+        self._raise()
         roomy = wanted.roomy and not wanted.alone
         return meshes[self.space.may_fit(self.memory.take(meshes, axis=1), roomy=roomy).any(axis=0)]
 
     def needs(self, meshes: Any) -> Any:
         """Return floors of what some meshes need, whatever their recompute policy."""
+        self._raise()
         return self.memory.take(meshes, axis=1).min(axis=0)
 
     def raise_to(self, rows: Bounded) -> None:
-        """Raise the floors of meshes to those of their rows, which stand mesh after mesh."""
-        first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
-        own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
-        self.memory[:, own] = np.maximum(self.memory[:, own], least)
+        """Raise floors of meshes to those of their rows, mesh after mesh, once these are read."""
+        self.higher.append(rows)
+
+    def _raise(self) -> None:
+        for rows in self.higher:
+            first = np.flatnonzero(np.diff(rows.columns.mesh, prepend=-1))
+            own, least = rows.columns.mesh[first], np.minimum.reduceat(rows.memory, first, axis=1)
+            self.memory[:, own] = np.maximum(self.memory[:, own], least)
+        self.higher.clear()
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
@@ -131,6 +144,8 @@ class Visited:
         if not len(first):
             return
 
+        rows = rows.with_own_work()
+
         def of_rows(some: Any) -> Any:
             judged = self._judge(rows.at(some), wanted)
             return judged.least_steps(len(some), roomy=wanted.roomy)
@@ -138,7 +153,7 @@ class Visited:
         # a few are judged sooner than put in order, and mostly none of them fits; who asks what was judged
         # is told of no more than may matter
         few = wanted.alone and len(first) <= _HANDFUL
-        floors = np.zeros(len(first)) if few else self.space.steps(rows.columns, first)
+        floors = np.zeros(len(first)) if few else rows.space.steps(rows.columns, first)
         groups = wanted.groups[rows.columns.mesh]
         visit(floors, groups, of_rows, wanted.limits, least=least, first=_ROWS)
 

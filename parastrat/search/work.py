@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.plan import Recompute
-    from parastrat.search.obeying import Obeying
+
+#: of so many times fewer rows blocks take are found apart from those of the whole space
+_FEW = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,18 @@ class Work:
     """
 
     facts: Facts
-    allowed: Obeying
+    #: the space's meshes, or rows of it, whose widths are meant, and what has the sizes of micro-batches
+    meshes: Columns
+    batches: Columns
+    #: whether one search alone asks for it
+    once: bool = False
+
+    def among(self, rows: Columns) -> Work:
+        """Return that of some rows' widths and sizes, where nobody else asks and they are few of all."""
+        few = _FEW * len(rows.pp) <= len(self._every.pp) * len(self.sizes)
+        if not (self.once and few) or "_seconds" in self.__dict__:
+            return self
+        return Work(facts=self.facts, meshes=rows, batches=rows)
 
     def of(self, columns: Columns) -> BlockSeconds:
         """Return the seconds of rows of the space, or of their plans."""
@@ -34,21 +47,22 @@ class Work:
         return replace(self._seconds, at=self._widths[columns.width] * len(self.sizes) + size)
 
     def micro_batches(self, meshes: Columns, policy: Recompute) -> tuple[Any, Any]:
-        """Return what ``micro_batch_s`` does of some meshes, with a column for each size."""
+        """Return what ``micro_batch_s`` does of some meshes, with a row for each size."""
         rows = self._rows.joined({"recompute": np.full(len(self._rows.pp), code_of(policy))})
         each = micro_batch_s(rows, self._seconds)
-        whole, least = (part.reshape(-1, len(self.sizes))[self._widths[meshes.width]] for part in each)
+        at = self._widths.take(meshes.width)
+        whole, least = (part.reshape(-1, len(self.sizes)).T.take(at, axis=1) for part in each)
         return whole, least
 
     @cached_property
     def sizes(self) -> Any:
         """The sizes of micro-batches, the smallest first."""
-        return np.unique(self.allowed.batches.columns.micro_batch_size)
+        return np.unique(self.batches.micro_batch_size)
 
     @cached_property
     def _widths(self) -> Any:
         """The place of each width among those that occur, by its number."""
-        return np.cumsum(np.bincount(self.allowed.meshes.width) > 0) - 1
+        return np.cumsum(np.bincount(self.meshes.width) > 0) - 1
 
     def widths(self, columns: Columns) -> tuple[Columns, Any]:
         """Return every width of the space, and which of them rows of it have."""
@@ -57,7 +71,7 @@ class Work:
     @cached_property
     def _every(self) -> Columns:
         """A mesh of every width."""
-        meshes, width = self.allowed.meshes, self.allowed.meshes.width
+        meshes, width = self.meshes, self.meshes.width
         first = np.zeros(int(width.max(initial=-1)) + 1, dtype=np.int64)
         first[width] = np.arange(len(width))
         return meshes.at(first[np.bincount(width) > 0])

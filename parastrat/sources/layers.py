@@ -12,15 +12,17 @@ checked against tensors that autograd saves (tests/sources/test_saved_tensors.py
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
-from parastrat.saved import Activations, Saved
+from parastrat.saved import NOTHING, Activations, Saved
 from parastrat.sources.architecture import Norm
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from parastrat.sources.architecture import Architecture
 
 #: fp32 statistics of norms and of flash attention's softmax
@@ -55,14 +57,14 @@ class Part:
     parameters: tuple[Parameters, ...] = ()
     operators: tuple[Operator, ...] = ()
     #: kept for backward without recompute
-    saved: Saved = field(default_factory=Saved)
+    saved: Saved = NOTHING
     #: what the ``selective`` policy keeps of it: every second matmul's output, and flash attention's
-    selective: Saved = field(default_factory=Saved)
+    selective: Saved = NOTHING
     #: freed when the attention core is computed again
-    core: Saved = field(default_factory=Saved)
+    core: Saved = NOTHING
     #: what of it is attention's output, and what its products of weights give that backward reads
-    attended: Saved = field(default_factory=Saved)
-    products: Saved = field(default_factory=Saved)
+    attended: Saved = NOTHING
+    products: Saved = NOTHING
 
 
 def joined(*parts: Part) -> Part:
@@ -70,12 +72,18 @@ def joined(*parts: Part) -> Part:
     return Part(
         parameters=tuple(group for part in parts for group in part.parameters),
         operators=tuple(operator for part in parts for operator in part.operators),
-        saved=sum((part.saved for part in parts), Saved()),
-        selective=sum((part.selective for part in parts), Saved()),
-        core=sum((part.core for part in parts), Saved()),
-        attended=sum((part.attended for part in parts), Saved()),
-        products=sum((part.products for part in parts), Saved()),
+        saved=_together([part.saved for part in parts]),
+        selective=_together([part.selective for part in parts]),
+        core=_together([part.core for part in parts]),
+        attended=_together([part.attended for part in parts]),
+        products=_together([part.products for part in parts]),
     )
+
+
+def _together(several: Sequence[Saved]) -> Saved:
+    # most parts have none of most of these
+    some = [saved for saved in several if saved is not NOTHING]
+    return sum(some[1:], some[0]) if some else NOTHING
 
 
 def activations(part: Part, input_bytes: float) -> Activations:

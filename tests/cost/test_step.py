@@ -326,9 +326,9 @@ def test_work_is_blocks_and_bubble_of_ranks_that_are_alike(virtual_stages: int) 
     told = ("compute", "tp_exposed", "cp_exposed", "ep_exposed", "pp_bubble")
     assert all(part > 0 for part in parts.values())
     of_blocks = sum(parts[part] for part in told)
-    work = np.array([[of_blocks - facts.stack.step_constant_s]])
+    work = np.array([of_blocks - facts.stack.step_constant_s])
     weights = mean_weights_s(facts, columns)
-    (floor,) = weights_floor(facts, columns, work, np.array([[8]]), weights).flat
+    (floor,) = weights_floor(facts, columns, work, np.array([8]), weights)
     # stages are equal; more hides behind all of the work than behind what is computed; no sends are told
     assert of_blocks + parts["optimizer"] < floor
     assert floor <= sum(parts.values()) - parts["pp_exposed"]
