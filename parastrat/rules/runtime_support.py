@@ -68,7 +68,7 @@ def _(case: Case) -> Hit:
     elif mesh.ep % mesh.tp and mesh.tp % mesh.ep:
         what = f"{axis} beside tp {mesh.tp}, of which none divides the other,"
     elif data == 1:
-        what = f"{axis} beside tp {mesh.tp} without data ranks, which would shard what several ranks hold,"
+        what = f"{axis} over a part of tp {mesh.tp} without data ranks"
     else:
         what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
     # which models Megatron-LM has nobody can say: its scripts are told their sizes

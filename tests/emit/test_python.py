@@ -150,7 +150,7 @@ def test_no_plan_is_too_long_to_read(case_of: Callable[..., Case]) -> None:
         ({"mesh": Mesh(dp_shard=8, ep=2)}, r"it is fsdp2\+ep, and how tokens travel to experts is found"),
         (
             {"mesh": Mesh(pp=2, tp=4, ep=2), "shard": Shard.NONE},
-            r"does not apply ep 2 beside tp 4 without data ranks, .*PS290",
+            r"does not apply ep 2 over a part of tp 4 without data ranks yet .*PS290",
         ),
         ({"offload": Offload.PARAMETERS}, "does not apply offload = parameters yet .PS292"),
         ({"precision": Precision.FP8}, "precision = fp8 yet .PS293"),
