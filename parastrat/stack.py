@@ -192,6 +192,10 @@ class Stack:
     #: whether a token's copies for experts of one scale-up domain cross into it as one, and those for
     #: experts of one rank as one there
     dispatch_once_per_domain: bool = False
+    #: of fp8_cast_bytes, those of a transposed copy for backward, made with the cast
+    transposed_cast_bytes: float = 0.0
+    #: the major number of the compute capability from which products need none of these; None: all do
+    transposes_below: int | None = None
     #: whether weights are cast in a step's first micro-batch alone, and kept for the others
     casts_weights_once: bool = False
     #: whether what products in fp8 read of weights is gathered in fp8 over data ranks

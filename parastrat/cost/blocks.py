@@ -9,7 +9,6 @@ import numpy as np
 
 from parastrat.cost.communication import (
     Group,
-    all_reduce_s,
     all_to_all_s,
     fabric_of,
     ring_s,
@@ -18,10 +17,10 @@ from parastrat.cost.communication import (
 from parastrat.cost.compute import block_times
 from parastrat.cost.operators import operator_table
 from parastrat.cost.splitting import splitting_of
+from parastrat.cost.tensor_parallel import each, tensor_parallel_s
 from parastrat.distinct import standing
 from parastrat.plan import Recompute
 from parastrat.ranks import block_kinds, whole_model
-from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,11 +56,6 @@ _ALONE = ("forward", "backward", "weights")
 
 #: those that a backward in two parts makes longer
 _SPLIT_PARTS = ("compute", "backward", "weights")
-
-#: half of an all-reduce is an all-gather, which moves casted elements: Transformer Engine casts before it
-#: gathers, as torchao's Float8ColwiseParallel does; what is reduce-scattered stays in bf16. With a scale
-#: for each row all does (torchtitan @b5bcd76, components/quantization/float8.md)
-_FP8_PAYLOAD = 0.75
 
 #: what kernels take of so few plans is computed sooner than these are told apart
 _FEW = 500
@@ -206,7 +200,7 @@ def _remade_s(facts: Facts, blocks: Sequence[Block], times: BlockTimes) -> Any:
     In chunks each one's gradient of the largest weight is added to those of the chunks before: two tensors
     are read and one is written.
     """
-    remade, chunks = _each(blocks, "remade"), _each(blocks, "chunks")
+    remade, chunks = each(blocks, "remade"), each(blocks, "chunks")
     if not remade.any():
         return 0.0
     weights = np.array([[block.added.trainable if block.added else 0] for block in blocks])
@@ -221,31 +215,12 @@ def _collectives_s(facts: Facts, blocks: Sequence[Block], c: Columns) -> list[An
     if facts.hardware.world_size == 1:
         return [zero] * len(EXPOSED)
     fabric = fabric_of(facts)
-    ways = _tensor_parallel_s, _context_parallel_s, _expert_parallel_s
+    ways = tensor_parallel_s, _context_parallel_s, _expert_parallel_s
     return [zero + way(facts, blocks, c, fabric) for way in ways]
 
 
-def _each(blocks: Sequence[Block], name: str) -> Any:
-    return np.array([[getattr(block, name)] for block in blocks], dtype=float)
-
-
-def _tensor_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
-    count = _each(blocks, "tensor_parallel_collectives")
-    if not count.any():
-        return 0.0
-    payload = _each(blocks, "tensor_parallel_bytes") * (c.micro_batch_size / c.cp)
-    if facts.workload.precision is Precision.FP8 and not facts.stack.scales_rows:
-        payload = np.where(_each(blocks, "unit"), _FP8_PAYLOAD, 1.0) * payload
-    tensor = all_reduce_s(payload, Group(ranks=c.tp, stride=1), fabric)
-    hidden = np.where(c.async_tp, facts.stack.async_tp_overlap, facts.stack.tp_overlap)
-    # products run beside pieces that ranks take from each other's memory, over NVLink:
-    # https://github.com/NVIDIA/TransformerEngine examples/pytorch/comm_gemm_overlap/README.md @39c30c5
-    shown = 1 - np.where(c.tp <= facts.hardware.scale_up_devices, hidden, 0.0)
-    return 2 * count * tensor * shown
-
-
 def _context_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
-    size = _each(blocks, "context_parallel_bytes")
+    size = each(blocks, "context_parallel_bytes")
     if not size.any():
         return 0.0
     gathered = size * (c.micro_batch_size / c.tp)
@@ -260,7 +235,7 @@ def _context_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabri
 
 
 def _expert_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric: Fabric) -> Any:
-    size = _each(blocks, "expert_parallel_bytes")
+    size = each(blocks, "expert_parallel_bytes")
     if not size.any():
         return 0.0
     # ranks of one tp group send a share of the tokens each, as the experts' compute has it
@@ -272,7 +247,7 @@ def _expert_parallel_s(facts: Facts, blocks: Sequence[Block], c: Columns, fabric
     sorting = 2 * sent * factor / device.memory_bytes_per_s * (c.ep > 1)
     # dispatch and combine, each forward and backward
     once = stack.dispatch_once_per_domain
-    copies = np.maximum(_each(blocks, "experts_per_token"), 1) if once else 1
+    copies = np.maximum(each(blocks, "experts_per_token"), 1) if once else 1
     shown = 1 - stack.exchange_overlap * stack.exchanges_beside
     exchange = shown * all_to_all_s(sent, Group(ranks=c.ep, stride=1), fabric, copies)
     return 4 * (sorting + (size > 0) * exchange)

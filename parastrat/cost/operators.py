@@ -35,6 +35,8 @@ class Products:
     divides_n: Any
     divides_k: Any
     weighted: Any
+    #: whose sequence is gathered where tensor parallelism divides it
+    gathered: Any
     #: one for each expert
     grouped: Any
     convolution: Any
@@ -141,6 +143,7 @@ def _products(several: list[tuple[int, Operator]], blocks: tuple[Block, ...]) ->
         divides_n=np.array([operator.split_side == "n" for operator in operators], dtype=bool),
         divides_k=np.array([operator.split_side == "k" for operator in operators], dtype=bool),
         weighted=np.array([operator.weighted for operator in operators], dtype=bool),
+        gathered=np.array([operator.split is Split.TENSOR for operator in operators], dtype=bool),
         grouped=np.array(
             [operator.kind is OperatorKind.GROUPED_MATMUL for operator in operators], dtype=bool
         ),

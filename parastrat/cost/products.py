@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from parastrat.cost.operators import Products
     from parastrat.units import Numbers, Seconds
 
+#: bytes that a transposed copy of an element of eight bits moves by itself
+_TRANSPOSED_ALONE = 2
+
 
 def beside(values: Any, c: Columns) -> Any:
     """Return one value a row, beside plans on further axes."""
@@ -63,7 +66,10 @@ def products_s(
     cast_s = _cast_s(facts, products, c) * flops / 2
     # an element of the input stands in n products, one of the weights in m, one of the output in k
     of_weight = 0.0 if facts.stack.casts_weights_once else cast_s / m
-    return forward + cast_s / n + of_weight, backward + cast_s / k, of_weights
+    once = _cast_once(facts, c)
+    of_input = np.where(beside(products.gathered & products.divides_n, c), once, 1.0) * cast_s / n
+    of_output = np.where(beside(products.gathered & products.divides_k, c), once, 1.0) * cast_s / k
+    return forward + of_input + of_weight, backward + of_output, of_weights
 
 
 def _shorter_halves(facts: Facts, products: Products) -> Any:
@@ -145,6 +151,28 @@ def _cast_s(facts: Facts, products: Products, c: Columns) -> Seconds:
     """Return the seconds of casting one element to fp8, for each product."""
     moved = facts.stack.cast_bytes * facts.stack.elementwise_factor
     return beside(products.repeated, c) * moved / facts.hardware.device.memory_bytes_per_s
+
+
+def _cast_once(facts: Facts, c: Columns) -> Numbers:
+    """Return what a rank casts of what sequence parallelism gathers, over casting all of it.
+
+    It is cast before that, each rank its stretch: by torchao (float8/float8_tensor_parallel.py @36027d8,
+    Float8ColwiseParallel), by Transformer Engine (pytorch/distributed.py @d0067d0, _all_gather_fp8). With a
+    scale for each row all is cast behind. A transposed copy is not gathered, but made of all by itself.
+    """
+    stack = facts.stack
+    if stack.scales_rows or not stack.cast_bytes:
+        return 1.0
+    copied = stack.transposed_cast_bytes if _transposes(facts) else 0.0
+    moved = max(stack.cast_bytes - copied, 0.0) / c.tp + (_TRANSPOSED_ALONE if copied else 0.0)
+    return np.where(c.sequence_parallel & (c.tp > 1), moved / stack.cast_bytes, 1.0)
+
+
+def _transposes(facts: Facts) -> bool:
+    """Return whether products read operands transposed that they have another side of."""
+    major = (facts.hardware.device.compute_capability or "").partition(".")[0]
+    below = facts.stack.transposes_below
+    return below is None or not major.isdigit() or int(major) < below
 
 
 def _sides(products: Products, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:

@@ -92,12 +92,14 @@ def narrow(
     cast_bytes: float = 0,
     four: float | None = None,
     rows: float | None = None,
+    stack: dict[str, Any] | None = None,
+    capability: str = "9.0",
     **plan: Any,
 ) -> BlockTimes:
     """Times under fp8, at twice the rate of bf16."""
     own = block(*operators, unit=unit)
-    rates = {"sustained": Rates(bf16=TERA, fp8=2 * TERA)}
-    stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0}
+    rates = {"sustained": Rates(bf16=TERA, fp8=2 * TERA), "compute_capability": capability}
+    stack = {"fp8_cast_bytes": cast_bytes, "elementwise_factor": 2.0, **(stack or {})}
     if four is not None:
         stack |= {"casts_four_bits": True, "fp4_cast_bytes": four or None}
     if rows is not None:
@@ -139,6 +141,35 @@ def test_a_tensor_parallel_rank_casts_its_share_of_the_weights() -> None:
     # the input is whole on every rank
     assert found.matmul_forward - plain.matmul_forward == pytest.approx(6 * (5000 + 500) / TERA)
     assert found.matmul_backward - plain.matmul_backward == pytest.approx(6 * 1000 / TERA)
+
+
+@pytest.mark.parametrize(("side", "whole", "gathered"), [("n", 5000, 0), ("k", 2000, 1)])
+def test_what_sequence_parallelism_gathers_is_cast_before(side: str, whole: int, gathered: int) -> None:
+    # 100 x 50 by 50 x 20: where n is divided the input is gathered, where k is the output's gradient
+    product = matmul(2 * 100 * 20 * 50, m=100, n=20, k=50, split=Split.TENSOR, split_side=side)
+
+    def saved(cast_bytes: float = 4, **changes: Any) -> float:
+        """Bytes of the gathered elements that two ranks with sequence parallelism save."""
+        plain, found = (
+            narrow(product, cast_bytes=cast_bytes, tp=2, sequence_parallel=divided, **changes)
+            for divided in (False, True)
+        )
+        seconds = (
+            plain.matmul_forward - found.matmul_forward,
+            plain.matmul_backward - found.matmul_backward,
+        )
+        assert seconds[1 - gathered] == pytest.approx(0)
+        return float(seconds[gathered].item()) * TERA / 2 / whole
+
+    assert saved() == pytest.approx(4 / 2)
+    # with a scale for each row all is cast behind
+    assert saved(rows=1.0) == pytest.approx(0)
+    # of 4 bytes one writes a transposed copy, which takes 2 by itself
+    copying = {"transposed_cast_bytes": 1, "transposes_below": 10}
+    assert saved(stack=copying) == pytest.approx(4 - 3 / 2 - 2)
+    assert saved(stack=copying, capability="10.0") == pytest.approx(4 / 2)
+    assert saved(stack=copying, capability="gfx942") == pytest.approx(4 - 3 / 2 - 2)
+    assert saved(cast_bytes=0) == pytest.approx(0)
 
 
 def test_a_stack_may_cast_weights_once_a_step() -> None:

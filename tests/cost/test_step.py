@@ -181,6 +181,29 @@ def test_under_fp8_layers_gather_casted_activations_and_scatter_others() -> None
     assert step(rows, tp=4).tp_exposed == pytest.approx(3 * one)
 
 
+def test_four_bits_are_gathered_with_their_scales_and_hide_behind_nothing() -> None:
+    own = layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB)
+    eight = job(own, precision=Precision.FP8, stack={"tp_overlap": 0.5, "async_tp_overlap": 0.5})
+    four = replace(eight, stack=replace(eight.stack, casts_four_bits=True))
+    # of two bytes 4.5 bits are gathered, where eight are, and two bytes are scattered
+    shown, half = step(four, tp=4), step(eight, tp=4)
+    assert shown.tp_exposed == pytest.approx(2 * half.tp_exposed * (4.5 / 16 + 1) / (8 / 16 + 1))
+    assert step(four, tp=4, async_tp=True).tp_exposed == shown.tp_exposed
+
+
+def test_a_switch_does_not_shorten_what_sequence_parallelism_gathers_and_scatters() -> None:
+    facts = job(layer(tensor_parallel_collectives=1, tensor_parallel_bytes=GB))
+    scale_up = facts.hardware.scale_up
+    assert scale_up is not None
+    switched = replace(
+        facts, hardware=replace(facts.hardware, scale_up=replace(scale_up, all_reduce_gain=2))
+    )
+    whole = step(facts, tp=4).tp_exposed
+    assert step(switched, tp=4).tp_exposed == pytest.approx(whole / 2)
+    for each in (facts, switched):
+        assert step(each, tp=4, sequence_parallel=True).tp_exposed == pytest.approx(whole)
+
+
 def test_context_parallelism_gathers_twice_and_scatters_once() -> None:
     facts = job(layer(context_parallel_bytes=GB))
     found = step(facts, cp=2, tp=2, micro_batch_size=5, gradient_accumulation_steps=3)
