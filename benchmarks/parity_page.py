@@ -38,7 +38,7 @@ _OF_EXPERTS = """\
 ## Classes of transformers with experts
 
 Those in whose modules there are experts, under EP on two ranks, and under EP beside TP, with the sequence
-divided too, on four; built, trained and compared as above.
+divided too, and beside stages, on four; built, trained and compared as above.
 """
 _OF_OWN = """\
 ## Classes of transformers in sizes of their own
