@@ -13,6 +13,7 @@ from parastrat.runtime.agreement import together
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, Groups, bench_of
 from parastrat.runtime.tensor_parallel.carrying import carried, expanded, fitted
+from parastrat.runtime.tensor_parallel.copied_heads import with_copied_heads
 from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.dtensors import forget_plain_tensors, plain_tensors_known
@@ -69,7 +70,7 @@ def _layout_on(source: Source, bench: Bench) -> Layout:
     for suggest in (planned, partial(_derived, bench=bench), gathered):
         if covered(source.module, good):
             break
-        layout = suggest(source.module)
+        layout = with_copied_heads(suggest(source.module), source.module, mesh.size())
         fitting = settled(Layout(groups=(*good, *beside(good, layout.groups))), source.module, mesh.size())
         good, refused = _proven(bench, good, fitting.groups[len(good) :])
         left += [*layout.left, *fitting.left, *refused]

@@ -50,6 +50,8 @@ class Part:
     segments: tuple[int, ...] = ()
     #: of a column: it reads what whole layers of its group gave, whose gradient is a share as it is
     inner: bool = False
+    #: of a column: it has so many heads, fewer than there are ranks, each of which computes one of them
+    copied: int = 0
 
 
 class Inside(StrEnum):
@@ -74,6 +76,8 @@ class Group:
     inside: Inside = Inside.LOCAL
     #: attributes that hold sizes of what is divided, by module name; ``config.NAME``: those of its config
     sizes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: attributes that hold how many heads of queries read one of keys, where several ranks have that one
+    readers_of_one: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     #: flags that modules of these kinds may be given: the forward chooses its way by values, and was
     #: followed with these alone
     given: Mapping[str, tuple[Given, ...]] = field(default_factory=dict)

@@ -30,6 +30,13 @@ def own_stretches(
     return own
 
 
+def own_head(whole: torch.Tensor, heads: int, mesh: DeviceMesh) -> torch.Tensor:
+    """Return the rows of the one head that this rank computes, of fewer heads than ranks."""
+    ranks = ranks_of(mesh)
+    own: torch.Tensor = whole.chunk(heads)[ranks.rank * heads // ranks.size]
+    return own
+
+
 class _Stretches(torch.autograd.Function):
     """Stretches of a tensor, joined; their gradient is one tensor, where slices would have one each."""
 

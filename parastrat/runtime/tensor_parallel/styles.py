@@ -26,7 +26,7 @@ from parastrat.runtime.tensor_parallel.flow import (
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
 from parastrat.runtime.tensor_parallel.norms import normalise_together
 from parastrat.runtime.tensor_parallel.own_values import differentiated_once, own_values
-from parastrat.runtime.tensor_parallel.stretches import own_stretches
+from parastrat.runtime.tensor_parallel.stretches import own_head, own_stretches
 from parastrat.runtime.tensor_parallel.sums import Place, entered
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def divisible_beside(module: nn.Module) -> frozenset[str]:
 
 def divided_dim(module: nn.Module, name: str, part: Part | None) -> int | None:
     """Return the dimension along which a parameter is divided; None: it stays whole."""
-    if part is None or part.role in _WHOLE:
+    if part is None or part.role in _WHOLE or part.copied:
         return None
     if part.role in {Role.EMBEDDING, Role.NORM, Role.BESIDE}:
         return 0
@@ -115,7 +115,7 @@ def _is_summed(name: str, part: Part | None, styling: Styling) -> bool:
         return False
     # behind the sum over ranks, each has its own positions
     is_bias_of_share = part.role in _ROWS and name == "bias" and styling.sequence
-    return part.role in _WHOLE or is_bias_of_share
+    return part.role in _WHOLE or part.copied > 0 or is_bias_of_share
 
 
 def distributed(parameter: nn.Parameter, mesh: DeviceMesh, dim: int | None) -> nn.Parameter:
@@ -145,6 +145,9 @@ def _use(module: nn.Module, name: str, part: Part | None, styling: Styling) -> U
             return lambda parameter: differentiated_once(parameter.redistribute(placements=[Replicate()]))
         place = Place(module, name)
         return lambda _parameter: entered(place, mesh)
+    if part is not None and part.copied:
+        whole, heads = Place(module, name), part.copied
+        return lambda _parameter: own_head(entered(whole, mesh), heads, mesh)
     if part is not None and part.role in _ROWS and name == "bias":
         # added once, behind the sum; Conv1D cannot do without
         return _absent if isinstance(module, nn.Linear) else _zero

@@ -8,6 +8,7 @@ from torch import nn
 
 from parastrat.runtime.tensor_parallel.access import local_inside
 from parastrat.runtime.tensor_parallel.between import Divided, Passage, features_of, norms_of, passage
+from parastrat.runtime.tensor_parallel.copied_heads import divide_readers
 from parastrat.runtime.tensor_parallel.counting import divide_counts
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
@@ -67,6 +68,7 @@ def apply_layout(
     for group in layout.groups:
         if group.inside is Inside.SCALED:
             divide_counts(module, group, mesh.size())
+        divide_readers(module, group, mesh.size())
     if any(group.inside is Inside.DTENSORS for group in layout.groups):
         know_plain_tensors()
     if layout.sequence:

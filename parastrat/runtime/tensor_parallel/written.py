@@ -203,6 +203,8 @@ def _counted(group: Group) -> str:
 
 def _style(draft: _Draft, name: str, part: Part, *, shared: bool, alone: bool, group: Group) -> Style:
     target: Any = draft.module.get_submodule(name)
+    if part.copied:
+        raise NotWrittenError(f"{name} has {part.copied} heads, each of which several ranks compute")
     if part.segments:
         raise NotWrittenError(f"{name} is fused of {len(part.segments)} layers that are divided one by one")
     linear = part.role in {Role.COLUMN, Role.COLUMN_GATHERED, Role.ROW, Role.ROW_OF_WHOLE}
