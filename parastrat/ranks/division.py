@@ -43,7 +43,8 @@ def division_of(c: Columns) -> Division:
     vocabulary, width = tp, where(apart | c.divides_experts, tp, 1)
     tokens = width
     if c.has("token_heads"):
-        tokens = where(c.sequence_parallel & (c.token_heads % tp == 0), tp, width)
+        attends = (c.token_heads % tp == 0) | (tp % c.token_heads == 0)
+        tokens = where(c.sequence_parallel & attends, tp, width)
     if c.has("vocab") and c.has("pads_vocabulary"):
         vocabulary = where(common(c.pads_vocabulary | (c.vocab % tp == 0)), tp, 1)
     return Division(

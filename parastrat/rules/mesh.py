@@ -126,7 +126,8 @@ def kv_heads_are_copied(p: Columns) -> Mask:
     """Beyond the number of key-value heads tp copies them.
 
     The ranks that share a head each hold its projection and compute it again, and must keep the copies
-    equal. Megatron does that; plans written for plain DTensor fail in the view of the first forward.
+    equal. Megatron does that, and `auto_parallelize` for models that bring a tensor-parallel plan with
+    them; plans written for plain DTensor fail in the view of the first forward.
     """
     return (p.tp > p.kv_heads) & (p.tp % p.kv_heads == 0)
 
@@ -136,7 +137,7 @@ def _(case: Case) -> Hit:
     tp, kv_heads = case.plan.mesh.tp, case.model.kv_heads or 1
     return Hit(
         message=f"tp={tp} exceeds {kv_heads} key-value heads: each is copied to {tp // kv_heads} ranks",
-        fix=f"use tp <= {kv_heads}, or a framework that copies key-value heads",
+        fix=f"use tp <= {kv_heads}, or what copies key-value heads, as auto_parallelize and Megatron do",
     )
 
 
