@@ -60,7 +60,7 @@ _DEGREES: tuple[dict[str, int], ...] = (
     {"cp": 12},
 )
 #: plans whose settings are changed one by one
-_CHANGED: tuple[dict[str, int], ...] = ({"pp": 2}, {"tp": 2})
+_CHANGED: tuple[dict[str, int], ...] = ({"pp": 2}, {"tp": 2}, {"cp": 2})
 
 _NUMBERS = {"micro_batch_size": 64, "gradient_accumulation_steps": 3, "virtual_stages": 3}
 _VARIABLES = {

@@ -273,10 +273,11 @@ def test_what_runs_ends_with_tune(plan: Path, script: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(script.parent)},
         stderr=subprocess.DEVNULL,
     )
-    limit = time.monotonic() + 180
-    while ranks_of(started_with(str(script))) != {0, 1} and time.monotonic() < limit:
+    limit, ranks = time.monotonic() + 180, set[int]()
+    while ranks != {0, 1} and time.monotonic() < limit:
         time.sleep(0.1)
-    assert ranks_of(started_with(str(script))) == {0, 1}
+        ranks = ranks_of(started_with(str(script)))
+    assert ranks == {0, 1}
     process.terminate()
     assert process.wait(30) == 128 + signal.SIGTERM
     assert started_with(str(script)) == []

@@ -108,9 +108,9 @@ def test_a_script_that_does_not_train_exits_2(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_plan_that_cannot_be_dry_run_exits_2(plan_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan_file.write_text(PLAN.replace("dp_shard = 4", "dp_shard = 2\npp = 2\nep = 2"), encoding="utf-8")
+    plan_file.write_text(PLAN.replace("dp_shard = 4", "dp_shard = 4\nep = 2\ntp = 3"), encoding="utf-8")
     assert ended(str(plan_file), "--model", f"{MODELS}:Chain", "--on", "h100-sxm5x4") == 2
     told = capsys.readouterr()
-    assert "does not apply ep 2 beside pp 2 yet" in told.err
+    assert "does not apply ep 2 beside tp 3, of which none divides the other" in told.err
     # what it breaks is told all the same, and no dry run is promised that does not come
     assert "dry" not in told.out
