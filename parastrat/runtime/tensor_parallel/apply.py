@@ -86,7 +86,19 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
         wrapping.leaves = GatheredLeaves(module)
     elif wrapping.pipeline is None and wrapping.plan.mesh.dp == 1:
         wrapping.leaves = Leaves(module)
-    wrapping.calls.extend(_said(layout))
+    wrapping.calls.extend(_said(layout, mesh.size()))
+
+
+def _copied(layout: Layout, degree: int) -> Iterator[str]:
+    """Yield what is said of heads that are fewer than ranks."""
+    found: dict[tuple[str, int], dict[str, None]] = defaultdict(dict)
+    for name, part in layout.parts.items():
+        if part.copied:
+            home, _, own = kind_of(name).rpartition(".")
+            found[home, part.copied][own] = None
+    for (home, heads), names in found.items():
+        layers = f"{home}.{{{','.join(names)}}}"
+        yield f"# the {heads} heads of {layers} are each computed by {degree // heads} ranks"
 
 
 def extent_of(module: nn.Module, wrapping: Wrapping) -> Extent:
@@ -129,7 +141,7 @@ def _divide_dropout(module: nn.Module, layout: Layout, regions: Regions, extent:
     regions.around(module)
 
 
-def _said(layout: Layout) -> list[str]:
+def _said(layout: Layout, degree: int) -> list[str]:
     """Return the layout in lines: the role of each kind of module, and what stays whole."""
     roles: dict[str, list[str]] = defaultdict(list)
     for name, part in layout.parts.items():
@@ -137,6 +149,7 @@ def _said(layout: Layout) -> list[str]:
         if kind not in roles[part.role.value]:
             roles[part.role.value].append(kind)
     lines = [f"# over mesh['tp'], {role}: {', '.join(kinds)}" for role, kinds in roles.items()]
+    lines += _copied(layout, degree)
     for inside in (Inside.SCALED, Inside.DTENSORS):
         kinds = dict.fromkeys(group.kind for group in layout.groups if group.inside is inside)
         if kinds:
