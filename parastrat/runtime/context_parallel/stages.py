@@ -25,15 +25,17 @@ def beside_stages(division: Division, cut: Cut) -> Division:
     """Return how positions are divided in a module that is cut.
 
     Raises:
-        WrapError: if a block runs several times: each time it would have to know where the stream begins.
+        WrapError: if a block runs several times: each time it would have to know where the stream begins;
+            or a forward is followed by smaller parts than blocks.
     """
     route = cut.route
     inside = _events_of(division, route)
     runs = Counter(route.events[index].part for index in inside)
     repeated = next((part for part, times in runs.items() if times > 1), None)
-    if repeated is not None:
+    if repeated is not None or not inside:
+        reason = f"{repeated} runs again" if inside else f"no call of {division.container}'s blocks is seen"
         raise WrapError(
-            f"positions that cp divides cannot pass from stage to stage where {repeated} runs again",
+            f"positions that cp divides cannot pass from stage to stage where {reason}",
             hint="plan without one of them: parastrat recommend --cp 1, or --pp 1",
         )
     ends = {span.end for span in cut.spans[:-1]}
