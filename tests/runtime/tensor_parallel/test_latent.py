@@ -10,8 +10,8 @@ import pytest
 import torch
 from runtime import token_models
 from runtime.ranks import on_ranks
-from runtime.tensor_parallel.test_norms import Logits
-from runtime.token_models import VOCABULARY, calls_of, check, trained, wrapped
+from runtime.tensor_parallel.nets import SEQUENCE, WIDTH, Logits, Net
+from runtime.token_models import calls_of, check, trained, wrapped
 from torch import nn
 from torch.nn import functional
 
@@ -19,8 +19,7 @@ from parastrat.plan import Recompute
 from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.tensor_parallel.layout import Layout, Role
 
-WIDTH, HEADS, HEAD, RANK = 32, 4, 8, 12
-SEQUENCE: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+HEADS, HEAD, RANK = 4, 8, 12
 
 
 class Latent(nn.Module):
@@ -63,18 +62,8 @@ class Block(nn.Module):
         return x + self.down(functional.silu(self.up(self.between(x))))
 
 
-class Net(nn.Module):
-    def __init__(self, **fields: bool) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
-        self.blocks = nn.ModuleList(Block(partial(Latent, **fields)) for _ in range(3))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(x)
-        return logits
+def net(**fields: bool) -> nn.Module:
+    return Net(lambda: Block(partial(Latent, **fields)))
 
 
 SHAPE: dict[str, Any] = {
@@ -111,9 +100,9 @@ def deepseek_v2() -> nn.Module:
 
 
 BUILDS: dict[str, Callable[[], nn.Module]] = {
-    "keys": Net,
-    "queries too": partial(Net, queries=True),
-    "leaking": partial(Net, queries=True, leaks=True),
+    "keys": net,
+    "queries too": partial(net, queries=True),
+    "leaking": partial(net, queries=True, leaks=True),
     "deepseek v2": deepseek_v2,
     "deepseek v3": deepseek_v3,
 }
@@ -158,7 +147,7 @@ def test_what_goes_on_beside_attention_leaves_it_whole(together: list[dict[Any, 
 
 
 def derived(**fields: bool) -> Layout:
-    return derived_layout(Net(**fields), torch.zeros(2, 16, dtype=torch.long), 2)
+    return derived_layout(net(**fields), torch.zeros(2, 16, dtype=torch.long), 2)
 
 
 def test_a_layer_of_the_same_input_begins_the_region_too() -> None:

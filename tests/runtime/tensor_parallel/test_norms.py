@@ -12,7 +12,8 @@ import torch
 from runtime import token_models
 from runtime.ranks import answers, on_ranks
 from runtime.tensor_parallel.models import GROUPED, SHAPE, phi3
-from runtime.token_models import VOCABULARY, Trained, calls_of, check, share, trained, wrapped
+from runtime.tensor_parallel.nets import SEQUENCE, WIDTH, Logits, Net
+from runtime.token_models import Trained, calls_of, check, share, trained, wrapped
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -24,8 +25,7 @@ from parastrat.runtime.tensor_parallel.derived import derived_layout
 from parastrat.runtime.tensor_parallel.layout import Layout, Role
 from parastrat.workload import Precision
 
-WIDTH, HEADS = 32, 4
-SEQUENCE: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+HEADS = 4
 
 
 class Written(nn.Module):
@@ -97,18 +97,8 @@ class Block(nn.Module):
         return x + self.mlp(self.between(x))
 
 
-class Net(nn.Module):
-    def __init__(self, norm: str = "written", before_row: bool = False) -> None:
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
-        self.blocks = nn.ModuleList(Block(NORMS[norm], before_row) for _ in range(3))
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(x)
-        return logits
+def net(norm: str = "written", before_row: bool = False) -> nn.Module:
+    return Net(lambda: Block(NORMS[norm], before_row))
 
 
 def olmo2() -> nn.Module:
@@ -124,19 +114,9 @@ def fused() -> nn.Module:
     return Logits(phi3())
 
 
-class Logits(nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model(input_ids=ids).logits
-        return logits
-
-
 BUILDS: dict[str, Callable[[], nn.Module]] = {
-    **{name: partial(Net, name) for name in NORMS},
-    "before the row": partial(Net, "written", True),
+    **{name: partial(net, name) for name in NORMS},
+    "before the row": partial(net, "written", True),
     "olmo2": olmo2,
     "fused": fused,
 }
@@ -150,7 +130,7 @@ CELLS: dict[tuple[str, str], dict[str, Any]] = {
 
 def layouts() -> dict[str, Layout]:
     inputs = torch.zeros(2, 16, dtype=torch.long)
-    return {name: derived_layout(Net(*given), inputs, 2) for name, given in GIVEN.items()}
+    return {name: derived_layout(net(*given), inputs, 2) for name, given in GIVEN.items()}
 
 
 GIVEN: dict[str, tuple[Any, ...]] = {"before the row": ("written", True), "rms": ("rms",)}
