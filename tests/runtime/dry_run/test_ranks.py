@@ -172,8 +172,8 @@ def held_against_closed_form(changes: dict[str, Any], length: int) -> None:
 @pytest.mark.parametrize(
     ("mesh", "said"),
     [
-        (Mesh(pp=2, cp=2), "does not apply cp 2 beside pp 2 yet"),
-        (Mesh(pp=2, dp_shard=4, ep=2), "does not apply ep 2 beside pp 2 yet"),
+        (Mesh(tp=4, ep=2), "does not apply ep 2 over a part of tp 4 without data ranks yet"),
+        (Mesh(dp_shard=4, tp=3, ep=2), "does not apply ep 2 beside tp 3, of which none divides the other"),
     ],
 )
 def test_what_nobody_wraps_is_refused(mesh: Mesh, said: str) -> None:
