@@ -23,6 +23,8 @@ EP: dict[str, Any] = {"dp_shard": 2, "ep": 2}
 FOUR: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
 TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 STACKS = DIVIDED["stacks"]
+#: ways in which experts that read no values of their tokens are tried too
+OF_DENSE = ("fsdp2+tp+ep, one sample", "fsdp2+tp+ep, tokens alike", "fsdp2+cp+tp+ep")
 
 
 def attending() -> nn.Module:
@@ -95,7 +97,7 @@ def four_ranks() -> dict[str, Any]:
     return {
         **answers({"without data ranks": partial(wrapped, dense, **{**FOUR, "tp": 4, "ep": 2})}),
         **{name: trained(attending, **each) for name, each in fields.items()},
-        **{f"dense, {name}": trained(dense, **each) for name, each in fields.items() if "tp" in name},
+        **{f"dense, {name}": trained(dense, **fields[name]) for name in OF_DENSE},
         **{
             f"gated, {name}": trained(gated, **fields[name])
             for name in ("fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike")

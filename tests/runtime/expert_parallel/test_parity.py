@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from runtime.expert_parallel.cells import (
+    OF_DENSE,
     STACKS,
     attending,
     dense,
@@ -48,7 +49,7 @@ def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[name] for rank in four], alone(attending))
 
 
-@pytest.mark.parametrize("name", BESIDE_TP)
+@pytest.mark.parametrize("name", OF_DENSE)
 def test_tokens_that_tp_divides_too(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[f"dense, {name}"] for rank in four], alone(dense))
 
