@@ -57,6 +57,9 @@ def built(model_type: str, a: Architecture) -> nn.Module:
         else {name: 0.0 for name, value in make().to_dict().items() if _is_rate(name, value)}
     )
     config = make(use_cache=False, **rates | config_of(model_type, a))
+    if a.latent is not None:
+        # the width that rotary tables have, where published configs state that of a head's values
+        config.head_dim = a.latent.rope_dim
     module: nn.Module = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     return module
 

@@ -120,3 +120,15 @@ def test_every_preset_is_built_or_known_to_have_no_module() -> None:
         *(name for name in model_names() if classes(name) or name.startswith(WITHOUT)),
     }
     assert set(model_names()) == known
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2"])
+def test_latent_attention_turns_what_it_has_of_positions(name: str) -> None:
+    """Published configs state another width of a head than that of rotary tables."""
+    preset = load_source(name)
+    assert isinstance(preset, TransformerSource)
+    assert preset.architecture.latent is not None
+    with torch.device("meta"):
+        model: Any = built(str(preset.model_type), replace(preset.architecture, layers=4))
+        cosines, _ = model.model.rotary_emb(torch.zeros(1, 16, 8), torch.zeros(1, 16, dtype=torch.int64))
+    assert cosines.shape[-1] == preset.architecture.latent.rope_dim
