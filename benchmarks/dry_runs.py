@@ -50,6 +50,7 @@ STATE = DATA / "dry_runs.jsonl"
 #: again for each of their weights
 _REFUSING = ("PS201", "PS202", "PS715")
 LENGTH = 4096
+_OF_TP = {"sequence_parallel": True, "loss_parallel": True}
 _IN_STAGES: dict[str, Any] = {
     "reshard_after_forward": False,
     "pp_schedule": PipelineSchedule.ONE_F_ONE_B,
@@ -68,13 +69,11 @@ WAYS = {
     "tp 8, sp, loss": {
         "mesh": Mesh(tp=8),
         "shard": Shard.NONE,
-        "sequence_parallel": True,
-        "loss_parallel": True,
+        **_OF_TP,
     },
     "fsdp2 x tp 8, sp, loss": {
         "mesh": Mesh(dp_shard=8, tp=8),
-        "sequence_parallel": True,
-        "loss_parallel": True,
+        **_OF_TP,
     },
     "hsdp x tp 4, sp": {"mesh": Mesh(dp_replicate=2, dp_shard=8, tp=4), "sequence_parallel": True},
     "ddp x tp 4, sp": {
@@ -129,8 +128,7 @@ OF_CONTEXT = {
 OF_BOTH = {
     "fsdp2 x cp 2 x tp 4, sp, loss": {
         "mesh": Mesh(dp_shard=8, cp=2, tp=4),
-        "sequence_parallel": True,
-        "loss_parallel": True,
+        **_OF_TP,
     },
     "fsdp2 x cp 4 x tp 2": {"mesh": Mesh(dp_shard=8, cp=4, tp=2)},
 }
@@ -140,8 +138,7 @@ OF_EXPERTS = {
     "fsdp2 x cp 2 x ep 4": {"mesh": Mesh(dp_shard=32, cp=2, ep=4)},
     "fsdp2 x tp 4 x ep 8, sp, loss": {
         "mesh": Mesh(dp_shard=16, tp=4, ep=8),
-        "sequence_parallel": True,
-        "loss_parallel": True,
+        **_OF_TP,
     },
 }
 #: with context parallelism beside stages
@@ -149,8 +146,7 @@ OF_CONTEXT_IN_STAGES = {
     "pp 2 x fsdp2 x cp 4": {"mesh": Mesh(pp=2, dp_shard=4, cp=4), **_IN_STAGES},
     "pp 2 x fsdp2 x cp 2 x tp 4, sp, loss": {
         "mesh": Mesh(pp=2, dp_shard=4, cp=2, tp=4),
-        "sequence_parallel": True,
-        "loss_parallel": True,
+        **_OF_TP,
         **_IN_STAGES,
     },
 }
@@ -159,10 +155,17 @@ OF_EXPERTS_IN_STAGES = {
     "pp 2 x fsdp2 x ep 8": {"mesh": Mesh(pp=2, dp_shard=16, ep=8), **_IN_STAGES},
     "pp 2 x fsdp2 x tp 4 x ep 8, sp, loss": {
         "mesh": Mesh(pp=2, dp_shard=8, tp=4, ep=8),
-        "sequence_parallel": True,
-        "loss_parallel": True,
+        **_OF_TP,
         **_IN_STAGES,
     },
+}
+EVERY_WAY: dict[str, dict[str, Any]] = {
+    **WAYS,
+    **OF_CONTEXT,
+    **OF_BOTH,
+    **OF_EXPERTS,
+    **OF_CONTEXT_IN_STAGES,
+    **OF_EXPERTS_IN_STAGES,
 }
 SIZES = (1, 2)
 #: combinations of a model and a way at full depth
@@ -246,9 +249,7 @@ class Combination:
         fields = {
             "gradient_accumulation_steps": 1,
             "shard": Shard.PARAMETERS,
-            **(WAYS | OF_CONTEXT | OF_BOTH | OF_EXPERTS | OF_CONTEXT_IN_STAGES | OF_EXPERTS_IN_STAGES)[
-                self.way
-            ],
+            **EVERY_WAY[self.way],
         }
         return Plan(
             micro_batch_size=self.size,

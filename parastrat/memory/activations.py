@@ -16,6 +16,7 @@ from parastrat.elementwise import ByKind, larger, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
 from parastrat.memory.over_context import of_ranks
+from parastrat.memory.plans import in_parallel
 from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from parastrat.memory.kinds import Kind, Shared
     from parastrat.memory.over_context import OverContext
     from parastrat.memory.plans import Plans
-    from parastrat.units import Bytes, Mask
+    from parastrat.units import Bytes
 
 _AWAY = code_of(Offload.PARAMETERS)
 _NOTHING_AGAIN, _ATTENTION_AGAIN = code_of(Recompute.NONE), code_of(Recompute.ATTENTION)
@@ -199,15 +200,9 @@ def _running_bytes(
         return made
     if alike.piped is not False and kind.head is not False and kind.chunk is None:
         # a forward ends with as much as backward makes, and with what a stage returned
-        ends = alike.piped & _in_parallel(plans) & kind.head
+        ends = alike.piped & in_parallel(plans.c, plans.division) & kind.head
         made = made + where(ends, shared_bytes(kind.output, plans.shares), 0.0)
     return made + kind.of_loss * plans.loss
-
-
-def _in_parallel(plans: Plans) -> Mask:
-    """Return where tp ranks compute the loss of their share of the vocabulary."""
-    in_parallel: Mask = plans.c.loss_parallel & (plans.division.vocabulary >= plans.c.tp)
-    return in_parallel
 
 
 def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:
@@ -238,7 +233,7 @@ def _ended_bytes(plans: Plans, kind: Kind, running: Bytes) -> Bytes:
     ended = made - where(plans.c.loss_parallel, 0.0, kind.of_loss * plans.shares.replicated)
     if plans.alike.piped is not False:
         # what a stage returned is there up to its loss; in parallel it is counted already
-        counted = _in_parallel(plans) & (kind.chunk is None)
+        counted = in_parallel(plans.c, plans.division) & (kind.chunk is None)
         returned = where(counted, 0.0, shared_bytes(kind.output, plans.shares))
         ended = ended + where(plans.alike.piped, returned, 0.0)
     return where(kind.head, ended, 0.0)

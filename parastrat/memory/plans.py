@@ -151,6 +151,12 @@ def shares_of(c: Columns, d: Division) -> Shares:
     )
 
 
+def in_parallel(c: Columns, d: Division) -> Mask:
+    """Return where tp ranks compute the loss of their share of the vocabulary, which they all divide."""
+    found: Mask = c.loss_parallel & (d.vocabulary >= c.tp)
+    return found
+
+
 def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policies: Any = None) -> Plans:
     """Return plans with what divides what they hold.
 
@@ -169,8 +175,7 @@ def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policie
         # a pipeline's last stage hands out its loss, and what the model returned is gone then
         output = where(alike.piped, 0.0, shared_bytes(kinds.output, shares))
     if kinds.losses:
-        in_parallel = c.loss_parallel & (d.vocabulary >= c.tp)
-        loss = job.stack.parallel_loss_tensors * where(in_parallel, shares.tensor, 0.0)
+        loss = job.stack.parallel_loss_tensors * where(in_parallel(c, d), shares.tensor, 0.0)
     recompute, reshards = (
         (c.recompute, common(c.reshard_after_forward)) if policies is None else (policies, None)
     )

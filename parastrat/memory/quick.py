@@ -28,7 +28,7 @@ from parastrat.memory.foremost import (
     rank_of,
     told_of,
 )
-from parastrat.memory.plans import job_of, shares_of
+from parastrat.memory.plans import in_parallel, job_of, shares_of
 from parastrat.ranks.division import Division, divided, divided_total, division
 from parastrat.ranks.load import load_of, whole_model
 from parastrat.ranks.states import of_elements, states_of
@@ -217,6 +217,5 @@ def _loss_in_parallel(job: Job, widths: Columns) -> Bytes:
     last = job.kinds.each[0][job.pipelines.kinds.of[-1]]
     if not job.kinds.losses or last.of_unit or not last.of_loss:
         return np.zeros(len(widths.pp))
-    in_parallel = widths.loss_parallel & (division(widths).vocabulary >= widths.tp)
     of_sample = last.of_loss * job.stack.parallel_loss_tensors / widths.cp / widths.tp
-    return np.where(in_parallel, of_sample, 0.0)
+    return np.where(in_parallel(widths, division(widths)), of_sample, 0.0)

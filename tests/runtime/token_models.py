@@ -21,6 +21,8 @@ BATCH, LENGTH, VOCABULARY = 4, 16, 64
 STEPS = 3
 
 Trained = tuple[list[float], Weights]
+#: losses, and the gradients' norms
+Steps = list[tuple[float, float]]
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,19 +38,25 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
 
 
-def alone(build: Callable[[], nn.Module], tail: int = 0) -> Trained:
+def steps_alone(model: nn.Module, tail: int = 0) -> Steps:
     """Train in one process in plain torch."""
-    torch.manual_seed(3)
-    model = build()
-    optimizer, losses = adam(model), []
+    optimizer, found = adam(model), []
     for step in range(STEPS):
         x, y = batch(step)
         loss = token_loss(model(x), y[:, -tail:] if tail else y)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        found.append((loss.item(), float(norm)))
+    return found
+
+
+def alone(build: Callable[[], nn.Module], tail: int = 0) -> Trained:
+    """Train in one process in plain torch; return the losses, and the weights at last."""
+    torch.manual_seed(3)
+    model = build()
+    losses = [loss for loss, _ in steps_alone(model, tail)]
     return losses, {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
@@ -68,15 +76,21 @@ def share(model: nn.Module, step: int, tail: int = 0) -> tuple[torch.Tensor, tor
     return x[own * rank :][:own], (y[:, -tail:] if tail else y)[own * rank :][:own]
 
 
-def trained(build: Callable[[], nn.Module], tail: int = 0, **fields: Any) -> Trained:
-    model = wrapped(build, **fields)
-    optimizer, losses = adam(model), []
+def steps_of(model: nn.Module, tail: int = 0) -> Steps:
+    """Train a wrapped model."""
+    optimizer, found = adam(model), []
     for step in range(STEPS):
         loss = parastrat.forward_backward(model, *share(model, step, tail), loss_fn=token_loss)
-        parastrat.clip_grad_norm_(model, 0.5)
+        norm = parastrat.clip_grad_norm_(model, 0.5)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(loss.item())
+        found.append((loss.item(), float(norm)))
+    return found
+
+
+def trained(build: Callable[[], nn.Module], tail: int = 0, **fields: Any) -> Trained:
+    model = wrapped(build, **fields)
+    losses = [loss for loss, _ in steps_of(model, tail)]
     return losses, whole(model)
 
 

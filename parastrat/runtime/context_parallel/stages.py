@@ -40,9 +40,12 @@ def beside_stages(division: Division, cut: Cut) -> Division:
         )
     ends = {span.end for span in cut.spans[:-1]}
     head = _place_of_head(division, route)
-    # what a stage sends is no logits of shares
-    division = replace(division, loss=division.loss and head + 1 not in ends)
-    return replace(division, apart=any(inside[-1] < end <= head for end in ends))
+    return replace(
+        division,
+        # what a stage sends is no logits of shares
+        loss=division.loss and head + 1 not in ends,
+        apart=any(inside[-1] < end <= head for end in ends),
+    )
 
 
 def route_of_shares(route: Route, stream: Stream) -> Route:
@@ -76,8 +79,8 @@ def rows_of(division: Division, extent: Extent, parts: Mapping[str, nn.Module]) 
         extent: its blocks, and which of them are in this rank's stages.
         parts: the blocks by name, as they are called; at least those of this rank.
     """
-    inside = [name for name in extent.names if name.rpartition(".")[0] == division.container]
-    runs = [[name for name in run if name in inside] for run in extent.runs]
+    inside = list(filter(division.has, extent.names))
+    runs = [list(filter(division.has, run)) for run in extent.runs]
     return [
         Row(blocks=[parts[name] for name in run], first=run[0] == inside[0], last=run[-1] == inside[-1])
         for run in runs
@@ -87,11 +90,7 @@ def rows_of(division: Division, extent: Extent, parts: Mapping[str, nn.Module]) 
 
 def _events_of(division: Division, route: Route) -> list[int]:
     """Return the calls of blocks that positions pass through."""
-    return [
-        index
-        for index, event in enumerate(route.events)
-        if event.part.rpartition(".")[0] == division.container
-    ]
+    return [index for index, event in enumerate(route.events) if division.has(event.part)]
 
 
 def _place_of_head(division: Division, route: Route) -> int:

@@ -69,6 +69,10 @@ class Division:
     #: the head is in a pipeline's stage behind that of the last block
     apart: bool = False
 
+    def has(self, name: str) -> bool:
+        """Return whether positions pass through a part as one of the blocks."""
+        return name.rpartition(".")[0] == self.container
+
     @property
     def joined_behind_blocks(self) -> bool:
         """Whether the last block's output is made whole."""

@@ -40,6 +40,8 @@ class Alike:
 
     def __init__(self, model: nn.Module, wrapping: Wrapping, mesh: DeviceMesh) -> None:
         self._wrapping, self._mesh = wrapping, mesh
+        #: whose stages receive and send positions of a sample
+        self._passing = None if wrapping.mesh.cp is None else wrapping.pipeline
         axes = [axis for axis in ("cp", "tp") if getattr(wrapping.plan.mesh, axis) > 1]
         group = f"{' and '.join(axes)} group"
         self._among = f"between the ranks of one {group}"
@@ -84,10 +86,7 @@ class Alike:
 
     def _given(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """Return what ranks of one sample are given alike: not what stages receive of its positions."""
-        pipeline = self._wrapping.pipeline
-        if pipeline is None or self._wrapping.mesh.cp is None:
-            return args, keywords
-        return pipeline.job.batch(**keywords)
+        return (args, keywords) if self._passing is None else self._passing.job.batch(**keywords)
 
     def _ended(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._looked_at.attentions(output)
@@ -108,8 +107,7 @@ class Alike:
                 )
         # the first: what follows may be caches of each rank's heads
         leaves = tensors_in(output)[:1]
-        pipeline = self._wrapping.pipeline
-        passes_on = pipeline is not None and not pipeline.holds_last and self._wrapping.mesh.cp is not None
+        passes_on = self._passing is not None and not self._passing.holds_last
         if leaves and not (self._wrapping.stepping or passes_on):  # whose logits may be divided
             self.compare("what a forward returns", leaves, _ROUNDING)
 

@@ -75,7 +75,7 @@ def _features(layer: Any) -> int:
 
 def divide_readers(module: nn.Module, group: Group, degree: int) -> None:
     """Let attention count the heads of queries on this rank that read its head of keys."""
-    (keys,) = {part.copied for part in group.parts.values() if part.copied} or {degree}
+    keys = max((part.copied for part in group.parts.values()), default=degree)
     for path, names in group.readers_of_one.items():
         part = module.get_submodule(path)
         for name in names:

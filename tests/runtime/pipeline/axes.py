@@ -14,14 +14,11 @@ from runtime.expert_parallel.models import DIVIDED as OF_EXPERTS
 from runtime.models import token_loss
 from runtime.pipeline.stages import several
 from runtime.ranks import answers
-from runtime.token_models import STEPS, adam, batch, calls_of, saved, share, spoiled, wrapped
+from runtime.token_models import calls_of, saved, share, spoiled, steps_of, wrapped
 from torch import nn
 
 import parastrat
 from parastrat.plan import PipelineSchedule, Recompute, Shard
-
-#: losses, and the gradients' norms
-Steps = list[tuple[float, float]]
 
 CP: dict[str, Any] = {"pp": 2, "cp": 2}
 EP: dict[str, Any] = {
@@ -90,34 +87,6 @@ OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp+tp+ep": (attending, {"pp": 2, "cp": 2, **TP, "ep": 4}),
     "hsdp+ep": (attending, EP | {"dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 1}),
 }
-
-
-def steps_of(model: nn.Module) -> Steps:
-    """Train a wrapped model."""
-    optimizer, found = adam(model), []
-    for step in range(STEPS):
-        loss = parastrat.forward_backward(model, *share(model, step), loss_fn=token_loss)
-        norm = parastrat.clip_grad_norm_(model, 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append((loss.item(), float(norm)))
-    return found
-
-
-def steps_alone(build: Any) -> Steps:
-    """Train in one process in plain torch."""
-    torch.manual_seed(3)
-    model = build()
-    optimizer, found = adam(model), []
-    for step in range(STEPS):
-        x, y = batch(step)
-        loss = token_loss(model(x), y)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        found.append((loss.item(), float(norm)))
-    return found
 
 
 def dropped() -> tuple[list[float], bool]:

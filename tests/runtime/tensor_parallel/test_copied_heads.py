@@ -32,18 +32,21 @@ WHOLE: dict[str, Any] = {"tp": 4, "shard": Shard.NONE}
 ALL: dict[str, Any] = {**WHOLE, "sequence_parallel": True, "loss_parallel": True}
 
 
-class Qwen3(Qwen3ForCausalLM):
+class Logits:
+    """Lets a model of transformers return its logits alone, in sight of its own plan."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        of_transformers: Any = super()
+        logits: torch.Tensor = of_transformers.forward(input_ids=input_ids).logits
+        return logits
+
+
+class Qwen3(Logits, Qwen3ForCausalLM):
     """Normalises the queries and keys of each head."""
 
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        logits: torch.Tensor = super().forward(input_ids=input_ids).logits
-        return logits
 
-
-class Gemma(GemmaForCausalLM):
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        logits: torch.Tensor = super().forward(input_ids=input_ids).logits
-        return logits
+class Gemma(Logits, GemmaForCausalLM):
+    pass
 
 
 def two_heads() -> nn.Module:
