@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.elementwise import ByKind, larger, some, where
+from parastrat.elementwise import ByKind, larger, smaller, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
 from parastrat.memory.over_context import of_ranks
 from parastrat.memory.plans import in_parallel
-from parastrat.memory.unmet import Reads, freed_bytes, unit_bytes
+from parastrat.memory.unmet import Reads, experts_apart, freed_bytes, unit_bytes
 from parastrat.memory.variants import under
 from parastrat.plan import Offload, Recompute
 from parastrat.ranks.division import divided, divided_total, sharded_total
+from parastrat.ranks.load import has_any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,6 +75,8 @@ class Coming:
     of_unit: Any
     soon: Any
     unknown: Any
+    #: of a unit's, what is not there of the one behind where units end: no more than is prefetched of it
+    last: Any
 
 
 def kinds_bytes(plans: Plans) -> KindBytes:
@@ -263,16 +266,20 @@ def _own_gradients(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     """
     gathers = plans.alike.gathers
     if gathers is True and kind.of_unit is False:
-        return 0.0, 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0, 0.0, 0.0
     here = sharded_total(divided(kind.trainable, plans.division), plans.division, gathers)
     own = plans.job.element.gradient * (plans.alike.offload != _AWAY) * here
     of_unit = where(kind.of_unit, own, 0.0)
+    last = of_unit
+    if plans.apart is not False and has_any(kind.unit.expert):
+        rest = divided_total(kind.unit, plans.division) - experts_apart(plans, kind.unit)
+        last = where(plans.apart, smaller(own, plans.job.element.compute * rest), last)
     if gathers is True:
-        return of_unit, of_unit, 0.0, 0.0
+        return of_unit, of_unit, 0.0, 0.0, last
     soon, unknown = own * kind.soonest, where(kind.unknown, own, 0.0)
     if gathers is not False:
         own, soon, unknown = (
             where(gathers, of_gathering, of_others)
             for of_gathering, of_others in ((of_unit, own), (0.0, soon), (0.0, unknown))
         )
-    return own, of_unit, soon, unknown
+    return own, of_unit, soon, unknown, last

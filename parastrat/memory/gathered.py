@@ -15,6 +15,7 @@ import numpy as np
 
 from parastrat.columns import code_of, derived
 from parastrat.elementwise import of_kinds, smaller, taken, where
+from parastrat.memory.plans import in_parallel
 from parastrat.plan import Shard
 
 if TYPE_CHECKING:
@@ -127,6 +128,19 @@ def _ahead(kinds: KindBytes, own: Numbers, start: Start, experts: Numbers = 0.0)
     return 2 * own - experts + behind * start.follows
 
 
+def _gathered_last(plans: Plans, kinds: KindBytes, start: Start) -> Numbers:
+    """Return by how much more is gathered beside a loss in the forward than beside its backward.
+
+    Experts are gathered behind the rest of their block, which is prefetched for backward; what a forward
+    gathered last stays until it ends. A loss in parallel has most in its forward, another in its backward.
+    """
+    if plans.apart is False:
+        return 0.0
+    unit, experts = kinds.unit[start.behind], kinds.experts[start.behind]
+    meets = start.first & start.follows & taken(in_parallel(plans.c, plans.division), start.rows)
+    return where(meets & (experts > 0), 2 * experts - unit, 0.0)
+
+
 def _unit_by_unit(
     plans: Plans, kinds: KindBytes, rank: RankHeld, start: Start, ways: Sequence[When]
 ) -> Sequence[Bytes]:
@@ -135,7 +149,7 @@ def _unit_by_unit(
     compute, reshards = element.compute, taken(plans.reshards, rows)
     # of what is no unit 0
     own, experts = unit[start.place], kinds.experts[start.place]
-    first = copied = end = ahead = _ahead(kinds, own, start, experts)
+    first = copied = end = ahead = _ahead(kinds, own, start, experts) + _gathered_last(plans, kinds, start)
     if reshards is not True:
         left = rank.everything - root - of_kinds(unit, start.freed, rows)
         first, copied = _left(reshards, ahead, left), _left(reshards, ahead, left - own)

@@ -39,7 +39,7 @@ def unmade_bytes(
         return (rank.gradients,) * len(ways)
     own = coming.own[start.place]
     left = rank.gradients - of_kinds(coming.own, start.freed, rows)
-    copied, last = own, 2 * own
+    copied, last = own, own + coming.last[start.place]
     if alike.gathers is not True:
         # a block may hold most beside all gradients of one repeat: as the next one runs. Where none
         # follows, and it is unknown what of its own it makes meanwhile, those are all

@@ -162,11 +162,13 @@ def never_met_apart(
         2 * element.compute * experts - copies,
         element.compute * (unit + experts) - element.reduce * rest,
     )
+    room = room - _reduced_experts(plans, experts)
     ended = made + reads.everything + room
     if reads.added is not None:
         # between both, of experts the copy alone is there
         late = smaller(reads.added.late * (rest + experts * plans.division.experts), rest)
         attended = begun + reads.added.freed + element.compute * (late + 2 * experts) - copies
+        attended = attended - _reduced_experts(plans, experts)
         ended = where(plans.over_context, smaller(ended, attended), ended)
 
     def beside(others: Bytes) -> Bytes:
@@ -176,6 +178,15 @@ def never_met_apart(
 
     found, alone, is_apart = beside(element.reduce * rest), beside(0.0), experts > 0
     return where(is_apart, found, never), where(is_apart, found - alone, 0.0)
+
+
+def _reduced_experts(plans: Plans, experts: Numbers) -> Bytes:
+    """Return what is there of experts' gradients as the rest of their block runs, where a step makes them anew.
+
+    They are reduced before the rest of the block has run; later micro-batches find all gradients.
+    """
+    anew, reduced = (plans.c.gradient_accumulation_steps == 1), experts / plans.division.expert_shards
+    return plans.job.element.gradient * where(plans.alike.piped, 0.0, where(anew, reduced, 0.0))
 
 
 def _last_of_experts(plans: Plans, kind: Kind, experts: Numbers) -> Bytes:
