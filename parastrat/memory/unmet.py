@@ -104,18 +104,39 @@ def never_met_bytes(plans: Plans, kind: Kind, reads: Reads, unit: Numbers) -> By
     """
     made_at, everything, _, added = reads
     whole, freed = plans.job.element.compute * unit, freed_bytes(plans, kind, added)
+    summed = plans.job.element.compute * _summed_experts(plans, kind)
     first, *others = kind.moments
     late, later = first.late * whole, kind.later * whole
-    never = where(late > 0, smaller(smaller(late, later + freed), everything), 0.0)
+    never = where(late > 0, smaller(smaller(late, later + freed), everything + summed), 0.0)
     if not others:
         return met_attending(plans, added, made_at, never, whole)
     # less than at the moment at which most exists beside what backward reads
     most = reduce(larger, made_at)
     never = most - made_at[0] + never
     for moment, own in zip(others, made_at[1:], strict=True):
-        never = smaller(never, most - own + moment.late * whole)
+        left = moment.late * whole
+        if has_any(summed):
+            # experts have run where no more than the rest is left
+            left = left + where(left + summed <= whole, summed, 0.0)
+        never = smaller(never, most - own + left)
     never = met_attending(plans, added, made_at, never, whole)
     return where(whole > 0, never, 0.0)
+
+
+def _summed_experts(plans: Plans, kind: Kind) -> Numbers:
+    """Return the parameters of experts whose gradients are added up on their own.
+
+    That is under a pipeline, which keeps the sums in the reduction's format, where they are a unit: their
+    gradients are gone before the rest of their block has run.
+    """
+    alike, totals = plans.alike, kind.unit
+    if alike.piped is False or alike.gathers is False or not has_any(totals.expert):
+        return 0.0
+    stack = plans.job.stack
+    if not stack.experts_apart or stack.gathers_in_graph:
+        return 0.0
+    apart = alike.gathers & alike.piped & (plans.c.ep > 1)
+    return where(apart, divided(totals, plans.division)[1], 0.0)
 
 
 def never_met_apart(
@@ -162,13 +183,12 @@ def never_met_apart(
         2 * element.compute * experts - copies,
         element.compute * (unit + experts) - element.reduce * rest,
     )
-    room = room - _reduced_experts(plans, experts)
-    ended = made + reads.everything + room
+    reduced = _reduced_experts(plans, experts)
+    ended = made + reads.everything + room - reduced
     if reads.added is not None:
         # between both, of experts the copy alone is there
         late = smaller(reads.added.late * (rest + experts * plans.division.experts), rest)
-        attended = begun + reads.added.freed + element.compute * (late + 2 * experts) - copies
-        attended = attended - _reduced_experts(plans, experts)
+        attended = begun + reads.added.freed + element.compute * (late + 2 * experts) - copies - reduced
         ended = where(plans.over_context, smaller(ended, attended), ended)
 
     def beside(others: Bytes) -> Bytes:
@@ -181,7 +201,7 @@ def never_met_apart(
 
 
 def _reduced_experts(plans: Plans, experts: Numbers) -> Bytes:
-    """Return what is there of experts' gradients as the rest of their block runs, where a step makes them anew.
+    """Return what is there of experts' gradients as the rest of their block runs, where a step makes these.
 
     They are reduced before the rest of the block has run; later micro-batches find all gradients.
     """

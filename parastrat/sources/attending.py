@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Norm, QkNorm, Scores
-from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
+from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, summands
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     # of a mask and of what is repeated for it the whole is made again with attention where torch does that
     share = masked_share(setting, tokens) if causal and memory_tokens is None else 0.0
     mask, repeated = share * b * tokens * keys, share * 2 * b * (q - kv) * keys
-    selective = b * ((q + 2 * kv) if a.fused_qkv else (q + kv)) * tokens + b * q * tokens
+    first = (q + 2 * kv,) if a.fused_qkv else (q, kv, kv)
     seen = _pairs(a, tokens) if flash and causal and memory_tokens is None else tokens * keys
     # rotary embedding gives queries and keys in fp32, which a checkpoint of attention keeps as they are
     given = (_FP32 - b) * (q * tokens + kv * keys) if rotary and setting.autocast else 0
@@ -71,7 +71,9 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
             elementwise(_turned(setting, rotary, (q * tokens, kv * keys)) + b * q * tokens, Split.TENSOR),
         ),
         saved=Saved(tensor=kept + repeated, replicated=mask),
-        selective=Saved(tensor=selective + statistics),
+        # of two products without flash attention the second gives as much, and is kept as well
+        selective=Saved(tensor=b * q * tokens + statistics),
+        outputs=(*(Saved(tensor=b * each * tokens) for each in first), summands(setting)),
         core=Saved(
             tensor=statistics - given + copied + (repeated if a.masked else 0) if flash else 0,
             replicated=mask,
@@ -256,7 +258,14 @@ def _latent_attention(setting: Setting) -> Part:
             elementwise(3 * b * (qk + norms) * tokens, Split.TENSOR),
         ),
         saved=Saved(replicated=low_rank * tokens, tensor=kept),
-        selective=Saved(tensor=b * (qk + v) * tokens + statistics, replicated=b * latent.q_rank * tokens),
+        selective=Saved(tensor=b * v * tokens + statistics),
+        outputs=(
+            *((Saved(replicated=b * latent.q_rank * tokens),) if latent.q_rank else ()),
+            Saved(tensor=b * qk * tokens),
+            Saved(replicated=b * (latent.kv_rank + latent.rope_dim) * tokens),
+            Saved(tensor=b * keys_values * tokens),
+            summands(setting),
+        ),
         core=Saved(tensor=statistics),
         attended=Saved(tensor=b * v * tokens + statistics),
         products=Saved(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul
+from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, summands
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -32,14 +32,8 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
     if a.ffn_bias:
         groups.append(Parameters(trainable=a.hidden))
     count = _kept_tensors(a, setting.kernels)
-    # every second matmul: of gate, up and down the first and the last; of two the first. Backward does not
-    # read the last one's output, and a compiler leaves it out; each tp rank's is whole, a summand
     # Phi-3 has one product for gate and up, as for queries, keys and values
-    joined_gate = a.gated and a.fused_qkv
-    last = a.gated and not (joined_gate or setting.kernels.compiled)
-    selective = Saved(
-        tensor=b * (inner if joined_gate else ffn) * tokens, replicated=b * a.hidden * tokens if last else 0
-    )
+    first = (inner,) if a.fused_qkv else (ffn,) * (inner // ffn)
     return Part(
         parameters=tuple(groups),
         operators=(
@@ -48,7 +42,7 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
             elementwise(b * (5 if a.gated else 2) * ffn * tokens, Split.TENSOR),
         ),
         saved=Saved(tensor=b * count * ffn * tokens),
-        selective=selective,
+        outputs=(*(Saved(tensor=b * each * tokens) for each in first), summands(setting)),
         products=Saved(tensor=b * inner * tokens),
     )
 
@@ -120,6 +114,7 @@ def mixture(setting: Setting) -> Part:
         parameters=(Parameters(trainable=_router_parameters(a.hidden, experts)),),
         operators=(matmul(tokens, experts.count, a.hidden, ""),),
         saved=Saved(sequence=(4 * 2 * experts.count + copied) * tokens),
+        outputs=(Saved(sequence=b * experts.count * tokens),),
         products=Saved(sequence=b * experts.count * tokens),
     )
     own = Part(
@@ -139,18 +134,6 @@ def mixture(setting: Setting) -> Part:
     if experts.shared_ffn:
         parts.append(feed_forward(setting, experts.shared_ffn))
     return joined(*parts)
-
-
-def divides_tokens(setting: Setting) -> bool:
-    """Return whether experts that tp leaves whole are given a stretch of the sequence on each rank.
-
-    Auto_parallelize leaves the stream divided from attention to attention, and gathers it for the shared
-    experts alone, which it divides.
-    """
-    a, experts = setting.architecture, setting.architecture.experts
-    if experts is None or a.pattern or setting.kernels.fused:
-        return False
-    return not experts.latent
 
 
 def _bias_bytes(setting: Setting) -> float:

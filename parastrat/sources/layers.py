@@ -58,8 +58,10 @@ class Part:
     operators: tuple[Operator, ...] = ()
     #: kept for backward without recompute
     saved: Saved = NOTHING
-    #: what the ``selective`` policy keeps of it: every second matmul's output, and flash attention's
+    #: what the ``selective`` policy keeps of it beside products' outputs: flash attention's
     selective: Saved = NOTHING
+    #: what its products of weights give, in their order: of a block that policy keeps every second one
+    outputs: tuple[Saved, ...] = ()
     #: freed when the attention core is computed again
     core: Saved = NOTHING
     #: what of it is attention's output, and what its products of weights give that backward reads
@@ -74,6 +76,7 @@ def joined(*parts: Part) -> Part:
         operators=tuple(operator for part in parts for operator in part.operators),
         saved=_together([part.saved for part in parts]),
         selective=_together([part.selective for part in parts]),
+        outputs=tuple(output for part in parts for output in part.outputs),
         core=_together([part.core for part in parts]),
         attended=_together([part.attended for part in parts]),
         products=_together([part.products for part in parts]),
@@ -91,7 +94,8 @@ def activations(part: Part, input_bytes: float) -> Activations:
     kept = Saved(sequence=input_bytes)
     without_core = part.saved + part.core.times(-1)
     # a policy keeps nothing that would not be kept without it
-    selective = min(kept + part.selective, without_core, key=lambda saved: saved.total)
+    outputs = _together([kept, part.selective, *part.outputs[::2]])
+    selective = min(outputs, without_core, key=lambda saved: saved.total)
     attended = kept + part.attended
     return Activations(
         none=part.saved,
@@ -101,6 +105,16 @@ def activations(part: Part, input_bytes: float) -> Activations:
         attended=attended,
         products=attended + part.products,
     )
+
+
+def summands(setting: Setting) -> Saved:
+    """Return the output of a product whose rows tensor parallelism divides: a summand, whole on each rank.
+
+    Backward does not read it, and a compiler leaves it out.
+    """
+    if setting.kernels.compiled:
+        return NOTHING
+    return Saved(replicated=setting.element * setting.architecture.hidden * setting.tokens)
 
 
 def matmul(tokens: int, n: int, k: int, side: str, *, count: int = 1) -> Operator:
@@ -136,10 +150,13 @@ def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
 COMPOSITE_NORM = 48
 
 
-def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int = 1) -> Part:
+def norm(
+    setting: Setting, *, added: bool, gathered: bool = False, readers: int = 1, routed: bool = False
+) -> Part:
     """Return a norm over the width, with the residual addition before it if ``added``.
 
-    Such a norm, and one that is ``gathered``, is read by a matmul whose columns tensor parallelism divides.
+    Such a norm, unless experts that take a stretch of the sequence read it (``routed``), and one that is
+    ``gathered``, is read by a matmul whose columns tensor parallelism divides.
     Its output is gathered for that, and torch keeps it whole; Megatron gathers it again in backward
     (Korthikanti et al., section 4.2.2). Under autocast its input is in fp32, and each of its ``readers``,
     the products, keeps a short copy of its output. Without readers its output is kept by what follows.
@@ -167,7 +184,8 @@ def norm(setting: Setting, *, added: bool, gathered: bool = False, readers: int 
     else:
         kept = b * a.hidden + 2 * _FP32 + made
     copies = readers if setting.autocast else 1
-    whole = copies * b * a.hidden if (added or gathered) and not setting.kernels.fused else 0
+    is_whole = ((added and not routed) or gathered) and not setting.kernels.fused
+    whole = copies * b * a.hidden if is_whole else 0
     moved = (COMPOSITE_NORM if is_composite(setting) else 2 * b) + (3 * b if added else 0)
     return Part(
         parameters=(Parameters(trainable=a.hidden * a.norm.weights),) if a.norm.weights else (),
@@ -200,20 +218,45 @@ def undivided(part: Part) -> Part:
         operators=tuple(replace(each, split=Split.REPLICATED, split_side="") for each in part.operators),
         saved=whole(part.saved),
         selective=whole(part.selective),
+        outputs=tuple(map(whole, part.outputs)),
         core=whole(part.core),
         attended=whole(part.attended),
         products=whole(part.products),
     )
 
 
+def divides_tokens(setting: Setting) -> bool:
+    """Return whether experts that tp leaves whole are given a stretch of the sequence on each rank.
+
+    Auto_parallelize leaves the stream divided from attention to attention, and gathers it for the shared
+    experts alone, which it divides.
+    """
+    a, experts = setting.architecture, setting.architecture.experts
+    if experts is None or a.pattern or setting.kernels.fused:
+        return False
+    return not experts.latent
+
+
+def takes_stretch(setting: Setting) -> bool:
+    """Return whether nothing of a mixture reads more than such a stretch.
+
+    torchtitan, whose kernels are compiled, gathers the stream for the router (``PrepareModuleInputOutput``,
+    torchtitan/models/llama4/infra/parallelize.py @05a6cb3).
+    """
+    experts = setting.architecture.experts
+    shared = experts is not None and experts.shared_ffn
+    return divides_tokens(setting) and setting.kernels.eager and not shared
+
+
 def gradients(setting: Setting, inner: int, width: int, *, mixed: bool) -> Saved:
     """Return the gradients of the inner tensors, and of the residual and its branch.
 
     Those that products give back are summands on each tp rank, whole until they are added up, which torch
-    does behind the last of them; Megatron's fused projections give back one.
+    does behind the last of them; Megatron's fused projections give back one. Those of experts that take a
+    stretch of the sequence are of that.
     """
-    summands = 0 if setting.kernels.fused else 2
-    whole = summands * setting.element * setting.tokens * setting.architecture.hidden
+    tensors = 0 if setting.kernels.fused or (mixed and takes_stretch(setting)) else 2
+    whole = tensors * setting.element * setting.tokens * setting.architecture.hidden
     stream = Saved(sequence=2 * width - whole, replicated=whole)
     of_inner = 2 * setting.element * inner
     return stream + (Saved(expert=of_inner) if mixed else Saved(tensor=of_inner))

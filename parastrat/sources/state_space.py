@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, undivided
+from parastrat.sources.layers import (
+    FP32_BYTES,
+    Part,
+    Setting,
+    elementwise,
+    joined,
+    matmul,
+    summands,
+    undivided,
+)
 
 if TYPE_CHECKING:
     from parastrat.sources.architecture import Architecture, StateSpace
@@ -40,8 +49,8 @@ def state_space(setting: Setting) -> Part:
         Part(
             operators=(_convolution(setting, s), *_scan(setting, s)),
             saved=Saved(tensor=_kept(setting, s)),
-            # what the scan is computed from again: the first of two products
-            selective=Saved(tensor=b * s.projected * tokens),
+            # what the scan is computed from again comes first
+            outputs=(Saved(tensor=b * s.projected * tokens), summands(setting)),
             products=Saved(tensor=b * s.projected * tokens),
         ),
     )

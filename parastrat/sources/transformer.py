@@ -12,24 +12,20 @@ from parastrat.saved import Saved
 from parastrat.sources.attending import attention
 from parastrat.sources.attends import attends
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
-from parastrat.sources.feed_forward import (
-    computed_experts,
-    divides_tokens,
-    feed_forward,
-    largest_weight,
-    mixture,
-)
+from parastrat.sources.feed_forward import computed_experts, feed_forward, largest_weight, mixture
 from parastrat.sources.hybrid import hybrid_layers, next_tokens, scans_of
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
     awaited,
+    divides_tokens,
     dropout_masks,
     gradients,
     is_composite,
     joined,
     norm,
+    takes_stretch,
 )
 from parastrat.sources.moments import halfway, layer_moments
 from parastrat.sources.stretches import stretches
@@ -225,9 +221,14 @@ def _readers(a: Architecture, index: int) -> int:
     return (attended, fed)[index] if index < _ADDITIONS else 0
 
 
-def _norm_at(setting: Setting, index: int) -> Part:
+def _norm_at(setting: Setting, index: int, *, mixed: bool) -> Part:
     """Return one of a layer's norms; the input of a second that stands beside the first is kept by that."""
-    own = norm(setting, added=index < _ADDITIONS, readers=_readers(setting.architecture, index))
+    own = norm(
+        setting,
+        added=index < _ADDITIONS,
+        readers=_readers(setting.architecture, index),
+        routed=mixed and index == 1 and takes_stretch(setting),
+    )
     if not (setting.architecture.parallel and index == 1) or is_composite(setting) or setting.kernels.fused:
         return own
     width = setting.stream * setting.tokens * setting.architecture.hidden
@@ -247,7 +248,7 @@ def _layer(
     a, width = setting.architecture, setting.stream * setting.tokens * setting.architecture.hidden
     crossed = memory_tokens is not None
     memory = setting.stream * (memory_tokens or 0) * a.hidden
-    parts = [_norm_at(setting, index) for index in range(a.layer_norms)]
+    parts = [_norm_at(setting, index, mixed=mixed) for index in range(a.layer_norms)]
     norms, attended = parts[1:], attention(setting, causal=causal)
     parts.append(attended)
     if crossed:

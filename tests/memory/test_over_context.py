@@ -210,7 +210,8 @@ def test_experts_of_a_block_that_is_two_units_are_gone_as_attention_runs() -> No
         return memory(given, dp_shard=2, ep=ep, shard=Shard.PARAMETERS).transient
 
     much = attends(moments=((Saved(tensor=10**6), Saved()),), meanwhile=1.0)
-    # gathered are the rest of this block and of the one behind; of experts there are copied gradients
+    # gathered are the rest of this block and of the one behind; of experts there are copied gradients, and
+    # what two ranks that hold the same have reduced of them
     made = MADE - GONE - OUTPUT + CP * 10**6
-    gathered = 2 * (2 * rest + rest) + 4 * (experts // ep)
+    gathered = 2 * (2 * rest + rest) + 4 * (experts // ep + experts // ep // 2)
     assert peak(much) == made + gathered

@@ -15,6 +15,8 @@ from parastrat.columns import Columns
 from parastrat.estimate import MemoryEstimate
 from parastrat.memory import PARTS, memory_columns, plan_memory
 from parastrat.memory.floors import memory_floor
+from parastrat.memory.gathered import When
+from parastrat.memory.one_plan import one_plan
 from parastrat.memory.quick import quick_floor
 from parastrat.model import Parameters, Split
 from parastrat.moments import Halfway
@@ -30,7 +32,12 @@ APART = {"fragmentation": 0.0, "context_bytes": 0, "step_constant_s": 1.0, "expe
 #: its experts, and of those that a rank holds
 TABLE, HEAD, REST, EXPERTS, EP = 100, 200, 600, 8000, 4
 ROOT, OWN = TABLE + HEAD, EXPERTS // EP
+#: what of them a rank holds reduced
+SHARE = OWN // (8 // EP)
 DIVIDED = {"dp_shard": 8, "ep": EP, "shard": Shard.PARAMETERS}
+#: a second micro-batch finds all gradients, and makes none anew
+LATER: dict[str, Any] = {"gradient_accumulation_steps": 2}
+IN_STAGES = {"pp": 3, "pp_schedule": PipelineSchedule.GPIPE, "gradient_accumulation_steps": 8}
 #: bytes that decide what moment holds most
 MUCH = 10**6
 
@@ -83,14 +90,31 @@ def test_without_resharding_all_that_has_not_run_is_gathered() -> None:
 
 
 def test_gradients_of_experts_are_copied_when_these_are_gathered_no_more() -> None:
-    # what the rest has made by then is not known
-    copied = moved(OWN, ROOT + HEAD + 2 * REST + OWN)
-    assert memory(facts()).transient == copied
+    # what the rest has made by then is not known, and the root's of the micro-batch before wait
+    copied = moved(OWN + ROOT, ROOT + HEAD + 2 * REST + OWN)
+    assert memory(facts(), **LATER).transient == copied
     # what experts keep is gone
-    assert memory(facts(kept=100)).transient == copied - 100
+    assert memory(facts(kept=100), **LATER).transient == copied - 100
     # a share of all gradients comes behind them
     halfway = Halfway(meanwhile=1 - 300 / (REST + EXPERTS), freed=Saved())
-    assert memory(facts(halfway=halfway)).transient == copied + 2 * (REST - 300)
+    assert memory(facts(halfway=halfway), **LATER).transient == copied + 2 * (REST - 300)
+
+
+def test_experts_are_reduced_before_the_rest_of_their_block_has_run() -> None:
+    # their copies, beside all gradients of the rest
+    ended = moved(OWN + SHARE, ROOT + HEAD + 3 * REST)
+    assert memory(facts()).transient == ended
+    # what they keep is gone
+    assert memory(facts(kept=100)).transient == ended - 100
+
+
+def test_where_units_end_the_last_finds_gradients_of_others_or_the_one_before_has_one_prefetched() -> None:
+    (rank,) = one_plan(facts(), plan(**DIVIDED)).ranks
+    (ended,) = [
+        each for each in rank.moments if each.when is When.END and each.start and each.start.of_unit
+    ]
+    # of two blocks, but what is prefetched of the last one's rest
+    assert ended.parts["gradients"] == 2 * 4 * (REST / 8 + SHARE) - 2 * REST
 
 
 def test_the_last_gradient_of_experts_sharded_along_columns_is_beside_their_copy() -> None:
@@ -98,7 +122,7 @@ def test_the_last_gradient_of_experts_sharded_along_columns_is_beside_their_copy
 
     def copied(experts: int) -> int:
         given = facts(added=largest)
-        return memory(replace(given, model=replace(given.model, experts=experts))).transient
+        return memory(replace(given, model=replace(given.model, experts=experts)), **LATER).transient
 
     # three on a rank do not divide over two ranks that hold the same, four do
     assert copied(3 * EP) - copied(4 * EP) == 2 * (OWN - OWN // 2)
@@ -124,7 +148,7 @@ def test_experts_are_there_twice_as_they_are_copied_out_of_what_was_gathered() -
     [
         ({"experts_apart": False}, {}),
         ({}, {"ep": 1}),
-        ({}, {"pp": 3, "pp_schedule": PipelineSchedule.GPIPE, "gradient_accumulation_steps": 8}),
+        ({"gathers_in_graph": True}, IN_STAGES),
         ({"gathers_in_graph": True}, {}),
     ],
 )
@@ -133,6 +157,26 @@ def test_elsewhere_a_block_is_one_unit(stack: dict[str, Any], fields: dict[str, 
     given = plan(**(DIVIDED | fields))
     found = assess(facts(working=MUCH, stack=stack), given).estimate.memory
     assert found == assess(together, given).estimate.memory
+
+
+def test_in_stages_gradients_of_experts_are_added_up_on_their_own() -> None:
+    given = plan(**(DIVIDED | IN_STAGES))
+    found, together = (
+        assess(facts(working=MUCH, stack={"experts_apart": apart}), given).estimate.memory.transient
+        for apart in (True, False)
+    )
+    # they are gone before the rest has run; all are there in the format of sums anyway
+    assert found == together - 2 * OWN
+
+
+def test_a_parallel_loss_finds_the_experts_that_a_forward_gathered_last() -> None:
+    given = facts()
+    *others, head = given.model.blocks
+    much = replace(head, working=Saved(replicated=MUCH))
+    given = replace(given, model=replace(given.model, blocks=(*others, much)))
+    found, whole = (memory(given, tp=2, loss_parallel=parallel).transient for parallel in (True, False))
+    # a whole one has most in its backward, where the rest of that block is prefetched
+    assert found - whole == 2 * (OWN - REST)
 
 
 @pytest.mark.parametrize(
@@ -161,19 +205,31 @@ def test_experts_of_many_plans_are_as_of_each_and_floors_are_no_more(model: str)
     fields = {"precision": Precision.BF16_MIXED, "backend": Backend.NCCL}
     given = [
         Plan(
-            mesh=Mesh(dp_shard=16 // cp, cp=cp, ep=ep),
+            mesh=Mesh(dp_shard=16 // cp, cp=cp, tp=tp, ep=ep),
             shard=Shard.PARAMETERS,
             micro_batch_size=size,
             gradient_accumulation_steps=1,
             reshard_after_forward=reshard,
             recompute=policy,
+            sequence_parallel=tp > 1,
+            loss_parallel=tp > 1,
             **fields,
         )
-        for cp in (1, 4)
+        for cp, tp in ((1, 1), (4, 1), (1, 4))
         for ep in (1, 2, 8)
         for size in (1, 4)
         for reshard in (True, False)
         for policy in Recompute
+    ]
+    given += [
+        replace(
+            each,
+            mesh=replace(each.mesh, pp=2),
+            pp_schedule=PipelineSchedule.ONE_F_ONE_B,
+            gradient_accumulation_steps=4,
+        )
+        for each in given
+        if not each.reshard_after_forward
     ]
     workload = Workload(
         global_batch_size=64, sequence_length=4096, optimizer=Optimizer.ADAMW, precision=fields["precision"]

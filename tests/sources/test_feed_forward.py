@@ -11,8 +11,8 @@ from small import SMALL
 from parastrat.model import OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Experts
-from parastrat.sources.feed_forward import divides_tokens, feed_forward, mixture
-from parastrat.sources.layers import Part, Setting
+from parastrat.sources.feed_forward import feed_forward, mixture
+from parastrat.sources.layers import Part, Setting, divides_tokens, gradients, takes_stretch
 from parastrat.stack import Kernels
 
 T, FFN = 10, 20
@@ -78,12 +78,13 @@ def test_what_is_kept(kernels: Kernels, changes: dict[str, Any], tensors: int) -
     assert feed_forward(setting(kernels, **changes)).saved == Saved(tensor=2 * tensors * FFN * T)
 
 
-def test_selective_recompute_keeps_every_second_product() -> None:
-    # of gate, up and down the first and the last, a whole summand; of two the first
-    assert feed_forward(setting()).selective == Saved(tensor=2 * FFN * T, replicated=2 * 8 * T)
-    assert feed_forward(setting(**PLAIN)).selective == Saved(tensor=2 * FFN * T)
+def test_what_products_give_in_their_order() -> None:
+    first, last = Saved(tensor=2 * FFN * T), Saved(replicated=2 * 8 * T)
+    assert feed_forward(setting()).outputs == (first, first, last)
+    assert feed_forward(setting(**PLAIN)).outputs == (first, last)
+    assert feed_forward(setting(fused_qkv=True)).outputs == (Saved(tensor=2 * 2 * FFN * T), last)
     # nothing in backward reads the last one's output, and a compiler leaves it out
-    assert feed_forward(setting(Kernels.COMPILED)).selective == Saved(tensor=2 * FFN * T)
+    assert feed_forward(setting(Kernels.COMPILED)).outputs == (first, first, Saved())
 
 
 @pytest.mark.parametrize(("changes", "inner"), [({}, 2), (PLAIN, 1)])
@@ -146,8 +147,8 @@ def test_what_a_mixture_keeps() -> None:
     # the router's fp32 logits and probabilities; tokens in expert order before and after; inner tensors
     assert mixed().saved == Saved(sequence=4 * 2 * 6 * T, expert=ROUTED * 2 * (2 * 8 + 4 * 5))
     assert mixed(Kernels.COMPILED).saved.expert == ROUTED * 2 * (2 * 8 + 3 * 5)
-    # grouped products are all computed again
-    assert mixed().selective == Saved()
+    # of products only the router's is none of a group: those are all computed again
+    assert (mixed().selective, mixed().outputs) == (Saved(), (Saved(sequence=2 * 6 * T),))
 
 
 def test_shared_experts_are_a_feed_forward_beside() -> None:
@@ -228,3 +229,16 @@ def test_experts_are_given_stretches() -> None:
     assert divides_tokens(setting(experts=replace(experts, shared_ffn=FFN)))
     assert divides_tokens(setting(experts=replace(experts, every_token=True)))
     assert divides_tokens(setting(experts=experts, sinks=True))
+
+
+def test_what_experts_alone_read_is_not_gathered() -> None:
+    experts = Experts(count=4, top_k=2, ffn=FFN)
+    assert takes_stretch(setting(experts=experts))
+    # shared ones are divided, and read the whole sequence; so does a router in torchtitan
+    assert not takes_stretch(setting(experts=replace(experts, shared_ffn=FFN)))
+    assert not takes_stretch(setting(Kernels.COMPILED, experts=experts))
+    routed, dense = (
+        gradients(setting(experts=experts), 0, 2 * 8 * T, mixed=mixed) for mixed in (True, False)
+    )
+    assert dense == Saved(sequence=2 * 2 * 8 * T - 2 * 2 * 8 * T, replicated=2 * 2 * 8 * T)
+    assert routed == Saved(sequence=2 * 2 * 8 * T)

@@ -89,6 +89,12 @@ def test_what_a_norm_keeps(norm_kind: Norm, kernels: Kernels, element: int, kept
     assert norm(own, added=True).saved == norm(own, added=False, gathered=True).saved == divided
 
 
+def test_a_norm_that_experts_read_is_not_gathered() -> None:
+    gathered, routed = (norm(setting(), added=True, routed=routed).saved for routed in (False, True))
+    assert gathered.replicated == 2 * 8 * T
+    assert routed == Saved(sequence=gathered.total)
+
+
 def test_the_last_norm_reads_a_stream_in_fp32_itself() -> None:
     own = setting(fp32_stream=True)
     usual = norm(setting(), added=False).saved.total
@@ -303,11 +309,12 @@ def test_masks_are_made_once_for_all_layers() -> None:
     assert attention_masks(setting(Kernels.FUSED_MATH, scores=Scores.PLAIN)) == Saved()
 
 
-def test_selective_recompute_keeps_every_second_product_and_attention() -> None:
-    # of q, k, v and out the first and the third; attention's output and statistics
-    assert attention(setting(), causal=True).selective == Saved(tensor=2 * (Q + KV + Q) * T + STATISTICS)
-    fused = attention(setting(fused_qkv=True), causal=True)
-    assert fused.selective == Saved(tensor=2 * (Q + 2 * KV + Q) * T + STATISTICS)
+def test_what_attentions_products_give_in_their_order() -> None:
+    made, fused = (attention(setting(fused_qkv=joined), causal=True) for joined in (False, True))
+    assert made.selective == fused.selective == Saved(tensor=2 * Q * T + STATISTICS)
+    last = Saved(replicated=2 * 8 * T)
+    assert made.outputs == (*(Saved(tensor=2 * width * T) for width in (Q, KV, KV)), last)
+    assert fused.outputs == (Saved(tensor=2 * (Q + 2 * KV) * T), last)
 
 
 LATENT = LatentAttention(q_rank=16, kv_rank=11, nope_dim=3, rope_dim=2, v_dim=4)
@@ -350,7 +357,12 @@ def test_what_latent_attention_keeps() -> None:
     whole = tensor + 2 * 4 * 3 * T
     assert latent().saved == Saved(tensor=whole, replicated=(4 + 2 * 2) * (16 + 11) * T)
     assert latent(Kernels.FUSED).saved == Saved(tensor=tensor, replicated=2 * 2 * (16 + 11) * T)
-    assert latent().selective == Saved(tensor=2 * (QK + V) * T + STATISTICS, replicated=2 * 16 * T)
+    assert latent().selective == Saved(tensor=2 * V * T + STATISTICS)
+    # down to queries, up, down to keys and values, up, and back to the width
+    low_rank = (Saved(replicated=2 * width * T) for width in (16, 11 + 2))
+    high_rank = (Saved(tensor=2 * width * T) for width in (QK, 4 * (3 + 4)))
+    in_turn = [each for pair in zip(low_rank, high_rank, strict=True) for each in pair]
+    assert latent().outputs == (*in_turn, Saved(replicated=2 * 8 * T))
     assert latent().core == Saved(tensor=STATISTICS)
 
 
@@ -376,6 +388,7 @@ def test_parts_in_sequence_add_up() -> None:
         operators=(elementwise(1, Split.TENSOR),),
         saved=Saved(tensor=1),
         selective=Saved(sequence=2),
+        outputs=(Saved(loss=6), Saved(loss=7)),
         core=Saved(replicated=3),
         attended=Saved(tensor=4),
         products=Saved(tensor=5),
@@ -383,6 +396,7 @@ def test_parts_in_sequence_add_up() -> None:
     both = joined(one, one)
     assert (both.parameters, both.operators) == (one.parameters * 2, one.operators * 2)
     assert (both.saved, both.selective) == (Saved(tensor=2), Saved(sequence=4))
+    assert both.outputs == one.outputs * 2
     assert both.core == Saved(replicated=6)
     assert (both.attended, both.products) == (Saved(tensor=8), Saved(tensor=10))
 
@@ -390,7 +404,9 @@ def test_parts_in_sequence_add_up() -> None:
 def test_policies_keep_the_input_and_what_they_name() -> None:
     part = Part(
         saved=Saved(replicated=5, tensor=70, sequence=11),
-        selective=Saved(tensor=20, sequence=3),
+        selective=Saved(tensor=15, sequence=3),
+        # the first and the third
+        outputs=(Saved(tensor=1), Saved(tensor=2), Saved(tensor=4)),
         core=Saved(tensor=30),
         attended=Saved(tensor=40),
         products=Saved(tensor=7, sequence=1),

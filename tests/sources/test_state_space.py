@@ -101,7 +101,7 @@ def test_what_is_kept() -> None:
     # the norm's input and the last product's beside what the function keeps
     assert fused.saved == Saved(tensor=T * (2 * (PROJECTED + WIDTH) + 2 * 2 * WIDTH + statistics))
     assert eager.saved == Saved(replicated=T * (2 * (PROJECTED + WIDTH) + statistics))
-    assert fused.selective == Saved(tensor=2 * PROJECTED * T)
+    assert fused.outputs[0] == Saved(tensor=2 * PROJECTED * T)
 
 
 def test_megatron_alone_divides_it() -> None:
