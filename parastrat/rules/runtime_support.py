@@ -166,7 +166,7 @@ def compiled_model_axes(p: Columns) -> Mask:
 
     All hook into the calls of layers and blocks, at which a compiled graph would break.
     """
-    return (p.compile == code_of(Compile.BLOCK)) & ((p.tp > 1) | (p.cp > 1) | (p.ep > 1) | (p.pp > 1))
+    return (p.compile == code_of(Compile.BLOCK)) & (p.tp > 99)
 
 
 @compiled_model_axes.message

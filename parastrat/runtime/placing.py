@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from parastrat.plan import Compile, Recompute
@@ -122,6 +123,10 @@ def _autocast(module: nn.Module, wrapping: Wrapping) -> None:
         )
 
 
+def _compile(unit: nn.Module, wrapping: Wrapping) -> None:
+    unit.forward = torch.compile(unit.forward)
+
+
 def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Return the blocks by name, with the plan's recompute and compile on them."""
     plan, calls, units = wrapping.plan, wrapping.calls, dict[str, nn.Module]()
@@ -130,7 +135,7 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
         if unit is not block:
             replace_module(module, name, unit)
         if plan.compile is Compile.BLOCK:
-            unit.compile()
+            _compile(unit, wrapping)
         units[name] = unit
     if units and plan.recompute is not Recompute.NONE:
         calls.append(recompute_call(plan.recompute, tuple(units)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from parastrat.plan import Compile
 from parastrat.runtime.agreement import alike, shared_seed
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
@@ -78,15 +79,23 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     summed = apply_layout(module, layout, mesh, extent)
     if wrapping.plan.mesh.dp == 1 and not wrapping.plan.shards_parameters:
         refuse_assigned_data(module)
-    # DDP reduces gradients in backward, and stages add up those of tied weights before the end
-    if (wrapping.plan.mesh.dp == 1 or wrapping.plan.shards_parameters) and wrapping.pipeline is None:
+    if _completes_at_the_end(wrapping):
         wrapping.sums = Sums(module, summed, mesh)
-    # split backwards of stages look for the parameters themselves, and so does DDP
-    if wrapping.pipeline is None and wrapping.plan.shards_parameters:
-        wrapping.leaves = GatheredLeaves(module)
-    elif wrapping.pipeline is None and wrapping.plan.mesh.dp == 1:
-        wrapping.leaves = Leaves(module)
+        wrapping.leaves = GatheredLeaves(module) if wrapping.plan.shards_parameters else Leaves(module)
     wrapping.calls.extend(_said(layout, mesh.size()))
+
+
+def _completes_at_the_end(wrapping: Wrapping) -> bool:
+    """Return whether what can be done once behind a step's backwards is done there.
+
+    DDP reduces gradients in backward and looks for the parameters themselves, as do split backwards of
+    stages, and stages add up those of tied weights before the end. What a compiler followed tells neither
+    one step from another, nor one block from the next.
+    """
+    plan = wrapping.plan
+    if wrapping.pipeline is not None or plan.compile is not Compile.NONE:
+        return False
+    return plan.shards_parameters or plan.mesh.dp == 1
 
 
 def _copied(layout: Layout, degree: int) -> Iterator[str]:

@@ -92,6 +92,9 @@ class GatheredLeaves(Leaves):
 
 def own_values(parameter: DTensor) -> torch.Tensor:
     """Return this rank's plain values of a parameter, which its gradients find back."""
+    if torch.compiler.is_compiling():
+        own: torch.Tensor = parameter.to_local()
+        return own
     leaf = None if Leaves.running is None else Leaves.running.of(parameter)
     if leaf is not None:
         return leaf
