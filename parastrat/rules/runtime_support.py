@@ -161,21 +161,24 @@ def _(case: Case) -> Hit:
 
 
 @plan_rule("PS296", Severity.INFO, source="https://docs.pytorch.org/docs/stable/torch.compiler.html")
-def compiled_model_axes(p: Columns) -> Mask:
-    """Compiled blocks are not applied with tensor, context, expert or pipeline parallelism.
+def selective_recompute_of_hooked_blocks(p: Columns) -> Mask:
+    """Selective recompute of compiled blocks is not applied with tensor, context, expert or pipeline axes.
 
-    All hook into the calls of layers and blocks, at which a compiled graph would break.
+    All hook into the calls of blocks, so that what is compiled is a forward inside of the checkpoint. That
+    sees no operators of a compiled graph, and would compute all of them again.
     """
-    return (p.compile == code_of(Compile.BLOCK)) & (p.tp > 99)
+    hooked = (p.tp > 1) | (p.cp > 1) | (p.ep > 1) | (p.pp > 1)
+    return (p.compile == code_of(Compile.BLOCK)) & (p.recompute == code_of(Recompute.SELECTIVE)) & hooked
 
 
-@compiled_model_axes.message
+@selective_recompute_of_hooked_blocks.message
 def _(case: Case) -> Hit:
     mesh = case.plan.mesh
     axes = [axis for axis in ("tp", "cp", "ep", "pp") if getattr(mesh, axis) > 1]
     return Hit(
-        message=f"auto_parallelize does not apply compile = block with {' and '.join(axes)}",
-        fix="use compile = none (--stack torch)",
+        message="auto_parallelize does not apply compile = block with recompute = selective and "
+        + " and ".join(axes),
+        fix="use --recompute full, or compile = none (--stack torch)",
     )
 
 
@@ -248,7 +251,7 @@ RUNTIME_RULES: tuple[PlanRule, ...] = (
     offload_is_planned_only,
     fp8_is_planned_only,
     attention_recompute_under_compile,
-    compiled_model_axes,
+    selective_recompute_of_hooked_blocks,
     replicas_over_the_shard_axis,
     resharding_stages,
     selective_recompute_of_split_backwards,

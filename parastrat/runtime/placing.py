@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import nn
 
 from parastrat.plan import Compile, Recompute
@@ -20,10 +19,12 @@ from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward
 from parastrat.runtime.recompute import guard_attention, recompute_call, recomputing, replace_module
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.tensor_parallel.apply import extent_of, tensor_parallel
+from parastrat.runtime.tensor_parallel.in_graph import compile_forward
 from parastrat.runtime.training.guards import guard
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
+    from parastrat.plan import Plan
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.starting import Start
     from parastrat.runtime.wrapping import Wrapping
@@ -123,24 +124,37 @@ def _autocast(module: nn.Module, wrapping: Wrapping) -> None:
         )
 
 
-def _compile(unit: nn.Module, wrapping: Wrapping) -> None:
-    unit.forward = torch.compile(unit.forward)
-
-
 def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Return the blocks by name, with the plan's recompute and compile on them."""
     plan, calls, units = wrapping.plan, wrapping.calls, dict[str, nn.Module]()
+    compiles, alone = plan.compile is Compile.BLOCK, _is_hooked(plan)
     for name, block in called_units(wrapping.blocks).items():
+        if compiles and alone:
+            compile_forward(block)
         unit = recomputing(block, plan.recompute, keeps=plan.compile is not Compile.BLOCK)
         if unit is not block:
             replace_module(module, name, unit)
-        if plan.compile is Compile.BLOCK:
-            _compile(unit, wrapping)
+        if compiles and not alone:
+            unit.compile()
         units[name] = unit
     if units and plan.recompute is not Recompute.NONE:
         calls.append(recompute_call(plan.recompute, tuple(units)))
         if plan.recompute is Recompute.ATTENTION:
             guard_attention(list(units.values()))
-    if units and plan.compile is Compile.BLOCK:
-        calls.append(f"for name in {tuple(units)}:\n    model.get_submodule(name).compile()")
+    if units and compiles:
+        calls.append(_said_to_compile(tuple(units), alone=alone))
     return units
+
+
+def _is_hooked(plan: Plan) -> bool:
+    """Return whether axes hook into the calls of blocks, at which a compiled graph would break."""
+    return any(getattr(plan.mesh, axis) > 1 for axis in ("pp", "tp", "cp", "ep"))
+
+
+def _said_to_compile(names: tuple[str, ...], *, alone: bool) -> str:
+    """Return the compilation in plain torch, as ``explain_wrapping`` shows it."""
+    if not alone:
+        return f"for name in {names}:\n    model.get_submodule(name).compile()"
+    return (
+        f"for block in map(model.get_submodule, {names}):\n    block.forward = torch.compile(block.forward)"
+    )

@@ -48,6 +48,8 @@ class Attention:
     positions: Positions
     gathers_again: bool
 
+    # a compiler breaks its graph here, and does not follow how keys and values are gathered again
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def of_call(self, own: int, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return what ``scaled_dot_product_attention`` of these arguments would, over all positions.
 

@@ -27,7 +27,8 @@ class Inside(TorchFunctionMode):
     def __init__(self, attention: Attention, counts: tuple[Call, ...], own: int) -> None:
         super().__init__()
         self._attention, self._counts, self._own = attention, counts, own
-        self._calls = Calls()
+        # a compiler cannot follow how calls are counted
+        self._calls = Calls() if counts else None
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -35,7 +36,7 @@ class Inside(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is scaled_dot_product_attention:
             return self._attention.of_call(self._own, *args, **kwargs)
-        call = self._calls.of(func) if self._counts else None
+        call = None if self._calls is None else self._calls.of(func)
         if call is not None and call in self._counts:
             return counted(call, args, kwargs, self._attention.positions, self._own)
         return func(*args, **kwargs)

@@ -73,6 +73,8 @@ class Holders:
     alike: DeviceMesh | None = None
 
 
+# how many tokens go where no compiler knows: its graph breaks here, as it would at FSDP2's hooks on experts
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def over_ranks(
     experts: Callable[..., torch.Tensor],
     holders: Holders,

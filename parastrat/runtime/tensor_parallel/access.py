@@ -74,7 +74,9 @@ def _property(name: str) -> property:
         if name not in held:  # of another pipeline stage: zeros stand in
             return vars(module)[name]  # type: ignore[no-any-return]
         parameter: torch.Tensor | None = held[name]
-        if not isinstance(parameter, DTensor) or not (_Forwards.running or in_backward()):
+        # what is compiled is a forward, of which nobody knows how deep inside of others it runs
+        inside = torch.compiler.is_compiling() or _Forwards.running or in_backward()
+        if not isinstance(parameter, DTensor) or not inside:
             return parameter
         use: Use = module.__dict__[_USES][name]
         return use(parameter)

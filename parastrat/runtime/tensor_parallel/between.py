@@ -18,6 +18,7 @@ import torch
 from torch.autograd.graph import Node
 
 from parastrat.errors import WrapError
+from parastrat.runtime.tensor_parallel.in_graph import begun_in_graph, ended_in_graph, name_of_looking
 from parastrat.runtime.tensor_parallel.layout import Layout, Step
 from parastrat.runtime.tensor_parallel.nodes import (
     ATTENTION,
@@ -86,6 +87,8 @@ class Passage:
     of: Divided
     proven: frozenset[Step] = frozenset()
     noted: set[Step] | None = None
+    #: by which a compiler's graph names it, as it does all that are equal; None: it is not to be in one
+    name: str | None = None
     #: the places that were passed, and the nodes of what is divided there: names by numbers
     _begun: set[int] = field(default_factory=set)
     _nodes: dict[int, str] = field(default_factory=dict)
@@ -102,20 +105,28 @@ class Passage:
 
         def begun(output: torch.Tensor) -> torch.Tensor:
             if torch.compiler.is_compiling():
-                return output
+                return output if self.name is None else begun_in_graph(output, self.name)
             if own in self._begun:  # the next forward, whether or not the one before came to an end
-                self._begun.clear()
-                self._nodes.clear()
-            # what is written to a view becomes another node, behind that of what it is a view of
-            nodes = [] if output.grad_fn is None else [output.grad_fn]
-            if nodes and output._base is not None and output._base.grad_fn is not None:  # noqa: SLF001
-                nodes.append(output._base.grad_fn)  # noqa: SLF001
-            self._nodes.update((number_of(node), node.name()) for node in nodes)
+                self.forget()
             self._begun.add(own)
-            self._ndim = output.ndim
+            self.begun(output)
             return output
 
         return begun
+
+    def begun(self, output: torch.Tensor) -> None:
+        """Note a tensor as it is divided."""
+        # what is written to a view becomes another node, behind that of what it is a view of
+        nodes = [] if output.grad_fn is None else [output.grad_fn]
+        if nodes and output._base is not None and output._base.grad_fn is not None:  # noqa: SLF001
+            nodes.append(output._base.grad_fn)  # noqa: SLF001
+        self._nodes.update((number_of(node), node.name()) for node in nodes)
+        self._ndim = output.ndim
+
+    def forget(self) -> None:
+        """Let go of the tensors that were noted."""
+        self._begun.clear()
+        self._nodes.clear()
 
     def end(self, given: torch.Tensor) -> torch.Tensor:
         """Be called with a tensor that is divided to this place, and pass it on.
@@ -123,22 +134,28 @@ class Passage:
         Raises:
             WrapError: if an operator works along the dimension of which each rank has a share.
         """
-        if not self._nodes or given.grad_fn is None or torch.compiler.is_compiling():
-            return given
+        if torch.compiler.is_compiling():
+            return given if self.name is None else ended_in_graph(given, self.name)
+        self.ended(given)
+        return given
+
+    def ended(self, given: torch.Tensor) -> None:
+        """Look at what led to a tensor, as ``end`` does."""
+        if not self._nodes or given.grad_fn is None:
+            return
         if self.noted is not None:
             self.noted.update(step for step, _ in self._steps(given.grad_fn))
-            return given
+            return
         # most forwards take the way of the one before: to tell it takes half as long as to judge it
         way = self._way_to(given.grad_fn)
         if way in self._passed:
-            return given
+            return
         for step, in_place in self._steps(given.grad_fn):
             if step not in self.proven and step not in self._told:
                 self._judge(step, in_place=in_place)
         if len(self._passed) == _MOST_WAYS:
             self._passed.clear()
         self._passed.add(way)
-        return given
 
     def _judge(self, step: Step, *, in_place: bool) -> None:
         """Refuse or warn of a step that was not proven.
@@ -231,7 +248,10 @@ def passage(of: Divided, layout: Layout, noted: dict[str, set[Step]] | None) -> 
     """Return what looks at the steps somewhere, to note or to hold them; None where nothing is known."""
     if noted is not None:
         return Passage(of, noted=noted.setdefault(of.where, set()))
-    return Passage(of, allowed(layout.steps[of.where])) if of.where in layout.steps else None
+    if of.where not in layout.steps:
+        return None
+    proven = allowed(layout.steps[of.where])
+    return Passage(of, proven, name=name_of_looking((of, proven), lambda: Passage(of, proven)))
 
 
 def allowed(proven: Collection[Step]) -> frozenset[Step]:

@@ -41,6 +41,9 @@ _known: dict[int, tuple[weakref.ref[DeviceMesh], Ranks]] = {}
 
 def ranks_of(mesh: DeviceMesh) -> Ranks:
     """Return a mesh's group, its size and this rank's place in it."""
+    if torch.compiler.is_compiling():
+        # a compiler knows meshes, and not their identities
+        return Ranks(group=mesh.get_group(), size=mesh.size(), rank=mesh.get_local_rank())
     held = _known.get(id(mesh))
     if held is not None and held[0]() is mesh:
         return held[1]
