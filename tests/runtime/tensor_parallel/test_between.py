@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import parastrat
 from parastrat.errors import WrapError
+from parastrat.plan import Compile
 from parastrat.runtime.tensor_parallel.between import Passage, allowed, features_of
 from parastrat.runtime.tensor_parallel.layout import Layout, Step
 from parastrat.runtime.tensor_parallel.sequence import POSITIONS, unstreamed
@@ -269,10 +272,10 @@ class Inner(nn.Module):
         return y
 
 
-def trained(odd: str, along: str) -> list[str]:
+def trained(odd: str, along: str, **fields: Any) -> list[str]:
     """Return what two steps raise, each; what is set between them was not when tp was proven."""
     ids, _ = tokens(0, 4, vocab=64)
-    settled = plan(tp=2, sequence_parallel=along == "positions")
+    settled = plan(tp=2, sequence_parallel=along == "positions", **fields)
     model = parastrat.auto_parallelize(Blocks(odd, along), plan=settled, sample_inputs=ids)
     said = []
     for _ in range(2):
@@ -286,14 +289,16 @@ def trained(odd: str, along: str) -> list[str]:
     return said
 
 
-def on_two() -> dict[tuple[str, str], list[str]]:
+def on_two(compiled: Compile) -> dict[tuple[str, str], list[str]]:
     ways = itertools.product(("", "last", "later"), ("features", "positions"))
-    return {(odd, along): trained(odd, along) for odd, along in ways}
+    with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
+        return {(odd, along): trained(odd, along, compile=compiled) for odd, along in ways}
 
 
 @pytest.mark.slow
-def test_no_rank_computes_along_what_it_has_a_share_of() -> None:
-    for found in on_ranks(2, on_two):
+@pytest.mark.parametrize("compiled", Compile)
+def test_no_rank_computes_along_what_it_has_a_share_of(compiled: Compile) -> None:
+    for found in on_ranks(2, on_two, compiled):
         assert {way: len(said) for way, said in found.items()} == {
             ("", "features"): 0,
             ("", "positions"): 0,
