@@ -107,6 +107,12 @@ def check_plan(plan: Plan) -> None:
             hint="emit for a launcher (--to torchrun, --to slurm, ...), whose script calls "
             "auto_parallelize, or --to torchtitan",
         )
+    if plan.compile is not Compile.NONE and (plan.mesh.tp > 1 or plan.mesh.pp > 1):
+        raise EmitError(
+            f"no plain torch for this plan: it is {plan.strategy} with compile = {plan.compile.value}, "
+            "which has not been tried so",
+            hint="use compile = none (--stack torch), or emit for a launcher (--to torchrun, ...)",
+        )
     if plan.mesh.tp > 1 and plan.mesh.pp == 1:
         check_divided(plan)
 

@@ -268,7 +268,7 @@ def test_layers_divided_together_stay_in_one_stage(case_of: Callable[..., Case])
     ("fields", "message"),
     [
         ({"mesh": Mesh(pp=2, tp=4)}, "what of each layer is divided"),
-        ({"compile": Compile.BLOCK}, "does not apply compile = block with pp .PS296"),
+        ({"compile": Compile.BLOCK}, "compile = block, which has not been tried so"),
         (
             {"mesh": Mesh(pp=2, dp_shard=4), "shard": Shard.PARAMETERS},
             "does not reshard after forward with pp 2 .PS298",

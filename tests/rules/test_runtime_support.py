@@ -44,10 +44,12 @@ def test_selective_recompute_of_split_backwards(schedule: PipelineSchedule) -> N
 
 
 @pytest.mark.parametrize("axis", ["tp", "cp", "ep", "pp"])
-def test_compiled_model_axes(axis: str) -> None:
-    assert "PS296" in codes(compile=Compile.BLOCK, **{axis: 2})
-    assert "PS296" not in codes(**{axis: 2})
-    assert "PS296" not in codes(compile=Compile.BLOCK, dp_shard=2)
+def test_selective_recompute_of_hooked_blocks(axis: str) -> None:
+    compiled = {"compile": Compile.BLOCK, "recompute": Recompute.SELECTIVE}
+    assert "PS296" in codes(**compiled, **{axis: 2})
+    assert "PS296" not in codes(recompute=Recompute.SELECTIVE, **{axis: 2})
+    assert "PS296" not in codes(compile=Compile.BLOCK, recompute=Recompute.FULL, **{axis: 2})
+    assert "PS296" not in codes(**compiled, dp_shard=2)
 
 
 def test_resharding_stages() -> None:

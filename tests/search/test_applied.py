@@ -10,6 +10,7 @@ from search.test_find_plan import facts
 
 from parastrat.assess import assess_all
 from parastrat.case import Facts
+from parastrat.plan import Recompute
 from parastrat.profiles import load_stack
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.search import Constraints, find_plan
@@ -17,12 +18,14 @@ from parastrat.search.otherwise.applied import applied_instead
 
 TOLERANCE = 0.05
 APPLIED = Constraints(applied=True)
+#: selective recompute is that of a whole compiled block, which no axis may hook into
+KEEPING = Constraints(recompute=Recompute.SELECTIVE)
 
 
 @pytest.fixture(scope="module")
 def compiled() -> Facts:
-    """A job of which the recommendation compiles blocks whose positions are divided."""
-    job = facts("qwen2.5-32b", "dgx-a100:32", 256, 8192)
+    """A job of which the recommendation recomputes parts of compiled blocks whose positions are divided."""
+    job = facts("llama-3.1-8b", "dgx-a100:8", 64, 131_072)
     return replace(job, stack=load_stack("torch-compile"))
 
 
@@ -59,7 +62,7 @@ def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
 
 
 def test_where_none_can_run_that_is_told(compiled: Facts) -> None:
-    settled = Constraints(tp=8)
+    settled = replace(KEEPING, tp=8)
     chosen = find_plan(compiled, settled).chosen
     assert chosen is not None
     applied = applied_instead(compiled, settled, chosen, TOLERANCE)
@@ -81,8 +84,7 @@ def test_of_the_plans_that_are_applied_none_is_faster(stack: str, batch: int, le
 
 
 def test_what_is_not_applied_is_rejected_by_its_rule(compiled: Facts) -> None:
-    codes = {rejection.code for rejection in find_plan(compiled, APPLIED).rejected}
-    assert "PS296" in codes
+    assert "PS296" in {rejection.code for rejection in find_plan(compiled, APPLIED).rejected}
     assert "PS296" not in {rejection.code for rejection in find_plan(compiled).rejected}
     others = find_plan(compiled, APPLIED).alternatives
     assert others
@@ -90,8 +92,8 @@ def test_what_is_not_applied_is_rejected_by_its_rule(compiled: Facts) -> None:
 
 
 def test_flags_are_dropped_but_for_who_runs_the_plan(compiled: Facts) -> None:
-    # with this flag layers are divided, which is not applied where blocks are compiled
-    result = find_plan(compiled, Constraints(tp=8, applied=True), tolerance=TOLERANCE)
+    # with these flags layers are divided, of which compiled ones are not recomputed in part
+    result = find_plan(compiled, replace(KEEPING, tp=8, applied=True), tolerance=TOLERANCE)
     assert result.chosen is None
     (freed,) = [fit for fit in result.nearest_fit if fit.changes[0].startswith("drop the fixed flags")]
     assert refusals_of(freed.case.plan) == ()
