@@ -13,13 +13,13 @@ from parastrat.runtime.data_parallel import replicate, replicate_divided, shard
 from parastrat.runtime.expert_parallel.apply import expert_parallel
 from parastrat.runtime.first_values.filled import fill
 from parastrat.runtime.first_values.first_rank import hold_alike, to_device_from_first_rank
+from parastrat.runtime.in_graph import compile_forward
 from parastrat.runtime.launching.world import release_at_exit
 from parastrat.runtime.pipeline.build import adopt, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward
 from parastrat.runtime.recompute import guard_attention, recompute_call, recomputing, replace_module
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.tensor_parallel.apply import extent_of, tensor_parallel
-from parastrat.runtime.tensor_parallel.in_graph import compile_forward
 from parastrat.runtime.training.guards import guard
 from parastrat.workload import Precision
 

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.graph import Node
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.in_graph import begun_in_graph, ended_in_graph, name_of_looking
+from parastrat.runtime.in_graph import begun_in_graph, ended_in_graph, name_of_looking
 from parastrat.runtime.tensor_parallel.layout import Layout, Step
 from parastrat.runtime.tensor_parallel.nodes import (
     ATTENTION,
