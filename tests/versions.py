@@ -33,3 +33,8 @@ exports_dataclasses = pytest.mark.skipif(
     not hasattr(schedules, "InferenceMode"),
     reason=f"torch {torch.__version__} exports no forward that returns a dataclass: tp refuses it",
 )
+#: gradients behind a collective in what is compiled
+follows_collectives = pytest.mark.skipif(
+    not hasattr(schedules, "InferenceMode"),
+    reason=f"torch {torch.__version__} loses gradients of collectives in compiled blocks: tp refuses these",
+)

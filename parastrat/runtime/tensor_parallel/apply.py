@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from parastrat.errors import WrapError
 from parastrat.plan import Compile
 from parastrat.runtime.agreement import alike, shared_seed
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
@@ -18,6 +19,7 @@ from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drops
 from parastrat.runtime.tensor_parallel.extent import Extent
+from parastrat.runtime.tensor_parallel.flow import follows_exchanges
 from parastrat.runtime.tensor_parallel.layout import Inside, Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.own_values import GatheredLeaves, Leaves
 from parastrat.runtime.tensor_parallel.sums import Sums
@@ -64,10 +66,18 @@ def tensor_parallel(module: nn.Module, wrapping: Wrapping) -> None:
     Args:
         module: whole, or without the parameters of other pipeline stages.
         wrapping: with the layout of the whole.
+
+    Raises:
+        WrapError: if blocks are to be compiled, and this torch computes wrong gradients then.
     """
     mesh, layout = wrapping.mesh.tp, wrapping.layout
     if mesh is None or layout is None:
         return
+    if wrapping.plan.compile is not Compile.NONE and not follows_exchanges(mesh, wrapping.device):
+        raise WrapError(
+            f"torch {torch.__version__} loses the gradients of what tp ranks exchange in compiled blocks",
+            hint="update torch to 2.13, or plan with compile = none: parastrat recommend --stack torch",
+        )
     seed = agreed_seed(wrapping)
     extent = extent_of(module, wrapping)
     for part in module.modules():

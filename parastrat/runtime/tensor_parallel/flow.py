@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -111,6 +112,16 @@ def scatter_sum(x: torch.Tensor, mesh: DeviceMesh, dim: int) -> torch.Tensor:
     return exchanged(x, lambda parts: _scattered(parts, mesh, dim), lambda own: _joined(own, mesh, dim))
 
 
+def follows_exchanges(mesh: DeviceMesh, device: torch.device) -> bool:
+    """Return whether what this torch compiles finds gradients behind an exchange; all ranks call it.
+
+    torch 2.11 takes what a collective returns for a constant there, without a word.
+    """
+    x = torch.ones(mesh.size(), device=device, requires_grad=True)
+    torch.compile(lambda x: leave(x * 2, mesh), backend="eager")(x).sum().backward()
+    return x.grad is not None and bool((x.grad == 2).all())
+
+
 def positions_dim(x: torch.Tensor) -> int:
     """Return the dimension of positions: behind that of samples, or the first where code joined both.
 
@@ -132,6 +143,9 @@ def _same(x: torch.Tensor) -> torch.Tensor:
 
 def all_reduced(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return the sum of the ranks' tensors, in one of its own."""
+    if torch.compiler.is_compiling():
+        summed: torch.Tensor = collectives.all_reduce(x.contiguous(), "sum", ranks_of(mesh).group)
+        return summed
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=ranks_of(mesh).group)
     return total
@@ -140,6 +154,9 @@ def all_reduced(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def all_gather_flat(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return the ranks' contiguous tensors one behind the other along the first dimension."""
     ranks = ranks_of(mesh)
+    if torch.compiler.is_compiling():
+        gathered: torch.Tensor = collectives.all_gather_tensor(x, 0, ranks.group)
+        return gathered
     together = x.new_empty((ranks.size * x.shape[0], *x.shape[1:]))
     _all_gather(together, x, group=ranks.group)
     return together
@@ -148,6 +165,9 @@ def all_gather_flat(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
 def reduce_scatter_flat(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
     """Return this rank's share along the first dimension of the sum of the ranks' contiguous tensors."""
     ranks = ranks_of(mesh)
+    if torch.compiler.is_compiling():
+        own: torch.Tensor = collectives.reduce_scatter_tensor(x, "sum", 0, ranks.group)
+        return own
     total = x.new_empty((x.shape[0] // ranks.size, *x.shape[1:]))
     _reduce_scatter(total, x, group=ranks.group)
     return total
