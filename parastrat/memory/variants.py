@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ class KindsOf:
     losses: bool
     #: whether any holds most at several moments
     busy: bool
+    #: what was asked for beside each other
+    told: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> tuple[Kind, ...]:
@@ -51,11 +53,11 @@ class KindsOf:
             found.append(found[same] if same < place else _kinds_together(even, made))
         return tuple(found)
 
-    @cached_property
-    def beside(self) -> Kind:
-        """The columns of all variants beside each other."""
-        every: Kind = _beside(self.columns)
-        return every
+    def beside(self, name: str) -> Any:
+        """Return what is told by one name in all variants beside each other: not all of it is read so."""
+        if name not in self.told:
+            self.told[name] = _beside([getattr(kinds, name) for kinds in self.columns])
+        return self.told[name]
 
     @cached_property
     def _kept(self) -> Shared:
@@ -174,9 +176,6 @@ def _beside(several: Sequence[Any]) -> Any:
     first = next((each for each in several if each is not None), None)
     if first is None or isinstance(first, ParameterTotals):
         return first
-    if isinstance(first, Kind):
-        names = Kind.__dataclass_fields__
-        return Kind(**{name: _beside([getattr(each, name) for each in several]) for name in names})
     if not isinstance(first, tuple):
         blank = np.zeros_like(first)
         return np.concatenate([blank if each is None else each for each in several], axis=1)
@@ -187,9 +186,7 @@ def _beside(several: Sequence[Any]) -> Any:
 
 def under(kinds: KindsOf, variant: Any) -> Kind:
     """Return the columns of all kinds beside plans, each in its variant."""
-    found: Any = (
-        kinds.columns[variant] if type(variant) is not np.ndarray else _Chosen(kinds.beside, variant)
-    )
+    found: Any = kinds.columns[variant] if type(variant) is not np.ndarray else _Chosen(kinds, variant)
     own: Kind = found
     return own
 
@@ -197,11 +194,11 @@ def under(kinds: KindsOf, variant: Any) -> Kind:
 class _Chosen:
     """Columns of all kinds beside plans, which are taken as they are read; as ``Kind``."""
 
-    def __init__(self, every: Kind, variant: Any) -> None:
-        self.__dict__.update(_every=every, _variant=variant)
+    def __init__(self, kinds: KindsOf, variant: Any) -> None:
+        self.__dict__.update(_kinds=kinds, _variant=variant)
 
     def __getattr__(self, name: str) -> Any:
-        column = _taken(getattr(self._every, name), self._variant)
+        column = _taken(self._kinds.beside(name), self._variant)
         self.__dict__[name] = column
         return column
 

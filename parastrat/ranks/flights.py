@@ -120,10 +120,6 @@ class Turns:
     #: as the first stage of a rank is through
     ending: Any
 
-    def at(self, places: Any) -> Turns:
-        """Return those of some ranks, by their places in the last axis."""
-        return Turns(at_kinds=self.at_kinds.take(places, axis=-1), ending=self.ending.take(places, axis=-1))
-
 
 def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool, split: bool) -> Any:
     """Return what is alive on ranks as each begins its first backward, but for what ran before a block.
@@ -172,41 +168,50 @@ def turns(
     flown, waits = flights(pp, chunks, is_bent=is_bent, split=split)
     # most stages hold the same blocks, which are looked at once
     places: dict[bytes, int] = {}
-    flat = np.moveaxis(held, 0, 1).reshape(pp * chunks, -1)
+    flat = held.swapaxes(0, 1).reshape(pp * chunks, -1)
     at = np.array([places.setdefault(own.tobytes(), len(places)) for own in flat]).reshape(pp, chunks)
     stages = np.frombuffer(b"".join(places), dtype=flat.dtype).reshape(len(places), -1)
     counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in _behind(stages, of_kind))
-    ranks = np.tile(np.arange(pp), len(STEPS))[:, None]
-    waiting = counts[ranks[:, 0]] * waits[..., None]
-    running = np.arange(len(ranks))[:, None], flown.running
-    alive = flown.alive @ counts[ranks[:, 0]]
-    awaited = flown.awaited @ waiting + waiting[running] if split else np.zeros_like(alive)
-    every = np.concatenate([alive, awaited], axis=-1)
+    ranks, rows = _in_steps(pp)
+    of_ranks = counts[ranks[:, 0]]
+    every = np.zeros((*flown.running.shape, 2 * kinds))
+    every[..., :kinds] = flown.alive @ of_ranks
+    if split:
+        waiting = of_ranks * waits[..., None]
+        every[..., kinds:] = flown.awaited @ waiting + waiting[rows, flown.running]
     worth = every @ weights.T
     # a moment is none of a kind that its stage has not
     less = np.where(has[..., None], behind @ weights[:, :kinds].T, np.inf)
     score = worth[:, :, None] - less[ranks, flown.running]
     told = _groups_of(groups, pp)
     rank, moment, found = _best(score, told)
-    at_kinds = every[rank, moment]
-    at_kinds[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
-    at_kinds[np.isinf(found)] = 0
+    # behind the ways what is alive as in ``first_backwards``, of each group's first rank
+    at_kinds = np.zeros((*rank.shape[:2], rank.shape[2] + 1, 2 * kinds))
+    most = at_kinds[:, :, :-1]
+    most[...] = every[rank, moment]
+    most[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
+    most[np.isinf(found)] = 0
+    head = told.order[told.starts]
+    own = head % pp, flown.running[head, 0]
+    begun = every[head, 0, None, :kinds] - behind[own]
+    at_kinds[:, :, -1, :kinds] = np.where(has[own][..., None], begun, 0.0)
     filled: Any = stages.any(axis=1)
-    first = np.tile(filled[at].argmax(axis=1), len(STEPS))
+    first = filled[at].argmax(axis=1)[ranks[:, 0]]
     score = np.where((flown.running == first[:, None])[..., None], worth, -np.inf)
     rank, moment, _ = _best(score, told)
     ending = every[rank, moment]
     ending[..., :kinds] -= counts[rank % pp, first[rank]]
-    at_kinds = np.concatenate([at_kinds, np.zeros_like(at_kinds[:, :, :1])], axis=2)
-    # as in ``first_backwards``, of each group's first rank
-    rank = told.order[told.starts]
-    own = rank % pp, flown.running[rank, 0]
-    begun = every[rank, 0, None, :kinds] - behind[own]
-    at_kinds[:, :, -1, :kinds] = np.where(has[own][..., None], begun, 0.0)
     # ways before kinds that run before kinds that are held before groups
-    found = Turns(at_kinds=np.transpose(at_kinds, (2, 1, 3, 0)), ending=np.transpose(ending, (1, 2, 0)))
-    every_group = np.arange(len(groups) * len(STEPS)).reshape(len(STEPS), len(groups))
-    return tuple(found.at(own) for own in every_group)
+    several, at_ends = at_kinds.transpose(2, 1, 3, 0), ending.transpose(1, 2, 0)
+    steps = (slice(begin, begin + len(groups)) for begin in range(0, len(rank), len(groups)))
+    return tuple(Turns(at_kinds=several[..., step], ending=at_ends[..., step]) for step in steps)
+
+
+@cache
+def _in_steps(pp: int) -> tuple[Any, Any]:
+    """Return the ranks of a pipeline in each of ``STEPS``, one behind another, and their places there."""
+    places = np.arange(len(STEPS) * pp)[:, None]
+    return places % pp, places
 
 
 def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:

@@ -32,7 +32,7 @@ _FIRST_OF_EACH = 5
 _SEVERAL = 300
 
 #: rows that are judged without floors, or by quick ones
-_HANDFUL = 40
+_HANDFUL = 100
 
 #: the rules that tell that a plan does not fit
 _OF_MEMORY = (does_not_fit, host_memory_is_too_small)
