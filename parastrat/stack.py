@@ -156,6 +156,7 @@ class Stack:
     tp_overlap: float
     #: of those under asynchronous tensor parallelism
     async_tp_overlap: float
+    #: of what pipeline ranks with several stages send
     pp_overlap: float
     #: share of a link's bus bandwidth that collectives reach inside a training step
     network_efficiency: float
