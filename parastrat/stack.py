@@ -54,6 +54,8 @@ class Attention(StrEnum):
     SECOND = "second"
     #: kernels made for a device, cuDNN's or later FlashAttentions, where it has any
     NEWEST = "newest"
+    #: these, dropping a share of the scores
+    DROPPING = "dropping"
     #: what torch's flex_attention makes with Triton
     FLEX = "flex"
 
@@ -128,8 +130,9 @@ class Unstated:
     gathers_fp8: bool = False
     #: stages on each rank under an interleaved schedule that does not say how many
     interleaved_stages: int | None = None
-    #: presets whose names begin so attend by flex_attention
+    #: presets whose names begin so attend by flex_attention, or drop scores
     flex_models: tuple[str, ...] = ()
+    dropping_models: tuple[str, ...] = ()
     #: tokens of a sample in fine-tuning runs, which pack as many into a sequence as it holds; attention
     #: does not cross them. None: a sequence is one sample
     packed_tokens: int | None = None
@@ -156,6 +159,7 @@ class Stack:
     tp_overlap: float
     #: of those under asynchronous tensor parallelism
     async_tp_overlap: float
+    #: of what pipeline ranks with several stages send
     pp_overlap: float
     #: share of a link's bus bandwidth that collectives reach inside a training step
     network_efficiency: float

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from parastrat.cost.operators import OperatorTable
     from parastrat.units import Mask, Numbers, Seconds
 
+#: rates of kernels that drop scores, which draw a random number for each, over those of the same that drop
+#: none, forward and backward: 0.75 to 0.85 and 0.60 to 0.70 of FlashAttention-4 at heads of 64 and 128 on a
+#: GB200, where cuDNN's are as fast forward and slower backward (Dao-AILab/flash-attention #2597); taken to
+#: be so on other devices
+_DROPPING_FORWARD, _DROPPING_BACKWARD = 0.80, 0.65
+
 #: seconds of a backward over those of its forward. It has 2.5 times the FLOPs, five products instead of two
 #: (Dao, arXiv:2307.08691, section 4.1), at 0.92 of the forward's rate in FlashAttention-2 and at 0.76 to
 #: 0.81 in cuDNN: medians of scripts/data/attention_training.csv
@@ -26,6 +32,7 @@ _BACKWARD = {
     Attention.FIRST: 2.5 / 0.92 * 2 / 1.4,
     Attention.SECOND: 2.5 / 0.92,
     Attention.NEWEST: 2.5 / 0.79,
+    Attention.DROPPING: 2.5 / 0.79 * _DROPPING_FORWARD / _DROPPING_BACKWARD,
     # taken to be the second's
     Attention.FLEX: 2.5 / 0.92,
 }
@@ -158,8 +165,11 @@ def _kernels(facts: Facts) -> tuple[AttentionCurve, float]:
     """Return the curve and the rate of a stack's kernels on a device."""
     device, stack = facts.hardware.device, facts.stack
     curve, share = device.attention, device.attention_efficiency
-    if stack.attention is Attention.NEWEST and device.newest_attention_efficiency is not None:
+    newest = stack.attention in (Attention.NEWEST, Attention.DROPPING)
+    if newest and device.newest_attention_efficiency is not None:
         curve, share = device.newest_attention or curve, device.newest_attention_efficiency
+    if stack.attention is Attention.DROPPING:
+        share *= _DROPPING_FORWARD
     if stack.attention is Attention.FIRST:
         share = device.first_attention_efficiency or share
     if stack.attention is Attention.FLEX:

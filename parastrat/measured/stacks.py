@@ -133,8 +133,13 @@ def with_stages(row: MeasuredRow, stack: Stack) -> MeasuredRow:
 
 def attention_of(stack: Stack, source: ModelSource) -> Attention:
     """Return a run's kernels of attention, which hang on its model too."""
-    flexes = stack.unstated.flex_models
-    return Attention.FLEX if flexes and source.ref.startswith(flexes) else stack.attention
+    for kernels, models in (
+        (Attention.FLEX, stack.unstated.flex_models),
+        (Attention.DROPPING, stack.unstated.dropping_models),
+    ):
+        if source.ref.startswith(models):
+            return kernels
+    return stack.attention
 
 
 def repeated_keys(row: MeasuredRow, stack: Stack, source: ModelSource) -> int:

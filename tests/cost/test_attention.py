@@ -90,6 +90,13 @@ def test_flex_attention_has_a_rate_of_its_own_where_it_is_known() -> None:
     assert forward(attention(), HOPPER, attention=Attention.FIRST) == pytest.approx(4)
 
 
+def test_kernels_that_drop_scores_are_the_newest_and_slower() -> None:
+    found = times(attention(), HOPPER, {"attention": Attention.DROPPING})
+    newest = times(attention(), HOPPER, {"attention": Attention.NEWEST})
+    assert found.forward == pytest.approx(newest.forward / 0.80)
+    assert found.backward == pytest.approx(newest.backward / 0.65)
+
+
 @pytest.mark.parametrize(
     ("shape", "slower"),
     [

@@ -427,7 +427,12 @@ def test_activations_go_on_and_gradients_come_back() -> None:
     found = sends(micro_batch_size=5, gradient_accumulation_steps=3, virtual_stages=2)
     assert found == pytest.approx(expected)
     shown = job(layer(boundary_bytes=GB), stack={"pp_overlap": 0.75})
-    assert sends(shown) == pytest.approx(2 * GB / (100 * GB) / 4)
+    assert sends(shown, virtual_stages=2) == pytest.approx(2 * 2 * GB / (100 * GB) / 4)
+
+
+def test_ranks_with_one_stage_wait_for_what_they_send() -> None:
+    shown = job(layer(boundary_bytes=GB), stack={"pp_overlap": 0.75})
+    assert sends(shown) == pytest.approx(2 * GB / (100 * GB))
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,11 @@ def test_torchtitans_llama_4_attends_by_flex_attention() -> None:
     assert kernel(model="llama-4-scout", stack="megatron-core") is Attention.NEWEST
 
 
+def test_recipes_of_gpt_3_drop_scores_on_megatron_core() -> None:
+    for stack, found in (("megatron-core", Attention.DROPPING), ("torch", Attention.SECOND)):
+        assert job_of(run(model="gpt3-175b", stack=stack)).facts.stack.attention is found
+
+
 def test_runs_from_before_a_model_had_its_name_have_its_form() -> None:
     sizes = {"layers": 72, "hidden": 14400, "heads": None, "kv_heads": None, "vocab": 250_880}
     early = run(model="BLOOM-prequel GPT 181B", **sizes)
