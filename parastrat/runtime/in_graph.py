@@ -6,14 +6,19 @@ A compiler takes what is raised for a fault of its own: it is kept, and raised b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import wraps
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
+from parastrat.runtime.shares import share_of
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Looking(Protocol):
@@ -65,21 +70,68 @@ def ended_in_graph(given: torch.Tensor, name: str) -> torch.Tensor:
     return given.view_as(given)
 
 
-def compile_forward(module: nn.Module) -> None:
+def compile_forward(module: nn.Module, mesh: DeviceMesh | None) -> None:
     """Compile a module's forward, without the hooks around its calls.
 
     Calls of it raise ``WrapError`` where it takes a way that those who look refuse.
+
+    Args:
+        module: changed in place.
+        mesh: of the tensor-parallel ranks over which its parameters are divided; None: they are not.
     """
     compiled: Any = torch.compile(module.forward)
+    gradients = None if mesh is None else _Apart(module, mesh)
 
     @wraps(module.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if gradients is not None:
+            gradients.keep()
         output = compiled(*args, **kwargs)
         if _noting:
             _end()
         return output
 
     module.forward = forward
+
+
+class _Apart:
+    """Keeps gradients of DTensors in memories of their own.
+
+    A compiler computes once what several weights have for their gradient, and hands out one tensor. Of
+    plain ones torch sees that, and copies; it does not look into a DTensor, and whatever changes gradients
+    in place, such as ``clip_grad_norm_`` or the next micro-batch, would change one for all these weights.
+    """
+
+    def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._places = [(part, name) for part in module.modules() for name in part._parameters]  # noqa: SLF001
+        #: those that are looked at, by identity: FSDP2 puts its own in the place of what was there
+        self._known: dict[int, DTensor] = {}
+
+    def keep(self) -> None:
+        """Look at the gradients of what the module holds now."""
+        for parameter in self._held():
+            if id(parameter) not in self._known and parameter.requires_grad:
+                self._known[id(parameter)] = parameter
+                parameter.register_hook(partial(self._own, id(parameter)))  # type: ignore[no-untyped-call]
+
+    def _held(self) -> Iterator[DTensor]:
+        for part, name in self._places:
+            parameter: Any = part._parameters.get(name)  # noqa: SLF001  (what a forward reads)
+            # what else is sharded is a unit of its own, and no graph's
+            if isinstance(parameter, DTensor) and parameter.device_mesh == self._mesh:
+                yield parameter
+
+    def _own(self, number: int, gradient: torch.Tensor) -> torch.Tensor | None:
+        """Return a copy of a gradient that another weight has; None: it may stay."""
+        memory = _memory_of(gradient)
+        others = (other.grad for other in self._held() if id(other) != number)
+        shared = any(_memory_of(held) == memory for held in others if held is not None)
+        return gradient.clone() if shared else None
+
+
+def _memory_of(gradient: torch.Tensor) -> int:
+    return share_of(gradient).data_ptr()
 
 
 def _end() -> None:

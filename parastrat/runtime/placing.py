@@ -130,7 +130,7 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     compiles, alone = plan.compile is Compile.BLOCK, _is_hooked(plan)
     for name, block in called_units(wrapping.blocks).items():
         if compiles and alone:
-            compile_forward(block)
+            compile_forward(block, wrapping.mesh.tp)
         unit = recomputing(block, plan.recompute, keeps=plan.compile is not Compile.BLOCK)
         if unit is not block:
             replace_module(module, name, unit)

@@ -65,8 +65,11 @@ def test_another_model_names_both_fingerprints() -> None:
             "recompute = selective with ZBV",
             "Interleaved1F1B",
         ),
-        (plan(tp=2, compile=Compile.BLOCK), "compile = block with tp", "compile = none"),
-        (plan(pp=2, compile=Compile.BLOCK), "compile = block with pp", "compile = none"),
+        (
+            plan(tp=2, compile=Compile.BLOCK, recompute=Recompute.SELECTIVE),
+            "compile = block with recompute = selective and tp",
+            "recompute full",
+        ),
         (plan(cp=2), "cp 2 without sharded parameters", "recommend --applied"),
         (plan(offload=Offload.OPTIMIZER), "offload = optimizer", "offload = none"),
         (plan(precision=Precision.FP8), "precision = fp8", "bf16-mixed"),

@@ -62,7 +62,7 @@ def rows(block: Block) -> Busy:
 
 def test_experts_begin_with_three_tensors_of_their_rows() -> None:
     short = rows(layer(experts=EXPERTS))
-    assert short == Busy(working=Saved(replicated=2 * WIDTH, expert=3 * 2 * WIDTH), meanwhile=0.0)
+    assert short == Busy(working=Saved(sequence=2 * WIDTH, expert=3 * 2 * WIDTH), meanwhile=0.0)
     weighed = rows(layer(experts=replace(EXPERTS, fp32_weights=True)))
     assert weighed.working == short.working + Saved(expert=3 * 2 * WIDTH)
     # nothing is short under autocast, which knows no grouped product
@@ -74,8 +74,10 @@ def test_experts_begin_with_three_tensors_of_their_rows() -> None:
 def test_shared_experts_have_run_by_then() -> None:
     block = layer(experts=replace(EXPERTS, shared_ffn=5))
     plain = rows(layer(experts=EXPERTS))
-    # of a gate, its activation, what is beside it and their product nothing is left
-    assert rows(block).working == plain.working + Saved(tensor=-4 * 2 * 5 * T)
+    # the whole stream is gathered for them; of a gate, its activation, what is beside it and their product
+    # nothing is left
+    stream = Saved(sequence=-2 * WIDTH, replicated=2 * WIDTH)
+    assert rows(block).working == plain.working + stream + Saved(tensor=-4 * 2 * 5 * T)
     assert rows(block).meanwhile == 3 * 8 * 5 / block.parameter_count
 
 

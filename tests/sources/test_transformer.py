@@ -120,7 +120,7 @@ def test_a_mixture_sends_each_token_to_its_experts() -> None:
     assert [block.name for block in spec.blocks] == ["embedding", "expert layer", "head"]
     layer = named(spec, "expert layer")
     assert layer.expert_parallel_bytes == 2 * WIDTH
-    assert layer.working == Saved(expert=2 * 2 * 5 * 2 * T, replicated=2 * WIDTH)
+    assert layer.working == Saved(expert=2 * 2 * 5 * 2 * T, sequence=2 * WIDTH)
     dense = named(model(experts=replace(EXPERTS, dense_layers=1)), "layer")
     assert dense.expert_parallel_bytes == 0
     assert dense.working == named(model(), "layer").working
