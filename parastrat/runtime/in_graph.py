@@ -141,4 +141,6 @@ def _end() -> None:
     if _refused:
         first = _refused[0]
         _refused.clear()
+        # whoever goes on all the same is looked at again
+        torch.compiler.reset()
         raise first
