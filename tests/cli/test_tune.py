@@ -79,18 +79,18 @@ def plan(typed: Typed, script: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_fastest_of_what_ran_is_kept(typed: Typed, plan: Path, script: Path) -> None:
-    words = ("--others", "2", "--steps", "4", "--warm-up", "1", "--json")
+    words = ("--others", "1", "--steps", "4", "--warm-up", "1", "--json")
     done = typed("tune", *words, plan, script, "forward_backward", "4", "1000")
     assert done.code == 0, done.err
     answer = done.answer
     trials = answer["trials"]
-    assert len(trials) == 3
+    assert len(trials) == 2
     for trial in trials:
         assert trial["failure"] is None
         assert trial["measured_s"] > 0
         assert len(trial["seconds"]) in (4, 8)
         assert trial["plan"]["micro_batch_size"] * trial["plan"]["gradient_accumulation_steps"] == 4
-    assert len({json.dumps(trial["plan"]) for trial in trials}) == 3
+    assert len({json.dumps(trial["plan"]) for trial in trials}) == 2
     kept = trials[answer["kept"]]
     assert (answer["kept_in"] is None) == (answer["kept"] == 0)
     if answer["kept_in"] is not None:
