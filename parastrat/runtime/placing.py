@@ -127,14 +127,16 @@ def _autocast(module: nn.Module, wrapping: Wrapping) -> None:
 def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Return the blocks by name, with the plan's recompute and compile on them."""
     plan, calls, units = wrapping.plan, wrapping.calls, dict[str, nn.Module]()
-    compiles, alone = plan.compile is Compile.BLOCK, _is_hooked(plan)
+    compiles = plan.compile is Compile.BLOCK
+    inside = compiles and _is_hooked(plan)
     for name, block in called_units(wrapping.blocks).items():
-        if compiles and alone:
+        if inside:
             compile_forward(block, wrapping.mesh.tp)
-        unit = recomputing(block, plan.recompute, keeps=plan.compile is not Compile.BLOCK)
+        # a checkpoint around what is compiled is none that a compiler follows
+        unit = recomputing(block, plan.recompute, keeps=inside or not compiles)
         if unit is not block:
             replace_module(module, name, unit)
-        if compiles and not alone:
+        if compiles and not inside:
             unit.compile()
         units[name] = unit
     if units and plan.recompute is not Recompute.NONE:
@@ -142,7 +144,7 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
         if plan.recompute is Recompute.ATTENTION:
             guard_attention(list(units.values()))
     if units and compiles:
-        calls.append(_said_to_compile(tuple(units), alone=alone))
+        calls.append(_said_to_compile(tuple(units), inside=inside))
     return units
 
 
@@ -151,9 +153,9 @@ def _is_hooked(plan: Plan) -> bool:
     return any(getattr(plan.mesh, axis) > 1 for axis in ("pp", "tp", "cp", "ep"))
 
 
-def _said_to_compile(names: tuple[str, ...], *, alone: bool) -> str:
+def _said_to_compile(names: tuple[str, ...], *, inside: bool) -> str:
     """Return the compilation in plain torch, as ``explain_wrapping`` shows it."""
-    if not alone:
+    if not inside:
         return f"for name in {names}:\n    model.get_submodule(name).compile()"
     return (
         f"for block in map(model.get_submodule, {names}):\n    block.forward = torch.compile(block.forward)"

@@ -62,6 +62,26 @@ class Equal(Layer):
 net, equal = partial(Net, Layer), partial(Net, Equal)
 
 
+class Counting(Layer):
+    """Counts its calls, in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return super().forward(x)
+
+
+def counts(**fields: Any) -> list[float]:
+    """How often blocks were called, of which backward computes each again."""
+    with patch.object(torch, "compile", partial(torch.compile, backend="aot_eager")):
+        model = wrapped(partial(Net, Counting), recompute=Recompute.FULL, **fields)
+        steps_of(model)
+    return [float(buffer) for buffer in model.buffers() if not buffer.ndim]
+
+
 def compiled(build: Callable[[], nn.Module], backend: str = "aot_eager", **fields: Any) -> dict[str, Any]:
     """Train under a plan with compiled blocks; what a compiler makes of graphs is its own matter."""
     torch._dynamo.reset()
@@ -87,6 +107,7 @@ def two_ranks() -> dict[str, Any]:
             "cp": lambda: compiled(net, cp=2),
             "pp": lambda: compiled(net, **IN_STAGES),
             "ep": lambda: compiled(routed, dp_shard=2, ep=2),
+            "counts": lambda: [counts(compile=each, **IN_STAGES) for each in Compile],
             "selective": lambda: compiled(net, tp=2, recompute=Recompute.SELECTIVE),
         }
     )
@@ -159,6 +180,13 @@ def test_where_gradients_would_be_lost_blocks_are_not_compiled(two: list[dict[st
     lost = "loses the gradients of what tp ranks exchange in compiled blocks"
     refused = {isinstance(rank["tp"], str) and lost in rank["tp"] for rank in two}
     assert refused == {not hasattr(schedules, "InferenceMode")}
+
+
+def test_what_is_computed_again_counts_once(two: list[dict[str, Any]]) -> None:
+    for rank in two:
+        eager, own = rank["counts"]
+        assert any(eager)
+        assert own == eager
 
 
 def test_a_checkpoint_sees_no_operators_of_a_graph(two: list[dict[str, Any]]) -> None:
