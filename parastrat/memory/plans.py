@@ -124,7 +124,7 @@ class Plans:
     #: of each byte for one sample that tp divides; tables that tp does not divide have a whole loss
     output: Bytes
     loss: Numbers
-    #: where the experts of blocks are FSDP2 units of their own
+    #: where the experts of blocks are gathered on their own
     apart: Mask
     #: where several ranks have the positions of a sequence, and gather keys and values
     over_context: Mask
@@ -201,10 +201,16 @@ def plans_of(job: Job, alike: Alike, c: Columns, *, alone: bool = False, policie
     )
 
 
+def expert_units(job: Job, alike: Alike, c: Columns) -> Mask:
+    """Return where the experts of blocks are FSDP2 units of their own."""
+    if not job.stack.experts_apart or job.stack.gathers_in_graph or alike.gathers is False:
+        return False
+    return common(alike.gathers & (c.ep > 1))
+
+
 def _apart(job: Job, alike: Alike, c: Columns) -> Mask:
-    """Return where the experts of blocks are FSDP2 units of their own; a pipeline keeps all gathered."""
-    if not job.stack.experts_apart or job.stack.gathers_in_graph:
+    """Return where experts are gathered on their own, as units are; a pipeline keeps all gathered."""
+    if alike.piped is True:
         return False
-    if alike.gathers is False or alike.piped is True:
-        return False
-    return common(alike.gathers & (alike.piped == 0) & (c.ep > 1))
+    units = expert_units(job, alike, c)
+    return False if units is False else common(units & (alike.piped == 0))

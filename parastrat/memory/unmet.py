@@ -17,6 +17,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
 from parastrat.memory.kinds import shared_bytes
 from parastrat.memory.over_context import met_attending
+from parastrat.memory.plans import expert_units
 from parastrat.plan import Recompute
 from parastrat.ranks.division import divided, divided_total
 from parastrat.ranks.load import has_any
@@ -129,14 +130,12 @@ def _summed_experts(plans: Plans, kind: Kind) -> Numbers:
     That is under a pipeline, which keeps the sums in the reduction's format, where they are a unit: their
     gradients are gone before the rest of their block has run.
     """
-    alike, totals = plans.alike, kind.unit
-    if alike.piped is False or alike.gathers is False or not has_any(totals.expert):
+    if plans.alike.piped is False or not has_any(kind.unit.expert):
         return 0.0
-    stack = plans.job.stack
-    if not stack.experts_apart or stack.gathers_in_graph:
+    units = expert_units(plans.job, plans.alike, plans.c)
+    if units is False:
         return 0.0
-    apart = alike.gathers & alike.piped & (plans.c.ep > 1)
-    return where(apart, divided(totals, plans.division)[1], 0.0)
+    return where(units & plans.alike.piped, divided(kind.unit, plans.division)[1], 0.0)
 
 
 def never_met_apart(
@@ -205,8 +204,8 @@ def _reduced_experts(plans: Plans, experts: Numbers) -> Bytes:
 
     They are reduced before the rest of the block has run; later micro-batches find all gradients.
     """
-    anew, reduced = (plans.c.gradient_accumulation_steps == 1), experts / plans.division.expert_shards
-    return plans.job.element.gradient * where(plans.alike.piped, 0.0, where(anew, reduced, 0.0))
+    reduced = plans.job.element.gradient * experts / plans.division.expert_shards
+    return where(plans.c.gradient_accumulation_steps == 1, reduced, 0.0)
 
 
 def _last_of_experts(plans: Plans, kind: Kind, experts: Numbers) -> Bytes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from parastrat.errors import WrapError
 from parastrat.runtime.shares import share_of
@@ -105,14 +106,14 @@ class _Apart:
     def __init__(self, module: nn.Module, mesh: DeviceMesh) -> None:
         self._mesh = mesh
         self._places = [(part, name) for part in module.modules() for name in part._parameters]  # noqa: SLF001
-        #: those that are looked at, by identity: FSDP2 puts its own in the place of what was there
-        self._known: dict[int, DTensor] = {}
+        #: those that are looked at, as long as they live: FSDP2 puts its own in the place of what was there
+        self._known = WeakIdKeyDictionary()
 
     def keep(self) -> None:
         """Look at the gradients of what the module holds now."""
         for parameter in self._held():
-            if id(parameter) not in self._known and parameter.requires_grad:
-                self._known[id(parameter)] = parameter
+            if parameter not in self._known and parameter.requires_grad:
+                self._known[parameter] = None
                 parameter.register_hook(partial(self._own, id(parameter)))  # type: ignore[no-untyped-call]
 
     def _held(self) -> Iterator[DTensor]:
