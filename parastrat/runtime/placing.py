@@ -17,9 +17,16 @@ from parastrat.runtime.in_graph import compile_forward
 from parastrat.runtime.launching.world import release_at_exit
 from parastrat.runtime.pipeline.build import adopt, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward
-from parastrat.runtime.recompute import guard_attention, recompute_call, recomputing, replace_module
+from parastrat.runtime.recompute import (
+    guard_attention,
+    guard_buffers,
+    recompute_call,
+    recomputing,
+    replace_module,
+)
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.tensor_parallel.apply import extent_of, tensor_parallel
+from parastrat.runtime.training.buffers import has_changing_buffers
 from parastrat.runtime.training.guards import guard
 from parastrat.workload import Precision
 
@@ -45,6 +52,8 @@ def placed(module: nn.Module, wrapping: Wrapping, start: Start) -> nn.Module:
     if stream is not None:
         give_positions(stream, extent_of(module, wrapping), units)
     model = _placed(module, wrapping, units, experts, start)
+    if wrapping.plan.compile is Compile.BLOCK and wrapping.plan.recompute is Recompute.SELECTIVE:
+        guard_buffers(module, units)
     if wrapping.plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
     guard(model, wrapping)
@@ -128,11 +137,12 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Return the blocks by name, with the plan's recompute and compile on them."""
     plan, calls, units = wrapping.plan, wrapping.calls, dict[str, nn.Module]()
     compiles = plan.compile is Compile.BLOCK
-    inside = compiles and _is_hooked(plan)
-    for name, block in called_units(wrapping.blocks).items():
+    blocks = called_units(wrapping.blocks)
+    # a checkpoint around what is compiled is none that a compiler follows, and keeps buffers
+    inside = compiles and (_is_hooked(plan) or _counts(plan, blocks))
+    for name, block in blocks.items():
         if inside:
             compile_forward(block, wrapping.mesh.tp)
-        # a checkpoint around what is compiled is none that a compiler follows
         unit = recomputing(block, plan.recompute, keeps=inside or not compiles)
         if unit is not block:
             replace_module(module, name, unit)
@@ -151,6 +161,11 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
 def _is_hooked(plan: Plan) -> bool:
     """Return whether axes hook into the calls of blocks, at which a compiled graph would break."""
     return any(getattr(plan.mesh, axis) > 1 for axis in ("pp", "tp", "cp", "ep"))
+
+
+def _counts(plan: Plan, blocks: dict[str, nn.Module]) -> bool:
+    """Return whether all of blocks is computed again that have buffers, which may change once alone."""
+    return plan.recompute is Recompute.FULL and any(map(has_changing_buffers, blocks.values()))
 
 
 def _said_to_compile(names: tuple[str, ...], *, inside: bool) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    _CHECKPOINT_PREFIX,
+    CheckpointImpl,
+    checkpoint_wrapper,
+)
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -68,7 +72,7 @@ def recomputing(block: nn.Module, policy: Recompute, *, keeps: bool = True) -> n
         block: changed in place, or held by what is returned.
         policy: of the plan.
         keeps: buffers that a forward changes move once for each sample, and are as they were when it is
-            computed again; torch.compile follows no such contexts.
+            computed again; torch.compile follows no such contexts, and ``guard_buffers`` is to see to it.
     """
     if policy is Recompute.NONE:
         return block
@@ -77,7 +81,7 @@ def recomputing(block: nn.Module, policy: Recompute, *, keeps: bool = True) -> n
         return block
     keywords: dict[str, Any] = {"checkpoint_impl": CheckpointImpl.NO_REENTRANT, "preserve_rng_state": True}
     contexts = _selective_contexts if policy is Recompute.SELECTIVE else None
-    if norms_with_statistics(block):
+    if keeps and norms_with_statistics(block):
         contexts = partial(_counting_once, block, contexts or noop_context_fn)
     if keeps and has_changing_buffers(block):
         contexts = partial(_replaying, Replayed(block), contexts or noop_context_fn)
@@ -105,6 +109,41 @@ def guard_attention(blocks: Sequence[nn.Module]) -> None:
 
     # behind the last of them, not behind the model: a pipeline's rank has stages without blocks too
     handle = blocks[-1].register_forward_hook(check)
+
+
+def guard_buffers(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
+    """Let a forward fail that changes a buffer of these blocks, of which a compiler computes a part again.
+
+    It follows no contexts in which the buffer would change once.
+
+    Args:
+        model: that has the blocks; hooks that change buffers before a forward are there already.
+        blocks: by name.
+    """
+
+    def held() -> dict[str, tuple[torch.Tensor, int]]:
+        return {
+            f"{name}.{key}".replace(_CHECKPOINT_PREFIX, ""): (buffer, buffer._version)  # noqa: SLF001  (no public counter)
+            for name, block in blocks.items()
+            for key, buffer in block.named_buffers()
+        }
+
+    begun = held()
+
+    def before(*_: Any) -> None:
+        begun.update(held())
+
+    def after(*_: Any) -> None:
+        for name, (buffer, version) in held().items():
+            if buffer is not begun[name][0] or version != begun[name][1]:
+                raise WrapError(
+                    f"compiled blocks with recompute = selective change the buffer {name!r} twice a step",
+                    hint="plan with --recompute full, or for a --stack that does not compile",
+                )
+
+    if begun:
+        model.register_forward_pre_hook(before)
+        model.register_forward_hook(after)
 
 
 def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:

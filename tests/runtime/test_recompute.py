@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -94,6 +95,41 @@ def test_attention_that_no_checkpoint_sees_is_refused() -> None:
     model = parastrat.auto_parallelize(nn.Sequential(*layers), plan=plan(recompute=Recompute.ATTENTION))
     with pytest.raises(WrapError, match="no block calls scaled_dot_product_attention"):
         model(torch.zeros(1, 3, 16))
+
+
+class Moving(nn.Module):
+    """Counts its calls, and keeps running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 1
+        return torch.relu(self.norm(self.linear(x)))
+
+
+def moved(policy: Recompute, compiled: Compile, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    model = parastrat.auto_parallelize(
+        nn.Sequential(Moving(), Moving()), plan=plan(recompute=policy, compile=compiled)
+    )
+    for _ in range(2):
+        model(torch.randn(3, 4)).sum().backward()
+    return [float(buffer.float().sum()) for buffer in model.buffers()]
+
+
+# a compiler looks whether what a graph is given has gradients
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_buffers_of_compiled_blocks_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved_once = moved(Recompute.NONE, Compile.NONE, monkeypatch)
+    assert moved_once.count(2.0) == 4, moved_once
+    assert moved(Recompute.FULL, Compile.BLOCK, monkeypatch) == pytest.approx(moved_once)
+    with pytest.raises(WrapError, match=r"change the buffer '0\.seen' twice a step"):
+        moved(Recompute.SELECTIVE, Compile.BLOCK, monkeypatch)
 
 
 def test_every_block_is_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
