@@ -161,20 +161,20 @@ def _(case: Case) -> Hit:
 
 
 @plan_rule("PS296", Severity.INFO, source="https://docs.pytorch.org/docs/stable/torch.compiler.html")
-def selective_recompute_of_hooked_blocks(p: Columns) -> Mask:
-    """Selective recompute of compiled blocks is not applied with tensor, context, expert or pipeline axes.
+def selective_recompute_of_broken_graphs(p: Columns) -> Mask:
+    """Selective recompute of compiled blocks is not applied with context or expert axes.
 
-    All hook into the calls of blocks, so that what is compiled is a forward inside of the checkpoint. That
-    sees no operators of a compiled graph, and would compute all of them again.
+    A compiler does not follow attention to other ranks' positions, nor tokens on their way to experts: its
+    graph breaks there. Where a part of what it follows is computed again, it gives up on all of it then.
     """
-    hooked = (p.tp > 1) | (p.cp > 1) | (p.ep > 1) | (p.pp > 1)
-    return (p.compile == code_of(Compile.BLOCK)) & (p.recompute == code_of(Recompute.SELECTIVE)) & hooked
+    broken = (p.cp > 1) | (p.ep > 1)
+    return (p.compile == code_of(Compile.BLOCK)) & (p.recompute == code_of(Recompute.SELECTIVE)) & broken
 
 
-@selective_recompute_of_hooked_blocks.message
+@selective_recompute_of_broken_graphs.message
 def _(case: Case) -> Hit:
     mesh = case.plan.mesh
-    axes = [axis for axis in ("tp", "cp", "ep", "pp") if getattr(mesh, axis) > 1]
+    axes = [axis for axis in ("cp", "ep") if getattr(mesh, axis) > 1]
     return Hit(
         message="auto_parallelize does not apply compile = block with recompute = selective and "
         + " and ".join(axes),
@@ -251,7 +251,7 @@ RUNTIME_RULES: tuple[PlanRule, ...] = (
     offload_is_planned_only,
     fp8_is_planned_only,
     attention_recompute_under_compile,
-    selective_recompute_of_hooked_blocks,
+    selective_recompute_of_broken_graphs,
     replicas_over_the_shard_axis,
     resharding_stages,
     selective_recompute_of_split_backwards,

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from parastrat.errors import WrapError
+from parastrat.runtime.precision import replace_forward
 from parastrat.runtime.shares import share_of
 
 if TYPE_CHECKING:
@@ -80,19 +81,27 @@ def compile_forward(module: nn.Module, mesh: DeviceMesh | None) -> None:
         module: changed in place.
         mesh: of the tensor-parallel ranks over which its parameters are divided; None: they are not.
     """
-    compiled: Any = torch.compile(module.forward)
+    from torch._dynamo import config  # noqa: PLC0415  (takes a second)
+
     gradients = None if mesh is None else _Apart(module, mesh)
 
-    @wraps(module.forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if gradients is not None:
-            gradients.keep()
-        output = compiled(*args, **kwargs)
-        if _noting:
-            _end()
-        return output
+    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+        compiled: Any = torch.compile(forward)
 
-    module.forward = forward
+        @wraps(forward)
+        def in_graph(*args: Any, **kwargs: Any) -> Any:
+            if gradients is not None:
+                gradients.keep()
+            # what code under a checkpoint notes, such as that a tensor was exchanged, no graph notes again
+            with config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True):
+                output = compiled(*args, **kwargs)
+            if _noting:
+                _end()
+            return output
+
+        return in_graph
+
+    replace_forward(module, around)
 
 
 class _Apart:

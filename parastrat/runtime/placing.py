@@ -19,19 +19,17 @@ from parastrat.runtime.pipeline.build import adopt, finish, split
 from parastrat.runtime.precision import COMPUTE, LossScale, autocast_forward
 from parastrat.runtime.recompute import (
     guard_attention,
-    guard_buffers,
     recompute_call,
+    recompute_in_graph,
     recomputing,
     replace_module,
 )
 from parastrat.runtime.slots import slots_of
 from parastrat.runtime.tensor_parallel.apply import extent_of, tensor_parallel
-from parastrat.runtime.training.buffers import has_changing_buffers
 from parastrat.runtime.training.guards import guard
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
-    from parastrat.plan import Plan
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.starting import Start
     from parastrat.runtime.wrapping import Wrapping
@@ -52,8 +50,6 @@ def placed(module: nn.Module, wrapping: Wrapping, start: Start) -> nn.Module:
     if stream is not None:
         give_positions(stream, extent_of(module, wrapping), units)
     model = _placed(module, wrapping, units, experts, start)
-    if wrapping.plan.compile is Compile.BLOCK and wrapping.plan.recompute is Recompute.SELECTIVE:
-        guard_buffers(module, units)
     if wrapping.plan.precision is Precision.FP16_MIXED:
         wrapping.loss_scale = LossScale()
     guard(model, wrapping)
@@ -137,41 +133,23 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
     """Return the blocks by name, with the plan's recompute and compile on them."""
     plan, calls, units = wrapping.plan, wrapping.calls, dict[str, nn.Module]()
     compiles = plan.compile is Compile.BLOCK
-    blocks = called_units(wrapping.blocks)
-    # a checkpoint around what is compiled is none that a compiler follows, and keeps buffers
-    inside = compiles and (_is_hooked(plan) or _counts(plan, blocks))
-    for name, block in blocks.items():
-        if inside:
+    # around a graph, a checkpoint would see none of its operators
+    in_graph = compiles and plan.recompute is Recompute.SELECTIVE
+    for name, block in called_units(wrapping.blocks).items():
+        if in_graph:
+            recompute_in_graph(block)
+        if compiles:
             compile_forward(block, wrapping.mesh.tp)
-        unit = recomputing(block, plan.recompute, keeps=inside or not compiles)
-        if unit is not block:
-            replace_module(module, name, unit)
-        if compiles and not inside:
-            unit.compile()
-        units[name] = unit
+        units[name] = block if in_graph else recomputing(block, plan.recompute)
+        if units[name] is not block:
+            replace_module(module, name, units[name])
     if units and plan.recompute is not Recompute.NONE:
         calls.append(recompute_call(plan.recompute, tuple(units)))
         if plan.recompute is Recompute.ATTENTION:
             guard_attention(list(units.values()))
     if units and compiles:
-        calls.append(_said_to_compile(tuple(units), inside=inside))
+        calls.append(
+            f"for block in map(model.get_submodule, {tuple(units)}):\n"
+            "    block.forward = torch.compile(block.forward)"
+        )
     return units
-
-
-def _is_hooked(plan: Plan) -> bool:
-    """Return whether axes hook into the calls of blocks, at which a compiled graph would break."""
-    return any(getattr(plan.mesh, axis) > 1 for axis in ("pp", "tp", "cp", "ep"))
-
-
-def _counts(plan: Plan, blocks: dict[str, nn.Module]) -> bool:
-    """Return whether all of blocks is computed again that have buffers, which may change once alone."""
-    return plan.recompute is Recompute.FULL and any(map(has_changing_buffers, blocks.values()))
-
-
-def _said_to_compile(names: tuple[str, ...], *, inside: bool) -> str:
-    """Return the compilation in plain torch, as ``explain_wrapping`` shows it."""
-    if not inside:
-        return f"for name in {names}:\n    model.get_submodule(name).compile()"
-    return (
-        f"for block in map(model.get_submodule, {names}):\n    block.forward = torch.compile(block.forward)"
-    )

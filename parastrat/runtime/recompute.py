@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    _CHECKPOINT_PREFIX,
-    CheckpointImpl,
-    checkpoint_wrapper,
-)
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -56,6 +53,11 @@ KEPT = frozenset(
     }
 )
 
+_UNCOMPILED = (
+    "blocks run uncompiled: where its graph breaks, torch.compile gives up on a forward of which a part is "
+    "computed again (TORCH_LOGS=graph_breaks tells where); with --recompute full it compiles what it can"
+)
+
 #: names for profilers that FSDP2 gives what it does, which it need not do again where weights are gathered
 _NAMING = frozenset(
     {
@@ -65,30 +67,56 @@ _NAMING = frozenset(
 )
 
 
-def recomputing(block: nn.Module, policy: Recompute, *, keeps: bool = True) -> nn.Module:
+def recomputing(block: nn.Module, policy: Recompute) -> nn.Module:
     """Return the block with its policy; state_dict keys stay as they were.
+
+    Buffers that a forward changes move once for each sample, and are as they were where it is repeated.
 
     Args:
         block: changed in place, or held by what is returned.
         policy: of the plan.
-        keeps: buffers that a forward changes move once for each sample, and are as they were when it is
-            computed again; torch.compile follows no such contexts, and ``guard_buffers`` is to see to it.
     """
     if policy is Recompute.NONE:
         return block
     if policy is Recompute.ATTENTION:
         replace_forward(block, _recomputing_attention)
         return block
-    keywords: dict[str, Any] = {"checkpoint_impl": CheckpointImpl.NO_REENTRANT, "preserve_rng_state": True}
-    contexts = _selective_contexts if policy is Recompute.SELECTIVE else None
-    if keeps and norms_with_statistics(block):
-        contexts = partial(_counting_once, block, contexts or noop_context_fn)
-    if keeps and has_changing_buffers(block):
-        contexts = partial(_replaying, Replayed(block), contexts or noop_context_fn)
-    if contexts is not None:
-        keywords["context_fn"] = contexts
-    wrapped: nn.Module = checkpoint_wrapper(block, **keywords)
+    wrapped: nn.Module = checkpoint_wrapper(
+        block,
+        checkpoint_impl=CheckpointImpl.NO_REENTRANT,
+        preserve_rng_state=True,
+        context_fn=_contexts_of(
+            block, _selective_contexts if policy is Recompute.SELECTIVE else noop_context_fn
+        ),
+    )
     return wrapped
+
+
+def recompute_in_graph(block: nn.Module) -> None:
+    """Let what torch.compile makes of a block's forward compute a part of it again, as selective recompute.
+
+    In a graph, buffers change in its forward alone. Where a compiler gives up, all runs uncompiled: that
+    is told, once.
+
+    Args:
+        block: changed in place.
+    """
+    uncompiled = _contexts_of(block, _selective_contexts)
+
+    def contexts() -> _Contexts:
+        if torch.compiler.is_compiling():
+            return _selective_contexts()
+        warnings.warn(_UNCOMPILED, stacklevel=2)
+        return uncompiled()
+
+    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(forward)
+        def under_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+        return under_checkpoint
+
+    replace_forward(block, around)
 
 
 def guard_attention(blocks: Sequence[nn.Module]) -> None:
@@ -111,41 +139,6 @@ def guard_attention(blocks: Sequence[nn.Module]) -> None:
     handle = blocks[-1].register_forward_hook(check)
 
 
-def guard_buffers(model: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
-    """Let a forward fail that changes a buffer of these blocks, of which a compiler computes a part again.
-
-    It follows no contexts in which the buffer would change once.
-
-    Args:
-        model: that has the blocks; hooks that change buffers before a forward are there already.
-        blocks: by name.
-    """
-
-    def held() -> dict[str, tuple[torch.Tensor, int]]:
-        return {
-            f"{name}.{key}".replace(_CHECKPOINT_PREFIX, ""): (buffer, buffer._version)  # noqa: SLF001  (no public counter)
-            for name, block in blocks.items()
-            for key, buffer in block.named_buffers()
-        }
-
-    begun = held()
-
-    def before(*_: Any) -> None:
-        begun.update(held())
-
-    def after(*_: Any) -> None:
-        for name, (buffer, version) in held().items():
-            if buffer is not begun[name][0] or version != begun[name][1]:
-                raise WrapError(
-                    f"compiled blocks with recompute = selective change the buffer {name!r} twice a step",
-                    hint="plan with --recompute full, or for a --stack that does not compile",
-                )
-
-    if begun:
-        model.register_forward_pre_hook(before)
-        model.register_forward_hook(after)
-
-
 def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:
     """Return the policy in plain torch, as ``explain_wrapping`` shows it."""
     if policy is Recompute.ATTENTION:
@@ -162,6 +155,15 @@ def replace_module(root: nn.Module, name: str, module: nn.Module) -> None:
     """Put ``module`` in the place that ``name`` has under ``root``."""
     parent, _, key = name.rpartition(".")
     root.get_submodule(parent).register_module(key, module)
+
+
+def _contexts_of(block: nn.Module, policy: _MakeContexts) -> _MakeContexts:
+    """Return what makes the contexts that a block's forward and its recomputation run in."""
+    if norms_with_statistics(block):
+        policy = partial(_counting_once, block, policy)
+    if has_changing_buffers(block):
+        policy = partial(_replaying, Replayed(block), policy)
+    return policy
 
 
 def _counting_once(block: nn.Module, policy: _MakeContexts) -> _Contexts:

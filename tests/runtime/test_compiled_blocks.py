@@ -108,7 +108,9 @@ def two_ranks() -> dict[str, Any]:
             "pp": lambda: compiled(net, **IN_STAGES),
             "ep": lambda: compiled(routed, dp_shard=2, ep=2),
             "counts": lambda: [counts(compile=each, **IN_STAGES) for each in Compile],
-            "selective": lambda: compiled(net, tp=2, recompute=Recompute.SELECTIVE),
+            "sp, selective": lambda: compiled(net, recompute=Recompute.SELECTIVE, **SP),
+            "pp, selective": lambda: compiled(net, recompute=Recompute.SELECTIVE, **IN_STAGES),
+            "cp, selective": lambda: compiled(net, cp=2, recompute=Recompute.SELECTIVE),
         }
     )
 
@@ -139,15 +141,14 @@ def close(found: Steps, expected: Steps) -> bool:
 
 #: equal blocks have one graph in common; attention of all positions, and experts, are left out of what is
 #: compiled
-GRAPHS = {"tp": 1, "sp, inductor": 1, "tp, recompute": 1, "sp": 1, "pp": 1}
+OF_TP = ("tp", "tp, recompute", "sp", "sp, inductor", "sp, selective")
+GRAPHS = dict.fromkeys([*OF_TP, "pp", "pp, selective"], 1)
 
 
-OF_TP = [
-    pytest.param(name, marks=follows_collectives) for name in ("tp", "tp, recompute", "sp", "sp, inductor")
-]
-
-
-@pytest.mark.parametrize("name", [*OF_TP, "cp", "pp"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=follows_collectives) for name in OF_TP), "cp", "pp", "pp, selective"],
+)
 def test_two_ranks_train_as_one_process(name: str, two: list[dict[str, Any]]) -> None:
     torch.manual_seed(3)
     expected = steps_alone((equal if name == "sp, inductor" else net)())
@@ -189,6 +190,6 @@ def test_what_is_computed_again_counts_once(two: list[dict[str, Any]]) -> None:
         assert own == eager
 
 
-def test_a_checkpoint_sees_no_operators_of_a_graph(two: list[dict[str, Any]]) -> None:
+def test_no_part_is_computed_again_where_graphs_break(two: list[dict[str, Any]]) -> None:
     for rank in two:
-        assert "does not apply compile = block with recompute = selective and tp" in rank["selective"]
+        assert "does not apply compile = block with recompute = selective and cp" in rank["cp, selective"]
