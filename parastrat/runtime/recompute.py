@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import TracingContext
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.nn import functional
 from torch.nn.functional import scaled_dot_product_attention
@@ -104,7 +105,8 @@ def recompute_in_graph(block: nn.Module) -> None:
     uncompiled = _contexts_of(block, _selective_contexts)
 
     def contexts() -> _Contexts:
-        if torch.compiler.is_compiling():
+        # torch 2.11 does not tell by torch.compiler.is_compiling() here
+        if TracingContext.try_get() is not None:
             return _selective_contexts()
         warnings.warn(_UNCOMPILED, stacklevel=2)
         return uncompiled()

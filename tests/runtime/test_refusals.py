@@ -66,8 +66,8 @@ def test_another_model_names_both_fingerprints() -> None:
             "Interleaved1F1B",
         ),
         (
-            plan(tp=2, compile=Compile.BLOCK, recompute=Recompute.SELECTIVE),
-            "compile = block with recompute = selective and tp",
+            plan(cp=2, shard=Shard.PARAMETERS, compile=Compile.BLOCK, recompute=Recompute.SELECTIVE),
+            "compile = block with recompute = selective and cp",
             "recompute full",
         ),
         (plan(cp=2), "cp 2 without sharded parameters", "recommend --applied"),
