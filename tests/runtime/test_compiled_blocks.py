@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from drawn import drawn
 from runtime.context_parallel.models import WIDTH, Attention, Net
 from runtime.expert_parallel.models import DIVIDED as OF_EXPERTS
 from runtime.ranks import answers, on_ranks
@@ -96,21 +97,27 @@ def compiled(build: Callable[[], nn.Module], backend: str = "aot_eager", **field
     }
 
 
+SELECTIVE: dict[str, Any] = {"recompute": Recompute.SELECTIVE}
+ON_TWO: dict[str, dict[str, Any]] = {
+    "tp": {"tp": 2},
+    "tp, recompute": {"tp": 2, "recompute": Recompute.FULL},
+    "sp": SP,
+    "sp, selective": SP | SELECTIVE,
+    "cp": {"cp": 2},
+    "pp": IN_STAGES,
+    "pp, selective": IN_STAGES | SELECTIVE,
+}
+DRAWN = drawn(list(ON_TWO), 4)
+
+
 def two_ranks() -> dict[str, Any]:
-    routed = OF_EXPERTS["stacks"]
     return answers(
         {
-            "tp": lambda: compiled(net, tp=2),
+            **{name: partial(compiled, net, **ON_TWO[name]) for name in DRAWN},
             "sp, inductor": lambda: compiled(equal, "inductor", **SP),
-            "tp, recompute": lambda: compiled(net, tp=2, recompute=Recompute.FULL),
-            "sp": lambda: compiled(net, **SP),
-            "cp": lambda: compiled(net, cp=2),
-            "pp": lambda: compiled(net, **IN_STAGES),
-            "ep": lambda: compiled(routed, dp_shard=2, ep=2),
+            "ep": lambda: compiled(OF_EXPERTS["stacks"], dp_shard=2, ep=2),
             "counts": lambda: [counts(compile=each, **IN_STAGES) for each in Compile],
-            "sp, selective": lambda: compiled(net, recompute=Recompute.SELECTIVE, **SP),
-            "pp, selective": lambda: compiled(net, recompute=Recompute.SELECTIVE, **IN_STAGES),
-            "cp, selective": lambda: compiled(net, cp=2, recompute=Recompute.SELECTIVE),
+            "cp, selective": lambda: compiled(net, cp=2, **SELECTIVE),
         }
     )
 
@@ -141,13 +148,15 @@ def close(found: Steps, expected: Steps) -> bool:
 
 #: equal blocks have one graph in common; attention of all positions, and experts, are left out of what is
 #: compiled
-OF_TP = ("tp", "tp, recompute", "sp", "sp, inductor", "sp, selective")
-GRAPHS = dict.fromkeys([*OF_TP, "pp", "pp, selective"], 1)
+GRAPHS = dict.fromkeys({*ON_TWO, "sp, inductor"} - {"cp"}, 1)
 
 
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(name, marks=follows_collectives) for name in OF_TP), "cp", "pp", "pp, selective"],
+    [
+        pytest.param(name, marks=follows_collectives) if "p," in name or name in {"tp", "sp"} else name
+        for name in ("sp, inductor", *DRAWN)
+    ],
 )
 def test_two_ranks_train_as_one_process(name: str, two: list[dict[str, Any]]) -> None:
     torch.manual_seed(3)
@@ -179,7 +188,8 @@ def test_axes_together(name: str, four: list[dict[str, Any]]) -> None:
 
 def test_where_gradients_would_be_lost_blocks_are_not_compiled(two: list[dict[str, Any]]) -> None:
     lost = "loses the gradients of what tp ranks exchange in compiled blocks"
-    refused = {isinstance(rank["tp"], str) and lost in rank["tp"] for rank in two}
+    said = [rank["sp, inductor"] for rank in two]
+    refused = {isinstance(each, str) and lost in each for each in said}
     assert refused == {not hasattr(schedules, "InferenceMode")}
 
 

@@ -37,8 +37,8 @@ from parity_transformers import names, recipe_of  # noqa: E402
 CHEAP = ("sequential", "llama")
 #: optimizer steps; the benchmark takes 20
 STEPS = 3
-#: other cells of the table, one in 48; and classes of transformers
-DRAWN, CLASSES = -(-len(SUBJECTS) * len(STRATEGIES) // 48), 3
+#: other cells of the table, one in 64; and classes of transformers
+DRAWN, CLASSES = -(-len(SUBJECTS) * len(STRATEGIES) // 64), 2
 OFTEN = ("fsdp2", "tp", "pp 1f1b")
 #: strategies under which a rank gets wrong weights
 BROKEN = ("ddp", "fsdp2", "tp", "pp 1f1b", "pp x fsdp2")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from runtime.models import plan
 from runtime.ranks import on_ranks
 from torch import nn
@@ -272,6 +273,9 @@ LOOPS = {
     ],
     8: [("fsdp2+tp+pp", "chain", "step")],  # what stays gathered between micro-batches is divided by tp
 }
+
+
+LOOPS = {ranks: drawn(loops, 6) for ranks, loops in LOOPS.items()}
 
 
 def trainings(ranks: int) -> list[Tensors]:

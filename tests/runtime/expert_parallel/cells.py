@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from runtime.cells import whole
 from runtime.expert_parallel.models import DIVIDED, REFUSED, Attending, Dense, Experts, Gated, Net
 from runtime.models import plan, token_loss
@@ -24,7 +25,9 @@ FOUR: dict[str, Any] = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
 TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 STACKS = DIVIDED["stacks"]
 #: ways in which experts that read no values of their tokens are tried too
-OF_DENSE = ("fsdp2+tp+ep, one sample", "fsdp2+tp+ep, tokens alike", "fsdp2+cp+tp+ep")
+OF_DENSE = drawn(["fsdp2+tp+ep, one sample", "fsdp2+tp+ep, tokens alike", "fsdp2+cp+tp+ep"], 1)
+#: ways in which experts beside layers that tp divides are tried too
+OF_GATED = drawn(["fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike"], 1)
 
 
 def attending() -> nn.Module:
@@ -98,10 +101,7 @@ def four_ranks() -> dict[str, Any]:
         **answers({"without data ranks": partial(wrapped, dense, **{**FOUR, "tp": 4, "ep": 2})}),
         **{name: trained(attending, **each) for name, each in fields.items()},
         **{f"dense, {name}": trained(dense, **fields[name]) for name in OF_DENSE},
-        **{
-            f"gated, {name}": trained(gated, **fields[name])
-            for name in ("fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike")
-        },
+        **{f"gated, {name}": trained(gated, **fields[name]) for name in OF_GATED},
         "calls": calls_of(wrapped(gated, **fields["fsdp2+tp+ep"])),
     }
 

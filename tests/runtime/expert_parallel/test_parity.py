@@ -8,6 +8,7 @@ import pytest
 import torch
 from runtime.expert_parallel.cells import (
     OF_DENSE,
+    OF_GATED,
     STACKS,
     attending,
     dense,
@@ -65,7 +66,7 @@ def test_copies_of_experts_without_data_ranks_are_refused(four: list[dict[str, A
         )
 
 
-@pytest.mark.parametrize("name", ["fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike"])
+@pytest.mark.parametrize("name", OF_GATED)
 def test_layers_beside_experts_are_divided(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[f"gated, {name}"] for rank in four], alone(gated))
     calls = four[0]["calls"]

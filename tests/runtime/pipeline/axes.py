@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drawn import drawn
 from runtime.context_parallel.cells import evaluated, of_length, with_other_batches
 from runtime.context_parallel.models import DIVIDED as OF_POSITIONS
 from runtime.context_parallel.models import Block, Net
@@ -30,6 +31,8 @@ EP: dict[str, Any] = {
 }
 TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 CAUSAL = OF_POSITIONS["causal"]
+#: whose last stage has the head alone
+APART: dict[str, Any] = CP | several(PipelineSchedule.INTERLEAVED)
 
 
 class Weighing(Block):
@@ -67,13 +70,11 @@ def again() -> nn.Module:
     return Again(Block)
 
 
-#: on four ranks
-OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
+_OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
     **{f"cp: {name}": (OF_POSITIONS[name], CP) for name in ("mask given", "counted behind the blocks")},
     "cp: a number beside": (Weighed, CP),
     "cp, recomputed": (CAUSAL, CP | {"recompute": Recompute.FULL}),
-    # whose last stage has the head alone
-    "cp, interleaved": (CAUSAL, CP | several(PipelineSchedule.INTERLEAVED)),
+    "cp, interleaved": (CAUSAL, APART),
     "cp, split backwards": (CAUSAL, CP | several(PipelineSchedule.ZBV)),
     **{f"ep: {name}": (OF_EXPERTS[name], EP) for name in ("crowded", "shared")},
     "ep, recomputed": (
@@ -82,6 +83,8 @@ OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "tp+ep": (dense, {"pp": 2, **TP, "ep": 2, "shard": Shard.NONE}),
 }
+#: on four ranks
+OF_FOUR = {name: _OF_FOUR[name] for name in drawn(list(_OF_FOUR), 6)}
 #: on eight ranks
 OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp+tp+ep": (attending, {"pp": 2, "cp": 2, **TP, "ep": 4}),
@@ -92,16 +95,16 @@ OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
 def dropped() -> tuple[list[float], bool]:
     """What this rank drops in the last block that it has, and whether draws behind go on as before."""
     model = wrapped(lambda: Net(lambda: Block(rate=0.5)), **CP)
-    drawn: list[torch.Tensor] = []
+    masks: list[torch.Tensor] = []
     for name in ("blocks.0", "blocks.2"):
         block: Any = model.get_submodule(name)
-        block.drop.register_forward_hook(lambda *given: drawn.append((given[-1] == 0).float().flatten()))
+        block.drop.register_forward_hook(lambda *given: masks.append((given[-1] == 0).float().flatten()))
     torch.manual_seed(7)
     parastrat.forward_backward(model, *share(model, 0), loss_fn=token_loss)
     behind, generator = torch.rand(1), torch.Generator().manual_seed(7)
     # a pipeline draws one seed of the caller's for each step
     torch.randint(2**62, (1,), generator=generator)
-    return drawn[0].tolist(), torch.equal(behind, torch.rand(1, generator=generator))
+    return masks[0].tolist(), torch.equal(behind, torch.rand(1, generator=generator))
 
 
 def four_ranks(folder: str) -> dict[str, Any]:
@@ -110,7 +113,7 @@ def four_ranks(folder: str) -> dict[str, Any]:
     return {
         **{name: steps_of(wrapped(build, **fields)) for name, (build, fields) in OF_FOUR.items()},
         "calls": calls_of(one),
-        "calls, head apart": calls_of(wrapped(CAUSAL, **OF_FOUR["cp, interleaved"][1])),
+        "calls, head apart": calls_of(wrapped(CAUSAL, **APART)),
         "saved": saved(one, Path(folder) / "positions", other),
         "saved, experts": saved(experts, Path(folder) / "experts", others),
         "evaluated": evaluated(CAUSAL, **CP),

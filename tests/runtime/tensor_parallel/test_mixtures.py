@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 _ALL_BUT_FP32 = [name for name in VARIANTS if name != "fp32"]
 #: strategy -> ranks, axes, variants; each wrap takes a second on every rank
 STRATEGIES: dict[str, tuple[int, dict[str, Any], list[str]]] = {
-    "tp": (2, {"tp": 2}, ["fp32", *drawn(_ALL_BUT_FP32, 2)]),
+    "tp": (2, {"tp": 2}, ["fp32", *drawn(_ALL_BUT_FP32, 1)]),
     "fsdp2+tp": (4, {"dp_shard": 2, "tp": 2}, ["fp32", *drawn(["bf16-mixed", "full"], 1)]),
     "ddp+tp": (4, {"dp_replicate": 2, "tp": 2}, ["fp32"]),
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from runtime import token_models
 from runtime.ranks import answers, on_ranks
 from runtime.tensor_parallel.models import GROUPED, SHAPE, phi3
@@ -120,12 +121,13 @@ BUILDS: dict[str, Callable[[], nn.Module]] = {
     "olmo2": olmo2,
     "fused": fused,
 }
-CELLS: dict[tuple[str, str], dict[str, Any]] = {
+_ALL: dict[tuple[str, str], dict[str, Any]] = {
     **{(name, "sequence"): SEQUENCE for name in BUILDS},
     **{(name, "whole"): {"tp": 2} for name in ("written", "layer", "fused")},
     ("written", "recomputed"): {**SEQUENCE, "recompute": Recompute.FULL},
     ("rms", "selective"): {**SEQUENCE, "recompute": Recompute.SELECTIVE},
 }
+CELLS = {cell: _ALL[cell] for cell in drawn(list(_ALL), 7)}
 
 
 def layouts() -> dict[str, Layout]:
