@@ -33,11 +33,12 @@ _LAUNCH_OVERLAP_EXPONENT = 2.3
 #: element of its states instead of 12
 _SCAN_BACKWARD = 3.0
 
-#: time of these kernels over that of their traffic alone: what computes the output, which has most of both,
-#: takes 1.278 ms for 8 sequences of 8,192, 80 heads of 64, states of 128 and chunks of 256 on an H800
-#: (tile-ai/tilelang benchmark/mamba2/README.md @be9c08f), its 26.9 KB a token 0.525 ms at the device's
-#: rate. That is the best of kernels tuned for it; mamba-ssm's are what it is compared with
-_SCAN_TRAFFIC = 2.4
+#: time of these kernels over that of their traffic alone: the best one tuned for what computes the output,
+#: which has most of both, takes 1.278 ms for 8 sequences of 8,192, 80 heads of 64, states of 128 and chunks
+#: of 256 on an H800, at 134 TFLOP/s; mamba-ssm's, in Triton, reaches 91 there (tile-ai/tilelang
+#: benchmark/mamba2/README.md @be9c08f, and its figure). Their 26.9 KB a token take 0.525 ms at the device's
+#: rate
+_SCAN_TRAFFIC = 3.6
 
 #: traffic of backward over that of forward, operator by operator, over ResNet-50: a batch norm reads two
 #: tensors twice and writes one, where it reads one twice forward (5 over 3); a ReLU reads two (3 over 2);

@@ -47,6 +47,9 @@ _SHARDS = {
     "hsdp": Shard.PARAMETERS,
 }
 _HSDP = "hsdp"
+#: torch's FSDP shards parameters too where it shards gradients, but gathers them once for forward and
+#: backward (https://docs.pytorch.org/docs/stable/fsdp.html, ShardingStrategy.SHARD_GRAD_OP)
+_SHARD_GRAD_OP = "zero2"
 
 _TF32 = "tf32"
 #: number formats by how their names begin; mxfp8 is fp8 with scales of its own
@@ -113,8 +116,7 @@ def job_of(row: MeasuredRow) -> MeasuredJob:
         compile=Compile.BLOCK if row.compile == "block" else Compile.NONE,
         pp_schedule=_schedule(row, mesh),
         virtual_stages=(row.vpp or 1) if mesh.pp > 1 else 1,
-        # torchtitan's default never reshards under a pipeline
-        reshard_after_forward=mesh.pp == 1 and not keeps_gathered(row, stack.unstated),
+        reshard_after_forward=_reshards(row, stack, mesh),
     )
     workload = Workload(
         global_batch_size=plan.global_batch_size,
@@ -192,12 +194,9 @@ def _mesh(row: MeasuredRow, stack: Stack, hardware: Hardware) -> tuple[Mesh, Sha
     dp = row.dp or row.gpus // model_ranks
     if dp * model_ranks != row.gpus:
         raise CannotPredictError(f"dp {dp} x pp, cp and tp {model_ranks} are not {row.gpus} devices")
-    stated = row.fsdp
-    if stated is not None and stated not in _SHARDS:
-        raise CannotPredictError(f"fsdp {stated} is none of {', '.join(_SHARDS)}")
-    shard = stack.unstated.shard if stated is None else _SHARDS[stated]
+    shard = _shard(row, stack)
     over = 1 if shard is Shard.NONE else dp
-    if stated == _HSDP:
+    if row.fsdp == _HSDP:
         # shards of a node, replicas over nodes
         over = min(dp, row.gpus_per_node or hardware.devices_per_node)
     if dp % over:
@@ -213,6 +212,21 @@ def _mesh(row: MeasuredRow, stack: Stack, hardware: Hardware) -> tuple[Mesh, Sha
     if (mesh.dp_shard * mesh.cp * mesh.tp) % mesh.ep and shard is not Shard.NONE:
         raise CannotPredictError(f"ep {mesh.ep} does not divide dp_shard x cp x tp")
     return mesh, shard
+
+
+def _shard(row: MeasuredRow, stack: Stack) -> Shard:
+    """Return what a run divides over its data ranks: where FSDP divides gradients, parameters too."""
+    usual = stack.unstated.shard
+    if row.fsdp is None or (row.fsdp == _SHARD_GRAD_OP and usual is Shard.PARAMETERS):
+        return usual
+    if row.fsdp not in _SHARDS:
+        raise CannotPredictError(f"fsdp {row.fsdp} is none of {', '.join(_SHARDS)}")
+    return _SHARDS[row.fsdp]
+
+
+def _reshards(row: MeasuredRow, stack: Stack, mesh: Mesh) -> bool:
+    """Return whether a run lets go of parameters behind forward; torchtitan's do not under a pipeline."""
+    return mesh.pp == 1 and row.fsdp != _SHARD_GRAD_OP and not keeps_gathered(row, stack.unstated)
 
 
 def _with_usual_batch(row: MeasuredRow, stack: Stack, mesh: Mesh) -> MeasuredRow:

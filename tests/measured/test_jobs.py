@@ -39,7 +39,7 @@ def test_a_run_is_planned_as_it_states() -> None:
     [
         ({"fsdp": "none", "gpus": 16}, Mesh(dp_replicate=16), Shard.NONE),
         ({"fsdp": "zero1", "tp": 4}, Mesh(dp_shard=2, tp=4), Shard.OPTIMIZER),
-        ({"fsdp": "zero2"}, Mesh(dp_shard=8), Shard.GRADIENTS),
+        ({"fsdp": "zero2", "stack": "megatron-core"}, Mesh(dp_shard=8), Shard.GRADIENTS),
         (
             {"fsdp": "hsdp", "gpus": 32, "global_batch": 64},
             Mesh(dp_replicate=4, dp_shard=8),
@@ -51,6 +51,13 @@ def test_a_run_is_planned_as_it_states() -> None:
 def test_ways_to_shard(stated: dict[str, Any], mesh: Mesh, shard: Shard) -> None:
     plan = job_of(run(**stated)).plan
     assert (plan.mesh, plan.shard) == (mesh, shard)
+
+
+@pytest.mark.parametrize("stack", ["torch", "fsdp1"])
+def test_fsdp_that_shards_gradients_gathers_parameters_once(stack: str) -> None:
+    found = [job_of(run(stack=stack, fsdp=stated)).plan for stated in ("zero2", "zero3")]
+    assert [each.shard for each in found] == [Shard.PARAMETERS] * 2
+    assert [each.reshard_after_forward for each in found] == [False, True]
 
 
 @pytest.mark.parametrize(
