@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 #: blocks that start backward: with more of them in all, plans that are alike are looked at together if
 #: these have so many, then such as are so roughly; others whatever they are, in more steps than each needs
-_MANY, _ALIKE = 30_000, 5000
+_MANY, _ALIKE = 15_000, 5000
 #: so many at once, of which the processor's cache holds what is made
-_MOST = 25_000
+_MOST = 40_000
 #: the most of so few plans' values is found by numpy at once sooner than by the place of each
 _SEVERAL = 500
 
