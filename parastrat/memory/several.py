@@ -165,9 +165,9 @@ def _backward_parts(plans: Plans, found: Peaks, start: Any, best: Any) -> Sequen
     for place, total in reversed(list(enumerate(found.totals))):
         way[total.take(best) == found.backward] = place
     held = found.held.at(start.ranks)
-    repeats = chosen(found.spread.rank.load.repeats, start.ranks)
+    counts = chosen(found.spread.rank.counts, start.ranks)
     moving = found.moving.at(best)
-    lacking = lacking_of(plans, held, repeats, start, moving)
+    lacking = lacking_of(plans, held, counts, start, moving)
     return backward_parts(plans, held, moving.of_way(way), of_way(lacking, way))
 
 
