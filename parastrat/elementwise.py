@@ -6,14 +6,17 @@ Python's own for plain numbers: numpy takes twenty times as long for one.
 from __future__ import annotations
 
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from parastrat.units import Mask, Numbers
+
+#: places of kinds of block, and so many of each; of others there are none
+Counts: TypeAlias = "Sequence[tuple[int, Numbers]]"
 
 #: axes of what is known of kinds beside plans; where several policies are looked at there is one between
 _KINDS = 2
@@ -102,23 +105,21 @@ class ByKind:
         return iter(self.every) if type(self.every) is np.ndarray else repeat(self.every)
 
 
-def of_kinds(each: Any, counts: Any, rows: Any = None, found: Numbers = 0.0) -> Numbers:
+def of_kinds(each: Any, counts: Counts, rows: Any = None, found: Numbers = 0.0) -> Numbers:
     """Return so many of each, added up one after another: sums of arrays round by how many rows there are.
 
     Args:
         each: numbers of each kind, or ``ByKind``.
-        counts: numbers, or arrays beside the rows; None: of none.
+        counts: of some kinds, numbers or arrays beside the rows.
         rows: which plans they are for; None: one alone.
         found: to what they are added, which may be changed.
     """
     if rows is None:
-        for own, count in zip(each, counts):  # noqa: B905 - of every moment; a keyword takes as long
-            if count is not None:
-                found += own * count
+        for kind, count in counts:
+            found += each[kind] * count
     else:
-        for kind, count in enumerate(counts):
-            if count is not None:
-                found += each.at(kind, rows) * count
+        for kind, count in counts:
+            found += each.at(kind, rows) * count
     return found
 
 

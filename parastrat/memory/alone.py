@@ -99,5 +99,5 @@ def parts_alone(plans: Plans) -> Sequence[Bytes]:
     if start is None or moving is None:
         return outside_parts(plans, held)
     moving = moving.in_way(way)
-    lacking = lacking_of(plans, held, rank.load.repeats, start, moving)
+    lacking = lacking_of(plans, held, rank.counts, start, moving)
     return backward_parts(plans, held, moving, lacking)

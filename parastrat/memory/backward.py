@@ -14,6 +14,7 @@ from parastrat.memory.unmade import early_bytes, lacking_bytes, unmade_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parastrat.elementwise import Counts
     from parastrat.memory.activations import KindBytes
     from parastrat.memory.gathered import When
     from parastrat.memory.held import RankHeld
@@ -232,13 +233,13 @@ def _in_turn(
         ends: whether the end is looked at.
     """
     turning, first, at_end = at
-    alive = _most(plans, kinds, turning.alive(start), start)
+    alive = _most(kinds, turning.alive(start), start)
     if some(rank.few > 0):
         # a step of few micro-batches has no more in flight than these
         all_of = rank.one * rank.few
         alive = where(all_of > 0, smaller(alive, all_of - first), alive)
     if ends:
-        ended = _most(plans, kinds, turning.ended(start), start) + kinds.kept[start.place]
+        ended = _most(kinds, turning.ended(start), start) + kinds.kept[start.place]
         # of other plans nothing differs at the end
         matters = rank.alike.one_by_one | rank.early
         if rank.alike.shards is not False:
@@ -247,11 +248,12 @@ def _in_turn(
     return -alive, at_end
 
 
-def _most(plans: Plans, kinds: KindBytes, counts: Sequence[Sequence[Bytes]], start: Start) -> Bytes:
+def _most(kinds: KindBytes, counts: Sequence[tuple[Counts, Counts]], start: Start) -> Bytes:
     """Return the most bytes of so many repeats, in some ways to weigh kinds."""
-    many, rows = len(plans.job.every_kind), start.rows
+    rows = start.rows
     most, *others = (
-        of_kinds(kinds.awaited, way[many:], rows, of_kinds(kinds.kept, way[:many], rows)) for way in counts
+        of_kinds(kinds.awaited, waiting, rows, of_kinds(kinds.kept, alive, rows))
+        for alive, waiting in counts
     )
     for other in others:
         most = larger(most, other)

@@ -133,7 +133,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
     job, load, alike, steps = plans.job, rank.load, c.alike, c.gradient_accumulation_steps
     own = divided(load.trainable, c.division)
     states = states_of(own, load.frozen, c.division, alike.shard, c.elements)
-    one, of_units, casts = of_kinds(kinds.kept, load.repeats, rank.rows), 0.0, 0.0
+    one, of_units, casts = of_kinds(kinds.kept, rank.counts, rank.rows), 0.0, 0.0
     flying = in_flight(alike, c, load.rank)
     buffers, sent = crossing_bytes(job.stack.crossing, c, load.rank, flying)
     held = flying * one + sent
@@ -142,9 +142,9 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
     everything, root, trained = _parameters(alike, c.division, load, own)
     pool, waiting = idle_pool(plans, kinds, rank, root, alike.gathers), 0.0
     if kinds.coming is not None:
-        of_units = of_kinds(kinds.coming.of_unit, load.repeats, rank.rows)
+        of_units = of_kinds(kinds.coming.of_unit, rank.counts, rank.rows)
     if alike.casts is not False:
-        casts = of_kinds(kinds.casts, load.repeats, rank.rows) / c.virtual_stages
+        casts = of_kinds(kinds.casts, rank.counts, rank.rows) / c.virtual_stages
     if alike.waits is not False:
         waiting = where(steps > 1, _waiting_bytes(plans, alike, trained, root), 0.0)
     base = job.context + job.buffers + pool + states.kept

@@ -150,7 +150,7 @@ def _moments(
         moving = moving_of(plans, kinds, held, start, turning, ways)
         if not isfinite(moving.freed[0]):
             continue
-        lacking = lacking_of(plans, held, rank.load.repeats, start, moving)
+        lacking = lacking_of(plans, held, rank.counts, start, moving)
         yield MomentHeld(
             start=start,
             when=when,

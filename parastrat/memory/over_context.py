@@ -120,4 +120,6 @@ def met_attending(
     late, begun = added.late * whole, made_at[0]
     if len(made_at) > 1:
         late = late + reduce(larger, made_at) - begun
-    return where(plans.over_context & (added.late > 0), smaller(never, added.freed + late), never)
+    # what is not gathered has nothing that is never there
+    attends = plans.over_context & (added.late > 0) & (whole > 0)
+    return where(attends, smaller(never, added.freed + late), never)

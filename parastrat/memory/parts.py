@@ -12,11 +12,12 @@ from parastrat.memory.unmade import lacking_bytes, unmade_bytes
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parastrat.elementwise import Counts
     from parastrat.memory.backward import Moving
     from parastrat.memory.held import RankHeld
     from parastrat.memory.plans import Plans
     from parastrat.ranks.starts import Start
-    from parastrat.units import Bytes, Numbers
+    from parastrat.units import Bytes
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "overhead")
 
@@ -72,14 +73,14 @@ def backward_parts(
 
 
 def lacking_of(
-    plans: Plans, held: RankHeld, repeats: Sequence[Numbers], start: Start, moving: Moving
+    plans: Plans, held: RankHeld, counts: Counts, start: Start, moving: Moving
 ) -> Sequence[Bytes] | None:
     """Return by how much less is there than with all gradients, also where those of a step before are kept.
 
     Args:
         plans: the plans.
         held: what the block's rank holds.
-        repeats: of each kind, those on the rank.
+        counts: of repeats on the rank.
         start: the block.
         moving: what is there as it runs.
     """
@@ -91,7 +92,7 @@ def lacking_of(
     coming, of_units = None, 0.0
     if alike.late is not True:
         coming = coming_gradients(plans)
-        of_units = of_kinds(coming.of_unit, repeats, start.rows)
+        of_units = of_kinds(coming.of_unit, counts, start.rows)
     unmade = unmade_bytes(coming, held, of_units, start, moving.ways)
     comes = alike.gathers | alike.frees
     if comes is not True:

@@ -186,14 +186,13 @@ def _backward(job: OnePlan, rank: OneRank) -> tuple[Phase, ...]:
     found: list[tuple[float, Phase]] = []
     second: dict[int, tuple[float, int, Phase]] = {}
     for moment in present:
-        freed = [count or 0 for count in moment.start.freed]
-        kind, ran = moment.start.place, float(sum(freed))
-        nth = round(freed[kind]) + 1
+        kind, freed = moment.start.place, dict(moment.start.freed)
+        ran = float(sum(freed.values()))
+        nth = round(freed.get(kind, 0)) + 1
         ends = moment.when is When.END and moment.start.last
         repeat = _repeat(moment.when, nth, counts[kind])
         phase = _phase(Stage.BACKWARD, moment, job.names[kind], repeat)
-        gone = zip(job.names, freed, strict=True)
-        phase = replace(phase, freed={name: round(count) for name, count in gone if count})
+        phase = replace(phase, freed={job.names[own]: round(count) for own, count in freed.items()})
         if moment.when is When.COPIED:
             ran += 1
             second[kind] = ran, counts[kind] - nth - 1, phase

@@ -29,7 +29,7 @@ from parastrat.memory.foremost import (
     told_of,
 )
 from parastrat.memory.plans import in_parallel, job_of, shares_of
-from parastrat.ranks.division import Division, divided, divided_total, division
+from parastrat.ranks.division import Division, divided, divided_experts, divided_total, division
 from parastrat.ranks.load import load_of, whole_model
 from parastrat.ranks.states import of_elements, states_of
 from parastrat.stack import Crossing
@@ -208,7 +208,7 @@ def _experts_apart(job: Job, kind: Kind, widths: Columns) -> Numbers:
     """Return the parameters of experts that are a unit of their own, as ``memory.unmet`` does of plans."""
     if not job.stack.experts_apart:
         return 0.0
-    return np.where(widths.ep > 1, divided(kind.unit, division(widths))[1], 0.0)
+    return np.where(widths.ep > 1, divided_experts(kind.unit, division(widths)), 0.0)
 
 
 @derived_with

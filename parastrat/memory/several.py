@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
 
 #: blocks that start backward: with more of them in all, plans that are alike are looked at together if
 #: these have so many, then such as are so roughly; others whatever they are, in more steps than each needs
-_MANY, _ALIKE = 30_000, 5000
+_MANY, _ALIKE = 15_000, 5000
 #: so many at once, of which the processor's cache holds what is made
-_MOST = 25_000
+_MOST = 40_000
+#: bytes of a block that is larger than any array of so many
+_BLOCK = 2**24
 #: the most of so few plans' values is found by numpy at once sooner than by the place of each
 _SEVERAL = 500
 
@@ -50,6 +53,7 @@ def told_apart(job: Job, columns: Columns, policies: Any = None) -> Iterator[tup
     """
     if not len(columns.pp):
         return
+    _keep_freed()
     codes, starts = code_of_plans(columns), job.pipelines.starts_of_plan
     if len(codes) * starts <= _MANY:
         alike = unlike(job.flags, codes)
@@ -57,6 +61,16 @@ def told_apart(job: Job, columns: Columns, policies: Any = None) -> Iterator[tup
         return
     for rows, c in columns.parts(*_together(codes, starts), READ):
         yield rows, plans_of(job, unlike(job.flags, codes.take(rows)), c, policies=policies)
+
+
+@cache
+def _keep_freed() -> None:
+    """Let a process keep what arrays leave free: to get its pages again takes as long as many a formula.
+
+    The GNU C library gives the free end of its heap back to the system, unless a block half as large that
+    was mapped on its own was freed before (mallopt(3), ``M_MMAP_THRESHOLD``). This one is never written to.
+    """
+    np.empty(_BLOCK, dtype=np.uint8)
 
 
 def _together(codes: Any, starts: float) -> tuple[Any, list[int]]:
@@ -165,9 +179,9 @@ def _backward_parts(plans: Plans, found: Peaks, start: Any, best: Any) -> Sequen
     for place, total in reversed(list(enumerate(found.totals))):
         way[total.take(best) == found.backward] = place
     held = found.held.at(start.ranks)
-    repeats = chosen(found.spread.rank.load.repeats, start.ranks)
+    counts = chosen(found.spread.rank.counts, start.ranks)
     moving = found.moving.at(best)
-    lacking = lacking_of(plans, held, repeats, start, moving)
+    lacking = lacking_of(plans, held, counts, start, moving)
     return backward_parts(plans, held, moving.of_way(way), of_way(lacking, way))
 
 

@@ -19,7 +19,7 @@ from parastrat.memory.kinds import shared_bytes
 from parastrat.memory.over_context import met_attending
 from parastrat.memory.plans import expert_units
 from parastrat.plan import Recompute
-from parastrat.ranks.division import divided, divided_total
+from parastrat.ranks.division import divided_experts, divided_total
 from parastrat.ranks.load import has_any
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def experts_apart(plans: Plans, totals: ParameterTotals) -> Numbers:
     """
     if plans.apart is False or not has_any(totals.expert):
         return 0
-    return where(plans.apart, divided(totals, plans.division)[1], 0.0)
+    return where(plans.apart, divided_experts(totals, plans.division), 0.0)
 
 
 def unit_bytes(plans: Plans, kind: Kind, reads: Reads) -> tuple[Bytes, ...]:
@@ -135,7 +135,7 @@ def _summed_experts(plans: Plans, kind: Kind) -> Numbers:
     units = expert_units(plans.job, plans.alike, plans.c)
     if units is False:
         return 0.0
-    return where(units & plans.alike.piped, divided(kind.unit, plans.division)[1], 0.0)
+    return where(units & plans.alike.piped, divided_experts(kind.unit, plans.division), 0.0)
 
 
 def never_met_apart(

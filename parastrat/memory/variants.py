@@ -37,8 +37,8 @@ class KindsOf:
     losses: bool
     #: whether any holds most at several moments
     busy: bool
-    #: what was asked for beside each other
-    told: dict[str, Any] = field(default_factory=dict)
+    #: what was asked for beside each other, and whether it is the same in all variants
+    told: dict[str, tuple[Any, bool]] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> tuple[Kind, ...]:
@@ -53,11 +53,14 @@ class KindsOf:
             found.append(found[same] if same < place else _kinds_together(even, made))
         return tuple(found)
 
-    def beside(self, name: str) -> Any:
-        """Return what is told by one name in all variants beside each other: not all of it is read so."""
+    def beside(self, name: str, variant: Any) -> Any:
+        """Return what is told by one name beside plans, each in its variant: not all of it is read so."""
         if name not in self.told:
-            self.told[name] = _beside([getattr(kinds, name) for kinds in self.columns])
-        return self.told[name]
+            first, *others = several = [getattr(kinds, name) for kinds in self.columns]
+            same = all(_same(first, each) for each in others)
+            self.told[name] = first if same else _beside(several), same
+        found, same = self.told[name]
+        return found if same else _taken(found, variant)
 
     @cached_property
     def _kept(self) -> Shared:
@@ -171,8 +174,17 @@ def _together(several: Sequence[Any]) -> Any:
     return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two variants have the same columns."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if type(one) is np.ndarray and type(other) is np.ndarray:
+        return np.array_equal(one, other)
+    return one is other or isinstance(one, ParameterTotals)
+
+
 def _beside(several: Sequence[Any]) -> Any:
-    """Return columns of several variants beside each other; what is the same in all of them stands once."""
+    """Return columns of several variants beside each other."""
     first = next((each for each in several if each is not None), None)
     if first is None or isinstance(first, ParameterTotals):
         return first
@@ -198,7 +210,7 @@ class _Chosen:
         self.__dict__.update(_kinds=kinds, _variant=variant)
 
     def __getattr__(self, name: str) -> Any:
-        column = _taken(self._kinds.beside(name), self._variant)
+        column = self._kinds.beside(name, self._variant)
         self.__dict__[name] = column
         return column
 

@@ -88,6 +88,11 @@ def divided(totals: ParameterTotals, d: Division) -> tuple[Numbers, Numbers]:
     return dense, expert
 
 
+def divided_experts(totals: ParameterTotals, d: Division) -> Numbers:
+    """Return the expert parameters alone, as ``divided`` does."""
+    return totals.expert / d.experts if has_any(totals.expert) else 0
+
+
 def divided_total(totals: ParameterTotals, d: Division) -> Numbers:
     """Return the parameters that tp and ep leave on one rank, dense and expert."""
     dense, expert = divided(totals, d)

@@ -12,6 +12,7 @@ from parastrat.ranks.starts import CellsOf
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
+    from parastrat.elementwise import Counts
     from parastrat.ranks.chains import Shape
     from parastrat.ranks.load import RankLoad
     from parastrat.ranks.pipelines import Pipelines
@@ -23,6 +24,8 @@ class Rank:
     """A rank with the blocks that start backward on it; or all ranks of many plans, plan after plan."""
 
     load: RankLoad
+    #: the repeats of its kinds of block
+    counts: Counts
     starts: tuple[Start, ...]
     #: the plan of each rank; None: of one rank
     rows: Any = None
@@ -48,8 +51,9 @@ def ranks_alone(pipelines: Pipelines, shape: Shape) -> tuple[Rank, ...]:
         table, _ = pipelines.table_of(shape)
         starts = table.starts.told(place, len(numbers))
         # what a rank has none of is not looked at
-        loads = (load_of(pipelines, tuple(number or 0 for number in own)) for own in numbers)
-        known[shape] = tuple(Rank(load, own) for load, own in zip(loads, starts, strict=True))
+        loads = [load_of(pipelines, tuple(number or 0 for number in own)) for own in numbers]
+        counts = [tuple((kind, own) for kind, own in enumerate(load.repeats) if own) for load in loads]
+        known[shape] = tuple(map(Rank, loads, counts, starts))
     ranks: tuple[Rank, ...] = known[shape]
     return ranks
 
@@ -62,7 +66,9 @@ def ranks_spread(pipelines: Pipelines, c: Columns, *, foremost: bool = False) ->
     first_starts, of_plans, items = _spread(found.firsts, found.counts, at)
     starts: Any = CellsOf(found, items, of_plans, (len(at), first_ranks))
     load = load_of(pipelines, table.numbers, ranks)
-    return Spread(Rank(load, (starts,), rows), at, first_ranks, first_starts)
+    return Spread(
+        Rank(load, tuple(enumerate(load.repeats)), (starts,), rows), at, first_ranks, first_starts
+    )
 
 
 def _spread(firsts: Any, counts: Any, at: Any) -> tuple[Any, Any, Any]:

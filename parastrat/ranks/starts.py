@@ -11,8 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parastrat.elementwise import Counts
     from parastrat.ranks.moments import Moments
-    from parastrat.units import Mask, Numbers
+    from parastrat.units import Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,8 +22,8 @@ class Start:
 
     #: its place among what is known of kinds of block
     place: Any
-    #: by kind, the repeats that ran backward before; None: none
-    freed: Sequence[Numbers | None]
+    #: the repeats that ran backward before
+    freed: Counts
     #: whether it is an FSDP unit
     of_unit: Mask
     #: whether nothing ran backward before, and whether nothing is left
@@ -85,7 +86,7 @@ class Starts:
         every = [
             Start(
                 place=kind,
-                freed=tuple(count or None for count in freed[at]),
+                freed=tuple((own, count) for own, count in enumerate(freed[at]) if count),
                 turn=columns["rank"][at] * width + kind,
                 **{name: column[at] for name, column in columns.items()},
             )
@@ -177,9 +178,9 @@ class CellsOf:
         return self.rank * len(self.starts.freed) + self.kind
 
     @cached_property
-    def freed(self) -> list[Any]:
+    def freed(self) -> Counts:
         counts = zip(self.starts.freed, self.starts.any_freed, strict=True)
-        return [own.take(self.items) if some else None for own, some in counts]
+        return [(kind, own.take(self.items)) for kind, (own, some) in enumerate(counts) if some]
 
     def __getattr__(self, name: str) -> Any:
         column = getattr(self.starts, name).take(self.items)

@@ -11,6 +11,7 @@ from parastrat.ranks.flights import WAYS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parastrat.elementwise import Counts
     from parastrat.ranks.chains import Shape
     from parastrat.ranks.flights import Turns
     from parastrat.ranks.pipelines import Pipelines
@@ -18,10 +19,9 @@ if TYPE_CHECKING:
 
 
 class Turning(NamedTuple):
-    """Repeats of each kind that are alive, and then that wait, in each of some ways to weigh them.
+    """Repeats of kinds that are alive, and of kinds that wait, in each of some ways to weigh them.
 
-    Of one pipeline lists of ways by place; of many plans ways with an array over places for each kind. None
-    where there are no repeats of a kind.
+    Of one pipeline lists of ways by place; of many plans ways with arrays over places.
     """
 
     #: as blocks run, by ``turn`` of a start
@@ -45,8 +45,14 @@ class Turning(NamedTuple):
         return _at(self.at_ends, self.first_ends.take(start.rows) + start.rank)
 
 
-def _at(ways: Sequence[Sequence[Any]], places: Any) -> Sequence[Sequence[Any]]:
-    return [[None if own is None else own.take(places) for own in way] for way in ways]
+def _at(ways: Sequence[tuple[Counts, Counts]], places: Any) -> Sequence[tuple[Counts, Counts]]:
+    return [
+        (
+            [(kind, own.take(places)) for kind, own in alive],
+            [(kind, own.take(places)) for kind, own in waiting],
+        )
+        for alive, waiting in ways
+    ]
 
 
 def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
@@ -56,8 +62,9 @@ def turning_alone(pipelines: Pipelines, shape: Shape, way: int) -> Turning:
     if (place, way) not in known:
         few, split = WAYS[way]
         at_starts, at_ends = _flat(pipelines.turns_of(place, split=split)[few])
+        many = len(pipelines.kinds.blocks)
         known[place, way] = Turning(
-            *([_told(place) for place in np.moveaxis(each, -1, 0)] for each in (at_starts, at_ends))
+            *([_told(place, many) for place in np.moveaxis(each, -1, 0)] for each in (at_starts, at_ends))
         )
     turning: Turning = known[place, way]
     return turning
@@ -109,12 +116,13 @@ def _table_with(pipelines: Pipelines, codes: list[int], *, foremost: bool) -> Tu
 
 def _table_of(pipelines: Pipelines, codes: frozenset[int], *, foremost: bool) -> TurningTable:
     told, flat = (pipelines.firsts_of if foremost else pipelines.turns_of), []
+    many = len(pipelines.kinds.blocks)
     for code in sorted(codes):
         place, way = divmod(code, len(WAYS))
         few, split = WAYS[way]
         flat.append(_flat(told(place, split=split)[few]))
-    at_starts, first_starts = _behind([each for each, _ in flat])
-    at_ends, first_ends = _behind([each for _, each in flat])
+    at_starts, first_starts = _behind([each for each, _ in flat], many)
+    at_ends, first_ends = _behind([each for _, each in flat], many)
     firsts = np.zeros((2, max(codes) + 1), dtype=np.int64)
     firsts[:, sorted(codes)] = first_starts, first_ends
     return TurningTable(codes, at_starts, at_ends, *firsts)
@@ -126,17 +134,23 @@ def _flat(turns: Turns) -> tuple[Any, Any]:
     return at_kinds.reshape(*at_kinds.shape[:2], -1), turns.ending
 
 
-def _behind(several: Sequence[Any]) -> tuple[Sequence[Sequence[Any]], Any]:
+def _behind(several: Sequence[Any], many: int) -> tuple[Sequence[tuple[Counts, Counts]], Any]:
     """Return arrays behind each other in their last axis as ``Turning`` has them, and where each begins."""
     sizes = np.array([each.shape[-1] for each in several])
     ways = _without_less(np.concatenate(several, axis=-1))
-    told = [[own if some else None for own, some in zip(way, way.any(axis=1), strict=True)] for way in ways]
-    return told, np.cumsum(sizes) - sizes
+    return [_counts(way, way.any(axis=1), many) for way in ways], np.cumsum(sizes) - sizes
 
 
-def _told(ways: Any) -> list[list[float | None]]:
-    """Return the repeats of each kind at one place as plain numbers."""
-    return [[count or None for count in way.tolist()] for way in _without_less(ways)]
+def _told(ways: Any, many: int) -> list[tuple[Counts, Counts]]:
+    """Return the repeats of kinds at one place as plain numbers."""
+    return [_counts(way.tolist(), way != 0, many) for way in _without_less(ways)]
+
+
+def _counts(way: Sequence[Any], some: Any, many: int) -> tuple[Counts, Counts]:
+    """Return repeats that are alive, and such as wait, of all kinds one after the other, without none."""
+    found = [(place, own) for place, (own, any_of) in enumerate(zip(way, some, strict=True)) if any_of]
+    alive, waiting = ([each for each in found if (each[0] < many) == first] for first in (True, False))
+    return alive, [(place - many, own) for place, own in waiting]
 
 
 def _without_less(ways: Any) -> list[Any]:

@@ -199,6 +199,15 @@ def test_plans_in_columns_are_as_each_alone_and_above_their_floors(name: str) ->
             assert (least[own] <= found["total"][own] + len(PARTS)).all()
 
 
+def test_of_what_is_not_gathered_nothing_comes_later_beside_plans_that_gather() -> None:
+    given = facts(attends(), parameters=(Parameters(trainable=600),))
+    fields = {"cp": CP, "micro_batch_size": CP}
+    several = [plan(**fields, shard=shard) for shard in (Shard.NONE, Shard.PARAMETERS) for _ in range(5)]
+    found = memory_columns(given, Columns({**facts_columns(given), **plans_table(several)}))
+    for row, each in enumerate(several):
+        assert found["total"][row] == plan_memory(given, each).total
+
+
 def test_experts_of_a_block_that_is_two_units_are_gone_as_attention_runs() -> None:
     rest, experts, ep = 600, 8000, 4
     parameters = (Parameters(trainable=rest), Parameters(trainable=experts, split=Split.EXPERT))
