@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.columns import code_of, derived_with, ends_of
-from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds, forward_s, whole_s
+from parastrat.columns import code_of, ends_of
+from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import fabric_of
 from parastrat.cost.data_parallel import UnitSeconds, copied_s, data_parallel_s, fsdp_unit_s, gatherings
@@ -16,15 +16,15 @@ from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_ass
 from parastrat.cost.optimizer import optimizer_s
 from parastrat.cost.sends import pipeline_sends_s
 from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_spread
-from parastrat.distinct import NUMBERED, distinct
+from parastrat.distinct import distinct
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.ranks import RankLoad, block_kinds, mean_ranks, rank_columns
+from parastrat.ranks import RankLoad, block_kinds, rank_columns
 from parastrat.ranks.pipelines import pipelines_of
 from parastrat.ranks.states import unit_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -59,10 +59,6 @@ _WEIGHTS_BY = (
     "reshard_after_forward",
     "offload",
 )
-
-#: of meshes over all devices of a job, and of a rank with the mean load: cp is further shards there, what
-#: is left of the ranks are replicas, and tp divides sequences wherever it is
-_MEAN_WEIGHTS_BY = (*NUMBERED["sharding"], "offload")
 
 #: what is read of plans beside
 _READ = (*_WEIGHTS_BY, "mesh", "dp", "micro_batch_size", "gradient_accumulation_steps", "recompute")
@@ -122,94 +118,24 @@ def _of_ranks(facts: Facts, columns: Columns, blocks: BlockSeconds | None) -> di
     """Return the parts of the step if one pipeline rank or another is the slowest, ranks before rows."""
     blocks = blocks or block_seconds(facts, columns)
     of_work = blocks.of_ranks(columns, rank_columns(facts.model, columns).repeats)
-    of_all, weights = blocks.of_model(columns), _of_distinct(facts, columns, rank_columns)
-    return _rank_step(facts, columns, {**of_work, "of_all": of_all, **weights})
-
-
-def time_floor(
-    facts: Facts,
-    columns: Columns,
-    blocks: BlockSeconds | None = None,
-    weights: Mapping[str, Any] | None = None,
-) -> Seconds:
-    """Return the seconds below which no plan of a row gets with its recompute, whatever resharding it has.
-
-    It is the step, without resharding, of a rank with the mean load. Every part of a step is linear in what
-    a rank holds, or the larger of such, so that the mean rank takes at most the mean of all ranks, and the
-    slowest at least that. Further gathering adds seconds, of which communication that hides behind compute
-    takes back a share.
-
-    ``blocks`` and ``weights`` are the seconds of the rows' blocks and of their weights (``mean_weights_s``)
-    where they are known already.
-    """
-    plain = columns.joined({"reshard_after_forward": False})
-    # the mean rank has each block's share
-    of_work = (blocks or block_seconds(facts, plain)).of_model(plain)
-    one: dict[str, Any] = {part: seconds / plain.pp for part, seconds in of_work.items()}
-    one["of_all"] = of_work
-    of_weights = weights or _of_distinct(facts, plain, mean_ranks)
-    step: Seconds = _rank_step(facts, plain, one | dict(of_weights))["step"]
-    return step
-
-
-def micro_batch_s(columns: Columns, blocks: BlockSeconds) -> tuple[Seconds, Seconds]:
-    """Return the seconds of one micro-batch in all blocks of the model, one after the other.
-
-    Beside them stands the lesser of what its forward takes, and of what the gradients of inputs do.
-    """
-    work = blocks.of_model(columns)
-    whole, forward = whole_s(work), forward_s(work)
-    return whole, np.minimum(forward, whole - forward - work["weights"])
-
-
-@derived_with
-def mean_weights_s(facts: Facts, columns: Columns) -> dict[str, Any]:
-    """Return the seconds of the weights of plans on a rank with the mean load, without resharding.
-
-    They hang on meshes, and on where states are. Of mixtures' many meshes a fifth differs in what decides.
-    """
-    plain, at = distinct(columns.joined({"reshard_after_forward": False}), _MEAN_WEIGHTS_BY)
-    seconds = _weights_s(facts, plain, mean_ranks(facts.model, plain))
-    return {part: np.broadcast_to(each, len(plain.pp)).take(at) for part, each in seconds.items()}
-
-
-def weights_floor(
-    facts: Facts, columns: Columns, work: Seconds, micro_batches: Numbers, weights: Mapping[str, Any]
-) -> Seconds:
-    """Return the seconds below which ``time_floor`` does not get where blocks and bubble take ``work``.
-
-    On top come the step's constant, the optimizer, and the collectives of parameters and gradients, on a
-    rank with the mean load and without resharding as there. What they hide behind is at most all the work.
-
-    Args:
-        facts: the job.
-        columns: the plans, without micro-batches.
-        work: of each plan.
-        micro_batches: of a step of each plan.
-        weights: what ``mean_weights_s`` tells of the plans.
-    """
-    floor = work + facts.stack.step_constant_s + weights["optimizer"]
-    if "each" not in weights:
-        return floor
-    return floor + _exposed_s(weights, np.where(columns.pp > 1, 1, micro_batches), micro_batches, work)
+    of_all, weights = blocks.of_model(columns), _of_distinct(facts, columns)
+    return rank_step(facts, columns, {**of_work, "of_all": of_all, **weights})
 
 
 def _fabric(facts: Facts) -> Fabric | None:
     return fabric_of(facts) if facts.hardware.world_size > 1 else None
 
 
-def _of_distinct(
-    facts: Facts, columns: Columns, loads: Callable[[ModelSpec, Columns], RankLoad]
-) -> dict[str, Any]:
+def _of_distinct(facts: Facts, columns: Columns) -> dict[str, Any]:
     """Return the seconds of the weights of every row, computed for those that differ in what decides."""
     if len(columns.pp) <= _FEW:
-        return _weights_s(facts, columns, loads(facts.model, columns))
+        return weights_s(facts, columns, rank_columns(facts.model, columns))
     weights, at = distinct(columns, _WEIGHTS_BY)
-    seconds = _weights_s(facts, weights, loads(facts.model, weights))
+    seconds = weights_s(facts, weights, rank_columns(facts.model, weights))
     return {part: each.take(at, axis=-1) for part, each in seconds.items()}
 
 
-def _weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
+def weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
     """Return the seconds of a rank's collectives of parameters and gradients, and of its optimizer step."""
     fabric = _fabric(facts)
     found = {"optimizer": optimizer_s(facts, c, load)}
@@ -233,7 +159,7 @@ def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
     return TimeEstimate(**{name: float(time[name][row]) for name in names})
 
 
-def _rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
+def rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
     """Return the parts of the step if this pipeline rank is the slowest.
 
     ``one`` are the seconds of one micro-batch on the rank and on all together, and those of its weights.
@@ -253,11 +179,11 @@ def _rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
         parts["tp_exposed"] = parts["tp_exposed"] + expert_sums(c) * one["sums"]
     if "each" in one:
         beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, _window(c) * one["backward"])
-        parts["dp_exposed"] = _exposed_s(one, gatherings(c), steps, beside)
+        parts["dp_exposed"] = exposed_s(one, gatherings(c), steps, beside)
     if "copied" in one:
         copied = {"each": one["copied"], "again": one["copied_again"], "once": 0.0, "alone": 0.0}
         copied["overlap"] = facts.stack.fsdp_overlap
-        parts["dp_exposed"] = parts["dp_exposed"] + _exposed_s(copied, gatherings(c), steps, compute)
+        parts["dp_exposed"] = parts["dp_exposed"] + exposed_s(copied, gatherings(c), steps, compute)
         parts["optimizer"] = parts["optimizer"] + (gatherings(c) - 1) * one["summed"]
     return {**parts, "step": sum(parts[part] for part in PARTS)}
 
@@ -273,7 +199,7 @@ def _window(c: Columns) -> Numbers:
     return np.where(c.pp_schedule == code_of(PipelineSchedule.INTERLEAVED), np.maximum(group, 1), 1)
 
 
-def _exposed_s(
+def exposed_s(
     one: Mapping[str, Any], gathered: Numbers, micro_batches: Numbers, beside: Seconds
 ) -> Seconds:
     """Return by how much collectives of parameters and gradients make a step longer.

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 #: so many rows at once, of which the processor's cache holds what is made
 _MOST = 9000
+#: a table of ranks with widths may be so many times longer than the rows
+_SPARSE = 4
 
 
 def quick_floor(
@@ -122,11 +124,19 @@ def _activations(
     # codes before moments before policies before parts
     held = told_of(job.kinds, found.tolist())[:, :, own]
     shares = _shares_of_one(widths).take(occurring, axis=1)
-    of_samples, fixed = held[..., :-1] @ shares, held[..., -1]
-    pair = code * len(occurring) + width
-    parts = _by_moments(of_samples)
-    # policies before codes with each width
-    several = [part.swapaxes(0, 1).reshape(len(own), -1).take(pair, axis=-1) * samples for part in parts]
+    of_sample, fixed, pair = held[..., :-1], held[..., -1], code * len(occurring) + width
+    if len(found) * len(occurring) <= _SPARSE * len(code):
+        parts = _by_moments(of_sample @ shares)
+        # policies before codes with each width
+        of_pairs = [part.swapaxes(0, 1).reshape(len(own), -1) for part in parts]
+    else:
+        # few of all pairs occur: a table of all would not stay in the processor's cache
+        pairs, pair = places_of(pair)
+        of_code, of_width = np.divmod(pairs, len(occurring))
+        each = of_sample.take(of_code, axis=0).reshape(len(pairs), -1, len(shares))
+        made = (each @ shares.T[of_width, :, None]).reshape(len(pairs), *of_sample.shape[1:-1])
+        of_pairs = [part.T for part in _by_moments(made)]
+    several = [part.take(pair, axis=-1) * samples for part in of_pairs]
     if fixed.any():
         more = fixed[:, KEPT], fixed[:, AT_HEAD], fixed[:, AT_UNITS:].min(axis=1)
         several = [part + each.T.take(code, axis=-1) for part, each in zip(several, more, strict=True)]

@@ -14,7 +14,7 @@ _LEAST_OF_EACH = 5
 _GROWTH = 4
 #: so many are visited at once, or so many times as many as of a group at first, if they are less: their
 #: floors would take longer to compare
-_FEW, _TIMES = 600, 25
+_FEW, _TIMES = 200, 25
 
 #: floors are computed in another order than what they bound, so that their last digits may differ
 _ROUNDING = 1 + 1e-9

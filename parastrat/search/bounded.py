@@ -9,7 +9,7 @@ import numpy as np
 
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of
-from parastrat.cost import mean_weights_s, time_floor, weights_floor
+from parastrat.cost import least_weights_s, time_floor, weights_floor
 from parastrat.distinct import first_places, places_of
 from parastrat.memory import memory_margin
 from parastrat.memory.floors import memory_floor, mesh_floor
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 #: rows that are judged sooner than bounded
 _FEW = 600
+
+#: seconds that no step takes, which are finite for what waits for nothing
+_ENDLESS = 1e30
 
 #: bytes that no device has
 NEVER = 2.0**62
@@ -73,13 +76,13 @@ class Searched:
         sizes = self.work.sizes
         size = np.searchsorted(sizes, c.micro_batch_size)
         shape = len(sizes), len(self.allowed.batches.counts)
-        steps, busy = np.ones((2, *shape))
+        steps = np.ones(shape)
         steps[size, c.share] = c.gradient_accumulation_steps
-        busy[size, c.share] = c.gradient_accumulation_steps / c.pp
-        # what no schedule runs with never ends
-        waits = np.full((2, *shape), np.inf)
+        # what does not run, or no schedule runs with, never ends
+        runs, waits = np.full(shape, np.inf), np.full((2, *shape), _ENDLESS)
+        runs[size, c.share] = c.gradient_accumulation_steps
         split = is_any_of(c.pp_schedule, SPLITS).astype(np.int64)
-        np.minimum.at(waits, (split, size, c.share), (c.pp - 1) / c.virtual_stages / c.pp)
+        np.minimum.at(waits, (split, size, c.share), 1 / c.virtual_stages)
         # of meshes that differ in how they shard alone blocks and bubble take as long
         _, place = places_of(meshes.share * (int(meshes.width.max(initial=0)) + 1) + meshes.width)
         alike = first_places(place)
@@ -87,22 +90,26 @@ class Searched:
         micro_batches = self.work.micro_batches(meshes.at(alike), policies(self.fixed)[0])
         weights, floors = self._weights_of(chosen), np.full(len(place), np.inf)
         # one size after the other: arrays of all would leave the processor's cache
-        for own, whole, apart in zip(range(len(sizes)), *micro_batches, strict=True):
+        for own, (whole, others, apart) in enumerate(micro_batches):
             # ranks wait for the others' whole micro-batches, or for forwards or inputs' gradients at least
-            wait = np.minimum(whole * waits[0, own].take(share), apart * waits[1, own].take(share))
-            work = (whole * busy[own].take(share) + wait).take(place)
+            wait = np.minimum(others * waits[0, own].take(share), apart * waits[1, own].take(share))
+            work = (whole * runs[own].take(share) + wait).take(place)
             several = steps[own].take(meshes.share)
             np.minimum(floors, weights_floor(self.facts, meshes, work, several, weights), out=floors)
         return floors
 
     def steps(self, rows: Columns, recompute: Any) -> Any:
         """Return floors of the steps of rows with a recompute policy each, by its code."""
-        weights = self._weights_of(rows.mesh)
-        return time_floor(self.facts, rows.joined({"recompute": recompute}), self.work.of(rows), weights)
+        known = self.work.of(rows), self.work.heaviest(self.facts), self._weights_of(rows.mesh)
+        return time_floor(self.facts, rows.joined({"recompute": recompute}), known)
 
     def _weights_of(self, chosen: Any) -> dict[str, Any]:
-        """Return the seconds of the weights of chosen meshes, which stand for all of them."""
-        every = mean_weights_s(self.facts, self.allowed.meshes)
+        """Return the least seconds of the weights of chosen meshes: all have them found, or some alone."""
+        meshes, heaviest = self.allowed.meshes, self.work.heaviest(self.facts)
+        if self.work.partial:
+            found, chosen = places_of(chosen)
+            meshes = meshes.at(found)
+        every = least_weights_s(heaviest, meshes)
         return {part: seconds.take(chosen) for part, seconds in every.items()}
 
     def with_floors(self, columns: Columns) -> Bounded:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from parastrat.search.obeying import Rejected
 
 #: of more rows meshes are put in order first
-_MANY = 12_000
+_MANY = 6_000
 #: meshes whose rows are put in order first, and rows that are judged first
 _MESHES = _ROWS = First(of_each=80)
 #: rows that are judged in any order

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost import BlockSeconds, block_seconds, micro_batch_s
+from parastrat.cost import BlockSeconds, Heaviest, block_seconds, heaviest_of, micro_batch_s
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.plan import Recompute
+    from parastrat.ranks.heaviest import HeavyRanks
 
 #: of so many times fewer rows blocks take are found apart from those of the whole space
 _FEW = 4
@@ -33,26 +36,44 @@ class Work:
     batches: Columns
     #: whether one search alone asks for it
     once: bool = False
+    #: whether these are but some rows of the space
+    partial: bool = False
 
     def among(self, rows: Columns) -> Work:
         """Return that of some rows' widths and sizes, where nobody else asks and they are few of all."""
         few = _FEW * len(rows.pp) <= len(self._every.pp) * len(self.sizes)
         if not (self.once and few) or "_seconds" in self.__dict__:
             return self
-        return Work(facts=self.facts, meshes=rows, batches=rows)
+        return Work(facts=self.facts, meshes=rows, batches=rows, partial=True)
 
     def of(self, columns: Columns) -> BlockSeconds:
         """Return the seconds of rows of the space, or of their plans."""
         size = np.searchsorted(self.sizes, columns.micro_batch_size)
         return replace(self._seconds, at=self._widths[columns.width] * len(self.sizes) + size)
 
-    def micro_batches(self, meshes: Columns, policy: Recompute) -> tuple[Any, Any]:
-        """Return what ``micro_batch_s`` does of some meshes, with a row for each size."""
-        rows = self._rows.joined({"recompute": np.full(len(self._rows.pp), code_of(policy))})
-        each = micro_batch_s(rows, self._seconds)
-        at = self._widths.take(meshes.width)
-        whole, least = (part.reshape(-1, len(self.sizes)).T.take(at, axis=1) for part in each)
-        return whole, least
+    def micro_batches(self, meshes: Columns, policy: Recompute) -> Iterator[tuple[Any, ...]]:
+        """Yield what ``micro_batch_s`` does of some meshes, size after size."""
+        rows, ranks = self._rows.joined({"recompute": code_of(policy)}), self._ranks
+        at = ranks.stage_places(meshes) * len(self._every.pp) + self._widths.take(meshes.width)
+        for parts in micro_batch_s(rows, self._seconds, ranks, len(self.sizes)):
+            yield tuple(part.take(at) for part in parts)
+
+    def heaviest(self, facts: Facts) -> Heaviest:
+        """Return of each pipeline the rank that floors tell of, for a job whose blocks take as long."""
+        own = self._heaviest.get(id(facts))
+        if own is None:
+            own = self._heaviest[id(facts)] = Heaviest(facts=facts, ranks=self._ranks)
+        return own
+
+    @cached_property
+    def _heaviest(self) -> dict[int, Heaviest]:
+        """By the identities of jobs, which are kept with it."""
+        return {}
+
+    @cached_property
+    def _ranks(self) -> HeavyRanks:
+        """Of each pipeline of the space the rank that floors tell of."""
+        return heaviest_of(self.facts, self.batches, (self._rows, self._seconds)).ranks
 
     @cached_property
     def sizes(self) -> Any:

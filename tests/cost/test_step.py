@@ -15,7 +15,14 @@ from jobs import BETWEEN, GB, INSIDE, TERA, block, job, matmul, plan
 from parastrat.assess import assess, assess_all, plans_table
 from parastrat.case import Facts
 from parastrat.columns import Columns
-from parastrat.cost import block_seconds, mean_weights_s, step_s, time_columns, weights_floor
+from parastrat.cost import (
+    block_seconds,
+    heaviest_of,
+    least_weights_s,
+    step_s,
+    time_columns,
+    weights_floor,
+)
 from parastrat.errors import ProfileError
 from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
@@ -350,7 +357,8 @@ def test_work_is_blocks_and_bubble_of_ranks_that_are_alike(virtual_stages: int) 
     assert all(part > 0 for part in parts.values())
     of_blocks = sum(parts[part] for part in told)
     work = np.array([of_blocks - facts.stack.step_constant_s])
-    weights = mean_weights_s(facts, columns)
+    heaviest = heaviest_of(facts, columns, (columns, block_seconds(facts, columns)))
+    weights = least_weights_s(heaviest, columns)
     (floor,) = weights_floor(facts, columns, work, np.array([8]), weights)
     # stages are equal; more hides behind all of the work than behind what is computed; no sends are told
     assert of_blocks + parts["optimizer"] < floor

@@ -10,9 +10,11 @@ import pytest
 
 from parastrat.case import Facts
 from parastrat.columns import Columns
-from parastrat.cost import mean_weights_s
+from parastrat.cost import Heaviest, least_weights_s
 from parastrat.distinct import NUMBERED
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.ranks import block_kinds
+from parastrat.ranks.heaviest import heavy_ranks
 from parastrat.search.meshes import meshes_of
 from parastrat.search.rows import AXES, Constraints
 from parastrat.sources import load_source
@@ -86,10 +88,13 @@ def test_meshes_have_a_number_in_common_where_they_have_what_it_counts(
 def test_the_weights_of_meshes_take_what_they_do_alone(model: str) -> None:
     given = facts(model, "dgx-h100:8")
     meshes = meshes_of(given, Constraints())
-    together = mean_weights_s(given, meshes)
+    pipelines = meshes.joined({"pp_schedule": -1, "virtual_stages": 1})
+    kinds = len(block_kinds(given.model).blocks)
+    heaviest = Heaviest(facts=given, ranks=heavy_ranks(given.model, pipelines, np.ones(kinds)))
+    together = least_weights_s(heaviest, meshes)
     assert len(set(meshes.sharding.tolist())) < len(meshes.pp)
     for row in range(0, len(meshes.pp), 17):
-        alone = mean_weights_s(given, meshes.at(np.array([row])))
+        alone = least_weights_s(heaviest, meshes.at(np.array([row])))
         assert {part: each[row] for part, each in together.items()} == {
             part: each[0] for part, each in alone.items()
         }
