@@ -27,6 +27,7 @@ from pathlib import Path
 
 from neutral import neutral
 from residuals import lines as left_of_errors
+from straight import lines as summed_up
 
 from parastrat.correction import StackFit
 from parastrat.measured import read_rows
@@ -311,7 +312,7 @@ def main() -> None:
     """Print or write the page."""
     runs, all_of = published()
     fitter = Fitter()
-    lines, dense = [_HEAD], {}
+    lines, dense, errors = [_HEAD], {}, {}
     for experts in (False, True):
         own = [each for each in runs if each.experts is experts and each.language]
         beside = [each for each in runs if experts and each.language and not each.experts]
@@ -323,6 +324,8 @@ def main() -> None:
             lines += [*table_lines(known, counts), *aside_lines(found), ""]
             if not experts:
                 dense[name] = [each.of.run for each in known], [each.error for each in known]
+                errors[name] = [(each.of.source, each.error) for each in known]
+    lines += summed_up(read_rows(TABLE), errors)
     lines += left_of_errors(dense["source left out"], dense["known stack"])
     text = "\n".join(lines).rstrip() + "\n"
     print(text, end="")
