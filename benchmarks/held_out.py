@@ -112,7 +112,7 @@ def published() -> tuple[list[Published], dict[str, dict[bool, int]]]:
     found: list[Published] = []
     all_of: dict[str, dict[bool, int]] = defaultdict(lambda: {False: 0, True: 0})
     for row in read_rows(TABLE).rows:
-        source = row.id.partition("-")[0]
+        source = row.origin
         if row.stack in _OTHERS or (row.status or "ok").lower() != "ok" or not is_timed(row):
             continue
         experts = has_experts(row)
@@ -312,7 +312,7 @@ def main() -> None:
     """Print or write the page."""
     runs, all_of = published()
     fitter = Fitter()
-    lines, dense, errors = [_HEAD], {}, {}
+    lines, dense = [_HEAD], {}
     for experts in (False, True):
         own = [each for each in runs if each.experts is experts and each.language]
         beside = [each for each in runs if experts and each.language and not each.experts]
@@ -324,8 +324,7 @@ def main() -> None:
             lines += [*table_lines(known, counts), *aside_lines(found), ""]
             if not experts:
                 dense[name] = [each.of.run for each in known], [each.error for each in known]
-                errors[name] = [(each.of.source, each.error) for each in known]
-    lines += summed_up(read_rows(TABLE), errors)
+    lines += summed_up(read_rows(TABLE), dense)
     lines += left_of_errors(dense["source left out"], dense["known stack"])
     text = "\n".join(lines).rstrip() + "\n"
     print(text, end="")

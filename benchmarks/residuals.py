@@ -138,7 +138,7 @@ def lines(
     yield _OF_NEIGHBOURS
     yield "| neighbours | mean over sources | median | 90th percentile |"
     yield "|---|---:|---:|---:|"
-    yield _line("none", runs, errors)
+    yield line("none", runs, errors)
     apart: dict[str, Label | None] = {
         "of other models": TOGETHER["model"],
         "of other work, the same model too": TOGETHER["work of a rank for a micro-batch"],
@@ -146,11 +146,12 @@ def lines(
     }
     for name, unshared in apart.items():
         for count in _NEIGHBOURS:
-            yield _line(f"{count}, {name}", runs, beside_neighbours(runs, errors, unshared, count))
+            yield line(f"{count}, {name}", runs, beside_neighbours(runs, errors, unshared, count))
     yield ""
 
 
-def _line(name: str, runs: Sequence[Run], errors: Sequence[float]) -> str:
+def line(name: str, runs: Sequence[Run], errors: Sequence[float]) -> str:
+    """Return a table's line of the errors of some runs, which are logarithms."""
     of_sources: dict[str, list[float]] = defaultdict(list)
     for run, error in zip(runs, errors, strict=True):
         of_sources[run.table].append(abs(math.expm1(error)))

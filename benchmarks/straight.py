@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import fields, replace
-from math import ceil, expm1
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
+from residuals import line
 
 from parastrat.measured import compared
 from parastrat.measured.comparison import step_time
-from parastrat.measured.rows import MEASURED
+from parastrat.measured.rows import NOT_SETTINGS
 from parastrat.report.validation import ranking_told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from parastrat.measured.fitting import Run
     from parastrat.measured.rows import MeasuredRow, Table
 
 #: what runs of a group may differ in: the batch, what was measured, and what says nothing of what ran
-_ASIDE = {*("id", "line", "source", "status", "notes", "global_batch"), *MEASURED}
+_ASIDE = NOT_SETTINGS | {"global_batch"}
 #: two runs are always on a line
 _FEWEST = 3
 #: share within which no machine repeats itself
@@ -39,7 +40,7 @@ def deviations(rows: Iterable[MeasuredRow]) -> dict[str, list[float]]:
         time = None if row.global_batch is None else step_time(row, row.global_batch)
         if row.global_batch is not None and time is not None:
             told = (getattr(row, each.name) for each in fields(row) if each.name not in _ASIDE)
-            groups[row.id.partition("-")[0], *told][row.global_batch] = time
+            groups[row.origin, *told][row.global_batch] = time
     found: dict[str, list[float]] = defaultdict(list)
     for (table, *_), times in groups.items():
         if len(times) >= _FEWEST:
@@ -51,16 +52,16 @@ def _furthest(times: dict[int, float]) -> float:
     batches, seconds = np.array(list(times)), np.array(list(times.values()))
     # each run's deviation counts as a share of its own time
     sides = np.stack([batches / seconds, 1 / seconds], axis=-1)
-    line = np.linalg.lstsq(sides, np.ones(len(seconds)), rcond=None)[0]
-    return float(np.abs(sides @ line - 1).max())
+    best = np.linalg.lstsq(sides, np.ones(len(seconds)), rcond=None)[0]
+    return float(np.abs(sides @ best - 1).max())
 
 
-def lines(table: Table, errors: Mapping[str, Sequence[tuple[str, float]]]) -> Iterator[str]:
+def lines(table: Table, dense: Mapping[str, tuple[Sequence[Run], Sequence[float]]]) -> Iterator[str]:
     """Yield the section of held_out.md on it.
 
     Args:
         table: the runs.
-        errors: of each way to leave runs out, each dense run's source and error, a logarithm.
+        dense: of each way to leave runs out, the dense runs with their errors, which are logarithms.
     """
     found = {name: each for name, each in deviations(table.rows).items() if max(each) < _STRAIGHT}
     if not found:
@@ -74,15 +75,10 @@ def lines(table: Table, errors: Mapping[str, Sequence[tuple[str, float]]]) -> It
     yield from ("", "Runs of a machine scatter by some percent (accuracy.md): these look like sums.")
     yield from ("They count above as all others do. Without them:", "")
     yield from ("| dense | mean over sources | median | 90th percentile |", "|---|---:|---:|---:|")
-    for way, pairs in errors.items():
-        own: dict[str, list[float]] = defaultdict(list)
-        for source, error in pairs:
-            if source not in found:
-                own[source].append(abs(expm1(error)))
-        sizes = sorted(size for each in own.values() for size in each)
-        figures = fmean(map(fmean, own.values())), median(sizes), sizes[ceil(0.9 * len(sizes)) - 1]
-        yield f"| {way} | {' | '.join(f'{100 * figure:.1f} %' for figure in figures)} |"
-    others = tuple(row for row in table.rows if row.id.partition("-")[0] not in found)
+    for way, (runs, errors) in dense.items():
+        kept = [(run, error) for run, error in zip(runs, errors, strict=True) if run.table not in found]
+        yield line(way, [run for run, _ in kept], [error for _, error in kept])
+    others = tuple(row for row in table.rows if row.origin not in found)
     ranking = compared(replace(table, rows=others)).ranking
     if ranking is not None:
         yield from ("", f"{ranking_told(ranking)}.", "")

@@ -12,7 +12,7 @@ from parastrat.comparison import Compared, Comparison, Quantity, Rival, Skipped,
 from parastrat.errors import ParastratError
 from parastrat.measured.jobs import job_of
 from parastrat.measured.rates import unknown_rate
-from parastrat.measured.rows import MEASURED, THROUGHPUT
+from parastrat.measured.rows import NOT_SETTINGS, THROUGHPUT
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.ranks.states import context_bytes
 from parastrat.units import GIB
@@ -24,12 +24,9 @@ if TYPE_CHECKING:
     from parastrat.measured.rows import MeasuredRow, Table
 
 _OUT_OF_MEMORY = "oom"
-#: columns that say nothing of what ran, or what few tables say: by those runs would be told apart as their
-#: tables are, and groups of runs be others than before
-_NOT_SETTINGS = {
-    *("id", "line", "source", "status", "notes", *MEASURED),
-    *("dispatcher", "exchange_overlap", "cuda_graph"),
-}
+#: with what few tables say: by it runs would be told apart as their tables are, and groups of runs be others
+#: than before
+_NOT_TOLD_APART_BY = NOT_SETTINGS | {"dispatcher", "exchange_overlap", "cuda_graph"}
 #: columns that say how a run was divided among devices and in time
 _PARALLELISM = {
     *("tp", "pp", "vpp", "cp", "ep", "dp", "fsdp", "sequence_parallel", "async_tp"),
@@ -87,7 +84,9 @@ class _Spreads:
 
     def add(self, row: MeasuredRow, found: Iterable[Compared], rung: int) -> None:
         named = {
-            field.name: getattr(row, field.name) for field in fields(row) if field.name not in _NOT_SETTINGS
+            field.name: getattr(row, field.name)
+            for field in fields(row)
+            if field.name not in _NOT_TOLD_APART_BY
         }
         settings = tuple(named.values())
         job = tuple(value for name, value in named.items() if name not in _PARALLELISM)

@@ -95,8 +95,7 @@ def run_of(row: MeasuredRow) -> Run | None:
     seconds = step_time(row, job.plan.global_batch_size)
     if seconds is None:
         return None
-    table = row.id.partition("-")[0]
-    return Run(table=table, stack=job.facts.stack.name, job=job, seconds=seconds)
+    return Run(table=row.origin, stack=job.facts.stack.name, job=job, seconds=seconds)
 
 
 def predicted(run: Run, stack: Stack) -> float:

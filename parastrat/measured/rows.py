@@ -19,6 +19,8 @@ _REQUIRED = ("id", "model", "gpus")
 #: columns of which a table of measurements has at least one
 THROUGHPUT = ("step_time_s", "tokens_per_s_per_gpu", "samples_per_s")
 MEASURED = (*THROUGHPUT, "peak_mem_gib")
+#: columns that say nothing of what ran
+NOT_SETTINGS = frozenset({"id", "line", "source", "status", "notes", *MEASURED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,11 @@ class MeasuredRow:
     mem_metric: str | None = None
     #: what the source says beside all that
     notes: str | None = None
+
+    @property
+    def origin(self) -> str:
+        """The table that the run is of, as ids begin with its name."""
+        return self.id.partition("-")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,10 +60,7 @@ class Work:
 
     def heaviest(self, facts: Facts) -> Heaviest:
         """Return of each pipeline the rank that floors tell of, for a job whose blocks take as long."""
-        own = self._heaviest.get(id(facts))
-        if own is None:
-            own = self._heaviest[id(facts)] = Heaviest(facts=facts, ranks=self._ranks)
-        return own
+        return self._heaviest.setdefault(id(facts), Heaviest(facts=facts, ranks=self._ranks))
 
     @cached_property
     def _heaviest(self) -> dict[int, Heaviest]:
