@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from parastrat.measured.rows import MeasuredRow, Table
 
 _OUT_OF_MEMORY = "oom"
-#: with what few tables say: by it runs would be told apart as their tables are, and groups of runs be others
-#: than before
+#: with what few tables say: by it runs would be told apart as their tables are, and groups be others than
+#: before
 _NOT_TOLD_APART_BY = NOT_SETTINGS | {"dispatcher", "exchange_overlap", "cuda_graph"}
 #: columns that say how a run was divided among devices and in time
 _PARALLELISM = {

@@ -21,6 +21,7 @@ from parastrat.runtime.recompute import (
     guard_attention,
     recompute_call,
     recompute_in_graph,
+    recompute_in_graph_call,
     recomputing,
     replace_module,
 )
@@ -143,13 +144,17 @@ def _units(module: nn.Module, wrapping: Wrapping) -> dict[str, nn.Module]:
         units[name] = block if in_graph else recomputing(block, plan.recompute)
         if units[name] is not block:
             replace_module(module, name, units[name])
-    if units and plan.recompute is not Recompute.NONE:
-        calls.append(recompute_call(plan.recompute, tuple(units)))
-        if plan.recompute is Recompute.ATTENTION:
-            guard_attention(list(units.values()))
-    if units and compiles:
+    if not units:
+        return units
+    if in_graph:
+        calls.append(recompute_in_graph_call(tuple(units)))
+    if compiles:
         calls.append(
             f"for block in map(model.get_submodule, {tuple(units)}):\n"
             "    block.forward = torch.compile(block.forward)"
         )
+    if plan.recompute is not Recompute.NONE and not in_graph:
+        calls.append(recompute_call(plan.recompute, tuple(units)))
+    if plan.recompute is Recompute.ATTENTION:
+        guard_attention(list(units.values()))
     return units

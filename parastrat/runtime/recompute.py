@@ -59,6 +59,9 @@ _UNCOMPILED = (
     "computed again (TORCH_LOGS=graph_breaks tells where); with --recompute full it compiles what it can"
 )
 
+#: as ``explain_wrapping`` shows them
+_CONTEXTS = ", context_fn=<create_selective_checkpoint_contexts over parastrat.runtime.recompute.KEPT>"
+
 #: names for profilers that FSDP2 gives what it does, which it need not do again where weights are gathered
 _NAMING = frozenset(
     {
@@ -145,11 +148,18 @@ def recompute_call(policy: Recompute, names: tuple[str, ...]) -> str:
     """Return the policy in plain torch, as ``explain_wrapping`` shows it."""
     if policy is Recompute.ATTENTION:
         return f"# scaled_dot_product_attention under torch.utils.checkpoint in each of {names}"
-    contexts = ", context_fn=<create_selective_checkpoint_contexts over parastrat.runtime.recompute.KEPT>"
     return (
         f"for name in {names}:\n"
         f"    model.set_submodule(name, checkpoint_wrapper(model.get_submodule(name)"
-        f"{contexts if policy is Recompute.SELECTIVE else ''}))"
+        f"{_CONTEXTS if policy is Recompute.SELECTIVE else ''}))"
+    )
+
+
+def recompute_in_graph_call(names: tuple[str, ...]) -> str:
+    """Return what ``recompute_in_graph`` does in plain torch, as ``explain_wrapping`` shows it."""
+    return (
+        f"for block in map(model.get_submodule, {names}):\n"
+        f"    block.forward = partial(checkpoint, block.forward, use_reentrant=False{_CONTEXTS})"
     )
 
 
