@@ -149,15 +149,19 @@ def spread(name: str, answers: list[tuple[float, str]]) -> str:
 
 
 def chosen_jobs(wanted: str) -> list[tuple[str, str]]:
-    """Return so many jobs, or one part of so many of all; all where nothing is wanted."""
+    """Return so many jobs, or one part of so many of all; all where nothing is wanted.
+
+    Each part has models, nodes and their numbers of all kinds.
+    """
     every = jobs()
     part, _, parts = wanted.partition("/")
     if not all(number.isdigit() for number in (part or "0", parts or "1")):
         raise SystemExit(f"{wanted}: not JOBS or PART/PARTS, such as 200 or 6/24")
     if parts:
+        random.Random(0).shuffle(every)  # noqa: S311 - a draw that can be repeated
         return every[int(part) - 1 :: int(parts)]
     if part:
-        return random.Random(0).sample(every, int(part))  # noqa: S311 - a draw that can be repeated
+        return random.Random(0).sample(every, int(part))  # noqa: S311 - as above
     return every
 
 

@@ -24,14 +24,18 @@ from parastrat.elementwise import smaller, some
 from parastrat.hardware import DeviceType
 from parastrat.model import Split
 from parastrat.plan import Offload, Shard
-from parastrat.ranks import rank_columns
+from parastrat.ranks import mean_ranks, rank_columns
 from parastrat.ranks.division import division
 from parastrat.ranks.states import element_bytes, of_elements, state_bytes
 from parastrat.tables import facts_columns, plan_columns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parastrat.case import Facts
     from parastrat.plan import Plan
+    from parastrat.ranks.load import RankLoad
+    from parastrat.ranks.states import States
 
 #: bytes that ``torch.distributed.checkpoint`` copies ahead of the file (``per_thread_copy_ahead``)
 _COPY_AHEAD = 10_000_000
@@ -81,7 +85,7 @@ def host_memory(facts: Facts, plan: Plan) -> HostMemory | None:
     of_plan = {name: np.array([value]) for name, value in plan_columns(plan).items()}
     kept, on_host = (
         {name: float(part[0]) for name, part in states.items()}
-        for states in _states(facts, Columns({**facts_columns(facts), **of_plan}))
+        for states in _on_host(facts, Columns({**facts_columns(facts), **of_plan}))
     )
     pinned = on_host["parameters"] + on_host["gradients"]
     element, shards = element_bytes(facts), 1
@@ -127,14 +131,31 @@ def host_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
 
     Nothing where the device's memory is the host's, or where that is unknown.
     """
+    return _columns_of(facts, columns, lambda: sum(_on_host(facts, columns)[1].values()))
+
+
+def host_floors(facts: Facts, meshes: Columns) -> dict[str, Any]:
+    """Return what ``host_columns`` does of meshes, or less, whatever their micro-batch and schedule.
+
+    That is of ranks with the mean load: the fullest one has as much or more.
+    """
+
+    def moved() -> Any:
+        everything, here = _states(facts, meshes, mean_ranks(facts.model, meshes))
+        return everything.kept - here.kept
+
+    return _columns_of(facts, meshes, moved)
+
+
+def _columns_of(facts: Facts, columns: Columns, offloaded: Callable[[], Any]) -> dict[str, Any]:
+    """Return what hosts need where their ranks have so many bytes offloaded each, if any have."""
     capacity = _limit(facts)
     if capacity is None:
         return {}
     ranks = smaller(columns.world_size, facts.hardware.devices_per_node)
     needed = ranks * facts.stack.host_process_bytes
     if some(columns.offload != _NOWHERE):
-        _, on_host = _states(facts, columns)
-        needed = needed + ranks * sum(on_host.values())
+        needed = needed + ranks * offloaded()
     return {"host_needed": needed, "host_capacity": capacity}
 
 
@@ -143,18 +164,23 @@ def _limit(facts: Facts) -> int | None:
     return None if hardware.device.type is DeviceType.CPU else hardware.host.memory_bytes
 
 
-def _states(facts: Facts, c: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
+def _on_host(facts: Facts, c: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return for every row the states of the fullest rank, and those of them that its host has."""
-    load, element = rank_columns(facts.model, c), element_bytes(facts)
-    everything, here = (
-        state_bytes(load, division(c), c.shard, of_elements(offload, element))
-        for offload in (_NOWHERE, c.offload)
-    )
     names = ("parameters", "gradients", "optimizer")
     kept, held = (
-        {name: np.max(getattr(states, name), axis=0) for name in names} for states in (everything, here)
+        {name: np.max(getattr(states, name), axis=0) for name in names}
+        for states in _states(facts, c, rank_columns(facts.model, c))
     )
     return kept, {name: kept[name] - held[name] for name in names}
+
+
+def _states(facts: Facts, c: Columns, load: RankLoad) -> tuple[States, States]:
+    """Return the states of some ranks of every row as if nothing were offloaded, and those that stay."""
+    element, d = element_bytes(facts), division(c)
+    everything, here = (
+        state_bytes(load, d, c.shard, of_elements(offload, element)) for offload in (_NOWHERE, c.offload)
+    )
+    return everything, here
 
 
 def _largest_group(facts: Facts, tp: int) -> float:

@@ -237,6 +237,11 @@ def least_bytes(facts: Facts, offload: Offload) -> float:
     return states / facts.hardware.world_size + facts.model.buffers + context_bytes(facts)
 
 
+def may_fit(facts: Facts, offload: Offload) -> bool:
+    """Return whether an even share of the states fits, which does not hang on sequences."""
+    return least_bytes(facts, offload) <= facts.hardware.device.usable_memory_bytes
+
+
 @remembered
 def _counted_once(model: ModelSpec) -> tuple[int, int]:
     """Return a model's trainable and frozen parameters, tied ones once."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Facts
     from parastrat.model import ModelSpec
+    from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
     from parastrat.workload import Precision, Workload
 
@@ -33,6 +34,13 @@ class Changed:
 
     changes: tuple[str, ...]
     facts: Facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit(Changed):
+    """A plan that fits a changed job."""
+
+    plan: Plan
 
 
 def smaller_states(job: Changed) -> Changed | None:

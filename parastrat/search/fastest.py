@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.memory.floors import mesh_floor
+from parastrat.memory.host import host_floors
+from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.search.bounded import Searched, searched
 from parastrat.search.judged import some_can_run
 from parastrat.search.meshes import meshes_of
@@ -52,9 +54,12 @@ def able_part(space: Searched) -> Searched:
 
 
 def _able(facts: Facts, meshes: Columns) -> Columns:
-    """Return the meshes that may fit by their floors, which they have from then on."""
+    """Return the meshes that may fit by their floors, on devices and hosts; they have the former then."""
     floors = mesh_floor(facts, meshes)
     able = floors <= facts.hardware.device.usable_memory_bytes
+    on_hosts = host_floors(facts, meshes)
+    if on_hosts:
+        able &= ~host_memory_is_too_small.mask(meshes.joined(on_hosts))
     return meshes.joined({"mesh_floor": floors}).at(np.flatnonzero(able))
 
 

@@ -7,18 +7,18 @@ devices count for what they pay back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
-from math import ceil, log2
 from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
 from parastrat.columns import Columns
 from parastrat.plan import Offload
-from parastrat.ranks.states import least_bytes
+from parastrat.ranks.states import may_fit
 from parastrat.result import NearestFit
 from parastrat.search.changes import (
     Changed,
+    Fit,
     fewer_nodes,
     halved,
     halvings,
@@ -31,16 +31,16 @@ from parastrat.search.changes import (
     usual_format,
     within_chunks,
 )
-from parastrat.search.fastest import able_part, able_space, any_fits, fastest_of, fastest_plan
+from parastrat.search.fastest import able_part, fastest_of, fastest_plan
 from parastrat.search.first_of import first_fitting
 from parastrat.search.obeying import offloading
+from parastrat.search.shorter import longest_fitting
 from parastrat.tables import facts_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from parastrat.case import Case, Facts
-    from parastrat.plan import Plan
+    from parastrat.case import Case
     from parastrat.search.bounded import Searched
     from parastrat.search.changes import ModelAt
     from parastrat.search.rows import Constraints
@@ -51,15 +51,6 @@ _MOST = 5
 _FURTHER = 4
 #: numbers of nodes that are searched together
 _AT_ONCE = 3
-#: more halvings than are tried
-_OFTEN = 99
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit(Changed):
-    """A plan that fits a changed job."""
-
-    plan: Plan
 
 
 def nearest_fits(
@@ -86,10 +77,10 @@ def nearest_fits(
     return tuple(found[:_MOST]), held_against
 
 
-def _memory_aside(space: Searched) -> _Fit | None:
+def _memory_aside(space: Searched) -> Fit | None:
     """Return the fastest plan if memory were no limit, on the devices as they are."""
     plan = fastest_of(replace(space, limited=False))
-    return None if plan is None else _Fit(changes=("memory is no limit",), facts=space.facts, plan=plan)
+    return None if plan is None else Fit(changes=("memory is no limit",), facts=space.facts, plan=plan)
 
 
 def _against(aside: Case | None, changes: tuple[str, ...], case: Case) -> NearestFit:
@@ -100,13 +91,13 @@ def _against(aside: Case | None, changes: tuple[str, ...], case: Case) -> Neares
     return NearestFit(changes=changes, case=case, speed=each * devices, speed_each=each)
 
 
-def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
+def _assessed(fits: Sequence[Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
     """Yield the plans as cases by their changes.
 
     Those that differ in the number of nodes alone are estimated together: memory and time do not hang on
     nodes that a plan leaves idle.
     """
-    several: dict[tuple[int, Workload], list[_Fit]] = {}
+    several: dict[tuple[int, Workload], list[Fit]] = {}
     for fit in fits:
         several.setdefault((id(fit.facts.model), fit.facts.workload), []).append(fit)
     for alike in several.values():
@@ -117,7 +108,7 @@ def _assessed(fits: Sequence[_Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
             yield fit.changes, cases_of(fit.facts, (fit.plan,), found, row)[0]
 
 
-def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> Iterator[_Fit | None]:
+def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> Iterator[Fit | None]:
     facts, fixed = space.facts, space.fixed
     more = {Offload.NONE: (Offload.OPTIMIZER, Offload.PARAMETERS), Offload.OPTIMIZER: (Offload.PARAMETERS,)}
     for offload in more.get(fixed.offload, ()):
@@ -144,7 +135,7 @@ def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) ->
         usual = None if model_at is None else usual_format(asked, model_at)
         yield None if usual is None else _fitting(usual, fixed)
     # states do not hang on sequences
-    yield _longest(asked, model_at, fixed, misfits) if _may_fit(facts, fixed) else None
+    yield longest_fitting(asked, model_at, fixed, misfits) if may_fit(facts, fixed.offload) else None
     yield _fewest_nodes(asked, fixed)
 
 
@@ -153,13 +144,13 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop, applied=fixed.applied)
 
 
-def _together(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> _Fit | None:
+def _together(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> Fit | None:
     """Return a plan that fits after several changes, with more nodes where nothing else helps."""
     fixed, asked = space.fixed, Changed(changes=(), facts=space.facts)
     if model_at is not None and not len(space.allowed.meshes.pp):
         asked = usual_format(asked, model_at) or asked
     smaller = smaller_states(asked) or asked
-    longest = _longest(smaller, model_at, fixed, misfits)
+    longest = longest_fitting(smaller, model_at, fixed, misfits)
     if longest is not None:
         return longest
     times = halvings(smaller, model_at)
@@ -167,98 +158,36 @@ def _together(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]
     return _fewest_nodes(shortest, fixed) or _fewest_nodes(asked, fixed, None)
 
 
-def _longest(
-    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfits: Sequence[Case]
-) -> _Fit | None:
-    """Return the fastest plan at the longest of the halves of a sequence that one fits.
-
-    What fits a sequence fits its half: there is the same plan, with the same micro-batch of shorter
-    sequences. So most lengths beside one that fits and one that does not are never searched.
-
-    Args:
-        job: what is changed.
-        model_at: the model at another length.
-        fixed: what the user settled.
-        misfits: plans that come near to fitting before the change. They tell which length is tried first.
-    """
-    most = halvings(job, model_at)
-    if model_at is None or not most:
-        return None
-    # what is longer is known not to fit, and what is shorter to fit
-    longer, shorter, found = 0, most + 1, None
-    times = _halvings_to_fit(job.facts, fixed, misfits)
-    # where the shortest does not fit, none does
-    first = iter((min(times, most), times + 1, most))
-    while shorter - longer > 1:
-        # beside the first guess the next longer one most likely does not fit
-        halfway = shorter - 1 if shorter == times else (longer + shorter) // 2
-        now = next(first) if found is None else halfway
-        changed = halved(job, model_at, now)
-        space = able_space(changed.facts, fixed) if _may_fit(changed.facts, fixed) else None
-        if space is not None and any_fits(space):
-            shorter, found = now, space
-        else:
-            longer = now
-    if found is None:
-        return None
-    changed, plan = halved(job, model_at, shorter), fastest_of(found)
-    return None if plan is None else _Fit(changes=changed.changes, facts=found.facts, plan=plan)
-
-
-def _halvings_to_fit(facts: Facts, fixed: Constraints, misfits: Sequence[Case]) -> int:
-    """Return how often to halve a sequence until one of some plans may fit, by a rough guess.
-
-    That is if activations and what is transient halve, and states grow or shrink with an even share of
-    them. Once where there are no plans on as many devices; and often where the rest alone does not fit.
-    """
-    share, capacity = least_bytes(facts, fixed.offload), facts.hardware.device.usable_memory_bytes
-    times = []
-    for case in misfits:
-        if case.plan.mesh.world_size != facts.hardware.world_size:
-            continue
-        memory = case.estimate.memory
-        states = memory.parameters + memory.gradients + memory.optimizer
-        stays = states * share / least_bytes(case.facts, fixed.offload) + memory.overhead
-        halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
-        times.append(ceil(log2(max(halves / room, 2))) if room > 0 else _OFTEN)
-    return min(times, default=1)
-
-
-def _fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _FURTHER) -> _Fit | None:
+def _fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _FURTHER) -> Fit | None:
     """Return the fastest plan on the fewest nodes, by doubling, that one fits.
 
     From where an even share of the states fits only so many doublings are tried: each leaves half of the
     states, and what is left then is activations, which further nodes free next to no room for.
     """
-    able = islice((more for more in more_nodes(job) if _may_fit(more.facts, fixed)), most)
+    able = islice((more for more in more_nodes(job) if may_fit(more.facts, fixed.offload)), most)
     fit = _first(islice(able, 1), fixed)
     # where the fewest do not help, further ones mostly do not either
     while fit is None and (further := tuple(islice(able, _AT_ONCE))):
         found = first_fitting([more.facts for more in further], fixed)
         if found is not None:
             place, plan = found
-            fit = _Fit(changes=further[place].changes, facts=further[place].facts, plan=plan)
+            fit = Fit(changes=further[place].changes, facts=further[place].facts, plan=plan)
     return fit
 
 
-def _first(jobs: Iterable[Changed], fixed: Constraints) -> _Fit | None:
+def _first(jobs: Iterable[Changed], fixed: Constraints) -> Fit | None:
     """Return the fastest plan of the first of some jobs that has one."""
     tried = (_fitting(job, fixed) for job in jobs)
     return next((fit for fit in tried if fit is not None), None)
 
 
-def _fitting(job: Changed, fixed: Constraints) -> _Fit | None:
+def _fitting(job: Changed, fixed: Constraints) -> Fit | None:
     """Return the fastest plan that fits, with its margin where one does."""
-    plan = fastest_plan(job.facts, fixed) if _may_fit(job.facts, fixed) else None
-    return _Fit(changes=job.changes, facts=job.facts, plan=plan) if plan is not None else None
+    plan = fastest_plan(job.facts, fixed) if may_fit(job.facts, fixed.offload) else None
+    return Fit(changes=job.changes, facts=job.facts, plan=plan) if plan is not None else None
 
 
-def _fitting_of(space: Searched, changes: tuple[str, ...]) -> _Fit | None:
+def _fitting_of(space: Searched, changes: tuple[str, ...]) -> Fit | None:
     """Return the fastest plan of a space that fits, with its margin where one does."""
-    plan = fastest_of(able_part(space)) if _may_fit(space.facts, space.fixed) else None
-    return _Fit(changes=changes, facts=space.facts, plan=plan) if plan is not None else None
-
-
-def _may_fit(facts: Facts, fixed: Constraints) -> bool:
-    """Return whether an even share of the states fits, which does not hang on sequences."""
-    return least_bytes(facts, fixed.offload) <= facts.hardware.device.usable_memory_bytes
+    plan = fastest_of(able_part(space)) if may_fit(space.facts, space.fixed.offload) else None
+    return Fit(changes=changes, facts=space.facts, plan=plan) if plan is not None else None

@@ -11,9 +11,11 @@ from memory.test_peaks import facts, memory, plan
 from parastrat.assess import plans_table
 from parastrat.case import Facts
 from parastrat.columns import Columns
-from parastrat.memory.host import HostMemory, host_columns, host_memory, host_of
+from parastrat.memory.host import HostMemory, host_columns, host_floors, host_memory, host_of
 from parastrat.plan import Mesh, Offload, Plan, Shard
 from parastrat.profiles import load_hardware
+from parastrat.search import Constraints
+from parastrat.search.obeying import obeying
 from parastrat.tables import facts_columns
 from parastrat.workload import Precision
 
@@ -101,3 +103,18 @@ def test_a_host_of_unknown_memory_is_not_judged() -> None:
     job = facts(on="h100-sxm5x8:8")
     assert of(job, plan(offload=Offload.PARAMETERS)).capacity is None
     assert host_of(job, plan(offload=Offload.PARAMETERS)) == {}
+
+
+@pytest.mark.parametrize("offload", Offload)
+@pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b", "t5-3b"])
+def test_no_plan_needs_less_of_its_hosts_than_its_mesh(model: str, offload: Offload) -> None:
+    job = facts(model, on="dgx-h100:4")
+    columns = obeying(job, Constraints(offload=offload)).columns
+    floors, needed = (find(job, columns)["host_needed"] for find in (host_floors, host_columns))
+    exact = np.broadcast_to(columns.pp == 1, columns.pp.shape)
+    assert np.all(floors <= needed * (1 + 1e-12))
+    assert np.any(exact)
+    # without stages all ranks hold as much
+    assert np.broadcast_to(floors, exact.shape)[exact] == pytest.approx(
+        np.broadcast_to(needed, exact.shape)[exact]
+    )
