@@ -146,3 +146,24 @@ def test_what_to_write_for_a_port_is_the_launchers(tmp_path: Path) -> None:
         ["write --master_port 29501"],
         ["write torchrun --standalone for both, which take free ports"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "option", "is_told"),
+    [
+        ("dgx-1v", "--tf32 True", True),
+        ("dgx-1v", "--tf32", True),
+        ("dgx-1v", "--tf32 false", False),
+        ("dgx-1v", "--tf32 $TF32", False),
+        ("dgx-1v", "--bf17 True", False),
+        ("dgx-a100", "--tf32 True", False),
+        ("cpu:2", "--tf32 True", False),
+    ],
+)
+def test_tf32_is_told_where_the_devices_have_none(
+    tmp_path: Path, hardware: str, option: str, *, is_told: bool
+) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"torchrun --nproc-per-node 8 train.py {option}\n")
+    found = [each.code for each in check_file(path, Given(hardware=load_hardware(hardware))).findings]
+    assert ("PS540" in found) is is_told
