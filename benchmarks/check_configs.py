@@ -18,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from check.bad_configs import BAD
 from check.bad_launches import ALONE, BESIDE, TOGETHER
+from check.bad_megatron import MEGATRONS
 from check.bad_plugins import PLUGINS
 from check.bad_programs import PROGRAMS
+from check.bad_signals import SIGNALS
 from check.bad_torchtitan import BAD_TORCHTITAN
 from check.bad_trainjobs import BAD_TRAINJOBS
 
@@ -28,7 +30,17 @@ from parastrat.check.known import Given
 from parastrat.finding import Severity
 
 #: files with one mistake
-MISTAKES = (*BAD, *PLUGINS, *ALONE, *PROGRAMS, *TOGETHER, *BAD_TORCHTITAN, *BAD_TRAINJOBS)
+MISTAKES = (
+    *BAD,
+    *PLUGINS,
+    *ALONE,
+    *PROGRAMS,
+    *MEGATRONS,
+    *SIGNALS,
+    *TOGETHER,
+    *BAD_TORCHTITAN,
+    *BAD_TRAINJOBS,
+)
 
 
 def missed() -> list[str]:

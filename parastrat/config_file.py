@@ -47,6 +47,8 @@ class ConfigFile:
     quoted: frozenset[str] = frozenset()
     #: how many devices it is to run on, where somebody says so
     devices: int | None = None
+    #: and of which compute capability, as NVIDIA counts
+    compute_capability: str | None = None
 
     def get(self, key: str) -> Any:
         """Return the value of a dotted key; None where it, or a table around it, is absent."""

@@ -25,7 +25,12 @@ from parastrat.rules import CASE_RULES, PLAN_RULES, RULES, CaseRule, FileRule, P
 
 ROOT = Path(__file__).resolve().parents[1]
 #: of rules about files, whose samples stand beside each other
-OF_FILES = ("check/test_files.py", "check/test_launches.py", "check/test_launch_words.py")
+OF_FILES = (
+    "check/test_files.py",
+    "check/test_launches.py",
+    "check/test_launch_words.py",
+    "check/test_trainjobs.py",
+)
 
 #: where each kind of rule has its condition
 FIELDS: dict[type, str] = {PlanRule: "condition", CaseRule: "judge", FileRule: "read"}

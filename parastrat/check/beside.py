@@ -41,6 +41,8 @@ _KINDS = {
     "use_megatron_lm": "MEGATRON_LM",
 }
 _HOSTS = ("deepspeed.hostfile", "accelerate.deepspeed_hostfile")
+#: of which a script may have an option of its own
+_CHECKPOINTING = "fsdp_activation_checkpointing"
 #: judged by rules of scripts, or of how a file is written
 _ELSEWHERE = {"PS619", "PS667", "PS668"}
 #: about keys that stand in the file beside others: a line's own are passed over without a word
@@ -107,6 +109,8 @@ def beside(file: ConfigFile, folder: Path) -> Beside:
             own[name] = text
     if own.keys().isdisjoint((*_KINDS, "tpu", "cpu")):
         own["distributed_type"] = str(stated.get("distributed_type"))
+        if config.get(f"fsdp_config.{_CHECKPOINTING}") is not None:
+            own.setdefault(_CHECKPOINTING, str(config.get(f"fsdp_config.{_CHECKPOINTING}")))
     for name in ("deepspeed_multinode_launcher", "deepspeed_hostfile"):
         if name not in own and isinstance(stated.get(name), str):
             own[name] = stated[name]

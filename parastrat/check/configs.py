@@ -43,7 +43,8 @@ def check_config(path: Path, lines: tuple[str, ...], file: ConfigFile, given: Gi
     found = [of_problem(path, located(problem, file.positions)) for problem in problems]
     hardware = given.hardware or given.usual_hardware
     devices = None if hardware is None else hardware.world_size
-    file = replace(with_plain_values(file, known), devices=devices)
+    capability = None if hardware is None else hardware.device.compute_capability
+    file = replace(with_plain_values(file, known), devices=devices, compute_capability=capability)
     if file.format is ConfigFormat.TORCHTITAN:
         file = with_later_names(file)
     if file.format is ConfigFormat.SCRIPT:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.parse.key_names import full_name
 from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
-from parastrat.parse.shell_values import ShellValues, shell_values
+from parastrat.parse.shell_values import OPENING, ShellValues, shell_values
 from parastrat.parse.slurm_options import slurm_options
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ _DASHED = re.compile("-?([\u2010-\u2015\u2212])[-\u2010-\u2015\u2212]?(?=[A-Za-z
 #: an option of several letters behind one hyphen
 _ONE = re.compile("(-)(?=(?P<name>[A-Za-z][A-Za-z_-]{2,})(?:=|$))")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
+#: what makes commands behind it run at times, and what waits for those in the background or ends them
+_CONDITIONS = frozenset({"[", "[[", "test", "||"})
+_STOPPING = frozenset({"wait", "kill", "pkill", "killall", "fg"})
 _SHELLS = frozenset({"bash", "sh", "zsh"})
 #: of srun: how many nodes and tasks it starts, and what chooses nodes
 _SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
@@ -52,6 +55,8 @@ class _Found:
     positions: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: each launch's own
     launches: list[_Found] = field(default_factory=list)
+    #: tables of launches that run in the background of the shell
+    running: list[dict[str, Any]] = field(default_factory=list)
     #: whether lines are of a function, which runs where it is called
     in_function: bool = False
     #: what is known of each launcher's options, by its table
@@ -81,7 +86,8 @@ def script_tables(
     unknown; ``shell``, where one of its own expands its words; ``module``:
     ``torch.distributed.launch``; ``engine``: DeepSpeed's file among the script's own words;
     ``options``, where some are unknown; ``gpus``, those that CUDA_VISIBLE_DEVICES names; ``only``:
-    whether no other launch stands there), ``dashes`` (options that begin with another dash than a
+    whether no other launch stands there), ``beside`` (tables of launches above it that still run, in the
+    background of its shell), ``dashes`` (options that begin with another dash than a
     hyphen, or with one hyphen, and that dash; they are read as they were meant), ``late`` (directives
     behind the first command, by their lines), ``dos`` (lines that end as DOS ends them), ``text``, the
     logical lines by their number, and ``own``: ``program``, the word behind the launcher's options, the
@@ -163,8 +169,20 @@ def _read_commands(words: list[str], number: int, found: _Found, before: tuple[s
         # a semicolon stands at a word's end
         if word in _ENDS or word.endswith(";"):
             own = words[begin:place] + ([word[:-1]] if word not in _ENDS else [])
+            launches = len(found.launches)
             _read_command([*before, *own], len(before), number, found)
+            if word == "&" and _is_certain(words, found):
+                found.running += [launch.table for launch in found.launches[launches:]]
+            if own and own[0] in _STOPPING:
+                found.running.clear()
             begin = place + 1
+
+
+def _is_certain(words: list[str], found: _Found) -> bool:
+    """Return whether commands are of a line, not of a shell within it, that runs when the script does."""
+    is_plain = words[0] not in OPENING and _CONDITIONS.isdisjoint(words)
+    is_of_line = words == words_of(found.line)
+    return is_plain and is_of_line and not found.in_function and found.values.depth == 0
 
 
 def _read_command(words: list[str], start: int, number: int, found: _Found) -> None:
@@ -186,6 +204,8 @@ def _read_command(words: list[str], start: int, number: int, found: _Found) -> N
 def _read_launch(before: list[str], start: Start, words: list[str], number: int, found: _Found) -> None:
     launch = _Found(table={start.launcher: {}}, positions={start.launcher: (number, 1)}, known=found.known)
     found.launches.append(launch)
+    if found.running:
+        launch.table["beside"] = tuple(found.running)
     # what a variable runs is unknown, as is where a function runs
     named = any(word.startswith("$") or "()" in word for word in before)
     unsure = found.in_function or named or not REMOTE.isdisjoint(before)

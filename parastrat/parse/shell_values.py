@@ -40,7 +40,8 @@ _SETTING = re.compile(
 _LIST = re.compile(
     rf"^(?P<head>(?:export\s+)?)(?P<name>{_NAME})(?P<more>\+?)=\((?P<inside>.*)\)\s*;?\s*$", re.DOTALL
 )
-_OPENING = frozenset({"if", "for", "while", "until", "select", "case", "{", "("})
+#: words that begin what holds commands of its own
+OPENING = frozenset({"if", "for", "while", "until", "select", "case", "{", "("})
 _CLOSING = frozenset({"fi", "done", "esac", "}", ")"})
 _LEADING = frozenset({"then", "do", "else", "elif", "!", "time"})
 _FUNCTION = re.compile(rf"\s*(?:function\s+{_NAME}|{_NAME}\s*\(\))")
@@ -238,7 +239,7 @@ def _opened(words: Sequence[str]) -> int:
     count, begins = 0, True
     for word in words:
         bare = word.removesuffix(";")
-        if begins and (bare in _OPENING or (bare.startswith("(") and not bare.startswith("(("))):
+        if begins and (bare in OPENING or (bare.startswith("(") and not bare.startswith("(("))):
             count += 1
         elif begins and bare in _CLOSING:
             count -= 1
@@ -247,7 +248,7 @@ def _opened(words: Sequence[str]) -> int:
             begins = True
             continue
         begins = word.endswith((";", "&&", "||", "|", "&")) or (
-            begins and (bare in _LEADING or bare in _OPENING)
+            begins and (bare in _LEADING or bare in OPENING)
         )
     return count
 

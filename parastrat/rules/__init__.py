@@ -18,6 +18,7 @@ from parastrat.rules import (
     backend_rules,
     batch,
     batch_script,
+    batch_signals,
     components,
     deepspeed,
     deepspeed_engine,
@@ -31,9 +32,11 @@ from parastrat.rules import (
     launch_program,
     launch_ranks,
     launch_script,
+    launch_together,
     launch_values,
     launcher,
     megatron,
+    megatron_options,
     memory,
     mesh,
     modules,
@@ -46,6 +49,7 @@ from parastrat.rules import (
     split_backward,
     torchtitan,
     trainjob,
+    trainjob_pods,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -107,9 +111,13 @@ FAMILIES: tuple[ModuleType, ...] = (
     launch_options,
     launch_program,
     megatron,
+    megatron_options,
     script_lines,
     batch_script,
+    batch_signals,
+    launch_together,
     trainjob,
+    trainjob_pods,
 )
 
 

@@ -1,10 +1,10 @@
-"""PS669 to PS673, PS688: launches whose options contradict each other, their hosts, or DeepSpeed's file."""
+"""PS669 to PS673, PS688, PS699, PS540: launches whose options contradict others, hosts or files."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.config_file import FILLED_IN, ConfigFormat
+from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
 from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import count_of, world_of
 from parastrat.rules.rule import file_rule
@@ -180,4 +180,66 @@ def formats_are_the_same_in_both_places(file: ConfigFile) -> Iterator[Hit]:
             message=f"--mixed_precision {stated}, and DeepSpeed's file enables {other}",
             fix=f"leave --mixed_precision out, or write {other}",
             key="accelerate.mixed_precision",
+        )
+
+
+#: what transformers reads as a switch that is on; none behind the option is on as well
+_ON = frozenset({"", "1", "t", "true", "y", "yes"})
+
+
+@file_rule(
+    "PS699",
+    Severity.WARNING,
+    _FORMAT,
+    source="https://github.com/huggingface/transformers/issues/30404",
+    covers=("PIT416",),
+)
+def activations_are_checkpointed_once(file: ConfigFile) -> Iterator[Hit]:
+    """Activations are checkpointed by FSDP's plugin or by the script, not by both.
+
+    fsdp_activation_checkpointing wraps each block, and --gradient_checkpointing of the script computes it
+    again inside of that: twice as much, with gathers of its own. transformers' Trainer stops at both.
+    """
+    is_fsdp = (
+        file.get("accelerate.use_fsdp") is not None or file.get("accelerate.distributed_type") == "FSDP"
+    )
+    plugin = str(file.get("accelerate.fsdp_activation_checkpointing")).lower()
+    stated = file.get("own.options") or {}
+    names = [
+        name
+        for name in ("gradient_checkpointing", "gradient-checkpointing")
+        if stated.get(name, "false").lower() in _ON
+    ]
+    if is_fsdp and plugin in _ON - {""} and names:
+        yield Hit(
+            message=f"--{names[0]} with fsdp_activation_checkpointing: each block is checkpointed twice",
+            fix=f"remove --{names[0]}, and leave it to FSDP's plugin",
+            key="own",
+        )
+
+
+#: of Ampere, which has multipliers for it
+_AMPERE = 8
+
+
+@file_rule(
+    "PS540",
+    Severity.WARNING,
+    _FORMAT,
+    source="https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments.tf32",
+    covers=("PIT405",),
+)
+def tf32_is_of_ampere_and_later(file: ConfigFile) -> Iterator[Hit]:
+    """TF32 is of NVIDIA's GPUs from Ampere on.
+
+    Those before have no units for it. transformers' Trainer stops at --tf32 there, and others compute in
+    float32 as they did. Which devices these are --on says.
+    """
+    stated = (file.get("own.options") or {}).get("tf32", "false")
+    major = whole_number((file.compute_capability or "").partition(".")[0])
+    if major and major < _AMPERE and stated.lower() in _ON:
+        yield Hit(
+            message=f"--tf32 on devices of compute capability {file.compute_capability}",
+            fix="remove --tf32",
+            key="own",
         )

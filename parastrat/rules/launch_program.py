@@ -1,4 +1,4 @@
-"""PS674 to PS677: what launchers run, where their options stand, and the GPUs that they are shown."""
+"""PS674 to PS677, PS538: what launchers run, where their options stand, and the GPUs they are shown."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import FILLED_IN, ConfigFormat
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import count_of, processes_of
+from parastrat.rules.launch_facts import count_of, processes_of, variable_in
 from parastrat.rules.launchers import DEEPSPEED, launcher_of
 from parastrat.rules.rule import file_rule
 from parastrat.units import counted
@@ -24,6 +24,11 @@ _FORMAT = ConfigFormat.SCRIPT
 _INTERPRETER = re.compile(r"(?:.*/)?python[\d.]*")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed", "srun", "mpirun"})
 _GPUS = re.compile(r"\d+(?:,\d+)*")
+#: variables that hold one number, which is another for each task or process
+_OF_RANKS = frozenset(
+    {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"}
+    | {"SLURM_LOCALID", "SLURM_PROCID"}
+)
 #: options whose names scripts do not use for something else
 _OF_LAUNCHERS = {
     "torchrun": (
@@ -119,6 +124,34 @@ def processes_have_visible_gpus(file: ConfigFile) -> Iterator[Hit]:
             message=f"{processes} processes on a node, and CUDA_VISIBLE_DEVICES={stated} shows "
             f"{counted(gpus, 'GPU')}",
             fix=f"write --{launcher.processes} {gpus}, or show more GPUs",
+            key=f"{launcher.table}.{launcher.processes}",
+        )
+
+
+@file_rule(
+    "PS538",
+    Severity.ERROR,
+    _FORMAT,
+    source="https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables",
+    covers=("PIT713",),
+)
+def ranks_choose_among_all_gpus(file: ConfigFile) -> Iterator[Hit]:
+    """A launcher is shown all GPUs of the node, and each process chooses one by its local rank.
+
+    Where CUDA_VISIBLE_DEVICES is the number of a task or a rank, the launcher and all its processes see one
+    GPU, which is number 0 to them. The process of local rank 1 asks for another ("invalid device ordinal").
+    """
+    launcher, processes = launcher_of(file), processes_of(file)
+    exported = file.get("env.CUDA_VISIBLE_DEVICES") if file.get("started.by") == "script" else None
+    stated = str(file.get("started.gpus") or exported)
+    others = file.get("accelerate.cpu") is not None or file.get("accelerate.gpu_ids") not in (None, "all")
+    if launcher is DEEPSPEED or others or variable_in(stated) not in _OF_RANKS:
+        return
+    if processes is not None and processes > 1:
+        yield Hit(
+            message=f"CUDA_VISIBLE_DEVICES={stated} is one GPU, and {launcher.command} starts "
+            f"{processes} processes",
+            fix=f"remove it: {launcher.command} tells each process its local rank, by which it chooses",
             key=f"{launcher.table}.{launcher.processes}",
         )
 

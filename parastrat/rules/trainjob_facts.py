@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from parastrat.config_file import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from typing import Any
 
     from parastrat.config_file import ConfigFile
 
@@ -50,10 +51,51 @@ def resources_of(file: ConfigFile, kind: str) -> Mapping[str, object]:
 
 
 def devices_of(file: ConfigFile) -> int | None:
-    """Return the devices of a pod; None where nothing is said of resources, or no number."""
-    if not isinstance(file.get("spec.trainer.resourcesPerNode"), dict):
+    """Return the devices of a pod; None where nothing is said of resources, or no number, or by claims."""
+    asked = file.get("spec.trainer.resourcesPerNode")
+    if not isinstance(asked, dict) or asked.get("claims"):
         return None
     stated = resources_of(file, "limits") or resources_of(file, "requests")
     counts = [whole_number(str(value)) for value in stated.values()]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
+
+
+def is_patched_in_old_words(file: ConfigFile) -> bool:
+    """Whether a job changes its pods in the words of release 2.0, which may say anything of them."""
+    return any(file.get(f"spec.pod{what}Overrides") is not None for what in ("Spec", "Template"))
+
+
+def shared_memory_of(file: ConfigFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield what the patches of a job mount at /dev/shm: keys, and volumes; empty ones stand elsewhere."""
+    for key, pod in _pods(file):
+        volumes = {volume.get("name"): (place, volume) for place, volume in _entries(pod, "volumes", key)}
+        for _, container in _entries(pod, "containers", key):
+            for _, mount in _entries(container, "volumeMounts", key):
+                if str(mount.get("mountPath")).rstrip("/") == "/dev/shm":  # noqa: S108 - not of this host
+                    yield volumes.get(mount.get("name"), (key, {}))
+
+
+def _pods(file: ConfigFile) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the pods that a job's patches change, with their keys."""
+    inside = "trainingRuntimeSpec.template.spec"
+    for key, patch in _entries(file.get("spec"), "runtimePatches", "spec"):
+        jobs = _entries(_within(patch, inside), "replicatedJobs", f"{key}.{inside}")
+        for place, job in jobs:
+            pod = _within(job, "template.spec.template.spec")
+            if isinstance(pod, dict):
+                yield f"{place}.template.spec.template.spec", pod
+
+
+def _within(value: Any, key: str) -> Any:
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _entries(table: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the tables of a list with their keys; nothing where there is no such list."""
+    listed = table.get(name) if isinstance(table, dict) else None
+    for index, entry in enumerate(listed if isinstance(listed, list) else ()):
+        if isinstance(entry, dict):
+            yield f"{key}.{name}.{index}", entry

@@ -51,6 +51,7 @@ BESIDE = {"fsdp.yaml": FSDP2, "mesh.yaml": MESH, "ds.json": ENGINE, "hosts": HOS
     "zero.yaml": OF_ZERO,
     "stage.yaml": OF_STAGE,
     "bf16.json": BF16,
+    "checkpointed.yaml": FSDP2 + "  fsdp_activation_checkpointing: true\n",
 }
 
 
@@ -212,6 +213,9 @@ TOGETHER = (
         "PS688",
     ),
     _line("a stage beside a file", "--config_file stage.yaml --deepspeed_config_file bf16.json", "PS621"),
+    _line(
+        "checkpointed twice", "--config_file checkpointed.yaml t.py --gradient_checkpointing True", "PS699"
+    ),
     _deepspeed("another batch", "--num_gpus 8", "--num_gpus 6", "PS673"),
     _deepspeed(
         "another batch, as HF's trainer takes it",
@@ -239,6 +243,10 @@ TOGETHER = (
     _bad("deepspeed: node 2 of 2", BY_HAND, "$SLURM_NODEID", "2", "PS666"),
 )
 GOOD_LAUNCHES = (
+    # FSDP's plugin is the file's
+    "accelerate launch --config_file fsdp.yaml --machine_rank 1 t.py --gradient_checkpointing\n",
+    "accelerate launch --config_file checkpointed.yaml --machine_rank 1 t.py\n",
+    "accelerate launch --config_file checkpointed.yaml --cpu t.py --gradient_checkpointing\n",
     # the line goes before the file
     "accelerate launch --config_file fsdp.yaml --num_machines 1 --num_processes 2 --multi_gpu t.py\n",
     "accelerate launch --config_file fsdp.yaml --num_machines 1 --num_processes 2 --cpu t.py\n",

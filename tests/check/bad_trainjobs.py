@@ -37,11 +37,40 @@ spec:
         nvidia.com/gpu: "8"
   runtimePatches:
     - manager: example.com/llama
-      trainingRuntimeSpec: {}
+      trainingRuntimeSpec:
+        template:
+          spec:
+            replicatedJobs:
+              - name: node
+                template:
+                  spec:
+                    template:
+                      spec:
+                        containers:
+                          - name: node
+                            volumeMounts:
+                              - name: shared-memory
+                                mountPath: /dev/shm
+                        volumes:
+                          - name: shared-memory
+                            emptyDir: {medium: Memory}
 """
 #: a shell between, CPUs, and what the runtime brings along
 GOOD_TRAINJOBS: tuple[str, ...] = (
     TRAINJOB,
+    # of a size, the host's, the runtime's, and a disk for other things
+    TRAINJOB.replace("{medium: Memory}", "{medium: Memory, sizeLimit: 128Mi}"),
+    TRAINJOB.replace("{medium: Memory}", "{medium: Memory, sizeLimit: 1.5Gi}"),
+    TRAINJOB.replace("emptyDir: {medium: Memory}", "hostPath: {path: /dev/shm}"),
+    TRAINJOB.replace(
+        "- name: shared-memory\n                            e", "- name: a\n" + 28 * " " + "e"
+    ),
+    TRAINJOB.replace("mountPath: /dev/shm", "mountPath: /data").replace("{medium: Memory}", "{}"),
+    TRAINJOB.replace("command: [torchrun]", "command: [torchrun, --nproc-per-node, gpu]"),
+    # devices by a claim
+    TRAINJOB.replace('      limits:\n        nvidia.com/gpu: "8"', "      claims: [{name: gpus}]").replace(
+        "command: [torchrun]", "command: [torchrun, --nproc-per-node=gpu]"
+    ),
     TRAINJOB.replace("command: [torchrun]", 'command: [bash, -c, "torchrun train.py"]'),
     TRAINJOB.replace("command: [torchrun]", "command: [python, -m, torch.distributed.run]"),
     TRAINJOB.replace("    command: [torchrun]\n", ""),
@@ -97,6 +126,18 @@ BAD_TRAINJOBS: tuple[Bad, ...] = (
     _bad("PS531", "a number", "value: INFO", "value: 1"),
     _bad("PS531", "a switch", "value: INFO", "value: true"),
     _bad("PS531", "an argument", '--steps, "100"', "--steps, 100"),
+    _bad("PS532", "64 MiB", "mountPath: /dev/shm", "mountPath: /data"),
+    _bad("PS533", "a disk", "{medium: Memory}", "{}"),
+    _bad("PS533", "a disk, in short", " {medium: Memory}", ""),
+    _bad("PS533", "no more than before", "Memory}", "Memory, sizeLimit: 64Mi}"),
+    Bad(
+        code="PS534",
+        what="no GPUs to count",
+        text=TRAINJOB.replace('nvidia.com/gpu: "8"', 'cpu: "8"').replace(
+            "command: [torchrun]", "command: [torchrun, --nproc-per-node=gpu]"
+        ),
+        suffix=".yaml",
+    ),
     # what rules of scripts say of the pods' command and variables
     _bad(
         "PS514",

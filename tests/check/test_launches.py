@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from check.bad_configs import Bad
 from check.bad_launches import ALONE, BESIDE, DEEPSPEED, GOOD_LAUNCHES, TOGETHER, WITH_FILE
+from check.bad_megatron import GOOD_MEGATRONS, MEGATRONS, OVERLAPPED
 from check.bad_programs import GOOD_PROGRAMS, PROGRAMS
+from check.bad_signals import GOOD_SIGNALS, SIGNALS
 
 from parastrat.check import check_file, config_files
 from parastrat.check.known import Given
 from parastrat.errors import ConfigError
 from parastrat.finding import Finding
+from parastrat.profiles import load_hardware
 
 
 def found_in(
@@ -28,7 +31,9 @@ def found_in(
     return found
 
 
-@pytest.mark.parametrize("bad", [*ALONE, *PROGRAMS], ids=lambda bad: f"{bad.code}-{bad.what}")
+@pytest.mark.parametrize(
+    "bad", [*ALONE, *PROGRAMS, *MEGATRONS, *SIGNALS], ids=lambda bad: f"{bad.code}-{bad.what}"
+)
 def test_mistakes_of_a_line_are_found(tmp_path: Path, bad: Bad) -> None:
     assert bad.code in [each.code for each in found_in(tmp_path, bad.text, {}, bad.suffix)]
 
@@ -39,7 +44,7 @@ def test_mistakes_that_a_file_shows_are_found_with_it_alone(tmp_path: Path, bad:
     assert bad.code in [each.code for each in found_in(tmp_path, bad.text, BESIDE)]
 
 
-@pytest.mark.parametrize("text", [*GOOD_LAUNCHES, *GOOD_PROGRAMS])
+@pytest.mark.parametrize("text", [*GOOD_LAUNCHES, *GOOD_PROGRAMS, *GOOD_MEGATRONS, *GOOD_SIGNALS])
 def test_good_launches_have_no_findings(tmp_path: Path, text: str) -> None:
     assert found_in(tmp_path, text, BESIDE, ".sh") == ()
 
@@ -92,3 +97,73 @@ def test_nodes_that_do_not_meet_are_told_without_their_batch(tmp_path: Path) -> 
     text = "srun -N 2 torchrun --nproc-per-node 3 t.py --deepspeed_config ds.json\n"
     assert [each.code for each in found_in(tmp_path, text, BESIDE)] == ["PS650"]
     assert [each.code for each in found_in(tmp_path, text.removeprefix("srun -N 2 "), BESIDE)] == ["PS673"]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "old", "new", "is_told"),
+    [
+        ("dgx-h100", "=1\n", "=32\n", True),
+        ("dgx-h100", "=1\n", "=\n", True),
+        ("dgx-h100", "=1\n", "=1\n", False),
+        ("dgx-h100", "=1\n", "=$N\n", False),
+        ("dgx-h100", "export CUDA_DEVICE_MAX_CONNECTIONS=1\n", "", False),
+        ("dgx-b200", "=1\n", "=32\n", False),
+        ("cpu:2", "=1\n", "=32\n", False),
+    ],
+)
+def test_connections_are_one_before_blackwell(
+    tmp_path: Path, hardware: str, old: str, new: str, *, is_told: bool
+) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(OVERLAPPED.replace(old, new))
+    found = [each.code for each in check_file(path, Given(hardware=load_hardware(hardware))).findings]
+    assert ("PS539" in found) is is_told
+
+
+@pytest.mark.parametrize(
+    ("new", "is_told"),
+    [
+        ("tensor-model-parallel-size 1 --context-parallel-size 2", True),
+        ("tensor-model-parallel-size 1", False),
+        ("tensor-model-parallel-size 2 --overlap-moe-expert-parallel-comm", False),
+        ("tensor-model-parallel-size 2 --use-megatron-fsdp", False),
+    ],
+)
+def test_connections_matter_to_tp_and_cp_alone(tmp_path: Path, new: str, *, is_told: bool) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(OVERLAPPED.replace("=1\n", "=8\n").replace("tensor-model-parallel-size 2", new))
+    given = Given(hardware=load_hardware("dgx-a100"))
+    assert ("PS539" in [each.code for each in check_file(path, given).findings]) is is_told
+
+
+def test_what_to_write_for_a_port_is_the_launchers(tmp_path: Path) -> None:
+    line = "torchrun --master-port 29500 --nproc-per-node 4 a.py &\n"
+    fixes = {
+        other: [each.fix for each in found_in(tmp_path, line + other, {}, ".sh") if each.code == "PS535"]
+        for other in ("deepspeed -i localhost:4 b.py\n", line)
+    }
+    assert list(fixes.values()) == [
+        ["write --master_port 29501"],
+        ["write torchrun --standalone for both, which take free ports"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "option", "is_told"),
+    [
+        ("dgx-1v", "--tf32 True", True),
+        ("dgx-1v", "--tf32", True),
+        ("dgx-1v", "--tf32 false", False),
+        ("dgx-1v", "--tf32 $TF32", False),
+        ("dgx-1v", "--bf17 True", False),
+        ("dgx-a100", "--tf32 True", False),
+        ("cpu:2", "--tf32 True", False),
+    ],
+)
+def test_tf32_is_told_where_the_devices_have_none(
+    tmp_path: Path, hardware: str, option: str, *, is_told: bool
+) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(f"torchrun --nproc-per-node 8 train.py {option}\n")
+    found = [each.code for each in check_file(path, Given(hardware=load_hardware(hardware))).findings]
+    assert ("PS540" in found) is is_told

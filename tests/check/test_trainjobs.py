@@ -74,3 +74,25 @@ def test_folders_are_searched_for_jobs_and_not_for_other_resources(tmp_path: Pat
         TRAINJOB.replace("numNodes: 2", "numNodes: {{ .Values.nodes }}")
     )
     assert config_files(tmp_path) == (tmp_path / "job.yaml",)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("name: torch-distributed", "name: torch-of-ours"),
+        ("runtimePatches", "podSpecOverrides"),
+        ("numProcPerNode: 8", "numProcPerNode: 1"),
+    ],
+    ids=["another runtime", "patches of release 2.0", "one process"],
+)
+def test_memory_that_may_be_there_or_is_not_shared_is_not_told(tmp_path: Path, old: str, new: str) -> None:
+    text = TRAINJOB.replace("mountPath: /dev/shm", "mountPath: /data")
+    assert "PS532" in [each.code for each in _checked(tmp_path, text).findings]
+    assert "PS532" not in [each.code for each in _checked(tmp_path, text.replace(old, new)).findings]
+
+
+def test_a_volumes_finding_stands_at_the_volume(tmp_path: Path) -> None:
+    text = TRAINJOB.replace("{medium: Memory}", "{}")
+    (found,) = [each for each in _checked(tmp_path, text).findings if each.code == "PS533"]
+    assert "name: shared-memory" in text.splitlines()[(found.line or 0) - 1]
+    assert (found.line or 0) == len(text.splitlines()) - 1
