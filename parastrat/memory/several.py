@@ -53,7 +53,7 @@ def told_apart(job: Job, columns: Columns, policies: Any = None) -> Iterator[tup
     """
     if not len(columns.pp):
         return
-    _keep_freed()
+    keep_freed()
     codes, starts = code_of_plans(columns), job.pipelines.starts_of_plan
     if len(codes) * starts <= _MANY:
         alike = unlike(job.flags, codes)
@@ -64,7 +64,7 @@ def told_apart(job: Job, columns: Columns, policies: Any = None) -> Iterator[tup
 
 
 @cache
-def _keep_freed() -> None:
+def keep_freed() -> None:
     """Let a process keep what arrays leave free: to get its pages again takes as long as many a formula.
 
     The GNU C library gives the free end of its heap back to the system, unless a block half as large that

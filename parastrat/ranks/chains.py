@@ -42,10 +42,12 @@ _CHAINS, _CUTS, _TURNS = 16, 96, 4
 class RankTable:
     """The distinct ranks of several pipelines in arrays, one pipeline behind another."""
 
+    #: of the blocks that the ranks have
+    chain: Chain
+    #: repeats of every block; ranks in the first axis
+    repeats: Any
     #: place in the pipeline, repeats of every kind of block, and the totals; ranks in the last axis
     numbers: Any
-    #: the blocks that start backward on them
-    starts: Starts
     #: distinct ranks of each pipeline, and the place of its first one
     counts: Any
     firsts: Any
@@ -55,6 +57,13 @@ class RankTable:
         """The numbers with ranks before pipelines; one with fewer than another has its last again."""
         among = np.minimum(np.arange(self.counts.max(initial=1))[:, None], self.counts - 1)
         return self.numbers.take(among + self.firsts, axis=-1)
+
+    @cached_property
+    def starts(self) -> Starts:
+        """The blocks that start backward; quick floors do without them."""
+        kinds, units, counted = self.chain.kinds, self.chain.units, self.chain.counted
+        held = self.numbers[1 : 1 + len(units)]
+        return starts_of(moments_of(self.repeats, kinds, units), held, units, counted, self.counts)
 
     @cached_property
     def starts_of_pipeline(self) -> float:
@@ -173,16 +182,10 @@ class Chain:
         rows = np.concatenate(
             [np.empty((0, 1 + blocks + self.parts.shape[1])), *(cut.rows for cut in cuts)]
         )
-        numbers = np.ascontiguousarray(self.numbers(rows).T)
         return RankTable(
-            numbers=numbers,
-            starts=starts_of(
-                moments_of(rows[:, 1 : 1 + blocks], self.kinds, self.units),
-                numbers[1 : 1 + len(self.units)],
-                self.units,
-                self.counted,
-                counts,
-            ),
+            chain=self,
+            repeats=rows[:, 1 : 1 + blocks],
+            numbers=np.ascontiguousarray(self.numbers(rows).T),
             counts=counts,
             firsts=np.cumsum(counts) - counts,
         )

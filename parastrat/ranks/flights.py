@@ -215,14 +215,20 @@ def _in_steps(pp: int) -> tuple[Any, Any]:
 
 
 def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:
-    """Return which kinds each virtual stage has, and the repeats behind the last block of each."""
-    places = np.arange(1, len(of_kind) + 1, dtype=np.int16)
-    # blocks in the last axis, whose entries stand behind each other
-    present = (stages > 0) * places
-    last = (present[:, None] * of_kind.T).max(axis=-1)
-    later = (places > last[..., None]) * stages[:, None]
-    behind = later.reshape(-1, len(of_kind)) @ of_kind.astype(float)
-    return last > 0, behind.reshape(*last.shape, -1)
+    """Return which kinds each virtual stage has, and the repeats behind the last block of each it has."""
+    # a stage has a few of a model's blocks
+    stage, block = stages.nonzero()
+    places = np.arange(1, len(stage) + 1)
+    counts = np.zeros((len(stage) + 1, of_kind.shape[1]))
+    np.cumsum(of_kind[block] * stages[stage, block][:, None], axis=0, out=counts[1:])
+    last, end = (
+        np.zeros((len(stages), of_kind.shape[1]), dtype=np.int64),
+        np.zeros(len(stages), dtype=np.int64),
+    )
+    # of repeated places the last write stays
+    last[stage, of_kind.argmax(axis=1)[block]] = places
+    end[stage] = places
+    return last > 0, counts[end][:, None] - counts[last]
 
 
 class _Groups(NamedTuple):

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Blocks that start backward, in arrays with these moments before the axes of the ranks."""
+    """Blocks that start backward, those of one rank behind those of another."""
 
-    #: the kind of the block, one for each moment
-    kinds: Any
-    #: where the rank has the block
-    present: Any
+    rank: Any
+    #: the kind of the block
+    kind: Any
     #: where nothing ran backward yet
     first: Any
-    #: by kind, in the second axis, the repeats that ran backward before
+    #: by kind, in the first axis, the repeats that ran backward before
     freed: Any
     #: the kind of the unit that runs backward next, -1 where none is left
     behind: Any
@@ -28,7 +29,7 @@ class Moments:
 
 
 def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> Moments:
-    """Return the moments at which ranks may peak.
+    """Return the moments at which ranks may peak: of each rank kinds as they come last in the chain.
 
     A unit that follows one of its kind is left out, unless that one was the first of all, without
     gradients: it finds less kept, and all else equal.
@@ -38,82 +39,43 @@ def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> Mom
         kinds: of the blocks, counted from 0; a block outside units is the only one of its kind.
         units: which kinds are FSDP units.
     """
-    shape, flat = repeats.shape[:-1], repeats.reshape(-1, len(kinds))
-    kind_of, present = np.array(kinds), flat > 0
-    ends = _ends(present)
-    starts = []
-    for kind in dict.fromkeys(reversed(kinds)):
-        own = np.flatnonzero(kind_of == kind)
-        starts += [(kind, own[among], there) for among, there in _starts(present[:, own], ends.last, own)]
-    many, places = len(starts), np.array([place for _, place, _ in starts], dtype=np.int64)
-    places = places.reshape(many, len(flat))
+    # a rank has a few of a model's blocks, which stand here rank after rank
+    rank, block = repeats.nonzero()
+    kind, places, many = np.array(kinds)[block], np.arange(len(rank)), len(units)
+    begins, ends = np.diff(rank, prepend=-1) > 0, np.diff(rank, append=len(repeats)) > 0
+    chosen = _chosen(rank * many + kind, ends)
+    # how far behind the last block of each kind comes in the chain, and of a kind the later block first
+    sooner = np.array([kinds[::-1].index(own) for own in range(many)])
+    chosen = chosen[np.lexsort((-chosen, sooner[kind[chosen]], rank[chosen]))]
+    counts = np.zeros((len(rank) + 1, many))
+    np.cumsum(np.equal.outer(kind, np.arange(many)) * repeats[rank, block][:, None], axis=0, out=counts[1:])
+    # where the blocks of each one's rank begin, and those behind them
+    run = (np.cumsum(begins) - 1)[chosen]
+    first, behind = np.flatnonzero(begins)[run], np.flatnonzero(ends)[run] + 1
+    latest = np.full(len(rank) + 1, -1)
+    np.maximum.accumulate(np.where(np.array(units)[kind], places, -1), out=latest[1:])
+    unit = latest[chosen]
     return Moments(
-        kinds=np.array([kind for kind, _, _ in starts], dtype=np.int64),
-        present=np.array([there for _, _, there in starts], dtype=bool).reshape(many, *shape),
-        first=(ends.last <= places).reshape(many, *shape),
-        freed=_freed(flat, places, kind_of, len(units)).reshape(many, len(units), *shape),
-        behind=_units_behind(present, places, kind_of, units).reshape(many, *shape),
-        last=(ends.first >= places).reshape(many, *shape),
+        rank=rank[chosen],
+        kind=kind[chosen],
+        first=ends[chosen],
+        freed=(counts[behind] - counts[chosen + 1]).T,
+        behind=np.where(unit >= first, kind[unit], -1),
+        last=begins[chosen],
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ends:
-    """The places of each rank's first block and of its last; those of a rank without any lie outside."""
-
-    first: Any
-    last: Any
-
-
-def _ends(present: Any) -> _Ends:
-    places, some = present.shape[1], present.any(axis=1)
-    return _Ends(
-        first=np.where(some, present.argmax(axis=1), places),
-        last=np.where(some, places - 1 - present[:, ::-1].argmax(axis=1), -1),
-    )
-
-
-def _starts(present: Any, last: Any, own: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield for each rank at which place of a kind backward meets it, and where there is one.
-
-    That is the last place; and where nothing ran before that one, also the one before it.
+def _chosen(codes: Any, ends: Any) -> Any:
+    """Return the last block of each kind on each rank, and the one before it if that ends the rank.
 
     Args:
-        present: of each rank, where it has one of the kind.
-        last: the place of each rank's last block, of all kinds.
-        own: the places of the kind.
+        codes: of each block, the same for those of one kind on one rank.
+        ends: which blocks are the last of their ranks.
     """
-    many = len(own)
-    for _ in range(2):
-        there = present.any(axis=1)
-        if not there.any():
-            return
-        newest = many - 1 - present[:, ::-1].argmax(axis=1)
-        yield newest, there
-        if many == 1:
-            return
-        alone = last <= own[newest]
-        present = present & alone[:, None] & (np.arange(many) < newest[:, None])
-
-
-def _freed(repeats: Any, places: Any, kind_of: Any, kinds: int) -> Any:
-    """Return by moment and kind the repeats that each rank has behind the moment's place."""
-    freed = np.empty((len(places), kinds, len(repeats)))
-    ranks, every = np.arange(len(repeats)), np.arange(len(kind_of))
-    for kind in range(kinds):
-        own = np.flatnonzero(kind_of == kind)
-        behind = np.zeros((len(repeats), len(own) + 1))
-        behind[:, :-1] = repeats[:, own[::-1]].cumsum(axis=1)[:, ::-1]
-        freed[:, kind] = behind[ranks, own.searchsorted(every, side="right")[places]]
-    return freed
-
-
-def _units_behind(present: Any, places: Any, kind_of: Any, units: Sequence[bool]) -> Any:
-    """Return by moment the kind of the last unit before its place that each rank has, -1 for none."""
-    is_unit = np.array(units)[kind_of]
-    # short integers are quick to go through
-    latest = np.maximum.accumulate(
-        np.where(present & is_unit, np.arange(len(kind_of), dtype=np.int16), np.int16(-1)), axis=1
-    )
-    before = np.where(places > 0, latest[np.arange(len(present)), places - 1], -1)
-    return np.where(before < 0, -1, kind_of[before])
+    places, last = np.arange(len(codes)), np.zeros((2, int(codes.max(initial=0)) + 1), dtype=np.int64)
+    others = np.flatnonzero(~ends)
+    # of repeated places the last write stays
+    last[0, codes] = places
+    last[1, codes[others]] = others
+    newest, before = last[:, codes]
+    return np.flatnonzero((newest == places) | (ends[newest] & (before == places) & ~ends))

@@ -123,14 +123,9 @@ def starts_of(
         counted: of them those with parameters.
         ranks: of each pipeline how many there are.
     """
-    # ranks before their moments
-    rank, moment = moments.present.T.nonzero()
-    kind = moments.kinds[moment]
-    freed = moments.freed[moment, :, rank].T
-    of_unit = np.array(units)[kind]
-    first, last = moments.first[moment, rank], moments.last[moment, rank]
+    rank, kind, freed, behind = moments.rank, moments.kind, moments.freed, moments.behind
+    of_unit, first, last = np.array(units)[kind], moments.first, moments.last
     met = (freed[np.flatnonzero(counted)] > 0).any(axis=0)
-    behind = moments.behind[moment, rank]
     pipelines = np.repeat(np.arange(len(ranks)), ranks)
     counts = np.bincount(pipelines[rank], minlength=len(ranks))
     return Starts(

@@ -12,7 +12,7 @@ from parastrat.memory.floors import mesh_floor
 from parastrat.memory.host import host_floors
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.search.bounded import Searched, searched
-from parastrat.search.judged import some_can_run
+from parastrat.search.judged import needed_at_least
 from parastrat.search.meshes import meshes_of
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
@@ -63,20 +63,22 @@ def _able(facts: Facts, meshes: Columns) -> Columns:
     return meshes.joined({"mesh_floor": floors}).at(np.flatnonzero(able))
 
 
-def any_fits(space: Searched) -> bool:
-    """Return whether any plan of a space fits, whatever its step takes.
+def nearest_misfit(space: Searched) -> float | None:
+    """Return what the plan of a space needs, about, that comes nearest to fitting; None where any fits.
 
     Rows are judged from the least floor of their memory on: where any fits, one of the first mostly does.
     """
     rows = space.with_quick_floors(space.allowed.columns)
-    left = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
-    left, several = left[np.argsort(rows.memory.min(axis=0)[left], kind="stable")], _FIRST
+    floors, left = rows.memory.min(axis=0), np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
+    left, several, needs = left[np.argsort(floors[left], kind="stable")], _FIRST, inf
     while len(left):
         now, left = left[:several], left[several:]
-        if some_can_run(rows.at(now)):
-            return True
-        several *= _GROWTH
-    return False
+        needed = needed_at_least(rows.at(now))
+        if needed is None:
+            return None
+        needs, several = min(needs, needed), several * _GROWTH
+    # where nothing was judged no floor fits
+    return needs if needs < inf else float(np.min(floors, initial=inf))
 
 
 def fastest_of(space: Searched, within: float = inf) -> Plan | None:

@@ -84,12 +84,12 @@ def judge(rows: Bounded, *, alone: bool = False) -> Judged:
     return Judged(columns=kept.joined({"step": step}), rejected=rejected, bounded=bounded)
 
 
-def some_can_run(rows: Bounded) -> bool:
-    """Return whether any plan of some rows can run, whatever it takes."""
+def needed_at_least(rows: Bounded) -> float | None:
+    """Return what plans of some rows need at least, bytes; None where any can run, whatever it takes."""
     space = rows.space
     columns = _in_memory(space, *_options(rows))
     able, _ = attributed(columns, dict(rejection_masks(columns, space.allowed.judged)))
-    return bool(len(able.pp))
+    return None if len(able.pp) else float(columns.memory_total.min())
 
 
 def _options(rows: Bounded) -> tuple[Columns, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 from parastrat.columns import Columns
 from parastrat.distinct import places_of
 from parastrat.memory.alike import code_of_meshes
+from parastrat.memory.several import keep_freed
 from parastrat.rules.divisors import divisors
 from parastrat.search.rows import rungs_of, settled_columns, shape_columns, strategies_of
 from parastrat.tables import facts_columns
@@ -67,6 +68,8 @@ def _told_apart(choices: _Choices) -> dict[str, Any]:
 
 
 def _making(choices: _Choices) -> dict[str, Any]:
+    # the first arrays of a process are those of meshes
+    keep_freed()
     table, places = _every(choices)
     table |= shape_columns(table)
     meshes = Columns(table)

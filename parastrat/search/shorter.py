@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import TYPE_CHECKING
 
 from parastrat.ranks.states import least_bytes, may_fit
 from parastrat.search.changes import Fit, halved, halvings
-from parastrat.search.fastest import able_space, any_fits, fastest_of
+from parastrat.search.fastest import able_space, fastest_of, nearest_misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from parastrat.case import Case, Facts
     from parastrat.plan import Offload
+    from parastrat.search.bounded import Searched
     from parastrat.search.changes import Changed, ModelAt
     from parastrat.search.rows import Constraints
 
 #: more halvings than are tried
 _OFTEN = 99
+#: lengths that are tried by what plans need at two others
+_GUESSES = 2
 
 
 def longest_fitting(
@@ -38,35 +41,54 @@ def longest_fitting(
     most = halvings(job, model_at)
     if model_at is None or not most:
         return None
+    first, needs = _first_guess(job.facts, fixed.offload, misfits)
+    # how often it was halved in vain, and what the plan needs then that comes nearest to fitting
+    failed = [(0, needs)]
+    guesses = _guesses(first, most, failed, job.facts.hardware.device.usable_memory_bytes)
     # what is longer is known not to fit, and what is shorter to fit
-    longer, shorter, found = 0, most + 1, None
-    times = min(_halvings_to_fit(job.facts, fixed.offload, misfits), most)
-    # where the shortest does not fit, none does
-    first = iter((times, times + 1, most))
+    longer, shorter, guess, found = 0, most + 1, 0, None
     while shorter - longer > 1:
-        # beside the first guess the next longer one most likely does not fit
-        halfway = shorter - 1 if shorter == times else (longer + shorter) // 2
-        now = next(first) if found is None else halfway
-        changed = halved(job, model_at, now)
-        space = able_space(changed.facts, fixed) if may_fit(changed.facts, fixed.offload) else None
-        if space is not None and any_fits(space):
+        if found is None:
+            now = guess = next(guesses)
+        else:
+            # beside a guess the next longer one most likely does not fit
+            now = shorter - 1 if shorter == guess else (longer + shorter) // 2
+        space, misfit = _tried(halved(job, model_at, now).facts, fixed)
+        if misfit is None:
             shorter, found = now, space
         else:
             longer = now
+            failed.append((now, misfit))
     if found is None:
         return None
     changed, plan = halved(job, model_at, shorter), fastest_of(found)
     return None if plan is None else Fit(changes=changed.changes, facts=found.facts, plan=plan)
 
 
-def _halvings_to_fit(facts: Facts, offload: Offload, misfits: Sequence[Case]) -> int:
+def _tried(facts: Facts, fixed: Constraints) -> tuple[Searched | None, float | None]:
+    """Return what is searched of a job, if any mesh may fit, and what ``nearest_misfit`` does of it."""
+    space = able_space(facts, fixed) if may_fit(facts, fixed.offload) else None
+    return space, inf if space is None else nearest_misfit(space)
+
+
+def _guesses(first: int, most: int, failed: Sequence[tuple[int, float]], capacity: int) -> Iterator[int]:
+    """Yield how often to halve a sequence, as long as nothing fits: ``failed`` grows meanwhile."""
+    yield min(first, most)
+    for _ in range(_GUESSES):
+        yield min(_further_guess(failed[-2], failed[-1], capacity), most)
+    # where the shortest does not fit, none does
+    yield most
+
+
+def _first_guess(facts: Facts, offload: Offload, misfits: Sequence[Case]) -> tuple[int, float]:
     """Return how often to halve a sequence until one of some plans may fit, by a rough guess.
 
     That is if activations and what is transient halve, and states grow or shrink with an even share of
     them. Once where there are no plans on as many devices; and often where the rest alone does not fit.
+    Beside it stands what the least of the plans needs before.
     """
     share, capacity = least_bytes(facts, offload), facts.hardware.device.usable_memory_bytes
-    times = []
+    times, needs = [], []
     for case in misfits:
         if case.plan.mesh.world_size != facts.hardware.world_size:
             continue
@@ -75,4 +97,20 @@ def _halvings_to_fit(facts: Facts, offload: Offload, misfits: Sequence[Case]) ->
         stays = states * share / least_bytes(case.facts, offload) + memory.overhead
         halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
         times.append(ceil(log2(max(halves / room, 2))) if room > 0 else _OFTEN)
-    return min(times, default=1)
+        needs.append(stays + halves)
+    return min(times, default=1), min(needs, default=inf)
+
+
+def _further_guess(before: tuple[int, float], after: tuple[int, float], capacity: int) -> int:
+    """Return how often to halve a sequence until what plans need fits, by what they needed twice before.
+
+    Of that some part halves with the sequence. Often where the rest alone does not fit, or no plan is known
+    to need it; once more where that is not known of whole sequences. No more often than is likely: of
+    shorter ones another plan may need less.
+    """
+    (few, more), (many, less) = before, after
+    if more == inf:
+        return many + 1
+    halves = (more - less) / (2.0**-few - 2.0**-many)
+    room = capacity - less + halves * 2.0**-many
+    return max(many + 1, round(log2(max(halves / room, 1.0)))) if room > 0 else _OFTEN

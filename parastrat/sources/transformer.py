@@ -178,9 +178,10 @@ def _counts(blocks: tuple[Block, ...], a: Architecture) -> tuple[int, int]:
 
 def _single_stack(setting: Setting) -> tuple[Block, ...]:
     a = setting.architecture
-    causal = a.family is Family.DECODER
-    runs = (_layer(setting, repeat, causal=causal, mixed=mixed) for mixed, repeat in _runs(a))
-    return (embedding(setting), *runs, head(setting))
+    causal, runs = a.family is Family.DECODER, _runs(a)
+    # one of each kind: where every other layer has experts there are as many runs as layers
+    layers = {run: _layer(setting, run[1], causal=causal, mixed=run[0]) for run in set(runs)}
+    return (embedding(setting), *(layers[run] for run in runs), head(setting))
 
 
 def _runs(a: Architecture) -> list[tuple[bool, int]]:

@@ -34,18 +34,21 @@ def test_a_kind_is_told_as_backward_meets_it() -> None:
         draw.shuffle(kinds)
         repeats = np.array([[draw.choice((0, 0, 1, 3)) for _ in kinds] for _ in range(3)])
         moments = moments_of(repeats, kinds, units)
-        again += len(moments.kinds) > len(set(moments.kinds.tolist()))
-        for rank, own in enumerate(repeats.tolist()):
-            told = [
-                (
-                    int(kind),
-                    bool(moments.first[moment, rank]),
-                    tuple(moments.freed[moment, :, rank].tolist()),
-                    int(moments.behind[moment, rank]),
-                    bool(moments.last[moment, rank]),
-                )
-                for moment, kind in enumerate(moments.kinds)
-                if moments.present[moment, rank]
-            ]
-            assert sorted(told) == sorted(walked(own, kinds, units))
+        every = list(zip(moments.rank.tolist(), moments.kind.tolist(), strict=True))
+        again += len(every) > len(set(every))
+        order = {kind: place for place, kind in enumerate(dict.fromkeys(reversed(kinds)))}
+        assert every == sorted(every, key=lambda each: (each[0], order[each[1]]))
+        told = zip(
+            moments.kind.tolist(),
+            moments.first.tolist(),
+            map(tuple, moments.freed.T.tolist()),
+            moments.behind.tolist(),
+            moments.last.tolist(),
+            strict=True,
+        )
+        of_ranks: list[list[Told]] = [[] for _ in repeats]
+        for rank, each in zip(moments.rank.tolist(), told, strict=True):
+            of_ranks[rank].append(each)
+        for found, own in zip(of_ranks, repeats.tolist(), strict=True):
+            assert sorted(found) == sorted(walked(own, kinds, units))
     assert again > 20
