@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 import parastrat
-from parastrat.runtime.tensor_parallel.proof import Results, compared
+from parastrat.runtime.tensor_parallel.comparison import compared
+from parastrat.runtime.tensor_parallel.computed import Results
 
 
 class Registered(nn.Module):

@@ -1,4 +1,7 @@
-"""Penalties on weights in a loss: right where each term is whole, and refused in one message otherwise."""
+"""Divided weights among whole values: penalties in a loss are right where each term is whole.
+
+Otherwise they are refused in one message, and in another where a forward reads weights too early.
+"""
 
 from __future__ import annotations
 
@@ -60,13 +63,33 @@ def trained(chosen: Plan | None, each: Callable[[torch.Tensor], torch.Tensor]) -
         return float(model(X).pow(2).sum())
 
 
+class Outside(nn.Module):
+    """A model that runs a part of its first block beside the blocks, as diffusers' DiT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = nn.ModuleList([Block(), Block()]), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        beside = self.blocks[0].up(x).mean(-1, keepdim=True)
+        for block in self.blocks:
+            x = block(x)
+        result: torch.Tensor = self.head(x + beside)
+        return result
+
+
+def outside() -> float:
+    model = parastrat.auto_parallelize(Outside(), plan=PLANS["fsdp2"], sample_inputs=X[:1])
+    return float(parastrat.forward_backward(model, X[:2], Y[:2], loss_fn=functional.mse_loss))
+
+
 def everything() -> dict[str, Any]:
     asked = {
         f"{each.__name__} {name}": partial(trained, chosen, each)
         for each in (whole, bare)
         for name, chosen in PLANS.items()
     }
-    return answers(asked)
+    return answers({**asked, "outside": outside})
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +109,8 @@ def test_terms_that_are_divided(ranks: list[dict[str, Any]]) -> None:
         assert isinstance(found["bare ddp"], float)
         for name in ("fsdp2", "tp"):
             assert "the loss adds values of parameters" in str(found[f"bare {name}"])
+
+
+def test_a_part_of_a_block_that_runs_outside_of_it_is_no_penalty(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert "blocks.0.up runs outside of its block's forward" in str(found["outside"])

@@ -18,9 +18,10 @@ from parastrat.runtime.context_parallel.choice import blocks_of, divide, stream_
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
 from parastrat.runtime.tensor_parallel.choice import on_copy
+from parastrat.runtime.tensor_parallel.computed import Results, Task
 from parastrat.runtime.tensor_parallel.layout import Left, heads
 from parastrat.runtime.tensor_parallel.loss import task_of_loss, unproven
-from parastrat.runtime.tensor_parallel.proof import Results, Task, Trial, Verdict, judged
+from parastrat.runtime.tensor_parallel.proof import Trial, Verdict, judged
 from parastrat.runtime.tensor_parallel.sequence import NoStreamError, check_shares_differ, unstreamed
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 

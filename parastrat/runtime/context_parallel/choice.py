@@ -28,9 +28,10 @@ from parastrat.runtime.context_parallel.stream import (
 )
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
+from parastrat.runtime.tensor_parallel.computed import Results
 from parastrat.runtime.tensor_parallel.ends import around_blocks
 from parastrat.runtime.tensor_parallel.loss import task_of_loss, unproven
-from parastrat.runtime.tensor_parallel.proof import Results, Verdict, tried
+from parastrat.runtime.tensor_parallel.proof import Verdict, tried
 from parastrat.runtime.tensor_parallel.samples import batch_for
 from parastrat.runtime.tensor_parallel.sequence import NoStreamError, check_shares_differ
 from parastrat.runtime.tensor_parallel.styles import feature_dims

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from parastrat.runtime import agreement
 from parastrat.runtime.expert_parallel import exchange
 from parastrat.runtime.pipeline import keeping, pipelined
-from parastrat.runtime.tensor_parallel import bench, dropout, proof
+from parastrat.runtime.tensor_parallel import bench, computed, dropout, proof
 from parastrat.runtime.training import messages
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def others_agree() -> Iterator[None]:
         stack.enter_context(patch.object(dist, "all_gather_object", _all_the_same))
         stack.enter_context(patch.object(agreement, "from_first", _own))
         # what raises in the proof is not taken: shapes are true, values are not
-        shapes = _Shapes(proof.results)
+        shapes = _Shapes(computed.results)
         stack.enter_context(patch.object(proof, "results", shapes.results))
         stack.enter_context(patch.object(bench, "results", shapes.results))
         stack.enter_context(patch.object(proof, "compared", shapes.compared))
-        stack.enter_context(patch.object(proof.Results, "is_finite", True))
+        stack.enter_context(patch.object(computed.Results, "is_finite", True))
         # numbers that a pipeline reads of tensors: micro-batches are alike, and so are ranks
         stack.enter_context(patch.object(pipelined, "index_of", lambda _: 0))
         stack.enter_context(patch.object(pipelined, "check_same_batches", lambda *_: None))
@@ -96,7 +96,7 @@ class _Shapes:
             self._seen[id(found)] = found, queries.positions
         return found
 
-    def compared(self, expected: Any, got: Any, **_floor: float) -> dict[str, float]:
+    def compared(self, expected: Any, got: Any, **_by: Any) -> dict[str, float]:
         """Return nothing where attention goes over the same positions, as far as both were seen."""
         seen = [self._seen[id(found)][1] for found in (expected, got) if id(found) in self._seen]
         return {} if all(each == seen[0] for each in seen) else {"attention": 1.0}

@@ -20,9 +20,10 @@ from parastrat.runtime.in_step import in_step, steps
 from parastrat.runtime.tensor_parallel.access import local_inside, use_as
 from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
 from parastrat.runtime.tensor_parallel.choice import on_copy
+from parastrat.runtime.tensor_parallel.computed import results
 from parastrat.runtime.tensor_parallel.layout import Role, kind_of
 from parastrat.runtime.tensor_parallel.own_values import own_values
-from parastrat.runtime.tensor_parallel.proof import results, tried
+from parastrat.runtime.tensor_parallel.proof import tried
 from parastrat.runtime.tensor_parallel.styles import distributed
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 from parastrat.runtime.training.batches import called

@@ -11,9 +11,10 @@ from torch import nn
 
 from parastrat.errors import ParastratError, WrapError
 from parastrat.runtime.building import described
+from parastrat.runtime.tensor_parallel.computed import Results, Task, results, task_of
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.layout import Group, Layout, Step
-from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results, task_of
+from parastrat.runtime.tensor_parallel.proof import Verdict, proven
 from parastrat.runtime.tensor_parallel.samples import batch_for, whole_batch_for
 from parastrat.runtime.tensor_parallel.settle import settled
 

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
     import torch
 
-    from parastrat.runtime.tensor_parallel.proof import Results
+    from parastrat.runtime.tensor_parallel.computed import Results
 
 #: greatest difference allowed, as a share of the tensor's largest value; rounding in fp32 makes 1e-6
 TOLERANCE = 1e-4
 #: differences below this share of the largest gradient of all count as none: gradients that are zero by
 #: symmetry, such as a key bias's, are rounding alone
 FLOOR = 1e-6
+#: what differs by so many times as much as the last bit of the weights moves it is not rounding, nor is it
+#: by more than this share of the largest gradient; rounding in fp64 makes 1e-14
+_FAR, _LEAST = 100, 1e-12
 
 
-def compared(expected: Results, got: Results, floor: float = FLOOR) -> dict[str, float]:
+def compared(
+    expected: Results,
+    got: Results,
+    floor: float = FLOOR,
+    *,
+    moved: Callable[[], Mapping[str, float]] | None = None,
+) -> dict[str, float]:
     """Return what differs by more than rounding, and the share by which it does; 1 for what is missing.
 
     Args:
         expected: of the plain module.
         got: of the divided one.
         floor: gradients that differ by less of the largest of all count as equal.
+        moved: tells by how much rounding moves each of the plain module's gradients. Those that differ far
+            more do not count as equal, however small they are: a block may add little to what others made.
     """
     largest = max((float(g.abs().max()) for g in expected.gradients.values() if g.numel()), default=0.0)
     pairs = [
@@ -35,7 +49,26 @@ def compared(expected: Results, got: Results, floor: float = FLOOR) -> dict[str,
         *((name, e, got.gradients.get(name), floor * largest) for name, e in expected.gradients.items()),
     ]
     found = {name: _apart(e, g, least) for name, e, g, least in pairs}
-    return {name: share for name, share in found.items() if not share <= TOLERANCE}
+    differences = {name: share for name, share in found.items() if not share <= TOLERANCE}
+    others = expected.gradients.keys() - differences.keys()
+    small = {} if moved is None else _small(expected, got, others, _LEAST * largest)
+    by = moved() if moved is not None and small else {}
+    own = {name: share for name, (apart, share) in small.items() if apart > _FAR * by.get(name, inf)}
+    return differences | own
+
+
+def _small(
+    expected: Results, got: Results, names: Collection[str], least: float
+) -> dict[str, tuple[float, float]]:
+    """Return by how much some gradients differ, where that is more than is allowed of their own size."""
+    found = {}
+    for name in names:
+        gradient, other = expected.gradients[name], got.gradients.get(name)
+        if other is not None and gradient.numel():
+            apart, size = float((gradient - other).abs().max()), float(gradient.abs().max())
+            if apart > max(TOLERANCE * size, least):
+                found[name] = apart, apart / size if size else inf
+    return found
 
 
 def _aligned(expected: Results, got: Results) -> list[tuple[torch.Tensor, torch.Tensor | None]]:

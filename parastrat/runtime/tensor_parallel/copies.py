@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.caches import without_caches
@@ -178,10 +179,20 @@ def _random(slot: Slot, drawn: torch.Generator) -> torch.Tensor:
     dtype = torch.complex64 if slot.tensor.is_complex() else torch.float32
     values = torch.randn(shape, generator=drawn, dtype=dtype)
     if len(shape) > 1:
-        return values / math.sqrt(max(shape[-1], 1))
+        return values / math.sqrt(max(_inputs_of(slot), 1))
     centre = 1.0 if slot.name.endswith("weight") else 0.0
     spread: torch.Tensor = 0.3 * values
     return spread + centre
+
+
+def _inputs_of(slot: Slot) -> int:
+    """Return how many values a matrix of weights adds up, or a kernel, each times one of its elements."""
+    shape, owner = slot.tensor.shape, slot.owners[0][0]
+    if not isinstance(owner, _ConvNd):
+        return shape[-1]
+    # those that are transposed have their inputs first
+    outputs = shape[1] if owner.transposed else shape[0]
+    return slot.tensor.numel() // max(outputs, 1)
 
 
 def _beside(slot: Slot, drawn: torch.Generator) -> torch.Tensor:

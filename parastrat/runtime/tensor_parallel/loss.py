@@ -12,9 +12,10 @@ from torch import nn
 from parastrat.runtime.building import described
 from parastrat.runtime.in_step import first_said
 from parastrat.runtime.logits import cross_entropies_computed, logits_divided
+from parastrat.runtime.tensor_parallel.computed import Results, Task, results
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Layout, heads
-from parastrat.runtime.tensor_parallel.proof import Results, Task, Verdict, proven, results
+from parastrat.runtime.tensor_parallel.proof import Verdict, proven
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.training.batches import IGNORED
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
 from parastrat.failures import MIXTURE
@@ -26,13 +30,22 @@ def explained(wrapping: Wrapping) -> Iterator[None]:
     """Say what the plan changed where operators fail of it.
 
     Raises:
-        WrapError: a forward that casts by itself meets other formats, a loss adds what is divided to what
-            is whole, or a backward that a schedule splits would run parts again.
+        WrapError: a forward that casts by itself meets other formats, a part of a block runs outside of it,
+            a loss adds what is divided to what is whole, or a backward that a schedule splits would run
+            parts again.
     """
     try:
         yield
     except RuntimeError as error:
         said = str(error)
+        ungathered = _ungathered(error, wrapping) if MIXTURE.says.search(said) else ""
+        if ungathered:
+            raise WrapError(
+                f"{ungathered} runs outside of its block's forward, in which alone "
+                f"{wrapping.plan.strategy} has its weights whole",
+                hint="let the block's forward call it, or give the model a part of its own for it, or plan "
+                "ddp: parastrat recommend --strategy ddp",
+            ) from error
         if MIXTURE.says.search(said):
             raise WrapError(
                 f"the loss adds values of parameters, which {wrapping.plan.strategy} divides, to values of "
@@ -46,6 +59,19 @@ def explained(wrapping: Wrapping) -> Iterator[None]:
         if found is None:
             raise
         raise found from error
+
+
+def _ungathered(error: RuntimeError, wrapping: Wrapping) -> str:
+    """Return the name of the part of a block whose forward met weights of which it had its share alone."""
+    frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules = [part for part in frames if isinstance(part, nn.Module)]
+    if not modules or not any(isinstance(own, DTensor) for own in modules[-1].parameters(recurse=False)):
+        return ""
+    for name, block in zip(wrapping.blocks.names, wrapping.blocks.modules, strict=True):
+        for path, part in block.named_modules():
+            if part is modules[-1]:
+                return f"{name}.{path}"
+    return ""
 
 
 def _split(plan: Plan, said: str) -> WrapError:

@@ -25,7 +25,7 @@ from parastrat.runtime.dry_run import alone, ranks_to_run, run_kinds, run_on_fak
 from parastrat.runtime.dry_run import rank as rank_module
 from parastrat.runtime.dry_run.apart import apart
 from parastrat.runtime.dry_run.rank import Task, _caveats, dry_run
-from parastrat.runtime.tensor_parallel import proof
+from parastrat.runtime.tensor_parallel import computed
 from parastrat.runtime.tensor_parallel.layout import Left
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
@@ -358,7 +358,10 @@ def test_a_layout_under_which_attention_goes_over_other_positions_is_not_taken()
         return object()
 
     shapes = alone._Shapes(results)
-    whole, folded = shapes.results(8, proof.Task(inputs=None)), shapes.results(4, proof.Task(inputs=None))
-    assert shapes.compared(whole, shapes.results(8, proof.Task(inputs=None))) == {}
+    whole, folded = (
+        shapes.results(8, computed.Task(inputs=None)),
+        shapes.results(4, computed.Task(inputs=None)),
+    )
+    assert shapes.compared(whole, shapes.results(8, computed.Task(inputs=None))) == {}
     assert shapes.compared(whole, folded) == {"attention": 1.0}
     assert shapes.compared(whole, object()) == {}

@@ -66,6 +66,15 @@ def test_a_model_without_values_has_no_such_copy() -> None:
     assert len(list(small_copies(meta, 2))) == 1
 
 
+def test_kernels_give_outputs_of_ordinary_size() -> None:
+    net = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ConvTranspose2d(32, 8, 3), nn.Conv2d(8, 64, 5))
+    x = torch.randn(2, 16, 12, 12)
+    given = Source(module=net, sample_inputs=x, record=None, device=torch.device("cpu"))
+    for layer in next(small_copies(given, 2)).children():
+        x = layer(torch.randn_like(x))
+        assert 0.3 < x.std() < 3
+
+
 def layouts() -> dict[str, Any]:
     dist.init_process_group("gloo")
     mesh = mesh_of_dtensors("cpu", (2,), ("tp",), ("tp",))

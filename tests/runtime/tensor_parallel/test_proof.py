@@ -22,10 +22,11 @@ from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel import choice, loss
 from parastrat.runtime.tensor_parallel.attending import NoEmptyAttention
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
+from parastrat.runtime.tensor_parallel.computed import Task, results
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Role
 from parastrat.runtime.tensor_parallel.own_plan import own_layout
-from parastrat.runtime.tensor_parallel.proof import Task, proven, results
+from parastrat.runtime.tensor_parallel.proof import proven
 
 pytestmark = pytest.mark.slow
 

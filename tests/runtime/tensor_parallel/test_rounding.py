@@ -13,8 +13,9 @@ from torch import nn
 
 from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel import proof
+from parastrat.runtime.tensor_parallel.computed import Task, results
 from parastrat.runtime.tensor_parallel.layout import Layout
-from parastrat.runtime.tensor_parallel.proof import Task, proven, results
+from parastrat.runtime.tensor_parallel.proof import proven
 
 pytestmark = pytest.mark.slow
 
@@ -40,6 +41,18 @@ class Single(Shifted):
         return super().forward(x)
 
 
+class Faint(nn.Module):
+    """Two layers, of which one adds so little that its gradients are small beside the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loud, self.quiet = nn.Linear(4, 8), nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        added: torch.Tensor = self.loud(x) + 1e-8 * self.quiet(x)
+        return added
+
+
 def rounded(gradient: torch.Tensor) -> torch.Tensor:
     """What a sum of many terms in another order gives."""
     return gradient + 500 * torch.finfo(gradient.dtype).eps
@@ -55,6 +68,9 @@ CASES: dict[str, tuple[type[Shifted], str, Callable[[torch.Tensor], torch.Tensor
     "wrong": (Shifted, "up.bias", shifted),
     "far": (Shifted, "up.bias", lambda gradient: gradient + 1.0),
     "not in fp64": (Single, "up.bias", rounded),
+    "as rounding moves it": (Single, "up.bias", lambda gradient: gradient + 1e-8),
+    "small and wrong": (Faint, "quiet.weight", lambda gradient: 1.5 * gradient),
+    "small and right": (Faint, "quiet.weight", lambda gradient: (1 + 1e-6) * gradient),
 }
 
 
@@ -81,7 +97,9 @@ def verdicts() -> dict[str, tuple[bool, str]]:
 
 def test_what_rounding_moves_is_proven_in_fp64() -> None:
     for found in on_ranks(2, verdicts):
-        assert found["rounded"] == (True, "proven")
+        for name in ("rounded", "as rounding moves it", "small and right"):
+            assert found[name] == (True, "proven")
+        assert found["small and wrong"] == (False, "quiet.weight differs by 0.5 of its size")
         for name in ("wrong", "far", "not in fp64"):
             held, said = found[name]
             assert not held
