@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from cli.conftest import Typed
+from drawn import drawn
 
 from parastrat.cli import tune
 from parastrat.parse import read_plan
@@ -108,15 +109,18 @@ def test_the_fastest_of_what_ran_is_kept(typed: Typed, plan: Path, script: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
-    [
-        (
-            ("plain", "3", "1000"),
-            "a step trains 6 samples, the plan's global batch is 8",
-            "--global-batch 6",
-        ),
-        (("plain", "4", "2"), "the script ended before 6 optimizer steps", "trial0.log"),
-        (("plain", "4", "none"), "ValueError: invalid literal for int()", "trial0.log"),
-    ],
+    drawn(
+        [
+            (
+                ("plain", "3", "1000"),
+                "a step trains 6 samples, the plan's global batch is 8",
+                "--global-batch 6",
+            ),
+            (("plain", "4", "2"), "the script ended before 6 optimizer steps", "trial0.log"),
+            (("plain", "4", "none"), "ValueError: invalid literal for int()", "trial0.log"),
+        ],
+        1,
+    ),
 )
 def test_a_script_that_does_not_follow_its_plan(
     typed: Typed, plan: Path, script: Path, arguments: tuple[str, ...], message: str, hint: str

@@ -362,8 +362,8 @@ OF_FOUR = {
 
 #: what is done under which plan; how torch averages is seen under each of two ranks
 DRAWN = [("averaged", name) for name in PLANS]
-DRAWN += drawn([(kind, name) for kind in list(RUNS)[1:] for name in PLANS], 5)
-DRAWN_OF_FOUR = drawn([(kind, name) for kind in RUNS for name in OF_FOUR], 3)
+DRAWN += drawn([(kind, name) for kind in list(RUNS)[1:] for name in PLANS], 4)
+DRAWN_OF_FOUR = drawn([(kind, name) for kind in RUNS for name in OF_FOUR], 2)
 
 
 def run(pairs: list[tuple[str, str]]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 from runtime.models import Block, plan
 from runtime.ranks import answers, on_ranks
 from torch import nn
@@ -21,13 +22,15 @@ pytestmark = pytest.mark.slow
 #: all ranks have the same samples, so that the mean over ranks is that of one process
 X = torch.linspace(-1, 1, 32).view(4, 8)
 
-PLANS: dict[str, Plan] = {
+_ALL: dict[str, Plan] = {
     "fsdp2": plan(dp_shard=4),
     "kept": plan(dp_shard=4, reshard_after_forward=False),
     "recomputed": plan(dp_shard=4, recompute=Recompute.FULL),
     "hsdp": plan(dp_replicate=2, dp_shard=2),
     "tp fsdp2": plan(dp_shard=2, tp=2),
 }
+#: two that hold what FSDP2 gathers, and one of the others
+PLANS = {name: _ALL[name] for name in ("fsdp2", "kept", *drawn(["recomputed", "hsdp", "tp fsdp2"], 1))}
 #: FSDP2 holds what they gather
 GATHERING = ("fsdp2", "kept")
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from drawn import drawn
 from runtime.models import Gpt, plan
 from runtime.ranks import on_ranks
 from torch.distributed import distributed_c10d
@@ -76,13 +77,15 @@ def _wrapped(axes: dict[str, int], *, begun: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("begun", [False, True], ids=["", "in the script's group"])
 @pytest.mark.parametrize(
     ("ranks", "axes"),
-    [
-        (2, {"tp": 2}),
-        (2, {"dp_shard": 2}),
-        (4, {"dp_shard": 2, "tp": 2}),
-        (4, {"dp_replicate": 2, "dp_shard": 2}),
-    ],
-    ids=["tp", "fsdp2", "fsdp2+tp", "hsdp"],
+    drawn(
+        [
+            pytest.param(2, {"tp": 2}, id="tp"),
+            pytest.param(2, {"dp_shard": 2}, id="fsdp2"),
+            pytest.param(4, {"dp_shard": 2, "tp": 2}, id="fsdp2+tp"),
+            pytest.param(4, {"dp_replicate": 2, "dp_shard": 2}, id="hsdp"),
+        ],
+        2,
+    ),
 )
 def test_dtensors_are_gathered_by_one_thread(ranks: int, axes: dict[str, int], begun: bool) -> None:
     for found in on_ranks(ranks, partial(_wrapped, begun=begun), axes):
@@ -122,21 +125,26 @@ def test_interfaces_are_those_that_the_user_named(
 
 @pytest.mark.parametrize(
     ("made", "collective"),
-    [
-        (
-            "with one_gloo_thread():\n    group = dist.new_group()",
-            "group.allgather_into_tensor_coalesced([torch.empty(1)], [one])",
-        ),
-        (
-            "group = dist.new_group()",
-            "dist.all_gather_into_tensor(torch.empty(1), one, group=group, async_op=True)",
-        ),
-        (
-            "group = dist.new_group()",
-            "dist.reduce_scatter_tensor(torch.empty(1), one, group=group, async_op=True)",
-        ),
-    ],
-    ids=["gathers of DTensors", "gathers of tensors", "reduce-scatters of tensors"],
+    drawn(
+        [
+            pytest.param(
+                "with one_gloo_thread():\n    group = dist.new_group()",
+                "group.allgather_into_tensor_coalesced([torch.empty(1)], [one])",
+                id="gathers of DTensors",
+            ),
+            pytest.param(
+                "group = dist.new_group()",
+                "dist.all_gather_into_tensor(torch.empty(1), one, group=group, async_op=True)",
+                id="gathers of tensors",
+            ),
+            pytest.param(
+                "group = dist.new_group()",
+                "dist.reduce_scatter_tensor(torch.empty(1), one, group=group, async_op=True)",
+                id="reduce-scatters of tensors",
+            ),
+        ],
+        1,
+    ),
 )
 def test_collectives_that_end_together_leave_the_heap_whole(made: str, collective: str) -> None:
     script = SIDE_BY_SIDE.format(made=made, collective=collective)

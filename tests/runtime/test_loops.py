@@ -79,7 +79,7 @@ def outcome(name: str, strategy: str) -> tuple[list[float] | str, list[str]]:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
-@pytest.mark.parametrize(("name", "strategy"), drawn(CELLS, 6))
+@pytest.mark.parametrize(("name", "strategy"), drawn(CELLS, 4))
 def test_a_loop_trains_as_in_one_process_or_is_refused(name: str, strategy: str) -> None:
     said = REFUSED.get((name, strategy))
     expected = RECIPES[name](Setting.of(strategy, alone=True))

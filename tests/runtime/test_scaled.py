@@ -95,7 +95,7 @@ def trained(chosen: Plan | None, fused: bool) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "fused"), drawn([(name, fused) for name in PLANS for fused in (False, True)], 4)
+    ("strategy", "fused"), drawn([(name, fused) for name in PLANS for fused in (False, True)], 3)
 )
 def test_all_ranks_leave_a_step_out_where_one_has_an_infinite_gradient(strategy: str, fused: bool) -> None:
     expected = trained(None, fused)

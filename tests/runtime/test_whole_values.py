@@ -83,7 +83,7 @@ def numbers(chosen: Plan | None) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("strategy", drawn(list(PLANS), 3))
+@pytest.mark.parametrize("strategy", drawn(list(PLANS), 2))
 def test_numbers_are_those_of_one_process(strategy: str) -> None:
     expected = numbers(None)
     for own in on_ranks(PLANS[strategy].mesh.world_size, numbers, PLANS[strategy]):

@@ -228,7 +228,7 @@ FULL_LENGTH = drawn(
         for strategy in strategies
         for model in models_of(strategy)
     ],
-    6,
+    3,
 )
 
 

@@ -28,6 +28,18 @@ STACKS = DIVIDED["stacks"]
 OF_DENSE = drawn(["fsdp2+tp+ep, one sample", "fsdp2+tp+ep, tokens alike", "fsdp2+cp+tp+ep"], 1)
 #: ways in which experts beside layers that tp divides are tried too
 OF_GATED = drawn(["fsdp2+tp+ep", "fsdp2+tp+ep, tokens alike"], 1)
+_OF_FOUR: dict[str, dict[str, Any]] = {
+    "fsdp2+ep": {"dp_shard": 4, "ep": 2, "recompute": Recompute.SELECTIVE, **FOUR},
+    "hsdp+ep": {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "recompute": Recompute.FULL, **FOUR},
+    "fsdp2+cp+ep": {"dp_shard": 2, "cp": 2, "ep": 4},
+    "fsdp2+tp+ep, tokens alike": {"dp_shard": 2, "tp": 2, "ep": 4},
+    "fsdp2+tp+ep, one sample": {"dp_shard": 2, **TP, "ep": 2},
+    "fsdp2+tp+ep": {"dp_shard": 2, **TP, "ep": 4, "recompute": Recompute.FULL},
+    "hsdp+tp+ep": {"dp_replicate": 2, "dp_shard": 1, **TP, "ep": 2},
+    "fsdp2+cp+tp+ep": {"cp": 2, **TP, "ep": 4},
+}
+#: those in which experts that attend are tried
+OF_ATTENDING = drawn(list(_OF_FOUR), 5)
 
 
 def attending() -> nn.Module:
@@ -87,19 +99,10 @@ def two_ranks(folder: str) -> dict[str, Any]:
 
 
 def four_ranks() -> dict[str, Any]:
-    fields: dict[str, dict[str, Any]] = {
-        "fsdp2+ep": {"dp_shard": 4, "ep": 2, "recompute": Recompute.SELECTIVE, **FOUR},
-        "hsdp+ep": {"dp_replicate": 2, "dp_shard": 2, "ep": 2, "recompute": Recompute.FULL, **FOUR},
-        "fsdp2+cp+ep": {"dp_shard": 2, "cp": 2, "ep": 4},
-        "fsdp2+tp+ep, tokens alike": {"dp_shard": 2, "tp": 2, "ep": 4},
-        "fsdp2+tp+ep, one sample": {"dp_shard": 2, **TP, "ep": 2},
-        "fsdp2+tp+ep": {"dp_shard": 2, **TP, "ep": 4, "recompute": Recompute.FULL},
-        "hsdp+tp+ep": {"dp_replicate": 2, "dp_shard": 1, **TP, "ep": 2},
-        "fsdp2+cp+tp+ep": {"cp": 2, **TP, "ep": 4},
-    }
+    fields = _OF_FOUR
     return {
         **answers({"without data ranks": partial(wrapped, dense, **{**FOUR, "tp": 4, "ep": 2})}),
-        **{name: trained(attending, **each) for name, each in fields.items()},
+        **{name: trained(attending, **fields[name]) for name in OF_ATTENDING},
         **{f"dense, {name}": trained(dense, **fields[name]) for name in OF_DENSE},
         **{f"gated, {name}": trained(gated, **fields[name]) for name in OF_GATED},
         "calls": calls_of(wrapped(gated, **fields["fsdp2+tp+ep"])),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from runtime.expert_parallel.cells import (
+    OF_ATTENDING,
     OF_DENSE,
     OF_GATED,
     STACKS,
@@ -24,11 +25,6 @@ from runtime.token_models import alone, batch, check
 
 pytestmark = pytest.mark.slow
 
-BESIDE_TP = (
-    *("fsdp2+tp+ep", "fsdp2+tp+ep, one sample", "fsdp2+tp+ep, tokens alike"),
-    *("hsdp+tp+ep", "fsdp2+cp+tp+ep"),
-)
-
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -45,7 +41,7 @@ def test_models_train_as_in_one_process(name: str, two: list[dict[str, Any]]) ->
     check([rank[f"model: {name}"] for rank in two], alone(DIVIDED[name]))
 
 
-@pytest.mark.parametrize("name", ["fsdp2+ep", "hsdp+ep", "fsdp2+cp+ep", *BESIDE_TP])
+@pytest.mark.parametrize("name", OF_ATTENDING)
 def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[name] for rank in four], alone(attending))
 

@@ -84,7 +84,7 @@ _OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
     "tp+ep": (dense, {"pp": 2, **TP, "ep": 2, "shard": Shard.NONE}),
 }
 #: on four ranks
-OF_FOUR = {name: _OF_FOUR[name] for name in drawn(list(_OF_FOUR), 6)}
+OF_FOUR = {name: _OF_FOUR[name] for name in drawn(list(_OF_FOUR), 4)}
 #: on eight ranks
 OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp+tp+ep": (attending, {"pp": 2, "cp": 2, **TP, "ep": 4}),

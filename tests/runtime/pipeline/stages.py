@@ -30,7 +30,7 @@ SEVERAL = (
 )
 #: models under schedules of two stages a rank; benchmarks/parity.py has all schedules
 SEVERAL_CELLS = [
-    *(("gpt", schedule) for schedule in drawn(SEVERAL, 3)),
+    *(("gpt", schedule) for schedule in drawn(SEVERAL, 2)),
     *(("llama", schedule) for schedule in drawn([PipelineSchedule.INTERLEAVED, PipelineSchedule.ZBV], 1)),
 ]
 DATA = {"ddp": {"dp_replicate": 2}, "fsdp2": {"dp_shard": 2}}

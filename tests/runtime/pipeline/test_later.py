@@ -199,7 +199,7 @@ def refused(name: str, chosen: Plan) -> list[float] | str:
             *(("1F1B", name) for name in REFUSED),
             *(("ZBV", name) for name in REFUSED | REFUSED_OF_SEVERAL),
         ],
-        6,
+        4,
     ),
 )
 def test_what_stages_cannot_follow_is_refused(schedule: str, name: str) -> None:

@@ -127,7 +127,7 @@ _ALL: dict[tuple[str, str], dict[str, Any]] = {
     ("written", "recomputed"): {**SEQUENCE, "recompute": Recompute.FULL},
     ("rms", "selective"): {**SEQUENCE, "recompute": Recompute.SELECTIVE},
 }
-CELLS = {cell: _ALL[cell] for cell in drawn(list(_ALL), 7)}
+CELLS = {cell: _ALL[cell] for cell in drawn(list(_ALL), 5)}
 
 
 def layouts() -> dict[str, Layout]:
