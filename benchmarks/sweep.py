@@ -158,10 +158,11 @@ def chosen_jobs(wanted: str) -> list[tuple[str, str]]:
     if not all(number.isdigit() for number in (part or "0", parts or "1")):
         raise SystemExit(f"{wanted}: not JOBS or PART/PARTS, such as 200 or 6/24")
     if parts:
-        random.Random(0).shuffle(every)  # noqa: S311 - a draw that can be repeated
-        return every[int(part) - 1 :: int(parts)]
+        drawn = random.Random(0).sample(range(len(every)), len(every))  # noqa: S311 - can be repeated
+        # in the order of all, model after model
+        return [every[place] for place in sorted(drawn[int(part) - 1 :: int(parts)])]
     if part:
-        return random.Random(0).sample(every, int(part))  # noqa: S311 - as above
+        return random.Random(0).sample(every, int(part))  # noqa: S311 - a draw that can be repeated
     return every
 
 
