@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from parity_models import SUBJECTS, Subject, difference
-from parity_recipes import Recipe, in_the_last_bit
+from parity_recipes import Recipe
 from parity_transformers import subject as subject_of_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -24,6 +24,7 @@ import parastrat
 from parastrat.errors import ParastratError
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Shard
 from parastrat.runtime.slots import clean_name
+from parastrat.runtime.tensor_parallel.computed import move_the_last_bit
 from parastrat.runtime.wrapping import inner
 from parastrat.workload import Precision
 
@@ -180,7 +181,7 @@ def reference(subject: Subject, steps: int, *, beside: bool = False, noise: floa
     torch.manual_seed(0)
     model = subject.build()
     if beside:
-        in_the_last_bit(model)
+        move_the_last_bit(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     losses, gradients = [], {}
     begun = time.monotonic()

@@ -16,6 +16,8 @@ from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, difference, widene
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from parastrat.runtime.tensor_parallel.computed import move_the_last_bit
+
 #: eight ranks hold a copy each
 LARGEST = 30_000_000
 #: parameters of a class with widths or a vocabulary of its own; two ranks hold it, and optimizer states
@@ -244,7 +246,7 @@ def trial(module: nn.Module, inputs: dict[str, Any], targets: torch.Tensor) -> s
         return "its gradients are zero"
     if _step(module, inputs, targets)[0] != first:
         return "it draws, or keeps a state: two calls differ"
-    in_the_last_bit(module)
+    move_the_last_bit(module)
     loss_beside, beside = _step(module, inputs, targets)
     moved = max(difference(beside[name], gradients[name], max(norms.values())) for name in norms)
     if abs(loss_beside - first) > LOSS_TOLERANCE or moved > GRADIENT_TOLERANCE:
@@ -259,13 +261,3 @@ def _step(
     found = loss(module(**inputs), targets)
     found.backward()
     return found.item(), {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-
-
-def in_the_last_bit(module: nn.Module) -> None:
-    """Change weights as another order of sums would."""
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            if parameter.is_floating_point():
-                signs = torch.randint(2, parameter.shape, generator=draw) * 2 - 1
-                parameter.mul_(1 + torch.finfo(parameter.dtype).eps * signs)

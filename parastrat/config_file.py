@@ -50,6 +50,11 @@ class ConfigFile:
     #: and of which compute capability, as NVIDIA counts
     compute_capability: str | None = None
 
+    @property
+    def compute_major(self) -> int | None:
+        """The major number of that capability, which tells the architecture."""
+        return whole_number((self.compute_capability or "").partition(".")[0])
+
     def get(self, key: str) -> Any:
         """Return the value of a dotted key; None where it, or a table around it, is absent."""
         value: Any = self.table

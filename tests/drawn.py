@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
+Value = TypeVar("Value")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -18,6 +19,11 @@ def drawn(items: Sequence[Item], count: int) -> list[Item]:
     if "PARASTRAT_TEST_ALL" in os.environ or count >= len(items):
         return list(items)
     return [items[place] for place in sorted(_draw().sample(range(len(items)), count))]
+
+
+def drawn_of(mapping: Mapping[Item, Value], count: int) -> dict[Item, Value]:
+    """Return ``count`` of a mapping's items, as ``drawn`` does."""
+    return {key: mapping[key] for key in drawn(list(mapping), count)}
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:

@@ -10,7 +10,7 @@ from parastrat.parse.formats import NOUNS, READ_BY
 from parastrat.parse.problems import Problem
 from parastrat.plan import Compile, ContextMethod, Mesh, Offload, PipelineSchedule, Recompute, Shard
 from parastrat.rules.launch_facts import count_of, world_of
-from parastrat.rules.megatron import OPTIONS
+from parastrat.rules.megatron import EXPERTS, OPTIONS
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _SHARDS = {
 _METHODS = {"p2p": ContextMethod.RING, "all_gather": ContextMethod.ALL_GATHER}
 #: layers of a virtual stage
 _CHUNK = "num-layers-per-virtual-pipeline-stage"
-_AXES = {**OPTIONS, "ep": "expert-model-parallel-size"}
+_AXES = {**OPTIONS, "ep": EXPERTS}
 #: of what there is one at least; argparse reads any number
 _COUNTS = frozenset(
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
+from parastrat.config_file import FILLED_IN, ConfigFormat
 from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import count_of, world_of
 from parastrat.rules.rule import file_rule
@@ -236,7 +236,7 @@ def tf32_is_of_ampere_and_later(file: ConfigFile) -> Iterator[Hit]:
     float32 as they did. Which devices these are --on says.
     """
     stated = (file.get("own.options") or {}).get("tf32", "false")
-    major = whole_number((file.compute_capability or "").partition(".")[0])
+    major = file.compute_major
     if major and major < _AMPERE and stated.lower() in _ON:
         yield Hit(
             message=f"--tf32 on devices of compute capability {file.compute_capability}",

@@ -27,6 +27,8 @@ OPTIONS = {
     "pp": "pipeline-model-parallel-size",
     "cp": "context-parallel-size",
 }
+#: beside them, on ranks that the others have too
+EXPERTS = "expert-model-parallel-size"
 
 
 def _product(degrees: dict[str, int]) -> tuple[int, str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
 from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import world_of
-from parastrat.rules.megatron import OPTIONS
+from parastrat.rules.megatron import EXPERTS, OPTIONS
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ _MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron"
 _ARGUMENTS = f"{_MEGATRON}/training/arguments.py"
 _FORMAT = ConfigFormat.SCRIPT
 
-_EXPERTS = "expert-model-parallel-size"
 _EXPERT_TP = "expert-tensor-parallel-size"
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 #: beside which the variable is advice, and Megatron-LM only warns
@@ -87,7 +86,7 @@ def torchs_fsdp2_stands_alone(file: ConfigFile) -> Iterator[Hit]:
     options = _options(file)
     if "use-torch-fsdp2" not in options or "fsdp2-config-path" in options:
         return  # it is MindSpeed's with the latter, which reads more from a file
-    for name in (OPTIONS["pp"], _EXPERTS):
+    for name in (OPTIONS["pp"], EXPERTS):
         if _divides(options, name):
             yield _beside_fsdp2(f"--{name} {options[name]}", f"write --{name} 1")
     for name, fix in _AGAINST_FSDP2.items():
@@ -166,7 +165,7 @@ def experts_degrees_divide_the_processes(file: ConfigFile) -> Iterator[Hit]:
     expert, of which there is a whole number.
     """
     options, world = _options(file), world_of(file)
-    tp, ep, pp = (_degree(options, name) for name in (OPTIONS["tp"], _EXPERTS, OPTIONS["pp"]))
+    tp, ep, pp = (_degree(options, name) for name in (OPTIONS["tp"], EXPERTS, OPTIONS["pp"]))
     expert_tp = _degree(options, _EXPERT_TP) if _EXPERT_TP in options else tp
     others = _degree(options, OPTIONS["cp"])
     if not (world and tp and ep and pp and expert_tp and others) or world % (tp * pp * others):
@@ -175,7 +174,7 @@ def experts_degrees_divide_the_processes(file: ConfigFile) -> Iterator[Hit]:
         yield Hit(
             message=f"--nnodes x --nproc-per-node is {world}, no multiple of "
             f"experts' tp {expert_tp} x ep {ep} x pp {pp}",
-            fix=f"write --{_EXPERT_TP} and --{_EXPERTS} so that they divide {world // pp}",
+            fix=f"write --{_EXPERT_TP} and --{EXPERTS} so that they divide {world // pp}",
             key="own",
         )
 
@@ -189,7 +188,7 @@ def kernels_are_queued_in_one_line(file: ConfigFile) -> Iterator[Hit]:
     experts want more. Which devices these are --on says.
     """
     options, stated = _options(file), file.get(f"env.{_CONNECTIONS}")
-    major = whole_number((file.compute_capability or "").partition(".")[0])
+    major = file.compute_major
     axes = [axis for axis in ("tp", "cp") if _divides(options, OPTIONS[axis])]
     if not axes or not major or major >= _BLACKWELL or any(name in options for name in _ADVISED):
         return

@@ -50,9 +50,10 @@ def compared(
     ]
     found = {name: _apart(e, g, least) for name, e, g, least in pairs}
     differences = {name: share for name, share in found.items() if not share <= TOLERANCE}
-    others = expected.gradients.keys() - differences.keys()
-    small = {} if moved is None else _small(expected, got, others, _LEAST * largest)
-    by = moved() if moved is not None and small else {}
+    if moved is None:
+        return differences
+    small = _small(expected, got, expected.gradients.keys() - differences.keys(), _LEAST * largest)
+    by = moved() if small else {}
     own = {name: share for name, (apart, share) in small.items() if apart > _FAR * by.get(name, inf)}
     return differences | own
 
@@ -65,9 +66,9 @@ def _small(
     for name in names:
         gradient, other = expected.gradients[name], got.gradients.get(name)
         if other is not None and gradient.numel():
-            apart, size = float((gradient - other).abs().max()), float(gradient.abs().max())
-            if apart > max(TOLERANCE * size, least):
-                found[name] = apart, apart / size if size else inf
+            apart, share = _between(gradient, other)
+            if share > TOLERANCE and apart > least:
+                found[name] = apart, share
     return found
 
 
@@ -88,7 +89,11 @@ def _apart(expected: torch.Tensor, got: torch.Tensor | None, floor: float) -> fl
         return 1.0
     if not expected.numel():
         return 0.0
+    apart, share = _between(expected, got)
+    return 0.0 if apart <= floor else share
+
+
+def _between(expected: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
+    """Return the largest difference of two tensors with elements, and the share of the first's largest."""
     apart, size = float((expected - got).abs().max()), float(expected.abs().max())
-    if apart <= floor:
-        return 0.0
-    return apart / size if size else float("inf")
+    return apart, apart / size if size else inf

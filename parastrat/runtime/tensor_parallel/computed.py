@@ -165,14 +165,14 @@ def moved_by_rounding(plain: nn.Module, task: Task, expected: Results) -> Mappin
     if not expected.moved:
         alone = replace(task, averages=None, apart=None, copies=None)
         as_is, beside = copy.deepcopy(plain), copy.deepcopy(plain)
-        _move_the_last_bit(beside)
+        move_the_last_bit(beside)
         first, second = (results(each, alone).gradients for each in (as_is, beside))
         held = {name: gradient for name, gradient in first.items() if name in second and gradient.numel()}
         expected.moved.update((name, float((g - second[name]).abs().max())) for name, g in held.items())
     return expected.moved
 
 
-def _move_the_last_bit(module: nn.Module) -> None:
+def move_the_last_bit(module: nn.Module) -> None:
     """Change weights as little as another order of sums changes what is made of them."""
     drawn = torch.Generator().manual_seed(0)
     with torch.no_grad():

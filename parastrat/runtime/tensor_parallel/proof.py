@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ from parastrat.runtime.tensor_parallel.computed import Results, Task, moved_by_r
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
     from torch.distributed.device_mesh import DeviceMesh
 
     from parastrat.runtime.tensor_parallel.extent import Extent

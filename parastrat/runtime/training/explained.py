@@ -38,21 +38,8 @@ def explained(wrapping: Wrapping) -> Iterator[None]:
         yield
     except RuntimeError as error:
         said = str(error)
-        ungathered = _ungathered(error, wrapping) if MIXTURE.says.search(said) else ""
-        if ungathered:
-            raise WrapError(
-                f"{ungathered} runs outside of its block's forward, in which alone "
-                f"{wrapping.plan.strategy} has its weights whole",
-                hint="let the block's forward call it, or give the model a part of its own for it, or plan "
-                "ddp: parastrat recommend --strategy ddp",
-            ) from error
         if MIXTURE.says.search(said):
-            raise WrapError(
-                f"the loss adds values of parameters, which {wrapping.plan.strategy} divides, to values of "
-                "samples, which are whole",
-                hint="leave a penalty on weights to the optimizer, as weight_decay, or add up each of its "
-                "terms whole: term.full_tensor() if isinstance(term, DTensor) else term",
-            ) from error
+            raise _mixed(wrapping.plan, _ungathered(error, wrapping)) from error
         if _TWICE in said and wrapping.plan.mesh.pp > 1 and schedule_of(wrapping.plan) in SPLIT:
             raise _split(wrapping.plan, said) from error
         found = _of_formats(wrapping, said) if any(text in said for text in _OF_FORMATS) else None
@@ -61,8 +48,27 @@ def explained(wrapping: Wrapping) -> Iterator[None]:
         raise found from error
 
 
+def _mixed(plan: Plan, ungathered: str) -> WrapError:
+    """Return what brought divided weights and whole values together: a part that is named, or the loss."""
+    if ungathered:
+        return WrapError(
+            f"{ungathered} runs outside of its block's forward, in which alone {plan.strategy} has its "
+            "weights whole",
+            hint="let the block's forward call it, or give the model a part of its own for it, or plan "
+            "ddp: parastrat recommend --strategy ddp",
+        )
+    return WrapError(
+        f"the loss adds values of parameters, which {plan.strategy} divides, to values of samples, which "
+        "are whole",
+        hint="leave a penalty on weights to the optimizer, as weight_decay, or add up each of its "
+        "terms whole: term.full_tensor() if isinstance(term, DTensor) else term",
+    )
+
+
 def _ungathered(error: RuntimeError, wrapping: Wrapping) -> str:
     """Return the name of the part of a block whose forward met weights of which it had its share alone."""
+    if not wrapping.plan.shards_parameters:
+        return ""  # what tp alone divides is so inside of blocks too
     frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     modules = [part for part in frames if isinstance(part, nn.Module)]
     if not modules or not any(isinstance(own, DTensor) for own in modules[-1].parameters(recurse=False)):

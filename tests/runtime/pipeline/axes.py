@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from drawn import drawn
+from drawn import drawn_of
 from runtime.context_parallel.cells import evaluated, of_length, with_other_batches
 from runtime.context_parallel.models import DIVIDED as OF_POSITIONS
 from runtime.context_parallel.models import Block, Net
@@ -84,7 +84,7 @@ _OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
     "tp+ep": (dense, {"pp": 2, **TP, "ep": 2, "shard": Shard.NONE}),
 }
 #: on four ranks
-OF_FOUR = {name: _OF_FOUR[name] for name in drawn(list(_OF_FOUR), 4)}
+OF_FOUR = drawn_of(_OF_FOUR, 4)
 #: on eight ranks
 OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp+tp+ep": (attending, {"pp": 2, "cp": 2, **TP, "ep": 4}),

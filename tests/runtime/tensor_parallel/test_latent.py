@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import drawn
+from drawn import drawn_of
 from runtime import token_models
 from runtime.ranks import on_ranks
 from runtime.tensor_parallel.nets import SEQUENCE, WIDTH, Logits, Net
@@ -112,7 +112,7 @@ _ALL: dict[tuple[str, str], dict[str, Any]] = {
     **{(name, "whole"): {"tp": 2} for name in ("keys", "leaking", "deepseek v3")},
     ("queries too", "recomputed"): {**SEQUENCE, "recompute": Recompute.FULL},
 }
-CELLS = {cell: _ALL[cell] for cell in drawn(list(_ALL), 5)}
+CELLS = drawn_of(_ALL, 5)
 
 
 def every_cell() -> dict[Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import drawn
+from drawn import drawn_of
 from runtime import token_models
 from runtime.ranks import answers, on_ranks
 from runtime.tensor_parallel.models import GROUPED, SHAPE, phi3
@@ -127,7 +127,7 @@ _ALL: dict[tuple[str, str], dict[str, Any]] = {
     ("written", "recomputed"): {**SEQUENCE, "recompute": Recompute.FULL},
     ("rms", "selective"): {**SEQUENCE, "recompute": Recompute.SELECTIVE},
 }
-CELLS = {cell: _ALL[cell] for cell in drawn(list(_ALL), 5)}
+CELLS = drawn_of(_ALL, 5)
 
 
 def layouts() -> dict[str, Layout]:
