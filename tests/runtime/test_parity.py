@@ -27,7 +27,7 @@ CELLS = [
     for world, strategies in STRATEGIES.items()
     for strategy in strategies
     for model, variant in (
-        *((model, "fp32") for model in models_of(strategy)),
+        *((model, "fp32") for model in models_of(world, strategy)),
         ("gpt", "broken"),
         *(("gpt", variant) for variant in VARIANTS if has_variants(world, strategy)),
     )

@@ -275,7 +275,7 @@ LOOPS = {
 }
 
 
-LOOPS = {ranks: drawn(loops, 4) for ranks, loops in LOOPS.items()}
+LOOPS = {ranks: drawn(loops, 3) for ranks, loops in LOOPS.items()}
 
 
 def trainings(ranks: int) -> list[Tensors]:

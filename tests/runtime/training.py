@@ -216,20 +216,21 @@ def unreduced() -> Iterator[None]:
         yield
 
 
-def models_of(strategy: str) -> list[str]:
-    return ["gpt", "llama"] if strategy == "fsdp2-kept" else list(MODELS)
-
-
-#: world, strategy and model of the runs of full length
-FULL_LENGTH = drawn(
+#: world, strategy and model of the runs in fp32; those of full length
+IN_FP32 = drawn(
     [
         (world, strategy, model)
         for world, strategies in STRATEGIES.items()
         for strategy in strategies
-        for model in models_of(strategy)
+        for model in (["gpt", "llama"] if strategy == "fsdp2-kept" else MODELS)
     ],
-    3,
+    16,
 )
+FULL_LENGTH = drawn(IN_FP32, 2)
+
+
+def models_of(world: int, strategy: str) -> list[str]:
+    return [model for *cell, model in IN_FP32 if cell == [world, strategy]]
 
 
 def steps_of(world: int, strategy: str, model: str) -> int:
@@ -244,7 +245,7 @@ def every_cell(world: int) -> Losses:
     """Train every model under every strategy for this many ranks."""
     losses: Losses = {}
     for strategy, fields in STRATEGIES[world].items():
-        for model in models_of(strategy):
+        for model in models_of(world, strategy):
             losses[strategy, model, "fp32"] = together(
                 model, fields, steps=steps_of(world, strategy, model)
             )

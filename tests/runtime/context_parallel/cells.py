@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from drawn import drawn_of
 from runtime import token_models
 from runtime.cells import whole
 from runtime.context_parallel.models import DIVIDED, REFUSED, Block, Chunked, Local, Net
@@ -24,6 +25,11 @@ from parastrat.plan import Recompute
 
 #: beside cp
 TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
+#: models that two ranks train, and ways in which four do
+DRAWN = drawn_of(DIVIDED, 3)
+OF_FOUR: dict[str, dict[str, Any]] = drawn_of(
+    {"fsdp2+cp": {"dp_shard": 2}, "hsdp+cp": {"dp_replicate": 2}, "cp 4": {"cp": 4}}, 2
+)
 
 
 by_hand, trained, wrapped = (
@@ -145,7 +151,7 @@ def _of_two_models(folder: str, **fields: Any) -> dict[str, Any]:
 def two_ranks(folder: str) -> dict[str, Any]:
     found: dict[str, Any] = {
         f"model: {name}": trained(build, tail=3 if name == "last positions" else 0)
-        for name, build in DIVIDED.items()
+        for name, build in DRAWN.items()
     }
     for policy in (Recompute.FULL, Recompute.SELECTIVE):
         found[f"recompute: {policy.value}"] = trained(DIVIDED["causal"], recompute=policy)
@@ -162,14 +168,7 @@ def two_ranks(folder: str) -> dict[str, Any]:
 
 
 def four_ranks() -> dict[str, Any]:
-    return {
-        name: trained(DIVIDED["causal"], **fields)
-        for name, fields in {
-            "fsdp2+cp": {"dp_shard": 2},
-            "hsdp+cp": {"dp_replicate": 2},
-            "cp 4": {"cp": 4},
-        }.items()
-    }
+    return {name: trained(DIVIDED["causal"], **fields) for name, fields in OF_FOUR.items()}
 
 
 def beside_layers(folder: str) -> dict[str, Any]:

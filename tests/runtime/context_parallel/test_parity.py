@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from runtime.context_parallel.cells import beside_layers, four_ranks, in_chunks, local, two_ranks
+from runtime.context_parallel.cells import (
+    DRAWN,
+    OF_FOUR,
+    beside_layers,
+    four_ranks,
+    in_chunks,
+    local,
+    two_ranks,
+)
 from runtime.context_parallel.models import DIVIDED, REFUSED
 from runtime.ranks import on_ranks
 from runtime.token_models import LENGTH, alone, check
@@ -30,7 +38,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(4, beside_layers, str(tmp_path_factory.mktemp("saved")))
 
 
-@pytest.mark.parametrize("name", DIVIDED)
+@pytest.mark.parametrize("name", DRAWN)
 def test_models_train_as_in_one_process(name: str, two: list[dict[str, Any]]) -> None:
     tail = 3 if name == "last positions" else 0
     check([rank[f"model: {name}"] for rank in two], alone(DIVIDED[name], tail))
@@ -41,7 +49,7 @@ def test_recomputed_blocks_train_the_same(policy: str, two: list[dict[str, Any]]
     check([rank[f"recompute: {policy}"] for rank in two], alone(CAUSAL))
 
 
-@pytest.mark.parametrize("name", ["fsdp2+cp", "hsdp+cp", "cp 4"])
+@pytest.mark.parametrize("name", OF_FOUR)
 def test_other_axes_beside(name: str, four: list[dict[str, Any]]) -> None:
     check([rank[name] for rank in four], alone(CAUSAL))
 

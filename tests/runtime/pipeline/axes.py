@@ -84,12 +84,13 @@ _OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
     "tp+ep": (dense, {"pp": 2, **TP, "ep": 2, "shard": Shard.NONE}),
 }
 #: on four ranks
-OF_FOUR = drawn_of(_OF_FOUR, 4)
-#: on eight ranks
-OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
+OF_FOUR = drawn_of(_OF_FOUR, 3)
+#: on eight ranks, each of which proves its divisions
+_OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp+tp+ep": (attending, {"pp": 2, "cp": 2, **TP, "ep": 4}),
     "hsdp+ep": (attending, EP | {"dp_replicate": 2, "dp_shard": 2, "micro_batch_size": 1}),
 }
+OF_EIGHT = drawn_of(_OF_EIGHT, 1)
 
 
 def dropped() -> tuple[list[float], bool]:

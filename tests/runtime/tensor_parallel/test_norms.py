@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn import drawn_of
+from drawn import drawn, drawn_of
 from runtime import token_models
 from runtime.ranks import answers, on_ranks
 from runtime.tensor_parallel.models import GROUPED, SHAPE, phi3
@@ -127,7 +127,10 @@ _ALL: dict[tuple[str, str], dict[str, Any]] = {
     ("written", "recomputed"): {**SEQUENCE, "recompute": Recompute.FULL},
     ("rms", "selective"): {**SEQUENCE, "recompute": Recompute.SELECTIVE},
 }
-CELLS = drawn_of(_ALL, 5)
+CELLS = drawn_of(_ALL, 3)
+#: models of which it is seen how they are divided
+TOLD = drawn([*NORMS, "olmo2"], 3)
+IN_HALF = drawn(["written", "rms", "layer"], 1)
 
 
 def layouts() -> dict[str, Layout]:
@@ -142,7 +145,7 @@ def every_cell() -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for (name, kind), fields in CELLS.items():
         found[name, kind] = trained(BUILDS[name], **fields)
-    found["calls"] = {name: calls_of(wrapped(build, **SEQUENCE)) for name, build in BUILDS.items()}
+    found["calls"] = {name: calls_of(wrapped(BUILDS[name], **SEQUENCE)) for name in (*TOLD, "fused")}
     found["shares"] = shares(wrapped(BUILDS["written"], **SEQUENCE))
     found["changed"] = changed(wrapped(BUILDS["written"], **SEQUENCE))
     found["copied"] = copied(wrapped(fused, tp=2))
@@ -175,7 +178,7 @@ def copied(model: nn.Module) -> float:
 
 def losses_in_half() -> dict[str, list[float]]:
     fields = {**SEQUENCE, "precision": Precision.BF16_MIXED}
-    return {name: trained(BUILDS[name], **fields)[0] for name in ("written", "rms", "layer")}
+    return {name: trained(BUILDS[name], **fields)[0] for name in IN_HALF}
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +194,7 @@ def test_ranks_train_what_one_process_does(together: list[dict[Any, Any]], name:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*NORMS, "olmo2"])
+@pytest.mark.parametrize("name", TOLD)
 def test_attention_and_its_norms_are_divided(together: list[dict[Any, Any]], name: str) -> None:
     calls = together[0]["calls"][name].splitlines()
     (norms,) = (line for line in calls if line.startswith("# over mesh['tp'], norm over all"))
@@ -230,7 +233,7 @@ def test_copies_count_this_ranks_heads_too(together: list[dict[Any, Any]]) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["written", "rms", "layer"])
+@pytest.mark.parametrize("name", IN_HALF)
 def test_half_precision_is_as_near_as_rounding(together: list[dict[Any, Any]], name: str) -> None:
     expected, _ = token_models.alone(BUILDS[name])
     for rank in together:
