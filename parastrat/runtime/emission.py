@@ -27,7 +27,7 @@ from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import build_module, described
 from parastrat.runtime.first_values.on_meta import build_on_meta
 from parastrat.runtime.gloo import mesh_of_dtensors
-from parastrat.runtime.pipeline.build import Example
+from parastrat.runtime.pipeline.example import Example
 from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.pipeline.trial import tried as tried_stages
 from parastrat.runtime.pipeline.written import staged

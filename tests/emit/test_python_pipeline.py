@@ -30,7 +30,7 @@ from parastrat.emit.staging import Alike, Staging
 from parastrat.errors import ModelError, ParastratError
 from parastrat.plan import Compile, Mesh, PipelineSchedule, Recompute, Shard
 from parastrat.runtime.emission import proven_division, proven_staging
-from parastrat.runtime.pipeline.build import Example
+from parastrat.runtime.pipeline.example import Example
 from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.pipeline.trial import tried
 from parastrat.runtime.pipeline.written import staged

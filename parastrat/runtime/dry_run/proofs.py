@@ -19,12 +19,13 @@ from parastrat.runtime.pipeline import build, pipelined, staged
 from parastrat.runtime.pipeline.build import cut_of
 from parastrat.runtime.pipeline.route import route_of
 from parastrat.runtime.slots import without_data
+from parastrat.runtime.tracing.example_inputs import shapes_alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from parastrat.runtime.first_values.replay import Record
-    from parastrat.runtime.pipeline.build import Example
+    from parastrat.runtime.pipeline.example import Example
     from parastrat.runtime.wrapping import Wrapping
 
 _HOST = torch.device("cpu")
@@ -65,11 +66,11 @@ def proofs_apart() -> Iterator[None]:
 
     def cut_apart(skeleton: nn.Module, example: Example, *more: Any) -> Any:
         with apart():
-            return cut_of(skeleton, replace(example, inputs=_real(example.inputs)), *more)
+            return cut_of(skeleton, replace(example, inputs=_told(example.inputs)), *more)
 
     def followed(module: nn.Module, inputs: Any, setting: Any) -> Any:
         with apart():
-            return route_of(module, _real(inputs), setting)
+            return route_of(module, _told(inputs), setting)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(apply, "choose_divisions", chosen))
@@ -92,6 +93,11 @@ def _without_function_modes() -> Iterator[None]:
     finally:
         for mode in reversed(taken):
             modes._push_mode(mode)  # noqa: SLF001  (as above)
+
+
+def _told(inputs: Any) -> Any:
+    """Return inputs that code without fake tensors takes: shapes alone of those that have no values."""
+    return tree_map(lambda leaf: shapes_alone(leaf) if isinstance(leaf, FakeTensor) else leaf, inputs)
 
 
 def _real(inputs: Any) -> Any:

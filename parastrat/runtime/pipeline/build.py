@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from parastrat.errors import ModelError, ValuesError, WrapError
+from parastrat.errors import WrapError
 from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import Blocks
 from parastrat.runtime.context_parallel.stages import beside_stages
 from parastrat.runtime.pipeline.cut import Cut, Span, owners_of, present_parts, spans_of
+from parastrat.runtime.pipeline.example import Example, traced
 from parastrat.runtime.pipeline.pipelined import Pipeline
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.prune import Absent, from_first_stage
-from parastrat.runtime.pipeline.route import Route, parts_of, route_of
+from parastrat.runtime.pipeline.route import Route, parts_of
 from parastrat.runtime.pipeline.schedule import Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
@@ -24,7 +25,6 @@ from parastrat.runtime.slots import left_behind, slots_of, without_data
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import divided_between
 from parastrat.runtime.tensor_parallel.sequence import unstreamed
-from parastrat.runtime.tracing.example_inputs import ExampleInputs, example_inputs, made, resized
 from parastrat.schedules import SPLIT, rank_of_stage, schedule_of, stages_of_rank
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 #: tensors over one cut with which schedules with split backwards have been seen to work
 _MOST_CROSSING = 2
-#: samples of the example that is traced
-_SAMPLES = 2
-#: sequence lengths that are tried where nobody gives an example
-_GUESSED_LENGTHS = (16, 128)
 
 
 def cut_module(module: nn.Module, wrapping: Wrapping, pp: DeviceMesh, start: Start) -> Pipeline:
@@ -153,54 +149,6 @@ def _check_ties(owners: dict[str, tuple[int, ...]], plan: Plan) -> None:
                 hint="plan pp_schedule = Interleaved1F1B, which has the first and the last stage on two "
                 "ranks, or replicas: shard = none over dp_replicate",
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
-    """What is known of a micro-batch. Where a forward is cut hangs on its length, as FLOPs do."""
-
-    #: as the forward takes it; None: guessed
-    inputs: Any = None
-    #: tokens of a sample; None: guessed
-    sequence_length: int | None = None
-
-
-def traced(module: nn.Module, example: Example, setting: Setting) -> tuple[Any, Route]:
-    """Return a micro-batch and the way that the forward takes for it.
-
-    Raises:
-        WrapError: if the forward cannot be traced with what was given or guessed.
-    """
-    try:
-        inputs = example_inputs(module, None if example.inputs is None else resized(example.inputs))
-    except ModelError as error:
-        raise _untraced(error) from error
-    batches = [made(inputs.make, _SAMPLES, length) for length in _lengths(example, inputs)]
-    for batch in batches[:-1]:
-        try:
-            return batch, route_of(module, batch, setting)
-        except ModelError:
-            continue  # a bad guess; the last one's failure is told
-    try:
-        return batches[-1], route_of(module, batches[-1], setting)
-    except ModelError as error:
-        raise _untraced(error) from error
-
-
-def _lengths(example: Example, inputs: ExampleInputs) -> tuple[int | None, ...]:
-    if example.inputs is not None or not inputs.has_tokens:
-        return (None,)
-    known = example.sequence_length
-    return _GUESSED_LENGTHS if known is None else (known, *_GUESSED_LENGTHS)
-
-
-def _untraced(error: ModelError) -> WrapError:
-    hint = "pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it"
-    if isinstance(error, ValuesError):
-        hint = "let shapes alone decide what runs, or plan without pp: parastrat recommend --pp 1"
-    return WrapError(
-        f"a pipeline is cut along the forward, which cannot be followed: {error.message}", hint=hint
-    )
 
 
 def absent_parts(names: tuple[str, ...], cut: Cut, stages: tuple[int, ...]) -> frozenset[str]:

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.runtime.leaves import tensors_in, tree_tensors
+from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
 from parastrat.runtime.tracing.operators import call_of
 
 #: operators that torch asks about devices and the like
@@ -100,6 +101,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         self.visit: Visit | None = None
         #: outputs that were written to after they were returned
         self.changed: set[Source] = set()
+        self._known = KnownValues()
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -110,7 +112,8 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         inputs = [self.held(leaf) for leaf in tree_tensors((args, kwargs))]
         key = (str(func), self._encoded(args), self._encoded(kwargs or {}))
         sources = frozenset[Source]().union(*(held.sources for held in inputs))
-        result = _run(func, args, kwargs or {})
+        result = self._result(func, args, kwargs or {})
+        self._known.follow(func, args, kwargs or {}, result)
         if self.visit is not None:
             call = call_of(func, args, result, self._is_parameter)
             self.visit.note(inputs, 0 if call is None else call.flops)
@@ -138,6 +141,10 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
             self._held[address] = Held(storage, self._unknown(tensor, address), born=self._count)
         return self._held[address]
 
+    def tell(self, tensor: torch.Tensor, values: Any) -> None:
+        """Say what values a tensor has that was given."""
+        self._known.tell(tensor, values)
+
     def name(self, tensor: torch.Tensor, key: Hashable, sources: Iterable[Source] = ()) -> None:
         """Say what a tensor's storage is."""
         held = self.held(tensor)
@@ -159,6 +166,21 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         """A part of the model has ended."""
         visit, self.visit = self.visit or Visit(born=self._count), None
         return visit
+
+    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator on fake tensors; also where torch knows less of shapes than its kernel takes."""
+        if func is _GROUPED and args[0].dtype is torch.float32:
+            # the rule knows bf16 only; the kernel takes fp32 too
+            return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).float()
+        try:
+            return func(*args, **kwargs)
+        except NEEDS_VALUES:
+            if func not in {_TO_NUMBER, _PLACES}:
+                raise
+            known = self._known.answer(func, args, kwargs)
+            if known is not None:
+                return known[0]
+            return _concrete(args[0].dtype) if func is _TO_NUMBER else _every_place(args[0])
 
     def _overwrite(self, held: Held, number: int, sources: frozenset[Source]) -> None:
         self.changed |= held.returned
@@ -202,25 +224,8 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return tensor.numel() * tensor.itemsize == tensor.untyped_storage().nbytes()
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operator on fake tensors, also where torch knows less of its shapes than its kernel takes."""
-    if func is _TO_NUMBER:
-        return _concrete(args)
-    if func is _PLACES:
-        return _every_place(args[0])
-    if func is _GROUPED and args[0].dtype is torch.float32:
-        # the rule knows bf16 only; the kernel takes fp32 too
-        return func(args[0].bfloat16(), args[1].bfloat16(), *args[2:], **kwargs).float()
-    return func(*args, **kwargs)
-
-
-def _concrete(args: tuple[Any, ...]) -> bool | int | float:
+def _concrete(dtype: torch.dtype) -> bool | int | float:
     """Answer for a value of a tensor: where none is known, the run watches the way that hangs on it."""
-    known = getattr(args[0], "constant", None)  # of what was made of Python's numbers: sizes, mostly
-    if known is not None:
-        value: bool | int | float = known.item()
-        return value
-    dtype = args[0].dtype
     if dtype is torch.bool:
         return True
     return 1.0 if dtype.is_floating_point else 1

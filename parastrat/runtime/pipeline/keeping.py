@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from parastrat.errors import MismatchError
+from parastrat.errors import MismatchError, ParastratError
 from parastrat.runtime.training.told import innermost, stopped_with
 
 if TYPE_CHECKING:
@@ -47,17 +47,21 @@ def raise_together(own: Exception | None, loss: torch.Tensor) -> None:
 
     Raises:
         Exception: this rank's own.
-        MismatchError: on the other ranks, naming the first that failed, and with what.
+        MismatchError: on the other ranks, naming the first that failed, and with what; also from what
+            torch raised here, where a rank refused what it would have sent.
     """
     if not is_lost(loss):
         return
-    every: list[str] = [""] * dist.get_world_size()
-    dist.all_gather_object(every, "" if own is None else stopped_with(innermost(own)))
-    if own is not None:
+    refused = isinstance(own, ParastratError)
+    every: list[tuple[str, bool]] = [("", False)] * dist.get_world_size()
+    dist.all_gather_object(every, ("" if own is None else stopped_with(innermost(own)), refused))
+    refusals = [said for said, refused in every if refused]
+    # from what was refused stand-ins go on
+    if own is not None and (refused or not refusals):
         raise own
-    said = next((said for said in every if said), "")
+    said = next((said for said in (*refusals, *(said for said, _ in every)) if said), "")
     if said:
-        raise MismatchError(said, hint="see the output of that rank")
+        raise MismatchError(said, hint="see the output of that rank") from own
 
 
 def is_lost(loss: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map
 
 from parastrat.runtime.blocks import stacked_blocks
 from parastrat.runtime.pipeline.attributes import Kept, kept_of
@@ -23,7 +23,7 @@ from parastrat.runtime.pipeline.between import check_buffers
 from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
 from parastrat.runtime.pipeline.setting import Setting
-from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
+from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.watched import explained
 from parastrat.runtime.training.batches import called
 from parastrat.runtime.untouched import untouched
@@ -282,19 +282,14 @@ def fakes_of(
                 flow.name(parameter, key, [Source(Kind.PARAMETER, name=name)])
             for index, tensor in enumerate(constants):
                 flow.name(tensor, ("constant", index))
-            batch = tree_map(lambda leaf: _fake_input(leaf, setting.dtype), inputs)
-            for index, leaf in enumerate(tree_flatten(batch)[0]):
+            batch = tree_map(lambda leaf: fake_input(leaf, setting.dtype), inputs)
+            given = zip(tree_leaves(batch), tree_leaves(inputs), strict=True)
+            for index, (leaf, values) in enumerate(given):
                 if isinstance(leaf, torch.Tensor):
                     flow.name(leaf, ("input", index))
+                    flow.tell(leaf, values)
             return Trace(module=module, parts=parts, flow=flow, setting=setting, batch=batch)
 
         module.train(training)
         with mode:
             yield begin
-
-
-def _fake_input(leaf: Any, dtype: torch.dtype) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    kind = dtype if leaf.is_floating_point() else leaf.dtype
-    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=kind, device="cpu")

@@ -13,7 +13,8 @@ from parastrat.emit.staging import Sent, Staging
 from parastrat.runtime.blocks import has_routed_parts, repeated_blocks
 from parastrat.runtime.building import class_name
 from parastrat.runtime.caches import without_caches
-from parastrat.runtime.pipeline.build import Example, cut_of, traced
+from parastrat.runtime.pipeline.build import cut_of
+from parastrat.runtime.pipeline.example import Example, traced
 from parastrat.runtime.pipeline.passing import (
     NotStagedError,
     Stages,

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import ModelError
 from parastrat.runtime.building import SAMPLE_INPUTS, described
@@ -41,6 +41,8 @@ class ExampleInputs:
     make: MakeInputs
     #: samples are sequences, whose length can be chosen
     has_tokens: bool
+    #: nobody said what they are: their values mean nothing
+    guessed: bool = True
     #: what was assumed, in sentences for the report
     caveats: tuple[str, ...] = ()
 
@@ -79,7 +81,7 @@ def example_inputs(
     """
     stated = given or own_inputs(module)
     if stated is not None:
-        return ExampleInputs(make=stated, has_tokens=_has_tokens(stated))
+        return ExampleInputs(make=stated, has_tokens=_has_tokens(stated), guessed=False)
     main_input = getattr(module, "main_input_name", None)
     config = getattr(module, "config", None)
     if isinstance(main_input, str) and config is not None:
@@ -121,6 +123,17 @@ def made(make: MakeInputs, micro_batch_size: int, sequence_length: int | None) -
             hint="return a tensor, a tuple or a dict of them",
         )
     return inputs
+
+
+def shapes_alone(inputs: Any) -> Any:
+    """Return inputs without values."""
+
+    def shape(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        return torch.empty_strided(leaf.size(), leaf.stride(), dtype=leaf.dtype, device="meta")
+
+    return tree_map(shape, inputs)
 
 
 def has_targets(inputs: Any) -> bool:
@@ -226,6 +239,7 @@ def resized(batch: Any) -> MakeInputs:
     """Return a function that makes micro-batches like one that the user has.
 
     The first side of every tensor is the sample; the second side of whole-number tensors is the sequence.
+    Whole numbers are those that it has, sample by sample, where the sequence is as long.
     """
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor) and leaf.ndim]
     samples = leaves[0].shape[0] if leaves else 0
@@ -238,11 +252,11 @@ def resized(batch: Any) -> MakeInputs:
         shape = [micro_batch_size, *leaf.shape[1:]]
         if leaf.ndim > 1 and length is not None and leaf.shape[1] == own_length:
             shape[1] = length
-        return torch.zeros(shape, dtype=leaf.dtype)
+        if leaf.is_floating_point() or shape[1:] != [*leaf.shape[1:]]:
+            return torch.zeros(shape, dtype=leaf.dtype)
+        return leaf[torch.arange(micro_batch_size) % samples]
 
     def make(micro_batch_size: int, length: int | None) -> Any:
-        return torch.utils._pytree.tree_map(  # noqa: SLF001  (torch's own traversal)
-            lambda leaf: like(leaf, micro_batch_size, length), batch
-        )
+        return tree_map(lambda leaf: like(leaf, micro_batch_size, length), batch)
 
     return make

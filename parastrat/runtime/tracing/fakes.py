@@ -76,6 +76,14 @@ def _fake(slot: Slot, mode: FakeTensorMode, dtype: torch.dtype) -> torch.Tensor:
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if slot.is_parameter else fake
 
 
+def fake_input(leaf: Any, dtype: torch.dtype) -> Any:
+    """Return a leaf of a batch as a forward in a number format takes it, under a mode of fake tensors."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    kind = dtype if leaf.is_floating_point() else leaf.dtype
+    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=kind, device="cpu")
+
+
 def _plain_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
     """Yield meta tensors that are plain attributes, neither parameters nor buffers."""
     for part in module.modules():

@@ -13,13 +13,17 @@ from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.casting import Casting, casting_of
 from parastrat.runtime.tracing.chain import Chain, chain_of
 from parastrat.runtime.tracing.division import Division
-from parastrat.runtime.tracing.example_inputs import ExampleInputs, has_targets, made
+from parastrat.runtime.tracing.example_inputs import ExampleInputs, has_targets, made, shapes_alone
 from parastrat.runtime.tracing.samples import SAMPLES
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.watched import Setting, watched_steps
 from parastrat.workload import Precision
 
 _CASTS = "plans without FSDP2 are traced under the autocast of CPUs, which keeps fewer norms in fp32"
+_GIVEN = (
+    "what the forward makes hangs on values of its whole numbers, such as lengths: taken to be those of "
+    "the sample inputs"
+)
 _AUTOCAST = (
     "its forward mixes number formats, which only autocast lets meet, not FSDP2's policy: traced under the "
     "autocast of CPUs, which keeps fewer norms and softmaxes in fp32"
@@ -80,11 +84,15 @@ def _chain(subject: Subject, way: Way, answers: Answers | None) -> Chain:
         casting = _casting(subject, way, answers, [segment.block for segment in small.segments])
     chain = chain_of(subject.module, small, large, weight_dtype(way.precision), casting)
     said = ((_CASTS,) if casting else ()) + (() if answers is None else (answers.sentence,))
+    if small.known.asked:
+        said += (_GIVEN,)
     return replace(chain, caveats=(*chain.caveats, *said))
 
 
 def _steps(subject: Subject, way: Way, answers: Answers | None) -> list[Tracker]:
     batches = [made(subject.inputs.make, samples, way.sequence_length) for samples in SAMPLES]
+    if subject.inputs.guessed:
+        batches = [shapes_alone(batch) for batch in batches]
     division = Division.of(subject.layout, subject.module, logits=not has_targets(batches[0]))
     setting = Setting(precision=way.precision, autocast=way.autocast)
     return watched_steps(subject.module, batches, setting, answers, division)

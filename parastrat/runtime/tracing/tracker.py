@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,6 +19,7 @@ from parastrat.runtime.recompute import KEPT, MATMULS
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.dividing import Dividing
 from parastrat.runtime.tracing.division import Division
+from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
 from parastrat.runtime.tracing.operators import FLASH, call_of, with_workspace
 from parastrat.runtime.tracing.recorded import Allocation, Segment
 
@@ -51,6 +51,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.dividing = Dividing(division or Division())
         self._answers, self._casts = answers, casts
+        #: values of what the forward is given
+        self.known = KnownValues()
         #: names of the parameters of which that made some
         self.cast: set[str] = set()
         self.segments = [Segment(block="")]
@@ -84,12 +86,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     ) -> Any:
         if self._answers is not None and self._answers.know(args, kwargs or {}):
             return self._answers.computed(func, args, kwargs or {})
-        try:
-            result = with_workspace(func, func(*args, **(kwargs or {})))
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            if self._answers is None:
-                raise
-            result = self._answers.to(func, args, kwargs or {}, error)
+        result = with_workspace(func, self._result(func, args, kwargs or {}))
+        self.known.follow(func, args, kwargs or {}, result)
         if func.namespace == _QUERIES:
             return result
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -108,6 +106,17 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         else:
             self._note_backward(func, args, result)
         return result
+
+    def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except NEEDS_VALUES as error:
+            known = self.known.answer(func, args, kwargs)
+            if known is not None:
+                return known[0]
+            if self._answers is None:
+                raise
+            return self._answers.to(func, args, kwargs, error)
 
     def allocation(
         self, tensor: torch.Tensor, *, attention: bool = False, way: Split = Split.REPLICATED

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import ModelError, ValuesError
 from parastrat.runtime.blocks import repeated_blocks
@@ -26,7 +26,7 @@ from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_loss import example_loss
-from parastrat.runtime.tracing.fakes import fake_module, gpu_kernels
+from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.twins import two_of_a_kind
 from parastrat.workload import Precision
@@ -72,7 +72,8 @@ def watched_steps(
 
     Args:
         module: on any device.
-        batches: each a tensor, tuple or dict of real tensors.
+        batches: each a tensor, tuple or dict of tensors: real ones, whose whole numbers are known, or on
+            the meta device.
         setting: the number format. Weights and inputs are in the compute format, as FSDP2 runs mixed
             precision, unless autocast is asked for; buffers keep theirs.
         answers: to what the forward asks of values; None: it must not ask.
@@ -88,10 +89,13 @@ def watched_steps(
         gpu_kernels(),
     ):
         with mode:
-            fakes = [tree_map(lambda leaf: _fake_input(leaf, setting.weights), each) for each in batches]
+            fakes = [tree_map(lambda leaf: fake_input(leaf, setting.weights), each) for each in batches]
 
-        def watched(batch: Any) -> Tracker:
+        def watched(batch: Any, given: Any) -> Tracker:
             tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
+            for leaf, values in zip(tree_leaves(batch), tree_leaves(given), strict=True):
+                if isinstance(leaf, torch.Tensor):
+                    tracker.known.tell(leaf, values)
             _watch(module, batch, setting, tracker, mode)
             gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
             tracker.end(gradients)
@@ -99,12 +103,12 @@ def watched_steps(
                 parameter.grad = None
             return tracker
 
-        trackers = [watched(batch) for batch in fakes]
+        trackers = list(map(watched, fakes, batches))
         if any(tracker.path != trackers[0].path for tracker in trackers):
             # a first forward may make tables, which later ones find
             with mode, explained(module), torch.no_grad(), setting.casting, Budget(type(module).__name__):
                 _called(module, fakes[0])
-            trackers = [watched(batch) for batch in fakes]
+            trackers = list(map(watched, fakes, batches))
     return trackers
 
 
@@ -124,13 +128,6 @@ def _called(module: nn.Module, batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, tuple | list) else module(batch)
-
-
-def _fake_input(leaf: Any, dtype: torch.dtype) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    kind = dtype if leaf.is_floating_point() else leaf.dtype
-    return torch.empty_strided(leaf.size(), leaf.stride(), dtype=kind, device="cpu")
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
-from parastrat.runtime.pipeline.build import Example, traced
 from parastrat.runtime.pipeline.cut import owners_of, spans_of
+from parastrat.runtime.pipeline.example import Example, traced
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.route import Route, route_of
 from parastrat.runtime.pipeline.setting import Setting

@@ -1,0 +1,75 @@
+"""The micro-batch along which a forward is followed before it is cut: as it was given, or guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from parastrat.errors import ModelError, ValuesError, WrapError
+from parastrat.runtime.pipeline.route import Route, route_of
+from parastrat.runtime.pipeline.setting import Setting
+from parastrat.runtime.tracing.example_inputs import (
+    ExampleInputs,
+    example_inputs,
+    made,
+    resized,
+    shapes_alone,
+)
+
+#: samples of the example that is traced
+_SAMPLES = 2
+#: sequence lengths that are tried where nobody gives an example
+_GUESSED_LENGTHS = (16, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """What is known of a micro-batch. Where a forward is cut hangs on its length, as FLOPs do."""
+
+    #: as the forward takes it; None: guessed
+    inputs: Any = None
+    #: tokens of a sample; None: guessed
+    sequence_length: int | None = None
+
+
+def traced(module: nn.Module, example: Example, setting: Setting) -> tuple[Any, Route]:
+    """Return a micro-batch and the way that the forward takes for it.
+
+    Raises:
+        WrapError: if the forward cannot be traced with what was given or guessed.
+    """
+    try:
+        inputs = example_inputs(module, None if example.inputs is None else resized(example.inputs))
+    except ModelError as error:
+        raise _untraced(error) from error
+    batches = [made(inputs.make, _SAMPLES, length) for length in _lengths(example, inputs)]
+    shapes = [shapes_alone(batch) for batch in batches]
+    # values of an example may be no more than placeholders
+    batches = shapes if inputs.guessed else [*batches, *shapes]
+    for batch in batches[:-1]:
+        try:
+            return batch, route_of(module, batch, setting)
+        except ModelError:
+            continue  # a bad guess; the last one's failure is told
+    try:
+        return batches[-1], route_of(module, batches[-1], setting)
+    except ModelError as error:
+        raise _untraced(error) from error
+
+
+def _lengths(example: Example, inputs: ExampleInputs) -> tuple[int | None, ...]:
+    if example.inputs is not None or not inputs.has_tokens:
+        return (None,)
+    known = example.sequence_length
+    return _GUESSED_LENGTHS if known is None else (known, *_GUESSED_LENGTHS)
+
+
+def _untraced(error: ModelError) -> WrapError:
+    hint = "pass sample_inputs= to auto_parallelize: one micro-batch as the forward takes it"
+    if isinstance(error, ValuesError):
+        hint = "let shapes alone decide what runs, or plan without pp: parastrat recommend --pp 1"
+    return WrapError(
+        f"a pipeline is cut along the forward, which cannot be followed: {error.message}", hint=hint
+    )
