@@ -131,9 +131,47 @@ def _captioned(samples: int, length: int | None) -> dict[str, Any]:
     return {"input_ids": ids, "pixel_values": torch.zeros(samples, 3, 224, 224), "return_loss": True}
 
 
+def _told(samples: int, length: int | None, seen: int) -> dict[str, Any]:
+    """Ids of which some stand for an image, and what to predict."""
+    ids = torch.zeros(samples, length or 128, dtype=torch.long)
+    ids[:, 1 : 1 + seen] = _IMAGE
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def _seen(samples: int, length: int | None) -> dict[str, Any]:
+    return _told(samples, length, _SIDE**2) | {"pixel_values": torch.zeros(samples, 3, *_EDGES)}
+
+
+def _patches(samples: int, length: int | None) -> dict[str, Any]:
+    grid, merged, frames = (1, 2 * _SIDE, 2 * _SIDE), _SIDE**2, 2
+    told = _told(samples, length, merged)
+    return told | {
+        "pixel_values": torch.zeros(samples * 4 * merged, 3 * frames * _PATCH**2),
+        "image_grid_thw": torch.tensor([grid]).repeat(samples, 1),
+        "mm_token_type_ids": (told["input_ids"] == _IMAGE).int(),
+    }
+
+
+def _sized(samples: int, length: int | None) -> dict[str, Any]:
+    images = torch.zeros(samples, 3, *_EDGES)
+    sizes = torch.tensor([_EDGES]).repeat(samples, 1)
+    return _told(samples, length, _SIDE**2 // 4) | {"pixel_values": images, "image_sizes": sizes}
+
+
+#: the id of a patch of an image; patches along an image's edge, and pixels along a patch's
+_IMAGE, _SIDE, _PATCH = 7999, 8, 14
+_EDGES = (_SIDE * _PATCH, _SIDE * _PATCH)
 _SMALL_VOCAB = {"vocab_size": 8000, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 _LAYERS = {"num_hidden_layers": 4}
 _MEDIUM = {**_SMALL_VOCAB, **_LAYERS, "hidden_size": 512, "num_attention_heads": 8}
+_EYES = {
+    **_LAYERS,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_attention_heads": 6,
+    "image_size": _EDGES[0],
+    "patch_size": _PATCH,
+}
 _OPT = of_transformers(
     "OPTConfig", "OPTForCausalLM", 4, 256, **_MEDIUM, ffn_dim=2048, word_embed_proj_dim=512
 )
@@ -197,6 +235,41 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "clip": of_transformers(
         "CLIPConfig", "CLIPModel", 4, 32, inputs=_captioned, text_config=_LAYERS, vision_config=_LAYERS
+    ),
+    "llava": of_transformers(
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        4,
+        128,
+        inputs=_seen,
+        text_config={"model_type": "llama", "num_key_value_heads": 4, **_MEDIUM},
+        vision_config={"model_type": "clip_vision_model", **_EYES},
+        image_token_index=_IMAGE,
+    ),
+    "qwen2-vl": of_transformers(
+        "Qwen2VLConfig",
+        "Qwen2VLForConditionalGeneration",
+        4,
+        128,
+        inputs=_patches,
+        text_config={
+            "num_key_value_heads": 4,
+            "intermediate_size": 2048,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [8, 12, 12]},
+            **_MEDIUM,
+        },
+        vision_config={"depth": 4, "embed_dim": 384, "hidden_size": 512, "num_heads": 6},
+        image_token_id=_IMAGE,
+    ),
+    "mistral-3": of_transformers(
+        "Mistral3Config",
+        "Mistral3ForConditionalGeneration",
+        4,
+        128,
+        inputs=_sized,
+        text_config={"model_type": "mistral", "num_key_value_heads": 4, "head_dim": 64, **_MEDIUM},
+        vision_config={"model_type": "pixtral", "head_dim": 64, **_EYES},
+        image_token_index=_IMAGE,
     ),
     "deepseek-v3": of_transformers(
         "DeepseekV3Config",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import ceil, gcd
 
 import torch
@@ -16,13 +17,12 @@ from parastrat.runtime.tracing.casting import Casting
 from parastrat.runtime.tracing.merging import merged
 from parastrat.runtime.tracing.moments import busy_moments
 from parastrat.runtime.tracing.operators import Call
+from parastrat.runtime.tracing.paired import LIGHT, calls_for_one
 from parastrat.runtime.tracing.recorded import Segment
 from parastrat.runtime.tracing.samples import SAMPLES, for_one
 from parastrat.runtime.tracing.traced import Traced, traced_segments
 from parastrat.runtime.tracing.tracker import Tracker
 
-#: kinds whose calls become one operator of a mean size
-_MERGED = (OperatorKind.ELEMENTWISE, OperatorKind.EMBEDDING)
 #: deviations from a straight line below this share of the whole are not worth a sentence
 _NEGLIGIBLE = 0.02
 
@@ -73,7 +73,7 @@ def chain_of(
     Raises:
         ModelError: if the forward runs other operators for more samples.
     """
-    _check_same_path(small, large)
+    ran = _calls_for_one(small, large)
     traced = list(traced_segments(small, large))
     named = dict(module.named_parameters())
     counts = {
@@ -88,7 +88,9 @@ def chain_of(
     users, idle = _users(named, small)
     counts |= {name: replace(counts[name], trained=False) for name in idle}
     drafts = [
-        _block(pair, traced[index], _groups(counts, users, index), _largest(counts, users, index))
+        _block(
+            pair, ran[index], traced[index], _groups(counts, users, index), _largest(counts, users, index)
+        )
         for index, pair in enumerate(zip(small.segments, large.segments, strict=True))
     ]
     if casting is not None:
@@ -112,29 +114,27 @@ def _heads(call: Call) -> int:
     return several if several > 1 and not rest else 0
 
 
-def _check_same_path(small: Tracker, large: Tracker) -> None:
-    """Refuse a forward that depends on the number of samples.
+def _calls_for_one(small: Tracker, large: Tracker) -> list[list[Call]]:
+    """Return what each segment runs for one sample.
 
     Raises:
-        ModelError: naming the first block that differs.
+        ModelError: naming the first block that depends on the number of samples.
     """
-    if small.path != large.path:
-        pairs = zip(small.path, large.path, strict=False)
-        block = next((one[0] for one, other in pairs if one != other), "") or "what runs between blocks"
-        raise ModelError(
-            f"{block} runs other operators for {SAMPLES[1]} samples than for {SAMPLES[0]}",
-            hint="memory and time for other micro-batches cannot be told; let the forward do the same for "
-            "any batch size",
-        )
-
-
-def _for_one(small: Call, large: Call) -> Call:
-    return replace(
-        small,
-        flops=for_one(small.flops, large.flops),
-        bytes=for_one(small.bytes, large.bytes),
-        m=round(for_one(small.m, large.m)),
-    )
+    found = []
+    for one, other in zip_longest(small.segments, large.segments):
+        calls = None
+        if one is not None and other is not None and one.block == other.block:
+            calls = calls_for_one(one.calls, other.calls)
+        if calls is None:
+            named = one.block if one is not None else ""
+            raise ModelError(
+                f"{named or 'what runs between blocks'} runs other operators for {SAMPLES[1]} samples than "
+                f"for {SAMPLES[0]}",
+                hint="memory and time for other micro-batches cannot be told; let the forward do the same "
+                "for any batch size",
+            )
+        found.append(calls)
+    return found
 
 
 def _linearity(traced: list[Traced]) -> list[str]:
@@ -227,13 +227,13 @@ def _largest(counts: Mapping[str, _Count], users: Mapping[str, list[int]], index
 
 def _block(
     pair: tuple[Segment, Segment],
+    calls: list[Call],
     traced: Traced,
     parameters: tuple[Parameters, ...],
     largest: Parameters,
 ) -> Block:
     """Return the block of one segment in both traces."""
     (small, large), added_up = pair, pair[0].added_up
-    calls = [_for_one(one, other) for one, other in zip(small.calls, large.calls, strict=True)]
     return Block(
         name=small.block,
         repeat=1,
@@ -270,11 +270,11 @@ def _operators(calls: list[Call]) -> tuple[Operator, ...]:
             count=len(chosen),
             weighted=False,
         )
-        for kind in _MERGED
+        for kind in LIGHT
         for split in Split
         if (chosen := [call for call in calls if (call.kind, call.split) == (kind, split)])
     ]
-    heavy = Counter(call for call in calls if call.kind not in _MERGED)
+    heavy = Counter(call for call in calls if call.kind not in LIGHT)
     return (
         *(
             Operator(

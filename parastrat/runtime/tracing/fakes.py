@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from parastrat.runtime.slots import Slot, slots_of
 from parastrat.runtime.untouched import untouched
@@ -123,6 +124,7 @@ def gpu_kernels() -> Iterator[None]:
 def as_with_values() -> Iterator[None]:
     """Let libraries do for fake tensors what they do for a batch in training, without padding."""
     with ExitStack() as stack:
+        stack.enter_context(_Numbers())
         if _checked_product is not None and _product is not None:
             stack.enter_context(patch.object(_meta_registrations, _CHECKED, _grouped))
         masking = sys.modules.get("transformers.masking_utils")
@@ -190,6 +192,21 @@ class _Replaced(TorchFunctionMode):
         if func is _dropout:
             return byte_mask_dropout(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+class _Numbers(TorchFunctionMode):
+    """Reads tensors among numbers by operators; torch.tensor reads their memory."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.tensor and args and isinstance(args[0], list | tuple):
+            args = (tree_map(_number, args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
+
+
+def _number(leaf: Any) -> Any:
+    return leaf.item() if isinstance(leaf, FakeTensor) and not leaf.ndim else leaf
 
 
 def flash_attention(  # noqa: PLR0913, PLR0917  (torch's signature)

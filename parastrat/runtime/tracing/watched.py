@@ -91,11 +91,15 @@ def watched_steps(
         with mode:
             fakes = [tree_map(lambda leaf: fake_input(leaf, setting.weights), each) for each in batches]
 
-        def watched(batch: Any, given: Any) -> Tracker:
+        def told(batch: Any, given: Any) -> Tracker:
             tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
             for leaf, values in zip(tree_leaves(batch), tree_leaves(given), strict=True):
                 if isinstance(leaf, torch.Tensor):
                     tracker.known.tell(leaf, values)
+            return tracker
+
+        def watched(batch: Any, given: Any) -> Tracker:
+            tracker = told(batch, given)
             _watch(module, batch, setting, tracker, mode)
             gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
             tracker.end(gradients)
@@ -106,7 +110,8 @@ def watched_steps(
         trackers = list(map(watched, fakes, batches))
         if any(tracker.path != trackers[0].path for tracker in trackers):
             # a first forward may make tables, which later ones find
-            with mode, explained(module), torch.no_grad(), setting.casting, Budget(type(module).__name__):
+            first, budget = told(fakes[0], batches[0]), Budget(type(module).__name__)
+            with mode, first, explained(module), torch.no_grad(), setting.casting, budget:
                 _called(module, fakes[0])
             trackers = list(map(watched, fakes, batches))
     return trackers
