@@ -112,8 +112,12 @@ def _under_pipelines(
 ) -> Sequence[Bytes]:
     """Return what is gathered where gradients are reduced once a step."""
     element, root, own = plans.job.element, rank.root, kinds.unit[start.place]
-    ran = of_kinds(kinds.root, start.freed, start.rows) * start.of_unit
-    kept = element.compute * (root + own + ran + root * start.ended) + element.reduce * rank.everything
+    held = root + own
+    if start.of_unit is not False:
+        held = held + of_kinds(kinds.root, start.freed, start.rows) * start.of_unit
+    if start.ended is not False:
+        held = held + root * start.ended
+    kept = element.compute * held + element.reduce * rank.everything
     running = every = kept + element.compute * (rank.everything - root)
     # of plans that may reshard or not pipelines keep units gathered
     reshards = False if plans.reshards is None else taken(plans.reshards, start.rows)
@@ -124,8 +128,10 @@ def _under_pipelines(
 
 def _ahead(kinds: KindBytes, own: Numbers, start: Start, experts: Numbers = 0.0) -> Numbers:
     """Return the units that are gathered with resharding; of the first block there is none behind it."""
-    behind = kinds.unit[start.behind] - kinds.experts[start.behind]
-    return 2 * own - experts + behind * start.follows
+    ahead = 2 * own - experts
+    if start.follows is False:
+        return ahead
+    return ahead + (kinds.unit[start.behind] - kinds.experts[start.behind]) * start.follows
 
 
 def _gathered_last(plans: Plans, kinds: KindBytes, start: Start) -> Numbers:
