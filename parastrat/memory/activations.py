@@ -110,6 +110,8 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     over = plans.over_context is not False
     shares, added, (others, ending) = of_ranks(plans, kind) if over else (plans.shares, None, (0.0, 0.0))
     own = _kept(plans, kind, policy)
+    casts = made = root = largest = 0.0
+    of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
     kept = everything = shared_bytes(own, shares) + others
     # policies do nothing to some kinds, but for casts
     again = plans.again
@@ -117,7 +119,6 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         again = own is not kind.kept[_NOTHING_AGAIN]
     if again:
         everything = shared_bytes(_kept(plans, kind, _NOTHING_AGAIN), shares) + others
-    casts: Bytes = 0.0
     if alike.casts is not False:
         cast = where(alike.casts, plans.job.element.cast * divided_total(kind.cast, division), 0.0)
         # what is no unit no policy makes again
@@ -127,7 +128,6 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if over or kind.regathered is not None:
         more, read = _beside_saved(plans, kind, added)
         kept, everything = kept + more, everything + read
-    made: Bytes = 0.0
     if again:
         # a policy may keep more than what backward reads
         everything = larger(everything, kept)
@@ -138,11 +138,11 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = where(alike.remade_waits, 0.0, made)
     running = _running_bytes(plans, kind, (made_at, beside), added) + ending
-    of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
-    root = largest = 0.0
     if alike.gathers is not False:
-        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made, added))
-        root = divided_total(kind.root, division)
+        unit, root = divided_total(kind.unit, division), divided_total(kind.root, division)
+        # what is no unit, and a model without units, has the plain 0, which stands beside no plan
+        if has_any(unit):
+            of_unit = unit_bytes(plans, kind, unit, Reads(made_at, everything, made, added))
     if plans.job.element.copied:
         largest = divided_total(kind.added, division)
     return (

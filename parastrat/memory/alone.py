@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parastrat.columns import Columns, code_of
+from parastrat.columns import Row, code_of
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alike import alike_of, code_of_plans
 from parastrat.memory.backward import moving_of, ways_of
@@ -22,6 +22,7 @@ from parastrat.tables import sized_columns
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from parastrat.columns import Columns
     from parastrat.memory.activations import KindBytes
     from parastrat.memory.backward import Moving
     from parastrat.memory.held import OfRanks, RankHeld
@@ -63,7 +64,7 @@ def row_alone(job: Job, columns: Columns, row: int) -> Plans:
 
 def numbers_alone(job: Job, numbers: Mapping[str, Any]) -> Plans:
     """Return a plan by its columns."""
-    c = Columns.all_read({**numbers, **job.columns})
+    c: Any = Row({**numbers, **job.columns})
     return plans_of(job, alike_of(job.flags, code_of_plans(c)), c, alone=True)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.elementwise import larger
 from parastrat.memory.flying import in_flight
 from parastrat.ranks.division import divided_total
 from parastrat.ranks.load import NO_PARAMETERS
@@ -50,14 +49,15 @@ def ceilings(plans: Plans, kinds: KindBytes, ranks: Sequence[Rank], c: OfRanks) 
         every += element.copied * max(kinds.added)
     crossing = c.virtual_stages * c.width
     every += (2 + alike.splits) * share * c.gradient_accumulation_steps * crossing
-    kept, runs = _kept_and_running(kinds, alike)
+    roots, (kept, runs) = kinds.root, _kept_and_running(kinds, alike)
     found: list[Bytes] = []
     for rank in ranks:
         load, one, root, most = rank.load, crossing, 0.0, 0.0
         for kind, count in rank.counts:
             one += kept[kind] * count
-            root += kinds.root[kind] * count
-            most = larger(most, runs[kind])
+            root += roots[kind] * count
+            if runs[kind] > most:  # noqa: PLR1730 - as of ``larger``
+                most = runs[kind]
         held = divided_total(load.trainable, d)
         if load.frozen is not NO_PARAMETERS:
             held += divided_total(load.frozen, d)

@@ -112,9 +112,7 @@ def _under_pipelines(
 ) -> Sequence[Bytes]:
     """Return what is gathered where gradients are reduced once a step."""
     element, root, own = plans.job.element, rank.root, kinds.unit[start.place]
-    held = root + own
-    if start.of_unit is not False:
-        held = held + of_kinds(kinds.root, start.freed, start.rows) * start.of_unit
+    held = _beside(kinds, root + own, start)
     if start.ended is not False:
         held = held + root * start.ended
     kept = element.compute * held + element.reduce * rank.everything
@@ -124,6 +122,13 @@ def _under_pipelines(
     if reshards is not False:
         running = where(reshards, kept + element.compute * _ahead(kinds, own, start), every)
     return by_way(ways, running, running, every)
+
+
+def _beside(kinds: KindBytes, held: Numbers, start: Start) -> Numbers:
+    """Return parameters beside the root's gradients, which are there of its blocks as a unit runs."""
+    if start.of_unit is False:
+        return held
+    return held + of_kinds(kinds.root, start.freed, start.rows) * start.of_unit
 
 
 def _ahead(kinds: KindBytes, own: Numbers, start: Start, experts: Numbers = 0.0) -> Numbers:
@@ -140,8 +145,6 @@ def _gathered_last(plans: Plans, kinds: KindBytes, start: Start) -> Numbers:
     Experts are gathered behind the rest of their block, which is prefetched for backward; what a forward
     gathered last stays until it ends. A loss in parallel has most in its forward, another in its backward.
     """
-    if plans.apart is False:
-        return 0.0
     unit, experts = kinds.unit[start.behind], kinds.experts[start.behind]
     meets = start.first & start.follows & taken(in_parallel(plans.c, plans.division), start.rows)
     return where(meets & (experts > 0), 2 * experts - unit, 0.0)
@@ -155,15 +158,21 @@ def _unit_by_unit(
     compute, reshards = element.compute, taken(plans.reshards, rows)
     # of what is no unit 0
     own, experts = unit[start.place], kinds.experts[start.place]
-    first = copied = end = ahead = _ahead(kinds, own, start, experts) + _gathered_last(plans, kinds, start)
+    ahead = _ahead(kinds, own, start, experts)
+    if plans.apart is not False:
+        ahead = ahead + _gathered_last(plans, kinds, start)
+    first = copied = end = ahead
     if reshards is not True:
         left = rank.everything - root - of_kinds(unit, start.freed, rows)
         first, copied = _left(reshards, ahead, left), _left(reshards, ahead, left - own)
         # the last two units
         end = _left(reshards, ahead, smaller(left, 2 * own))
     # the root is not gathered any more as its gradients are reduced
-    kept = compute * (root + own + of_kinds(kinds.root, start.freed, rows) * start.of_unit)
-    gradients = element.reduce * (own - experts + root * start.ended)
+    kept = compute * _beside(kinds, root + own, start)
+    reduced = own - experts
+    if start.ended is not False:
+        reduced = reduced + root * start.ended
+    gradients = element.reduce * reduced
     return by_way(
         ways,
         # the first unit of all finds no gradients of another

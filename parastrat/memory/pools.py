@@ -46,9 +46,12 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     job, pool = plans.job, 0.0
     if job.flags.pooled and gathers is not False:
         largest = _largest_present(kinds.unit, rank, job.units)
-        # two units are on their way at once, the running one's and the prefetched next; the root goes alone
-        two = _most_of_two(plans, kinds, rank, largest)
-        elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, two)
+        if job.stack.ends_apart:
+            elements = _apart(plans, kinds, rank)
+        else:
+            # two units are on their way at once, the running one's and the prefetched next; the root goes
+            # alone
+            elements = larger(root, _most_of_two(plans, kinds, rank, largest))
         pool = job.element.compute * elements
         if job.stack.casts_gradients_aside:
             pool = pool + job.element.reduce * larger(root, largest)
