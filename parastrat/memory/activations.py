@@ -136,7 +136,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     made_at = [shared_bytes(kind.moments[0].working, shares)]
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
-    beside = where(alike.remade_waits, 0.0, made)
+    beside = made if alike.remade_waits is False else where(alike.remade_waits, 0.0, made)
     running = _running_bytes(plans, kind, (made_at, beside), added) + ending
     if alike.gathers is not False:
         unit, root = divided_total(kind.unit, division), divided_total(kind.root, division)
@@ -193,11 +193,8 @@ def _running_bytes(
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind, added), 0.0))
-    if alike.sums is not False and some(kind.tied):
-        sums = adding_bytes(plans, kind, new=0) + again
-        made = where(alike.sums & kind.tied, larger(made, sums), made)
-    if alike.gathers is not False and some(kind.tied):
-        made = where(gradients_meet(plans) & kind.tied, larger(made, meeting_bytes(plans, kind)), made)
+    if some(kind.tied):
+        made = _met_of_tied(plans, kind, made, again)
     made = made + plans.output
     if kind.of_loss is None:
         return made
@@ -206,6 +203,17 @@ def _running_bytes(
         ends = alike.piped & in_parallel(plans.c, plans.division) & kind.head
         made = made + where(ends, shared_bytes(kind.output, plans.shares), 0.0)
     return made + kind.of_loss * plans.loss
+
+
+def _met_of_tied(plans: Plans, kind: Kind, made: Bytes, again: Bytes) -> Bytes:
+    """Return what exists while backward of a tied weight's block runs, at most as its gradients meet."""
+    alike = plans.alike
+    if alike.sums is not False:
+        sums = adding_bytes(plans, kind, new=0) + again
+        made = where(alike.sums & kind.tied, larger(made, sums), made)
+    if alike.gathers is not False:
+        made = where(gradients_meet(plans) & kind.tied, larger(made, meeting_bytes(plans, kind)), made)
+    return made
 
 
 def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:

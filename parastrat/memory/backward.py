@@ -53,6 +53,10 @@ class Moving:
         gathered, waiting, lacking, not_yet = self.gathered, self.waiting, self.lacking, self.not_yet
         if gathered is None:
             moving = [running - gone for gone in self.freed]
+        elif waiting is lacking is not_yet:
+            # nothing else
+            every = zip(gathered, self.freed, strict=True)
+            return [level + share * (running + own - gone) for own, gone in every]
         else:
             moving = [running + own - gone for own, gone in zip(gathered, self.freed, strict=True)]
         if waiting is not None:

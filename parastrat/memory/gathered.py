@@ -155,20 +155,24 @@ def _unit_by_unit(
 ) -> Sequence[Bytes]:
     """Return what is gathered where there is no pipeline."""
     element, unit, root, rows = plans.job.element, kinds.unit, rank.root, start.rows
-    compute, reshards = element.compute, taken(plans.reshards, rows)
+    compute, reshards, place = element.compute, plans.reshards, start.place
+    if rows is not None:
+        reshards = taken(reshards, rows)
     # of what is no unit 0
-    own, experts = unit[start.place], kinds.experts[start.place]
+    own, experts = unit[place], kinds.experts[place]
     ahead = _ahead(kinds, own, start, experts)
     if plans.apart is not False:
         ahead = ahead + _gathered_last(plans, kinds, start)
-    first = copied = end = ahead
-    if reshards is not True:
-        left = rank.everything - root - of_kinds(unit, start.freed, rows)
-        first, copied = _left(reshards, ahead, left), _left(reshards, ahead, left - own)
-        # the last two units
-        end = _left(reshards, ahead, smaller(left, 2 * own))
     # the root is not gathered any more as its gradients are reduced
     kept = compute * _beside(kinds, root + own, start)
+    if reshards is True:
+        first = copied = end = kept + compute * ahead
+    else:
+        left = rank.everything - root - of_kinds(unit, start.freed, rows)
+        first = kept + compute * _left(reshards, ahead, left)
+        copied = kept + compute * _left(reshards, ahead, left - own)
+        # the last two units
+        end = kept + compute * _left(reshards, ahead, smaller(left, 2 * own))
     reduced = own - experts
     if start.ended is not False:
         reduced = reduced + root * start.ended
@@ -176,9 +180,9 @@ def _unit_by_unit(
     return by_way(
         ways,
         # the first unit of all finds no gradients of another
-        kept + compute * first + _found(plans, kinds, gradients, start),
-        kept + compute * copied + gradients,
-        kept + compute * end + gradients,
+        first + _found(plans, kinds, gradients, start),
+        copied + gradients,
+        end + gradients,
     )
 
 

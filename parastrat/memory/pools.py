@@ -55,7 +55,8 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
         pool = job.element.compute * elements
         if job.stack.casts_gradients_aside:
             pool = pool + job.element.reduce * larger(root, largest)
-        pool = where(gathers, pool, 0.0)
+        if gathers is not True:
+            pool = where(gathers, pool, 0.0)
     if job.element.copied:
         # of the largest gradient, which no tensor of activations is as large as (DeepSpeed
         # runtime/bf16_optimizer.py @56c5223, update_hp_grads)
@@ -96,8 +97,8 @@ def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
 def _largest_present(each: Any, rank: Rank, places: Iterable[int]) -> Numbers:
     """Return the most that a repeat has of any of some kinds of block that a rank has."""
     if rank.rows is None:
-        repeats = rank.load.repeats
-        most: Numbers = max([each[kind] for kind in places if repeats[kind]], default=0.0)
+        # of kinds elsewhere there is nothing
+        most: Numbers = max([each[kind] for kind, _ in rank.counts] or (0.0,))
         return most
     return _largest(_present(each, rank, places))
 
