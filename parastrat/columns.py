@@ -21,8 +21,10 @@ Made = TypeVar("Made")
 
 def code_of(choice: StrEnum) -> int:
     """Return a choice's position in its enumeration, as columns hold it."""
-    position = _POSITIONS.get(id(choice))
-    return _position_of(choice) if position is None else position
+    try:
+        return _POSITIONS[id(choice)]
+    except KeyError:
+        return _position_of(choice)
 
 
 #: by identity: members of two enumerations that share a value are equal, and slow to hash

@@ -186,7 +186,7 @@ def _running_bytes(
     blocks).
     """
     alike, (made_at, again) = plans.alike, of_block
-    made = _working_bytes(plans, kind, made_at) + again
+    made = (_working_bytes(plans, kind, made_at) if plans.kinds.busy else made_at[0]) + again
     if added is not None and alike.shards is not True:
         attends = plans.over_context & (alike.shards == 0) & (added.late > 0)
         made = where(attends, larger(made, made_at[0] + again - added.freed), made)
@@ -217,12 +217,10 @@ def _met_of_tied(plans: Plans, kind: Kind, made: Bytes, again: Bytes) -> Bytes:
 
 
 def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:
-    """Return what exists while one repeat runs, at its moment of most.
+    """Return what exists while one repeat runs, at its moment of most, if it has several.
 
     Where gradients come one by one, with those that are there by then and not at all such moments.
     """
-    if not plans.kinds.busy:
-        return made_at[0]
     if plans.alike.one_by_one is False:
         return reduce(larger, made_at)
     alone = plans.alike.one_by_one & (plans.c.gradient_accumulation_steps == 1)

@@ -126,8 +126,13 @@ def moving_of(
         turning: what virtual stages hold; None: they do not take turns.
         ways: the repeats that are looked at.
     """
-    alike, place = rank.alike, start.place
-    freed = _freed_bytes(plans, kinds, rank, start, turning, ways)
+    alike, place, once = rank.alike, start.place, ways is ONCE
+    own = kinds.kept[place]
+    if turning is None:
+        first, at_end = of_kinds(kinds.kept, start.freed, start.rows), 0.0 if once else rank.one - own
+    else:
+        first, at_end = _freed_in_turn(plans, kinds, rank, start, turning, ends=not once)
+    freed = (first,) if once else by_way(ways, first, first + own, at_end)
     running, adding = kinds.running[place], 0.0
     if alike.casts is not False or alike.adds is not False:
         running, adding = _running_bytes(kinds, rank, start)
@@ -140,34 +145,25 @@ def moving_of(
             gathered = [where(alike.gathers, each, 0.0) for each in gathered]
         if rank.early is not False and some(rank.early):
             not_yet = early_bytes(plans, rank, start, ways)
-    # of one plan it is known whether anything waits
-    if alike.waits is not False and (type(rank.waiting) is not float or rank.waiting):
+    # a plain number tells whether anything waits
+    if type(rank.waiting) is not float or rank.waiting:
         waiting = by_way(ways, _waiting_bytes(rank, start), 0.0, 0.0)
     if rank.lacks is not False and some(rank.lacks):
         lacking = lacking_bytes(plans, rank, _unmade_bytes(kinds, rank, start, ways), adding)
     return Moving(ways, running, adding, never, freed, gathered, waiting, lacking, not_yet)
 
 
-def _freed_bytes(
-    plans: Plans,
-    kinds: KindBytes,
-    rank: RankHeld,
-    start: Start,
-    turning: Turning | None,
-    ways: Sequence[When],
-) -> Sequence[Bytes]:
-    """Return what is gone of all that is in flight, as ``Moving`` has it."""
+def _freed_in_turn(
+    plans: Plans, kinds: KindBytes, rank: RankHeld, start: Start, turning: Turning, *, ends: bool
+) -> tuple[Bytes, Bytes]:
+    """Return what is gone as a block starts, and at the end, where some virtual stages take turns."""
     first: Bytes = 0.0
-    # where all take turns what was freed counts with few micro-batches alone
-    if turning is None or rank.alike.turns is not True or some(rank.few > 0):
+    # where all do what was freed counts with few micro-batches alone
+    if rank.alike.turns is not True or some(rank.few > 0):
         first = of_kinds(kinds.kept, start.freed, start.rows)
-    once, own = ways is ONCE, kinds.kept[start.place]
-    at_end = 0.0 if once else rank.one - own
-    if turning is not None:
-        at = turning, first, at_end
-        turn = _in_turn if rank.alike.turns is True else _some_in_turn
-        first, at_end = turn(plans, kinds, rank, start, at, ends=not once)
-    return (first,) if once else by_way(ways, first, first + own, at_end)
+    at_end = rank.one - kinds.kept[start.place] if ends else 0.0
+    turn = _in_turn if rank.alike.turns is True else _some_in_turn
+    return turn(plans, kinds, rank, start, (turning, first, at_end), ends=ends)
 
 
 def _unmade_bytes(kinds: KindBytes, rank: RankHeld, start: Start, ways: Sequence[When]) -> Sequence[Bytes]:
