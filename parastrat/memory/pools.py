@@ -97,7 +97,7 @@ def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
 def _largest_present(each: Any, rank: Rank, places: Iterable[int]) -> Numbers:
     """Return the most that a repeat has of any of some kinds of block that a rank has."""
     if rank.rows is None:
-        # of kinds elsewhere there is nothing
+        # of kinds that are not meant there is 0
         most: Numbers = max([each[kind] for kind, _ in rank.counts] or (0.0,))
         return most
     return _largest(_present(each, rank, places))
