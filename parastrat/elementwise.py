@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: places of kinds of block, and so many of each; of others there are none
 Counts: TypeAlias = "Sequence[tuple[int, Numbers]]"
 
+#: numpy looks its names up by a function of its own, whenever one is read
+_ARRAY = np.ndarray
+
 #: axes of what is known of kinds beside plans; where several policies are looked at there is one between
 _KINDS = 2
 
@@ -34,14 +37,14 @@ def where(condition: Mask, yes: Numbers, no: Numbers) -> Numbers:
 
 def larger(one: Numbers, other: Numbers) -> Numbers:
     """Return the larger number, element by element."""
-    if type(one) is np.ndarray or type(other) is np.ndarray:
+    if type(one) is _ARRAY or type(other) is _ARRAY:
         return np.maximum(one, other)
     return one if one >= other else other  # noqa: FURB136 - ``max`` takes eight times as long
 
 
 def smaller(one: Numbers, other: Numbers) -> Numbers:
     """Return the smaller number, element by element."""
-    if type(one) is np.ndarray or type(other) is np.ndarray:
+    if type(one) is _ARRAY or type(other) is _ARRAY:
         return np.minimum(one, other)
     return one if one <= other else other  # noqa: FURB136 - as above
 
@@ -53,7 +56,7 @@ def some(condition: Mask) -> bool:
 
 def common(condition: Mask) -> Mask:
     """Return a condition that holds everywhere or nowhere as a plain value: formulas skip parts then."""
-    if type(condition) is not np.ndarray:
+    if type(condition) is not _ARRAY:
         return condition
     if not condition.any():
         return False
@@ -62,7 +65,7 @@ def common(condition: Mask) -> Mask:
 
 def taken(column: Numbers, places: Any) -> Numbers:
     """Return the elements at some places; a plain number is the same at all, as it is without places."""
-    return column if places is None or type(column) is not np.ndarray else column.take(places, -1)
+    return column if places is None or type(column) is not _ARRAY else column.take(places, -1)
 
 
 class ByKind:
@@ -83,7 +86,7 @@ class ByKind:
     def __getitem__(self, places: Any) -> Numbers:
         """Return what stands at some places, counted kind after kind."""
         every = self.every
-        if type(every) is not np.ndarray:
+        if type(every) is not _ARRAY:
             return every
         if every.ndim == _KINDS:
             return every.take(places)
@@ -93,7 +96,7 @@ class ByKind:
 
     def at(self, kind: int, rows: Any) -> Numbers:
         """Return what stands beside rows of plans of a kind, which is taken once for the same rows."""
-        if type(self.every) is not np.ndarray:
+        if type(self.every) is not _ARRAY:
             return self.every
         if rows is not self.rows:
             self.rows, self.beside = rows, {}
@@ -102,7 +105,7 @@ class ByKind:
         return self.beside[kind]
 
     def __iter__(self) -> Iterator[Numbers]:
-        return iter(self.every) if type(self.every) is np.ndarray else repeat(self.every)
+        return iter(self.every) if type(self.every) is _ARRAY else repeat(self.every)
 
 
 def of_kinds(each: Any, counts: Counts, rows: Any = None, found: Numbers = 0.0) -> Numbers:
@@ -125,7 +128,7 @@ def of_kinds(each: Any, counts: Counts, rows: Any = None, found: Numbers = 0.0) 
 
 def chosen(value: Any, places: Any) -> Any:
     """Return some entries of all arrays of a value, whose parts may be values as well."""
-    if type(value) is np.ndarray:
+    if type(value) is _ARRAY:
         return value.take(places, -1)
     if isinstance(value, (tuple, list)):
         # what stands there several times is taken once

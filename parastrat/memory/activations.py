@@ -110,6 +110,8 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     over = plans.over_context is not False
     shares, added, (others, ending) = of_ranks(plans, kind) if over else (plans.shares, None, (0.0, 0.0))
     own = _kept(plans, kind, policy)
+    casts = made = root = largest = 0.0
+    of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
     kept = everything = shared_bytes(own, shares) + others
     # policies do nothing to some kinds, but for casts
     again = plans.again
@@ -117,7 +119,6 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         again = own is not kind.kept[_NOTHING_AGAIN]
     if again:
         everything = shared_bytes(_kept(plans, kind, _NOTHING_AGAIN), shares) + others
-    casts: Bytes = 0.0
     if alike.casts is not False:
         cast = where(alike.casts, plans.job.element.cast * divided_total(kind.cast, division), 0.0)
         # what is no unit no policy makes again
@@ -127,7 +128,6 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if over or kind.regathered is not None:
         more, read = _beside_saved(plans, kind, added)
         kept, everything = kept + more, everything + read
-    made: Bytes = 0.0
     if again:
         # a policy may keep more than what backward reads
         everything = larger(everything, kept)
@@ -136,13 +136,13 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     made_at = [shared_bytes(kind.moments[0].working, shares)]
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
-    beside = where(alike.remade_waits, 0.0, made)
+    beside = made if alike.remade_waits is False else where(alike.remade_waits, 0.0, made)
     running = _running_bytes(plans, kind, (made_at, beside), added) + ending
-    of_unit: tuple[Bytes, ...] = (0.0, 0.0, 0.0, 0.0)
-    root = largest = 0.0
     if alike.gathers is not False:
-        of_unit = unit_bytes(plans, kind, Reads(made_at, everything, made, added))
-        root = divided_total(kind.root, division)
+        unit, root = divided_total(kind.unit, division), divided_total(kind.root, division)
+        # what is no unit, and a model without units, has the plain 0, which stands beside no plan
+        if has_any(unit):
+            of_unit = unit_bytes(plans, kind, unit, Reads(made_at, everything, made, added))
     if plans.job.element.copied:
         largest = divided_total(kind.added, division)
     return (
@@ -186,18 +186,15 @@ def _running_bytes(
     blocks).
     """
     alike, (made_at, again) = plans.alike, of_block
-    made = _working_bytes(plans, kind, made_at) + again
+    made = (_working_bytes(plans, kind, made_at) if plans.kinds.busy else made_at[0]) + again
     if added is not None and alike.shards is not True:
         attends = plans.over_context & (alike.shards == 0) & (added.late > 0)
         made = where(attends, larger(made, made_at[0] + again - added.freed), made)
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind, added), 0.0))
-    if alike.sums is not False and some(kind.tied):
-        sums = adding_bytes(plans, kind, new=0) + again
-        made = where(alike.sums & kind.tied, larger(made, sums), made)
-    if alike.gathers is not False and some(kind.tied):
-        made = where(gradients_meet(plans) & kind.tied, larger(made, meeting_bytes(plans, kind)), made)
+    if some(kind.tied):
+        made = _met_of_tied(plans, kind, made, again)
     made = made + plans.output
     if kind.of_loss is None:
         return made
@@ -208,13 +205,22 @@ def _running_bytes(
     return made + kind.of_loss * plans.loss
 
 
+def _met_of_tied(plans: Plans, kind: Kind, made: Bytes, again: Bytes) -> Bytes:
+    """Return what exists while backward of a tied weight's block runs, at most as its gradients meet."""
+    alike = plans.alike
+    if alike.sums is not False:
+        sums = adding_bytes(plans, kind, new=0) + again
+        made = where(alike.sums & kind.tied, larger(made, sums), made)
+    if alike.gathers is not False:
+        made = where(gradients_meet(plans) & kind.tied, larger(made, meeting_bytes(plans, kind)), made)
+    return made
+
+
 def _working_bytes(plans: Plans, kind: Kind, made_at: Sequence[Bytes]) -> Bytes:
-    """Return what exists while one repeat runs, at its moment of most.
+    """Return what exists while one repeat runs, at its moment of most, if it has several.
 
     Where gradients come one by one, with those that are there by then and not at all such moments.
     """
-    if not plans.kinds.busy:
-        return made_at[0]
     if plans.alike.one_by_one is False:
         return reduce(larger, made_at)
     alone = plans.alike.one_by_one & (plans.c.gradient_accumulation_steps == 1)

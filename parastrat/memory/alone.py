@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from parastrat.columns import Columns, code_of
+from parastrat.columns import Row, code_of
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alike import alike_of, code_of_plans
 from parastrat.memory.backward import moving_of, ways_of
+from parastrat.memory.ceilings import ceilings
 from parastrat.memory.flying import way_of_turns
 from parastrat.memory.held import rank_held, ranks_read
 from parastrat.memory.parts import backward_parts, lacking_of, outside_parts
@@ -20,8 +22,10 @@ from parastrat.tables import sized_columns
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from parastrat.columns import Columns
+    from parastrat.memory.activations import KindBytes
     from parastrat.memory.backward import Moving
-    from parastrat.memory.held import RankHeld
+    from parastrat.memory.held import OfRanks, RankHeld
     from parastrat.memory.plans import Job, Plans
     from parastrat.plan import Plan
     from parastrat.ranks.spread import Rank
@@ -29,11 +33,12 @@ if TYPE_CHECKING:
     from parastrat.ranks.turning import Turning
     from parastrat.units import Bytes
 
+_TOTAL = itemgetter(0)
 _BENT = frozenset(code_of(schedule) for schedule in V_SHAPED)
 
 
 class Fullest(NamedTuple):
-    """Where a plan holds most."""
+    """Where a plan, or one of its ranks, holds most."""
 
     total: Bytes
     rank: Rank
@@ -59,7 +64,7 @@ def row_alone(job: Job, columns: Columns, row: int) -> Plans:
 
 def numbers_alone(job: Job, numbers: Mapping[str, Any]) -> Plans:
     """Return a plan by its columns."""
-    c = Columns.all_read({**numbers, **job.columns})
+    c: Any = Row({**numbers, **job.columns})
     return plans_of(job, alike_of(job.flags, code_of_plans(c)), c, alone=True)
 
 
@@ -77,20 +82,35 @@ def fullest(plans: Plans) -> Fullest:
     """Return where one plan holds most: of equal moments the first, on the first of equal ranks."""
     kinds, of_ranks = kinds_bytes(plans), ranks_read(plans, None)
     ranks, turning = ranks_of(plans)
-    found: tuple[Any, ...]
-    most, found = -1.0, ()
-    for rank in ranks:
-        held = rank_held(plans, kinds, rank, of_ranks)
-        if held.stepping > most:
-            most, found = held.stepping, (rank, held)
-        ways = ways_of(plans, held)
-        for start in rank.starts:
-            moving = moving_of(plans, kinds, held, start, turning, ways)
-            totals = moving.totals(plans, held)
-            total = max(totals)
-            if total > most:
-                most, found = total, (rank, held, start, moving, totals.index(total))
-    return Fullest(most, *found)
+    if len(ranks) == 1:
+        return fullest_of(plans, kinds, ranks[0], of_ranks, turning)
+    if turning is not None:
+        return max((fullest_of(plans, kinds, rank, of_ranks, turning) for rank in ranks), key=_TOTAL)
+    highest, most = ceilings(plans, kinds, ranks, of_ranks), 0.0
+    found: dict[int, Fullest] = {}
+    for place in sorted(range(len(ranks)), key=highest.__getitem__, reverse=True):
+        if highest[place] < most:
+            break
+        found[place] = own = fullest_of(plans, kinds, ranks[place], of_ranks, None)
+        most = max(most, own.total)
+    return max((found[place] for place in sorted(found)), key=_TOTAL)
+
+
+def fullest_of(
+    plans: Plans, kinds: KindBytes, rank: Rank, of_ranks: OfRanks, turning: Turning | None
+) -> Fullest:
+    """Return where one of a plan's ranks holds most: of equal moments the first."""
+    held = rank_held(plans, kinds, rank, of_ranks)
+    ways = ways_of(plans, held)
+    most: Bytes = held.stepping
+    found: tuple[Any, ...] = ()
+    for start in rank.starts:
+        moving = moving_of(plans, kinds, held, start, turning, ways)
+        totals = moving.totals(plans, held)
+        total = max(totals)
+        if total > most:
+            most, found = total, (start, moving, totals.index(total))
+    return Fullest(most, rank, held, *found)
 
 
 def parts_alone(plans: Plans) -> Sequence[Bytes]:

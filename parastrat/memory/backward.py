@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add, sub
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,22 +49,22 @@ class Moving:
 
     def totals(self, plans: Plans, rank: RankHeld) -> Sequence[Bytes]:
         """Return all that is there on the rank, with what the allocator loses."""
-        level, share, gathered, lacking = rank.level, plans.job.share, self.gathered, self.lacking
-        running, waiting, not_yet = self.running - self.never, self.waiting, self.not_yet
+        level, share, running = rank.level, plans.job.share, self.running - self.never
+        gathered, waiting, lacking, not_yet = self.gathered, self.waiting, self.lacking, self.not_yet
         if gathered is None:
             moving = [running - gone for gone in self.freed]
         elif waiting is lacking is not_yet:
             # nothing else
-            return [level + share * (running + gathered[way] - gone) for way, gone in enumerate(self.freed)]
+            every = zip(gathered, self.freed, strict=True)
+            return [level + share * (running + own - gone) for own, gone in every]
         else:
-            moving = [running + gathered[way] - gone for way, gone in enumerate(self.freed)]
+            moving = [running + own - gone for own, gone in zip(gathered, self.freed, strict=True)]
         if waiting is not None:
-            moving = [each + waiting[way] for way, each in enumerate(moving)]
+            moving = list(map(add, moving, waiting))
         if not_yet is not None:
-            moving = [each - not_yet[way] for way, each in enumerate(moving)]
-        if lacking is None:
-            return [level + share * each for each in moving]
-        return [level + share * each - lacking[way] for way, each in enumerate(moving)]
+            moving = list(map(sub, moving, not_yet))
+        moving = [level + share * each for each in moving]
+        return moving if lacking is None else list(map(sub, moving, lacking))
 
     def at(self, places: Any) -> Moving:
         """Return what is there at some of the blocks."""
@@ -125,40 +126,53 @@ def moving_of(
         turning: what virtual stages hold; None: they do not take turns.
         ways: the repeats that are looked at.
     """
-    alike, kept = rank.alike, kinds.kept[start.place]
-    once = ways is ONCE
-    # where all take turns what was freed counts with few micro-batches alone
-    counts = turning is None or alike.turns is not True or some(rank.few > 0)
-    first = of_kinds(kinds.kept, start.freed, start.rows) if counts else 0.0
-    at_end = 0.0 if once else rank.one - kept
-    if turning is not None:
-        at = turning, first, at_end
-        turn = _in_turn if alike.turns is True else _some_in_turn
-        first, at_end = turn(plans, kinds, rank, start, at, ends=not once)
-    freed = (first,) if once else by_way(ways, first, first + kept, at_end)
-    running, adding = kinds.running[start.place], 0.0
+    alike, place, once = rank.alike, start.place, ways is ONCE
+    own = kinds.kept[place]
+    if turning is None:
+        first, at_end = of_kinds(kinds.kept, start.freed, start.rows), 0.0 if once else rank.one - own
+    else:
+        first, at_end = _freed_in_turn(plans, kinds, rank, start, turning, ends=not once)
+    freed = (first,) if once else by_way(ways, first, first + own, at_end)
+    running, adding = kinds.running[place], 0.0
     if alike.casts is not False or alike.adds is not False:
         running, adding = _running_bytes(kinds, rank, start)
     gathered = waiting = lacking = not_yet = None
     never: Bytes = 0.0
     if alike.gathers is not False:
-        never = kinds.never[start.place]
+        never = kinds.never[place]
         gathered = gathered_bytes(plans, kinds, rank, start, ways)
         if alike.gathers is not True:
             gathered = [where(alike.gathers, each, 0.0) for each in gathered]
-        if some(rank.early):
+        if rank.early is not False and some(rank.early):
             not_yet = early_bytes(plans, rank, start, ways)
-    # of one plan it is known whether anything waits
-    if alike.waits is not False and (type(rank.waiting) is not float or rank.waiting):
+    # a plain number tells whether anything waits
+    if type(rank.waiting) is not float or rank.waiting:
         waiting = by_way(ways, _waiting_bytes(rank, start), 0.0, 0.0)
-    if some(rank.lacks):
-        unmade: Sequence[Bytes] = (0.0,) * len(ways)
-        if alike.frees is not False:
-            unmade = unmade_bytes(kinds.coming, rank, rank.of_units, start, ways)
-            if alike.frees is not True:
-                unmade = [where(alike.frees, each, 0.0) for each in unmade]
-        lacking = lacking_bytes(plans, rank, unmade, adding)
+    if rank.lacks is not False and some(rank.lacks):
+        lacking = lacking_bytes(plans, rank, _unmade_bytes(kinds, rank, start, ways), adding)
     return Moving(ways, running, adding, never, freed, gathered, waiting, lacking, not_yet)
+
+
+def _freed_in_turn(
+    plans: Plans, kinds: KindBytes, rank: RankHeld, start: Start, turning: Turning, *, ends: bool
+) -> tuple[Bytes, Bytes]:
+    """Return what is gone as a block starts, and at the end, where some virtual stages take turns."""
+    first: Bytes = 0.0
+    # where all do what was freed counts with few micro-batches alone
+    if rank.alike.turns is not True or some(rank.few > 0):
+        first = of_kinds(kinds.kept, start.freed, start.rows)
+    at_end = rank.one - kinds.kept[start.place] if ends else 0.0
+    turn = _in_turn if rank.alike.turns is True else _some_in_turn
+    return turn(plans, kinds, rank, start, (turning, first, at_end), ends=ends)
+
+
+def _unmade_bytes(kinds: KindBytes, rank: RankHeld, start: Start, ways: Sequence[When]) -> Sequence[Bytes]:
+    """Return the gradients that are not made yet where that leaves memory free."""
+    frees = rank.alike.frees
+    if frees is False:
+        return (0.0,) * len(ways)
+    unmade = unmade_bytes(kinds.coming, rank, rank.of_units, start, ways)
+    return unmade if frees is True else [where(frees, each, 0.0) for each in unmade]
 
 
 def _waiting_bytes(rank: RankHeld, start: Start) -> Bytes:

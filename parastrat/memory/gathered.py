@@ -112,8 +112,10 @@ def _under_pipelines(
 ) -> Sequence[Bytes]:
     """Return what is gathered where gradients are reduced once a step."""
     element, root, own = plans.job.element, rank.root, kinds.unit[start.place]
-    ran = of_kinds(kinds.root, start.freed, start.rows) * start.of_unit
-    kept = element.compute * (root + own + ran + root * start.ended) + element.reduce * rank.everything
+    held = _beside(kinds, root + own, start)
+    if start.ended is not False:
+        held = held + root * start.ended
+    kept = element.compute * held + element.reduce * rank.everything
     running = every = kept + element.compute * (rank.everything - root)
     # of plans that may reshard or not pipelines keep units gathered
     reshards = False if plans.reshards is None else taken(plans.reshards, start.rows)
@@ -122,10 +124,19 @@ def _under_pipelines(
     return by_way(ways, running, running, every)
 
 
+def _beside(kinds: KindBytes, held: Numbers, start: Start) -> Numbers:
+    """Return parameters beside the root's gradients, which are there of its blocks as a unit runs."""
+    if start.of_unit is False:
+        return held
+    return held + of_kinds(kinds.root, start.freed, start.rows) * start.of_unit
+
+
 def _ahead(kinds: KindBytes, own: Numbers, start: Start, experts: Numbers = 0.0) -> Numbers:
     """Return the units that are gathered with resharding; of the first block there is none behind it."""
-    behind = kinds.unit[start.behind] - kinds.experts[start.behind]
-    return 2 * own - experts + behind * start.follows
+    ahead = 2 * own - experts
+    if start.follows is False:
+        return ahead
+    return ahead + (kinds.unit[start.behind] - kinds.experts[start.behind]) * start.follows
 
 
 def _gathered_last(plans: Plans, kinds: KindBytes, start: Start) -> Numbers:
@@ -134,8 +145,6 @@ def _gathered_last(plans: Plans, kinds: KindBytes, start: Start) -> Numbers:
     Experts are gathered behind the rest of their block, which is prefetched for backward; what a forward
     gathered last stays until it ends. A loss in parallel has most in its forward, another in its backward.
     """
-    if plans.apart is False:
-        return 0.0
     unit, experts = kinds.unit[start.behind], kinds.experts[start.behind]
     meets = start.first & start.follows & taken(in_parallel(plans.c, plans.division), start.rows)
     return where(meets & (experts > 0), 2 * experts - unit, 0.0)
@@ -146,24 +155,34 @@ def _unit_by_unit(
 ) -> Sequence[Bytes]:
     """Return what is gathered where there is no pipeline."""
     element, unit, root, rows = plans.job.element, kinds.unit, rank.root, start.rows
-    compute, reshards = element.compute, taken(plans.reshards, rows)
+    compute, reshards, place = element.compute, plans.reshards, start.place
+    if rows is not None:
+        reshards = taken(reshards, rows)
     # of what is no unit 0
-    own, experts = unit[start.place], kinds.experts[start.place]
-    first = copied = end = ahead = _ahead(kinds, own, start, experts) + _gathered_last(plans, kinds, start)
-    if reshards is not True:
-        left = rank.everything - root - of_kinds(unit, start.freed, rows)
-        first, copied = _left(reshards, ahead, left), _left(reshards, ahead, left - own)
-        # the last two units
-        end = _left(reshards, ahead, smaller(left, 2 * own))
+    own, experts = unit[place], kinds.experts[place]
+    ahead = _ahead(kinds, own, start, experts)
+    if plans.apart is not False:
+        ahead = ahead + _gathered_last(plans, kinds, start)
     # the root is not gathered any more as its gradients are reduced
-    kept = compute * (root + own + of_kinds(kinds.root, start.freed, rows) * start.of_unit)
-    gradients = element.reduce * (own - experts + root * start.ended)
+    kept = compute * _beside(kinds, root + own, start)
+    if reshards is True:
+        first = copied = end = kept + compute * ahead
+    else:
+        left = rank.everything - root - of_kinds(unit, start.freed, rows)
+        first = kept + compute * _left(reshards, ahead, left)
+        copied = kept + compute * _left(reshards, ahead, left - own)
+        # the last two units
+        end = kept + compute * _left(reshards, ahead, smaller(left, 2 * own))
+    reduced = own - experts
+    if start.ended is not False:
+        reduced = reduced + root * start.ended
+    gradients = element.reduce * reduced
     return by_way(
         ways,
         # the first unit of all finds no gradients of another
-        kept + compute * first + _found(plans, kinds, gradients, start),
-        kept + compute * copied + gradients,
-        kept + compute * end + gradients,
+        first + _found(plans, kinds, gradients, start),
+        copied + gradients,
+        end + gradients,
     )
 
 

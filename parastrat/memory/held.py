@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parastrat.elementwise import chosen, larger, of_kinds, where
+from parastrat.elementwise import chosen, larger, of_kinds, some, where
 from parastrat.memory.beginning import Waits, beginning_of
 from parastrat.memory.crossing import crossing_bytes, widths_of
 from parastrat.memory.flying import in_flight
@@ -145,8 +145,8 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         of_units = of_kinds(kinds.coming.of_unit, rank.counts, rank.rows)
     if alike.casts is not False:
         casts = of_kinds(kinds.casts, rank.counts, rank.rows) / c.virtual_stages
-    if alike.waits is not False:
-        waiting = where(steps > 1, _waiting_bytes(plans, alike, trained, root), 0.0)
+    if alike.waits is not False and some(several := steps > 1):
+        waiting = where(several, _waiting_bytes(plans, alike, trained, root), 0.0)
     base = job.context + job.buffers + pool + states.kept
     stepping, beginning = base + states.stepping + buffers, None
     if not job.flags.pooled:
@@ -159,7 +159,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         one,
         flying,
         steps,
-        where(alike.few, steps, 0),
+        0 if alike.few is False else where(alike.few, steps, 0),
         alike.early & (steps <= flying) if alike.early is not False else False,
         _lacking(alike, steps, flying),
         waiting,

@@ -243,7 +243,7 @@ def shared_of(saved: Saved, *, whole: bool = False) -> Shared | None:
     replicated, sequence = saved.replicated, saved.sequence
     if whole:
         replicated, sequence = replicated + sequence, 0
-    tensor, expert, loss, fixed = saved.tensor, saved.expert, saved.loss, saved.fixed
-    if not (replicated or tensor or sequence or expert or loss or fixed):
+    others = saved.tensor, sequence, saved.expert, saved.loss, saved.fixed
+    if not (replicated or any(others)):
         return None
-    return Shared(replicated, tensor or None, sequence or None, expert or None, loss or None, fixed or None)
+    return Shared(float(replicated), *(float(each) if each else None for each in others))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from parastrat.elementwise import larger, of_kinds, some, where
 from parastrat.memory.activations import coming_gradients
 from parastrat.memory.beginning import beginning_parts
+from parastrat.memory.gathered import ONCE
 from parastrat.memory.unmade import lacking_bytes, unmade_bytes
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def lacking_of(
     if alike.piped is False and alike.gathers is True and not some(held.steps == 1):
         return None
     coming, of_units = None, 0.0
-    if alike.late is not True:
+    # of units there are none yet as the first block begins to run
+    begins = alike.gathers is True and moving.ways == ONCE and not start.freed
+    if alike.late is not True and not begins:
         coming = coming_gradients(plans)
         of_units = of_kinds(coming.of_unit, counts, start.rows)
     unmade = unmade_bytes(coming, held, of_units, start, moving.ways)

@@ -43,7 +43,7 @@ def plan_memory(facts: Facts, plan: Plan) -> MemoryEstimate:
     Raises:
         UsageError: bytes that were not counted, there are too many.
     """
-    sizes = [ceil(part) for part in parts_alone(plan_alone(job_of(facts), plan))]
+    sizes = list(map(ceil, parts_alone(plan_alone(job_of(facts), plan))))
     capacity = facts.hardware.device.usable_memory_bytes
     return _estimate(sizes, capacity, memory_margin(facts, sum(sizes)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from parastrat.memory.pools import pooled
 from parastrat.memory.variants import kinds_held
 from parastrat.plan import ContextMethod, Recompute
 from parastrat.ranks.division import division_of
-from parastrat.ranks.states import context_bytes, element_bytes
+from parastrat.ranks.states import ElementBytes, context_bytes, element_bytes
 from parastrat.remembered import remembered
 from parastrat.tables import model_columns, stack_columns
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from parastrat.model import ModelSpec
     from parastrat.ranks.division import Division
     from parastrat.ranks.pipelines import Pipelines
-    from parastrat.ranks.states import ElementBytes
     from parastrat.stack import Stack
     from parastrat.units import Bytes, Mask, Numbers
 
@@ -68,9 +67,9 @@ class Job:
     kinds: KindsOf
     pipelines: Pipelines
     #: what a device holds before there is a plan
-    context: int
+    context: float
     #: of the model, the same on every rank
-    buffers: int
+    buffers: float
     #: bytes that the allocator takes for each one that is asked for
     share: float
     flags: JobFlags
@@ -86,7 +85,9 @@ class Job:
 @remembered
 def job_of(facts: Facts) -> Job:
     """Return what is read of a job."""
-    element, stack, kinds = element_bytes(facts), facts.stack, kinds_held(facts.model, facts.stack)
+    stack, kinds = facts.stack, kinds_held(facts.model, facts.stack)
+    # Python multiplies a float by a whole number in thrice the time
+    element = ElementBytes(**{name: float(size) for name, size in asdict(element_bytes(facts)).items()})
     pipelines = kinds.pipelines
     own = model_columns(facts.model)
     read = {"vocab": own["vocab"], "token_heads": own["token_heads"], **stack_columns(stack)}
@@ -96,8 +97,8 @@ def job_of(facts: Facts) -> Job:
         element=element,
         kinds=kinds,
         pipelines=pipelines,
-        context=context_bytes(facts),
-        buffers=facts.model.buffers,
+        context=float(context_bytes(facts)),
+        buffers=float(facts.model.buffers),
         share=1 + stack.fragmentation,
         flags=JobFlags(fused=stack.kernels.fused, pooled=pooled(facts), casts=element.cast > 0),
         units=tuple(place for place, unit in enumerate(pipelines.kinds.units) if unit),

@@ -46,13 +46,17 @@ def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers
     job, pool = plans.job, 0.0
     if job.flags.pooled and gathers is not False:
         largest = _largest_present(kinds.unit, rank, job.units)
-        # two units are on their way at once, the running one's and the prefetched next; the root goes alone
-        two = _most_of_two(plans, kinds, rank, largest)
-        elements = _apart(plans, kinds, rank) if job.stack.ends_apart else larger(root, two)
+        if job.stack.ends_apart:
+            elements = _apart(plans, kinds, rank)
+        else:
+            # two units are on their way at once, the running one's and the prefetched next; the root goes
+            # alone
+            elements = larger(root, _most_of_two(plans, kinds, rank, largest))
         pool = job.element.compute * elements
         if job.stack.casts_gradients_aside:
             pool = pool + job.element.reduce * larger(root, largest)
-        pool = where(gathers, pool, 0.0)
+        if gathers is not True:
+            pool = where(gathers, pool, 0.0)
     if job.element.copied:
         # of the largest gradient, which no tensor of activations is as large as (DeepSpeed
         # runtime/bf16_optimizer.py @56c5223, update_hp_grads)
@@ -93,8 +97,8 @@ def _apart(plans: Plans, kinds: KindBytes, rank: Rank) -> Numbers:
 def _largest_present(each: Any, rank: Rank, places: Iterable[int]) -> Numbers:
     """Return the most that a repeat has of any of some kinds of block that a rank has."""
     if rank.rows is None:
-        repeats = rank.load.repeats
-        most: Numbers = max([each[kind] for kind in places if repeats[kind]], default=0.0)
+        # of kinds that are not meant there is 0
+        most: Numbers = max([each[kind] for kind, _ in rank.counts] or (0.0,))
         return most
     return _largest(_present(each, rank, places))
 

@@ -19,7 +19,7 @@ from parastrat.memory.kinds import shared_bytes
 from parastrat.memory.over_context import met_attending
 from parastrat.memory.plans import expert_units
 from parastrat.plan import Recompute
-from parastrat.ranks.division import divided_experts, divided_total
+from parastrat.ranks.division import divided_experts
 from parastrat.ranks.load import has_any
 
 if TYPE_CHECKING:
@@ -54,16 +54,12 @@ def experts_apart(plans: Plans, totals: ParameterTotals) -> Numbers:
     return where(plans.apart, divided_experts(totals, plans.division), 0.0)
 
 
-def unit_bytes(plans: Plans, kind: Kind, reads: Reads) -> tuple[Bytes, ...]:
-    """Return what is never there of a kind of block, where that is a unit, and its parameters on a rank.
+def unit_bytes(plans: Plans, kind: Kind, whole: Numbers, reads: Reads) -> tuple[Bytes, ...]:
+    """Return what is never there of a kind of block that is a unit, and its parameters on a rank.
 
     Returns:
         As ``KindBytes`` has them: ``never``, ``beside_others``, ``unit`` and ``experts``.
     """
-    whole = divided_total(kind.unit, plans.division)
-    # what is no unit, and a model without units, has the plain 0, which stands beside no plan
-    if not has_any(whole):
-        return 0.0, 0.0, 0.0, 0.0
     unit, experts = where(plans.alike.gathers, whole, 0.0), experts_apart(plans, kind.unit)
     never = never_met_bytes(plans, kind, reads, unit)
     if not has_any(experts):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from parastrat.columns import derived, derived_with
 from parastrat.elementwise import common, where
-from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals, has_any
+from parastrat.ranks.load import NO_PARAMETERS, NONE, ParameterTotals, has_any
 
 if TYPE_CHECKING:
     from parastrat.columns import Columns
@@ -78,12 +78,12 @@ def divided(totals: ParameterTotals, d: Division) -> tuple[Numbers, Numbers]:
     if totals is NO_PARAMETERS:
         return 0, 0
     dense, tensor, expert, vocabulary = totals.replicated, totals.tensor, totals.expert, totals.vocabulary
-    # as ``has_any``, which would take longer to call
-    if type(tensor) is not int or tensor:
+    # to tell another 0 takes longer than to divide it
+    if tensor is not NONE:
         dense = dense + tensor / d[0]
-    if type(vocabulary) is not int or vocabulary:
+    if vocabulary is not NONE:
         dense = dense + vocabulary / d[1]
-    if type(expert) is not int or expert:
+    if expert is not NONE:
         expert = expert / d[2]
     return dense, expert
 
@@ -95,8 +95,10 @@ def divided_experts(totals: ParameterTotals, d: Division) -> Numbers:
 
 def divided_total(totals: ParameterTotals, d: Division) -> Numbers:
     """Return the parameters that tp and ep leave on one rank, dense and expert."""
+    if totals is NO_PARAMETERS:
+        return 0
     dense, expert = divided(totals, d)
-    return dense if type(expert) is int and not expert else dense + expert
+    return dense if expert is NONE else dense + expert
 
 
 @derived_with

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from parastrat.ranks.pipelines import Pipelines
 
 
+#: so many parameters a model has of which it has none, whatever its ranks
+NONE = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ParameterTotals:
     """Parameters of one pipeline rank by what divides them, ties on the rank counted once.
@@ -30,10 +34,10 @@ class ParameterTotals:
     Numbers for one rank, arrays for a rank of many plans; 0 of what a model has none of.
     """
 
-    replicated: Numbers = 0
-    tensor: Numbers = 0
-    expert: Numbers = 0
-    vocabulary: Numbers = 0
+    replicated: Numbers = NONE
+    tensor: Numbers = NONE
+    expert: Numbers = NONE
+    vocabulary: Numbers = NONE
 
     @property
     def total(self) -> Numbers:
