@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from parastrat.assess import cases_of, estimated, plans_table
 from parastrat.columns import Columns
-from parastrat.plan import Offload
 from parastrat.ranks.states import may_fit
 from parastrat.result import NearestFit
 from parastrat.search.changes import (
@@ -25,15 +24,13 @@ from parastrat.search.changes import (
     larger_batch,
     loss_in_chunks,
     more_divisible,
-    more_nodes,
     of_elements,
     smaller_states,
     usual_format,
     within_chunks,
 )
 from parastrat.search.fastest import able_part, fastest_of, fastest_plan
-from parastrat.search.first_of import first_fitting
-from parastrat.search.obeying import offloading
+from parastrat.search.room import fewest_nodes, on_hosts_and_nodes
 from parastrat.search.shorter import longest_fitting
 from parastrat.tables import facts_columns
 
@@ -47,10 +44,8 @@ if TYPE_CHECKING:
     from parastrat.workload import Workload
 
 _MOST = 5
-#: of them, from where an even share of the states fits
-_FURTHER = 4
-#: numbers of nodes that are searched together
-_AT_ONCE = 3
+#: fewer nodes that are tried
+_FEWER = 4
 
 
 def nearest_fits(
@@ -110,15 +105,8 @@ def _assessed(fits: Sequence[Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
 
 def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> Iterator[Fit | None]:
     facts, fixed = space.facts, space.fixed
-    more = {Offload.NONE: (Offload.OPTIMIZER, Offload.PARAMETERS), Offload.OPTIMIZER: (Offload.PARAMETERS,)}
-    for offload in more.get(fixed.offload, ()):
-        if facts.hardware.device.host_bytes_per_s is not None:
-            change = f"offload the {offload.value} to host memory"
-            changed, allowed = replace(fixed, offload=offload), offloading(space.allowed, offload)
-            fit = _fitting_of(replace(space, fixed=changed, allowed=allowed), (change,))
-            if fit is not None:
-                yield fit
-                break
+    on_hosts, on_nodes = on_hosts_and_nodes(space)
+    yield on_hosts
     asked = Changed(changes=(), facts=facts)
     freed = _fitting(asked, _unbound(fixed)) if _unbound(fixed) != fixed else None
     if freed is not None:
@@ -131,12 +119,12 @@ def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) ->
     for other in (of_elements(asked), more_divisible(asked), larger_batch(asked)):
         yield None if other is None else _fitting(other, fixed)
     if not len(space.allowed.meshes.pp):
-        yield _first(islice(fewer_nodes(asked), _FURTHER), fixed)
+        yield _first(islice(fewer_nodes(asked), _FEWER), fixed)
         usual = None if model_at is None else usual_format(asked, model_at)
         yield None if usual is None else _fitting(usual, fixed)
     # states do not hang on sequences
     yield longest_fitting(asked, model_at, fixed, misfits) if may_fit(facts, fixed.offload) else None
-    yield _fewest_nodes(asked, fixed)
+    yield on_nodes
 
 
 def _unbound(fixed: Constraints) -> Constraints:
@@ -155,24 +143,7 @@ def _together(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]
         return longest
     times = halvings(smaller, model_at)
     shortest = halved(smaller, model_at, times) if model_at is not None and times else smaller
-    return _fewest_nodes(shortest, fixed) or _fewest_nodes(asked, fixed, None)
-
-
-def _fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _FURTHER) -> Fit | None:
-    """Return the fastest plan on the fewest nodes, by doubling, that one fits.
-
-    From where an even share of the states fits only so many doublings are tried: each leaves half of the
-    states, and what is left then is activations, which further nodes free next to no room for.
-    """
-    able = islice((more for more in more_nodes(job) if may_fit(more.facts, fixed.offload)), most)
-    fit = _first(islice(able, 1), fixed)
-    # where the fewest do not help, further ones mostly do not either
-    while fit is None and (further := tuple(islice(able, _AT_ONCE))):
-        found = first_fitting([more.facts for more in further], fixed)
-        if found is not None:
-            place, plan = found
-            fit = Fit(changes=further[place].changes, facts=further[place].facts, plan=plan)
-    return fit
+    return fewest_nodes(shortest, fixed) or fewest_nodes(asked, fixed, None)
 
 
 def _first(jobs: Iterable[Changed], fixed: Constraints) -> Fit | None:
