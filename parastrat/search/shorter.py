@@ -52,6 +52,9 @@ def longest_fitting(
     if model_at is None or not most:
         return None
     first, needs = _first_guess(job.facts, fixed.offload, misfits)
+    if first > 1 and _tried(halved(job, model_at, most).facts, fixed)[1] is not None:
+        # where a half is not likely to be enough mostly no length is, which the shortest tells
+        return None
     # how often it was halved in vain, and what the plan needs then that comes nearest to fitting
     failed = [(0, needs)]
     guesses = _guesses(first, most, failed, job.facts.hardware.device.usable_memory_bytes)

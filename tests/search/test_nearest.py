@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from search.test_find_plan import facts
@@ -20,10 +20,14 @@ from parastrat.plan import Offload, Recompute
 from parastrat.result import NearestFit, SearchResult
 from parastrat.search import Constraints, find_plan
 from parastrat.search.bounded import searched
+from parastrat.search.changes import Changed, halved
 from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import obeying, offloading
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision
+
+if TYPE_CHECKING:
+    from parastrat.search.changes import ModelAt
 
 
 def nothing_fits(on: str, fixed: Constraints | None = None, batch: int = 64) -> SearchResult:
@@ -312,3 +316,16 @@ def test_plans_of_a_job_and_of_what_would_fit_are_estimated_at_once_as_one_by_on
     assert {case.hardware.num_nodes for case in shown} > {result.facts.hardware.num_nodes}
     for case in filter(None, (*shown, result.memory_aside)):
         assert case == assess(case.facts, case.plan)
+
+
+def test_that_no_length_fits_is_told_by_the_shortest(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def recorded(job: Changed, model_at: ModelAt, times: int) -> Changed:
+        tried.append(times)
+        return halved(job, model_at, times)
+
+    monkeypatch.setattr("parastrat.search.shorter.halved", recorded)
+    result = answer("gpt3-13b", "8x-rtx-5090:1")
+    assert not any("sequences" in change for fit in result.nearest_fit for change in fit.changes)
+    assert tried == [6]
