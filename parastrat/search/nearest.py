@@ -79,8 +79,7 @@ def _ways(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Iterat
         yield _first(islice(fewer_nodes(asked), _FEWER), fixed)
         usual = None if model_at is None else usual_format(asked, model_at)
         yield None if usual is None else _fitting(usual, fixed)
-    # states do not hang on sequences
-    yield longest_fitting(asked, model_at, fixed, misfits) if may_fit(facts, fixed.offload) else None
+    yield longest_fitting(asked, model_at, fixed, misfits)
     yield on_nodes
 
 

@@ -49,7 +49,8 @@ def longest_fitting(
         misfits: of the job before the change. They tell which length is tried first.
     """
     most = halvings(job, model_at)
-    if model_at is None or not most:
+    # states do not hang on sequences
+    if model_at is None or not most or not may_fit(job.facts, fixed.offload):
         return None
     first, needs = _first_guess(job.facts, fixed.offload, misfits)
     if first > 1 and _tried(halved(job, model_at, most).facts, fixed)[1] is not None:
@@ -80,7 +81,7 @@ def longest_fitting(
 
 def _tried(facts: Facts, fixed: Constraints) -> tuple[Searched | None, float | None]:
     """Return what is searched of a job, if any mesh may fit, and what ``nearest_misfit`` does of it."""
-    space = able_space(facts, fixed) if may_fit(facts, fixed.offload) else None
+    space = able_space(facts, fixed)
     return space, inf if space is None else nearest_misfit(space)
 
 

@@ -318,7 +318,14 @@ def test_plans_of_a_job_and_of_what_would_fit_are_estimated_at_once_as_one_by_on
         assert case == assess(case.facts, case.plan)
 
 
-def test_that_no_length_fits_is_told_by_the_shortest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "on", "lengths"),
+    # of the latter not even the states fit
+    [("gpt3-13b", "8x-rtx-5090:1", [6]), ("nemotron-3-ultra", "dgx-1v-16:1", [])],
+)
+def test_that_no_length_fits_is_told_by_the_shortest_or_by_the_states(
+    model: str, on: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[int] = []
 
     def recorded(job: Changed, model_at: ModelAt, times: int) -> Changed:
@@ -326,6 +333,7 @@ def test_that_no_length_fits_is_told_by_the_shortest(monkeypatch: pytest.MonkeyP
         return halved(job, model_at, times)
 
     monkeypatch.setattr("parastrat.search.shorter.halved", recorded)
-    result = answer("gpt3-13b", "8x-rtx-5090:1")
-    assert not any("sequences" in change for fit in result.nearest_fit for change in fit.changes)
-    assert tried == [6]
+    result = answer(model, on)
+    assert result.chosen is None
+    assert not any(fit.changes[0].startswith("sequences") for fit in result.nearest_fit)
+    assert tried == lengths
